@@ -167,3 +167,38 @@ def test_the_end_of_a_data_loader_is_not_cut(tmp_path: Path) -> None:
             agent.next_round(number, RANK=str(number + 1))
         code, errors = agent.end()
     assert (code, "Exception ignored" in errors) == (0, False), errors
+
+
+def test_a_step_that_is_interrupted_leaves_no_switch_and_no_lock(tmp_path: Path) -> None:
+    """`python -m tests.interruptions` for thousands."""
+    done = completed([sys.executable, "-m", "tests.interruptions", "--number=150", "--loader-workers=0"], check=False)
+    assert (done.returncode, "left nothing" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+SWITCHED = """
+import torch
+@inprocess.resumable
+def train(round):
+    if round.survived:
+        say(torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled(),
+            torch.get_default_dtype(), torch.is_anomaly_enabled(), torch.autocast_increment_nesting(),
+            (torch.nn.Linear(2, 2)(torch.ones(2)) * 1).requires_grad)
+        return
+    torch.set_default_dtype(torch.float64)
+    torch.set_anomaly_enabled(True)
+    torch.autocast("cpu", dtype=torch.bfloat16).__enter__()
+    torch.set_grad_enabled(False)
+    round.memory["mode"] = torch.inference_mode()
+    round.memory["mode"].__enter__()
+    say("switched")
+    time.sleep(60)
+train()
+"""
+
+
+def test_what_a_function_has_switched_is_restored_when_it_leaves_its_round(tmp_path: Path) -> None:
+    with worker(tmp_path, SWITCHED) as agent:
+        assert agent.line() == "switched"
+        agent.next_round(0)
+        assert agent.line() == "True False False torch.float32 False 1 True"
+        assert agent.end()[0] == 0

@@ -32,7 +32,8 @@ function is called once. Nothing here imports torch; `docs/how-to/in-process.md`
 """
 
 from rallypoint.inprocess.aborting import on_round_end
-from rallypoint.inprocess.rounds import Round, RoundEnded, resumable
+from rallypoint.inprocess.interruption import RoundEnded
+from rallypoint.inprocess.rounds import Round, resumable
 from rallypoint.notices import uninterrupted
 
 __all__ = ["Round", "RoundEnded", "on_round_end", "resumable", "uninterrupted"]

@@ -585,7 +585,7 @@ def test_it_brings_no_torch_along_and_little_else() -> None:
         "rallypoint.base.private_files",
         "rallypoint.notices",
         "rallypoint.inprocess",
-        *(f"rallypoint.inprocess.{each}" for each in ("aborting", "rounds")),
+        *(f"rallypoint.inprocess.{each}" for each in ("aborting", "interruption", "rounds", "torch_switches")),
     }
     assert not {"logging", "torch", "msgspec", "multiprocessing"} & modules
 

@@ -1,0 +1,353 @@
+"""`Interruption`: raises `RoundEnded` in the function of a worker whose round has ended, where that does no harm.
+
+It reaches the main thread from another thread, by a signal, so that blocking system calls return too. Python runs a
+signal's handler after a call, at the start of a function, or at the end of a loop's turn: also between the call that
+switches something and the line that notes how to switch it back. So `RoundEnded` is raised only at some of these
+points; at the others the handler returns, and the signal is sent again a moment later.
+
+Laws:
+
+1. `RoundEnded` is raised in the main thread only, only while the function runs, and only if its round has ended.
+2. Nothing is raised within `uninterrupted` (or `notices.saving`), but at the end of the block.
+3. Nothing is raised while the function handles an exception, be it `RoundEnded` or another: `except`, and `finally` and
+   `with` on the way out. Such a clean-up is not interrupted. Exceptions that the caller of the function handles do not
+   count. `send` has to be repeated until the function ends: nothing else notices that the handling is over.
+4. Nothing is raised in `__del__` and in finalizers: whatever they raise is only printed, and their clean-up would be
+   cut. One that runs while an error leaves a loop, as that of torch's data loader, does not even see the error.
+5. Nothing is raised while a module is imported, which would leave half of it: many cannot be imported twice.
+6. A forked process is never interrupted.
+7. What is taken and given back is not cut in between. Nothing is raised
+
+   - in `__enter__`, `__exit__`, `acquire` and `release`, and in what these call;
+   - where a `with` statement makes, enters or leaves its context manager: `torch.set_grad_enabled(False)` switches
+     when it is made;
+   - in `finally`, where no exception leads to it;
+   - after the last call before a `try` that has a `finally`: `lock.acquire()`;
+   - in the standard library: queues, locks and pools have states that outlive the function.
+
+   The exception: the main thread waits, in a call that a signal interrupts and that goes on after it. Such a call may
+   fail anyway, so what surrounds it expects an exception; and nothing else might ever end it. It waits if the handler
+   has found the same instruction of the same frame `_LOOKS` times in a row.
+
+What remains: a call of the user's own between two lines that belong together, with neither `with` nor `try`. That is
+what `uninterrupted` is for.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import groupby
+from opcode import opmap
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+from rallypoint import notices
+
+_LOOKS = 5
+"""With the pauses between signals (1, 2, 4 and 8 ms) this is 15 ms: a thread that computes has moved by then."""
+_IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
+_FINALIZERS = (("weakref", "finalize"), ("multiprocessing.util", "Finalize"))
+"""Classes of what is called when an object is gone."""
+_PAIRED = frozenset(("__enter__", "__exit__", "__aenter__", "__aexit__", "acquire", "release"))
+"""Functions of which the one undoes what the other does."""
+_STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_PACKAGES = os.path.join(_STANDARD_LIBRARY, "site-packages", ""), os.path.join(_STANDARD_LIBRARY, "dist-packages", "")
+_OF_BLOCKS = frozenset((notices.pending.__code__.co_filename, contextmanager.__code__.co_filename))
+"""Files of what runs at the end of a block of `uninterrupted`."""
+_used = 0
+"""The signal that earlier functions used; few signals are free."""
+
+
+class RoundEnded(BaseException):
+    """The round has ended: let this pass. It is not an `Exception`, so that error handlers do not catch it."""
+
+
+class Interruption:
+    """The only owner of the signal and its handler."""
+
+    def __init__(self, due: Callable[[], bool], caller: CodeType | None = None) -> None:
+        """Set the handler of a free signal for good.
+
+        Args:
+            due: says whether the function's round has ended. Asked in the handler.
+            caller: the code of what calls the function: frames above it do not count.
+
+        Raises:
+            OSError, ValueError: this is not the main thread, or no signal is free.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise ValueError("it was not called on the main thread")
+        self._due = due
+        self._caller = caller
+        self._pid = os.getpid()
+        self._main = threading.main_thread().ident
+        self.inside = False
+        """Whether the function is running."""
+        self.raised = False
+        """Whether it was interrupted."""
+        self._handled_by_caller = id(None)
+        self._looking = False
+        """Whether `check` is looking at the frames."""
+        self._found: tuple[FrameType, int] | None = None
+        """The frame and the instruction at which the last look found the main thread, where it must not be cut."""
+        self._looks = 0
+        """How many looks in a row have found it there."""
+        global _used
+        self._signal = _used = _free_signal()
+        # It stays for good: a signal may be on its way when the function returns.
+        signal.signal(self._signal, lambda _number, frame: self.check(frame))
+        notices.interrupt = self._check_after_block
+
+    def enter(self) -> None:
+        """Note that the function begins, and raise `RoundEnded` if its round has ended already."""
+        self.raised = False
+        # Not the exception itself: that would keep what its traceback holds. The caller's frame keeps it long enough.
+        self._handled_by_caller = id(sys.exc_info()[1])
+        self.inside = True
+        self.check(None)
+
+    def leave(self) -> None:
+        """Note that the function has ended."""
+        self.inside = False
+        self._found = None
+
+    def check(self, frame: FrameType | None, *, block: bool = False) -> None:
+        """Raise `RoundEnded` if it is due and the main thread may be interrupted at this point.
+
+        Args:
+            frame: the innermost frame that counts; None where nothing of the function runs yet.
+            block: whether a `with` statement of this frame has just ended, and the exception may come out of it.
+        """
+        if not self.inside or self._looking or os.getpid() != self._pid or not self._due():
+            return
+        if notices.open_blocks or threading.get_ident() != self._main or self._handles_an_exception():
+            return
+        # While A, the handler of one signal, looks at the frames, another signal arrives:
+        #   1. its handler B finds A's own frame as the innermost, which neither `with` nor the standard library is;
+        #   2. so it would raise in whatever A was about to spare.
+        self._looking = True
+        try:
+            places = [Place(each.f_code, each.f_lasti) for each in self._frames(frame)]
+            if _importing_or_finalizing(places):
+                return
+            if frame is not None and cuts_in_between(places, block=block) and not self._waits(frame):
+                return
+        finally:
+            self._looking = False
+        self.raised, self._found = True, None
+        raise RoundEnded
+
+    def send(self) -> None:
+        """Make the main thread call `check`, from another thread."""
+        if self._main is not None:
+            signal.pthread_kill(self._main, self._signal)
+
+    def _check_after_block(self) -> None:
+        """Called last at the end of a block of `uninterrupted` or `saving`: the exception comes out of the block."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename in _OF_BLOCKS:
+            frame = frame.f_back
+        self.check(frame, block=True)
+
+    def _frames(self, frame: FrameType | None) -> Iterator[FrameType]:
+        """The frames of the function, the innermost first."""
+        while frame is not None and frame.f_code is not self._caller:
+            yield frame
+            frame = frame.f_back
+
+    def _waits(self, frame: FrameType) -> bool:
+        """Whether the main thread waits in a call of this frame.
+
+        It keeps the frame itself, and not its id: the next call of the same function could have the same id, so that a
+        function which is called again and again would seem to stand still.
+        """
+        if self._found is not None and self._found[0] is frame and self._found[1] == frame.f_lasti:
+            self._looks += 1
+        else:
+            self._found, self._looks = (frame, frame.f_lasti), 1
+        return self._looks >= _LOOKS
+
+    def _handles_an_exception(self) -> bool:
+        error = sys.exc_info()[1]
+        return error is not None and id(error) != self._handled_by_caller
+
+
+class Place(NamedTuple):
+    """Where a function is: at the instruction at this offset, of which the call, if it is one, has returned."""
+
+    code: CodeType
+    offset: int
+
+    def line(self) -> int | None:
+        """The line of the instruction."""
+        return next((line for begin, end, line in self.code.co_lines() if begin <= self.offset < end), None)
+
+
+def _importing_or_finalizing(places: list[Place]) -> bool:
+    finalizers = [
+        found.__call__.__code__
+        for module, name in _FINALIZERS
+        if (found := getattr(sys.modules.get(module), name, None)) is not None
+    ]
+    return any(
+        code.co_filename == _IMPORT_SYSTEM or code.co_name == "__del__" or any(code is each for each in finalizers)
+        for code, _ in places
+    )
+
+
+def cuts_in_between(places: list[Place], *, block: bool = False) -> bool:
+    """Whether an exception here would come between taking something and giving it back (law 7).
+
+    Args:
+        places: of the functions that run, the innermost first. Empty: nothing is cut.
+        block: whether a `with` statement of the innermost has just ended, and the exception may come out of it.
+    """
+    if not places:
+        return False
+    if not block and (_is_standard(places[0].code.co_filename) or _is_before_try(places[0])):
+        return True
+    return any(
+        place.code.co_name in _PAIRED or _is_at_the_edge(place, after_with=block and place is places[0])
+        for place in places
+    )
+
+
+def _is_standard(path: str) -> bool:
+    return path.startswith("<frozen ") or (path.startswith(_STANDARD_LIBRARY) and not path.startswith(_PACKAGES))
+
+
+# Where `with`, `try` and `finally` begin and end, as the compiler has left it
+
+_MAKES_EDGES, _CALLS_EXIT, _RAISES_AGAIN = opmap["PUSH_EXC_INFO"], opmap["WITH_EXCEPT_START"], opmap["RERAISE"]
+_NOTHING = frozenset(opmap[name] for name in ("CACHE", "NOP", "COPY", "SWAP") if name in opmap)
+_ENTERS = frozenset(opmap[name] for name in ("BEFORE_WITH", "BEFORE_ASYNC_WITH", "LOAD_SPECIAL") if name in opmap)
+_LEAVES = frozenset(opmap[name] for name in ("RAISE_VARARGS", "RETURN_VALUE", "RETURN_CONST") if name in opmap)
+
+
+class _CleanUp(NamedTuple):
+    """What runs when a body has ended: of `finally`, of `with`, or an `except`, whose lines no normal course has."""
+
+    lines: frozenset[int]
+    bodies: tuple[tuple[int, int], ...]
+    """What it belongs to: offsets of the first instruction, and behind the last."""
+    of_with: bool
+
+
+class _Edges(NamedTuple):
+    clean_ups: tuple[_CleanUp, ...]
+    before: tuple[tuple[int, int], ...]
+    """The line before a `try` with `finally`, and the offset at which its body begins."""
+
+
+def _is_at_the_edge(place: Place, *, after_with: bool) -> bool:
+    """Whether a function makes, enters or leaves a context manager, or is in `finally`."""
+    if not place.code.co_exceptiontable:
+        return False
+    # With its items on several lines, the call which makes one is on a line of its own.
+    if not after_with and _next(place) in _ENTERS:
+        return True
+    line = place.line()
+    return any(
+        line in each.lines and not (after_with and each.of_with) and not _is_within(place.offset, each.bodies)
+        for each in _edges(place.code).clean_ups
+    )
+
+
+def _is_before_try(place: Place) -> bool:
+    """Whether a function has just called the last thing before a `try` that has a `finally`."""
+    if not place.code.co_exceptiontable:
+        return False
+    line = place.line()
+    return any(line == before and place.offset < begin for before, begin in _edges(place.code).before)
+
+
+def _is_within(offset: int, spans: tuple[tuple[int, int], ...]) -> bool:
+    return any(begin <= offset < end for begin, end in spans)
+
+
+def _next(place: Place) -> int:
+    """The operation that follows and does something; -1 if there is none near."""
+    operations = place.code.co_code[place.offset + 2 : place.offset + 34 : 2] if place.offset >= 0 else b""
+    return next((operation for operation in operations if operation not in _NOTHING), -1)
+
+
+@lru_cache(maxsize=4096)
+def _edges(code: CodeType) -> _Edges:
+    operations, lines = code.co_code[::2], _lines(code)
+    clean_ups, before = [], []
+    for target, bodies in _bodies(code).items():
+        if operations[target // 2] != _MAKES_EDGES:
+            continue
+        # Up to where it first raises its exception again: a part of it, where it has `try` itself.
+        end = 2 * operations.find(_RAISES_AGAIN, target // 2)  # there always is one
+        own = frozenset(line for first, last, line in lines if line and first < end and last > target)
+        of_with = operations[target // 2 + 1] == _CALLS_EXIT
+        clean_ups.append(_CleanUp(own, tuple(bodies), of_with))
+        twice = any(line in own for first, last, line in lines if last <= target or first >= end)
+        begin = min(bodies)[0]
+        if twice and not of_with and (line := _line_before(operations, lines, begin)) is not None:
+            before.append((line, begin))
+    return _Edges(tuple(clean_ups), tuple(before))
+
+
+def _lines(code: CodeType) -> list[tuple[int, int, int | None]]:
+    """The lines in the order of their instructions, each with the offsets of the first and behind the last."""
+    groups = groupby(code.co_lines(), key=lambda each: each[2])
+    return [(parts[0][0], parts[-1][1], line) for line, each in groups if (parts := list(each))]
+
+
+def _line_before(operations: bytes, lines: list[tuple[int, int, int | None]], begin: int) -> int | None:
+    """The line that runs before the `try` whose body begins at this offset.
+
+    That of `if not lock.acquire(timeout): raise Timeout` is the one with `if`, and not the one with `raise`.
+    """
+    if operations[begin // 2 - 1] != opmap["NOP"]:
+        return None
+    before = [each for each in lines if each[1] <= begin][:-1]  # without that of `try`
+    falls_through = (line for first, last, line in reversed(before) if operations[last // 2 - 1] not in _LEAVES)
+    return next(falls_through, None)
+
+
+def _bodies(code: CodeType) -> dict[int, list[tuple[int, int]]]:
+    """Where each handler of exceptions begins, and what it guards: also what a handler within that guards first."""
+    table = list(_exception_table(code))
+    found: dict[int, list[tuple[int, int]]] = {}
+    for begin, end, target in table:
+        todo, outer = [target], set[int]()
+        while todo:
+            outer.add(inner := todo.pop())
+            todo += {each[2] for each in table if each[0] <= inner < each[1]} - outer
+        for each in outer:
+            found.setdefault(each, []).append((begin, end))
+    return found
+
+
+def _exception_table(code: CodeType) -> Iterator[tuple[int, int, int]]:
+    """Offsets: from the first to behind the last instruction that is guarded, and of what handles an exception there.
+
+    The format is in CPython's Objects/exception_handling_notes.txt: numbers of six bits a byte, in instructions.
+    """
+    numbers, value = [], 0
+    for byte in code.co_exceptiontable:
+        value = value << 6 | byte & 63
+        if not byte & 64:
+            numbers.append(2 * value)
+            value = 0
+    for begin, length, target, _depth in zip(*[iter(numbers)] * 4, strict=True):
+        yield begin, begin + length, target
+
+
+def _free_signal() -> int:
+    if _used and getattr(signal.getsignal(_used), "__module__", "") == __name__:
+        return _used
+    names = vars(signal)
+    for number in range(names.get("SIGRTMAX", 0) - 1, names.get("SIGRTMIN", 0), -1):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            return number
+    raise OSError("each real-time signal has a handler, or this system has none")

@@ -1,0 +1,104 @@
+"""torch's switches that code sets for a while and sets back: read before the function is called, and restored when its
+round is left.
+
+`interruption` does not cut what sets them back; this is for what cuts otherwise: an error of the function itself, or a
+switch that is set back by neither `with` nor `finally`. A round that went on with autocast, or without gradients, would
+train another model without a word. torch is looked up and never imported.
+
+What the function switches on for good, such as a default type, holds until its round ends: it is called again, and
+switches it again. What `prepare` has switched stays.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+_DEVICES = ("cpu", "cuda")
+"""Where this torch does not list the device types that have autocast."""
+_guards: list[Any] = []
+"""Inference mode is switched by objects, and back when they are gone."""
+
+
+class Switches(NamedTuple):
+    """`autocast`: device type to whether it is on, and its type; `nesting`: how many autocast blocks were open."""
+
+    gradients: bool
+    inference: bool
+    autocast: dict[str, tuple[bool, Any]]
+    nesting: int
+    autocast_cache: bool
+    anomaly: tuple[bool, bool]
+    default_dtype: Any
+
+
+def read() -> Switches | None:
+    """The switches of this thread; None if torch has not been imported."""
+    torch = _torch()
+    if torch is None:
+        return None
+    autocast = {device: _autocast(torch, device) for device in _devices(torch)}
+    return Switches(
+        gradients=torch.is_grad_enabled(),
+        inference=torch.is_inference_mode_enabled(),
+        autocast=autocast,
+        nesting=_nesting(torch),
+        autocast_cache=torch.is_autocast_cache_enabled(),
+        anomaly=(torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        default_dtype=torch.get_default_dtype(),
+    )
+
+
+def restore(before: Switches | None) -> None:
+    """Set the switches of this thread to what they were. None, where torch has been imported since: to what they are
+    in a new process, but for the default type, which the import of a module may have set for good.
+    """
+    torch, now = _torch(), read()
+    if torch is None or now is None or now == before:
+        return
+    if before is None:
+        off = {device: (False, dtype) for device, (_, dtype) in now.autocast.items()}
+        before = Switches(True, False, off, 0, True, (False, True), now.default_dtype)
+    if now.inference != before.inference:
+        guard = torch._C._InferenceMode(before.inference)
+        guard.__enter__()
+        _guards.append(guard)
+    torch.set_grad_enabled(before.gradients)
+    for device, (is_on, dtype) in before.autocast.items():
+        torch.set_autocast_enabled(device, is_on)
+        torch.set_autocast_dtype(device, dtype)
+    for _ in range(now.nesting, before.nesting):
+        torch.autocast_increment_nesting()
+    for _ in range(before.nesting, now.nesting):
+        torch.autocast_decrement_nesting()
+    # It holds weights as they were when they were cast. The end of the outermost block clears it, which was cut.
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(before.autocast_cache)
+    torch.set_anomaly_enabled(*before.anomaly)
+    torch.set_default_dtype(before.default_dtype)
+
+
+def _torch() -> Any:
+    """torch's module; None if it has not been imported, or not completely yet."""
+    found = sys.modules.get("torch")
+    return found if hasattr(found, "set_grad_enabled") and hasattr(found, "set_default_dtype") else None
+
+
+def _devices(torch: Any) -> Iterator[str]:
+    list_ = getattr(torch._C, "_autocast_supported_devices", None)
+    for device in _DEVICES if list_ is None else list_():
+        with suppress(RuntimeError, TypeError):  # this build has none for it, or this torch has one switch for all
+            _autocast(torch, device)
+            yield device
+
+
+def _autocast(torch: Any, device: str) -> tuple[bool, Any]:
+    return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+
+def _nesting(torch: Any) -> int:
+    nesting = int(torch.autocast_increment_nesting()) - 1
+    torch.autocast_decrement_nesting()
+    return nesting
