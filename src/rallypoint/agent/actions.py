@@ -19,6 +19,7 @@ from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.sources import Source, guarded
 from rallypoint.agent.spec import RunResult, WorkerState, node_failure
 from rallypoint.agent.steps import Timer
+from rallypoint.agent.stopping import WorkersStop
 from rallypoint.agent.workers import WorkerController
 from rallypoint.base.clock import Clock
 from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, PreflightError, SignalException
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from rallypoint.agent.features.node_check import NodeCheck
     from rallypoint.agent.features.preemption import SlurmRequeue
     from rallypoint.agent.features.reports import Reporter, Request
-    from rallypoint.workers.stop import Stop
 
 log = get_logger(__name__)
 
@@ -77,8 +77,8 @@ class Actions(Source):
         """Seconds between queries for the progress of others."""
         self._timers: dict[Timer, float] = {}
         """When each fires, on the clock."""
-        self.stop: Stop | None = None
-        """The stop of the workers in progress."""
+        self.stop = WorkersStop(self._stopped)
+        """The stop of the workers."""
         self._check: NodeCheck | None = None
         """The user's check of this node, while it runs."""
         self.starting: steps.StartWorkers | None = None
@@ -129,9 +129,9 @@ class Actions(Source):
                 workers.keep_nobody(step.signal, failed=step.failed)
             case steps.KillWorkers():
                 log.warning("Killing the workers")
-                for ending in (self.stop, self._check):
-                    if ending is not None:
-                        ending.kill_now()
+                self.stop.kill_now()
+                if self._check is not None:
+                    self._check.kill_now()
             case steps.ForwardSignal(signal=number):
                 log.info("Received %s for the workers", signal_name(number))
                 workers.forward(number)
@@ -192,18 +192,17 @@ class Actions(Source):
     # What was begun, for the loop to drive
 
     def fds(self) -> list[int]:
-        return [fd for ending in (self.stop, self._check) if ending is not None for fd in ending.fds()]
+        return [*self.stop.fds(), *(self._check.fds() if self._check is not None else ())]
 
     def wake_at(self) -> float:
         waits = self.starting is None or self._confirmation.awaited or self._workers.preparing()
-        endings = (ending.wake_at() for ending in (self.stop, self._check) if ending is not None)
+        check_at = math.inf if self._check is None else self._check.wake_at()
         ask_at = math.inf if self.fence is None else self._clock.monotonic() + self.fence.wake_in()
-        return min((math.inf if waits else -math.inf, ask_at, *self._timers.values(), *endings))
+        start_at = math.inf if waits else -math.inf
+        return min((start_at, ask_at, *self._timers.values(), self.stop.wake_at(), check_at))
 
     def step(self) -> Iterator[steps.Event]:
-        if self.stop is not None and self.stop.step():
-            self.stop = None
-            yield self._stopped()
+        yield from self.stop.step()
         if self._check is not None and self._check.step():
             check, self._check = self._check, None
             yield check.outcome()
@@ -248,7 +247,7 @@ class Actions(Source):
             self._query_every = _LIVE_EVERY
             guarded("the live line", self._live_line.redraw, now)
         self._timers[Timer.PROGRESS] = now + self._query_every
-        if self.stop is None:  # otherwise it waits for its own workers
+        if not self.stop.in_progress:  # otherwise it waits for its own workers
             self._rendezvous.send(ProgressRequest())
 
     def _shows_live(self, words: tuple[str, str]) -> bool:
@@ -368,10 +367,8 @@ class Actions(Source):
         self._confirmation.awaited = False
         self._workers.cancel_preparations()
         self._workers.folder.end_round()
-        self.stop = self._workers.stop(step)
-        if self.stop is None or self.stop.step():
-            self.stop = None
-            self._post(self._stopped())
+        if (stopped := self.stop.begin(self._workers.stop(step))) is not None:
+            self._post(stopped)
 
     def _requeue_job(self) -> None:
         preemption = self._workers.group.spec.features.preemption

@@ -16,8 +16,7 @@ Laws:
 
 from __future__ import annotations
 
-import math
-from signal import SIGKILL, SIGTERM, Signals
+from signal import SIGTERM, Signals
 
 from rallypoint.agent.sources import Preparation
 from rallypoint.agent.spec import WorkerGroup
@@ -105,10 +104,10 @@ class HeldWorkers(Preparation):
         """Let those workers leave their round that can, and end the others; see `PContext.begin_close`.
 
         Returns:
-            The stop in progress; None if no worker is in a round: those that are held have left theirs before.
+            The stop, which may be done: those that are held may have left their round before. None without one.
         """
         if context is self._context:  # the round is over before it has begun here
-            return None if context.stopping is None or context.stopping.step() else context.stopping
+            return context.stopping
         assert self._group.placement is not None
         channel = WorkerChannel(self._group.notices)
         can = channel.announced().intersection(context.running)
@@ -118,10 +117,6 @@ class HeldWorkers(Preparation):
         return context.begin_close(death_sig, grace, limit, sent=sent, leaving=leaving, leaving_time=seconds)
 
     # While they wait
-
-    @property
-    def _stop(self) -> Stop | None:
-        return None if self._context is None else self._context.stopping
 
     def begin(self, group: WorkerGroup) -> None:
         """The node has entered a round."""
@@ -134,20 +129,10 @@ class HeldWorkers(Preparation):
         )
         context.begin_close(SIGTERM, self._grace.of(failed=True))
 
-    def fds(self) -> list[int]:
-        return [] if self._stop is None else self._stop.fds()
-
-    def wake_at(self) -> float:
-        return math.inf if self._stop is None else self._stop.wake_at()
-
-    def step(self) -> None:
-        """Continue a stop that has begun; end what is left of workers that have ended while they waited."""
-        if self._stop is not None:
-            self._stop.step()
-
     def preparing(self) -> bool:
-        """Whether something of the previous round has to end first."""
-        return self._stop is not None and not self._stop.step()
+        """Whether something of the previous round has to end first, as its owner has last seen it."""
+        stop = None if self._context is None else self._context.stopping
+        return stop is not None and not stop.done
 
     def cancel(self) -> None:
         """Do nothing: what has begun to end continues to."""
@@ -168,19 +153,15 @@ class HeldWorkers(Preparation):
         if previous is None:
             return ()
         channel, round_ = WorkerChannel(self._group.notices), self._group.placement.round
-        entered = []
+        pids, entered = previous.pids(), []
         for rank in previous.held:
-            held = previous.hand_over(rank)
-            gone = dict.fromkeys(held.environment.keys() - context.envs[rank].keys())
+            gone = dict.fromkeys(previous.envs[rank].keys() - context.envs[rank].keys())
             if channel.enter(rank, round_, {**gone, **context.envs[rank]}):
-                context.adopt(rank, held)
+                context.adopt(rank, previous.hand_over(rank))
                 entered.append(rank)
             else:
-                log.warning(
-                    "worker %d (local rank %d) does not continue; another takes its place", held.process.pid, rank
-                )
-                held.process.signal(SIGKILL)
-                held.process.release()
+                log.warning("worker %d (local rank %d) does not continue; another takes its place", pids[rank], rank)
+        previous.end_held(spared=[pids[rank] for rank in entered])
         size = self._group.spec.local_world_size
         channel.remove(set(range(size)).difference(entered))
         if entered:

@@ -165,7 +165,7 @@ class AgentLoop:
                     with defer_interrupts() as self._raise_interrupt:
                         return self._run_to_end()
                 except KeyboardInterrupt:  # where SIGINT is not among `signals`
-                    number = SIGTERM if self._actions.stop is None else SIGKILL
+                    number = SIGTERM if not self._actions.stop.in_progress else SIGKILL
                     raise
                 finally:
                     self._actions.leave_nothing(number)

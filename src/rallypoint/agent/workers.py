@@ -3,8 +3,8 @@
 The layers that a stop goes through; each knows only the next one:
 
     agent/policy      StopWorkers               one at a time; `WorkersStopped` follows
-    agent/actions     WorkerController.stop     waits on the stop's `fds` until its `wake_at`, beside everything else
-                      PContext.begin_close
+    agent/actions     WorkerController.stop     begins it, by PContext.begin_close
+    agent/stopping    WorkersStop               its one owner: drives it beside everything else
     workers/stop      Stop                      signal, grace period, stacks, SIGKILL, sweep; then all output is written
       WriteDetector                             which workers are spared, since they write a file
       ChildProcess                              a signal to the worker alone, through its pidfd

@@ -170,6 +170,8 @@ class PContext(ABC):
         self._options = options or ProcessOptions()
         self._processes: dict[int, ChildProcess] = {}
         self._outputs: dict[int, Outputs] = {}
+        self._lent: set[Outputs] = set()
+        """Outputs of workers that were handed over, which other contexts close."""
         self._failures: dict[int, ProcessFailure] = {}
         self._oom_kills: OomKills | None = None
         self.stopping: Stop | None = None
@@ -522,11 +524,13 @@ class PContext(ABC):
 
     def _on_stopped(self) -> None:
         """No worker is in the round any more."""
-        if not (held := self.held):
+        held = self.held
+        if not held and not self._lent:
             self._finish()
             return
-        log.info("%d of %d workers wait in their processes for the next round", len(held), len(self._processes))
-        used = {self._outputs[rank] for rank in held}
+        if held:
+            log.info("%d of %d workers wait in their processes for the next round", len(held), len(self._processes))
+        used = {self._outputs[rank] for rank in held} | self._lent
         for rank in self._processes.keys() - held:
             self._processes[rank].release()
             if self._outputs[rank] in used:
@@ -556,7 +560,19 @@ class PContext(ABC):
         """Hand a worker that waits to the context of the next round. Call this once for each."""
         if self.stopping is not None:
             self.stopping.hand_over(rank)
-        return HeldWorker(self._processes.pop(rank), self._outputs.pop(rank), self.envs[rank])
+        outputs = self._outputs.pop(rank)
+        self._lent.add(outputs)
+        return HeldWorker(self._processes.pop(rank), outputs, self.envs[rank])
+
+    def end_held(self, spared: Collection[int]) -> None:
+        """Kill the workers that wait and were not handed over, and return when they and all that they have left are
+        gone, or after a second or two. `spared`: pids of workers that others have, with all that these have started.
+        """
+        if self.stopping is not None and self.stopping.held:
+            from rallypoint.workers.stop import run_to_end
+
+            self.stopping.end_held(spared)
+            run_to_end(self.stopping)
 
     def adopt(self, rank: int, held: HeldWorker) -> None:
         """Take over the worker of a local rank in its process, instead of starting one."""

@@ -207,7 +207,10 @@ class Stop:
         """When the sweep is given up; None before it has begun."""
         self._terminates_rest = False
         """Whether the sweep sends SIGTERM before it kills."""
-        self._done = False
+        self._others: set[int] = set()
+        """Pids of workers of others, which no sweep touches."""
+        self.done = False
+        """Whether nothing is left to do, as `step` has last found it."""
         self.over = False
         """Whether it has been done once: no worker is in the round any more."""
         poll_all(processes.values())
@@ -228,13 +231,13 @@ class Stop:
         fds = [each.process.fileno() for each in shown if each.stage is Stage.WAITING or each in last]
         if self._leaving is not None and self._in(Stage.LEAVING):
             fds += self._leaving.fds()
-        return fds if self._done else [*fds, *self._sweep.fds()]
+        return fds if self.done else [*fds, *self._sweep.fds()]
 
     def wake_at(self) -> float:
         """When there is something to do by itself, in seconds on the clock; infinite for never."""
         timed = self._in(*_BEFORE_THE_SWEEP, *((Stage.KILLED,) if self._sweep_until is None else ()))
         times = [each.until for each in timed]
-        if self._sweep_until is not None and not self._done:
+        if self._sweep_until is not None and not self.done:
             unfinished = bool(self._in(Stage.KILLED) or self._sweep.fds())
             times.append(self._sweep_until if unfinished else 0.0)
         if any(each.stage is Stage.SIGNALLED for each in timed):
@@ -242,7 +245,7 @@ class Stop:
         polled = self._leaving is not None and self._leaving.must_be_polled and bool(self._in(Stage.LEAVING))
         if polled or any(each.process.held_by_debugger or not each.is_sent for each in self._workers):
             times.append(self._clock.monotonic() + _POLL_INTERVAL)
-        return min(times, default=math.inf if self._done else 0.0)
+        return min(times, default=math.inf if self.done else 0.0)
 
     def step(self) -> bool:
         """Do what is due. Returns whether the stop is done: it is not any more if a worker has ended that waited."""
@@ -255,7 +258,7 @@ class Stop:
             killed = self._in(Stage.KILLED)
             if all(now >= each.until for each in killed):
                 self._begin_sweep(0.0 if killed else SWEEP_GRACE_PERIOD)
-        if self._sweep_until is not None and not self._done:
+        if self._sweep_until is not None and not self.done:
             nothing_left = not self._in(Stage.KILLED) and self._sweep.done()
             if not nothing_left and self._clock.monotonic() >= self._sweep_until:
                 self._give_up()
@@ -263,8 +266,8 @@ class Stop:
             if nothing_left:
                 self.over = True
                 self._finish()
-                self._done = True
-        return self._done
+                self.done = True
+        return self.done
 
     def shorten(self, until: float) -> None:
         """The time of each worker, also of one that writes a file, ends at this moment on the clock, if not earlier."""
@@ -274,7 +277,7 @@ class Stop:
 
     def kill_now(self) -> None:
         """Give no more time, and hold no worker: SIGKILL to all that is left."""
-        if self._in(*_BEFORE_THE_SWEEP, Stage.WAITING) or (not self._done and self._kills_later()):
+        if self._in(*_BEFORE_THE_SWEEP, Stage.WAITING) or (not self.done and self._kills_later()):
             self._kill_all()
 
     def keep_nobody(self, number: int, grace: float, *, sent: bool = False) -> None:
@@ -283,13 +286,20 @@ class Stop:
         if not told:
             return
         self._leave_no_more()
-        self._done, self._sweep_until = False, None  # what they leave must be ended too
+        self.done, self._sweep_until = False, None  # what they leave must be ended too
         now = self._clock.monotonic()
         self._warn_at, self._warn_every = now + _WARN_AFTER, _WARN_AFTER
         self._spared_until = now + max(self._limit, grace)
         self._signal_all(told, number, grace, sent)
 
     # Workers that are held
+
+    def end_held(self, spared: Collection[int]) -> None:
+        """Kill those that wait, which takes a second or two at most. `spared`: pids of workers of others, which this
+        and further sweeps do not touch, with what they have started.
+        """
+        self._others, self._limit = self._others | set(spared), 0.0
+        self._kill_all()
 
     @property
     def held(self) -> tuple[int, ...]:
@@ -322,8 +332,8 @@ class Stop:
 
     def _ended_while_waiting(self, worker: _Worker) -> None:
         self._sweep_until = None  # again: the one before has spared what it leaves
-        if self._done:
-            self._done = False
+        if self.done:
+            self.done = False
             pid, rank = worker.process.pid, worker.rank
             log.warning("worker %d (local rank %d) has ended while it waited; it is started again", pid, rank)
 
@@ -443,7 +453,7 @@ class Stop:
     def _kill_all(self) -> None:
         """Send SIGKILL to all at once: to workers last, since what a dead worker has left is harder to find."""
         self._leave_no_more()
-        self._done = False
+        self.done = False
         until = self._clock.monotonic() + KILL_TIMEOUT
         for each in self._workers:
             each.stage, each.until, each.is_sent = Stage.KILLED, until, True
@@ -456,8 +466,8 @@ class Stop:
     def _begin_sweep(self, seconds: float) -> None:
         # The time last, so that an exception in here lets the next call begin again.
         until = self._clock.monotonic() + seconds + max(self._limit, 1.0)
-        spared = [each.process.pid for each in self._in(Stage.WAITING)]
-        self._sweep.begin(seconds, spared)
+        waiting = {each.process.pid for each in self._in(Stage.WAITING)}
+        self._sweep.begin(seconds, waiting | self._others)
         self._sweep_until, self._terminates_rest = until, seconds > 0
 
     def _give_up(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from rallypoint.agent.held_workers import HeldWorkers
 from rallypoint.agent.options import Features
 from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
+from rallypoint.agent.steps import WorkersStopped
+from rallypoint.agent.stopping import WorkersStop
+from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.base.kernel import until_readable
 from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
 from rallypoint.workers.stop import run_to_end
@@ -83,6 +88,52 @@ def test_one_that_reads_no_more_is_ended_and_started_anew(node: Node) -> None:
     (node.rounds.folder / "inprocess.1").unlink()
     os.mkfifo(node.rounds.folder / "inprocess.1")
     node.enters(1)
-    assert node.starts() == (0,)
-    until(lambda: not runs(pids[1]))
-    assert node.context.pids()[0] == pids[0]
+    left = [node.rounds.pid(name) for name in ("child.1", "other.1")]
+    previous, context = node.context, node.rounds.make({0: 0, 1: 1})
+    assert node.held.enter(context) == (0,)
+    assert not any(map(runs, (pids[1], *left))), "nothing of it runs beside its successor"
+    assert runs(pids[0])
+    assert runs(node.rounds.pid("child.0"))
+    assert not previous.held
+    node.rounds.start(context, {1})
+    assert context.pids()[0] == pids[0]
+    until(lambda: b"enter 1" in context.last_lines(0)())
+
+
+def test_nothing_of_workers_that_cannot_be_told_is_left(node: Node) -> None:
+    before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for round_ in (1, 2):
+        node.ends()
+        for rank in (0, 1):
+            # As on a full disk, it cannot be written.
+            (node.rounds.folder / f"round.{rank}.json").mkdir(exist_ok=True)
+        node.enters(round_)
+        assert node.starts() == ()
+    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == (before, threads)
+
+
+def test_only_the_owner_of_a_stop_steps_it(node: Node) -> None:
+    """Who else found it done would take its last wake-up away from the owner."""
+    assert node.held.all_announced()
+    stop = node.held.begin_release(node.context, signal.SIGTERM, TIMEOUT, 0.0, sent=False)
+    owner = WorkersStop(lambda: WorkersStopped(True, waiting=True))
+    assert owner.begin(stop) is None
+    for rank in (0, 1):
+        until(lambda rank=rank: (node.rounds.folder / f"left.{rank}.0").exists())  # type: ignore[misc]
+    for _ in range(3):
+        node.held.step()
+        assert node.held.preparing(), "as the owner has last seen it"
+    found: list[WorkersStopped] = []
+    while not found:
+        until_readable(owner.fds(), min(TIMEOUT, owner.wake_at() - SYSTEM_CLOCK.monotonic()))
+        found += owner.step()
+    assert not node.held.preparing()
+    assert not owner.in_progress
+    # It looks after those that wait: the end of one is swept, and is no event.
+    os.kill(node.context.pids()[1], signal.SIGKILL)
+    until(lambda: not runs(node.context.pids()[1]))
+    child = node.rounds.pid("child.1")
+    while runs(child):
+        until_readable(owner.fds(), min(TIMEOUT, owner.wake_at() - SYSTEM_CLOCK.monotonic()))
+        assert not list(owner.step())
+    assert waiting(node.context) == {0}

@@ -1,0 +1,70 @@
+"""`WorkersStop`: the one owner of the stop of this node's workers, as a source that yields one event. Cheap to import.
+
+Laws:
+
+1. Nothing else calls `Stop.step` while the loop runs. A stop tells its end once, to whoever steps it then:
+
+       1. the loop has asked us, the stop is not done, and a worker ends;
+       2. a second owner looks, and finds the stop done; nothing is readable any more, and nothing is due;
+       3. so we would be asked only when some timer of another source fires, seconds later.
+
+2. `WorkersStopped` follows each `begin` once: when no worker is in the round. Workers that are held are looked after
+   until they are in the context of another round; one that ends meanwhile is swept, without another event.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from rallypoint.agent.sources import Source
+from rallypoint.agent.steps import WorkersStopped
+from rallypoint.base.light_typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rallypoint.workers.stop import Stop
+
+
+class WorkersStop(Source):
+    """Drives one stop after another.
+
+    Args:
+        stopped: notes that no worker is in the round any more, and returns the event that says so.
+    """
+
+    def __init__(self, stopped: Callable[[], WorkersStopped]) -> None:
+        self._stopped = stopped
+        self._stop: Stop | None = None
+        self.in_progress = False
+        """Whether workers are to be stopped, and some are in the round yet."""
+
+    def begin(self, stop: Stop | None) -> WorkersStopped | None:
+        """Drive this stop from now on; None if no worker has run.
+
+        Returns:
+            The event, if no worker is in the round any more; else it follows.
+        """
+        self._stop, self.in_progress = stop, True
+        return next(self.step(), None)
+
+    def kill_now(self) -> None:
+        """Give the workers that are being stopped no more time."""
+        if self._stop is not None and self.in_progress:
+            self._stop.kill_now()
+
+    # For the loop
+
+    def fds(self) -> list[int]:
+        return [] if self._stop is None else self._stop.fds()
+
+    def wake_at(self) -> float:
+        return math.inf if self._stop is None else self._stop.wake_at()
+
+    def step(self) -> Iterator[WorkersStopped]:
+        stop = self._stop
+        done = stop is None or stop.step()
+        if done and (stop is None or not stop.held):
+            self._stop = None
+        if done and self.in_progress:
+            self.in_progress = False
+            yield self._stopped()
