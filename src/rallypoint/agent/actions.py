@@ -22,13 +22,20 @@ from rallypoint.agent.steps import Timer
 from rallypoint.agent.stopping import WorkersStop
 from rallypoint.agent.workers import WorkerController
 from rallypoint.base.clock import Clock
-from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, PreflightError, SignalException
+from rallypoint.base.errors import (
+    JobPreempted,
+    NodeLeftInOrder,
+    PreflightError,
+    RallypointError,
+    SignalException,
+    is_shortage,
+)
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_name
 from rallypoint.control.membership.state import Drain, Fail, NodeInfo, Outcome, Preempt, PreemptJob, Succeed, Verdict
 from rallypoint.control.protocol import messages
-from rallypoint.control.protocol.errors import RendezvousClosedError, error_of
+from rallypoint.control.protocol.errors import RendezvousClosedError, RendezvousError, error_of
 from rallypoint.control.protocol.messages import ConfigDiffers, JobEnded, LeaveRequest, ProgressRequest
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.notices import PREEMPTION
@@ -45,6 +52,11 @@ log = get_logger(__name__)
 
 _LIVE_EVERY = 1.0
 """Seconds between queries for progress if a terminal shows it."""
+_NO_START = RallypointError, OSError, RuntimeError, MemoryError
+"""What is raised where workers cannot be started: `can't start new thread` is a RuntimeError."""
+_SHORTAGE_TIMEOUT, _SHORTAGE_PAUSE = 3.0, 0.25
+"""Seconds for which a start is tried again where this machine has run out of something, and between tries: the workers
+that have ended a moment ago may have had it."""
 
 
 class Actions(Source):
@@ -83,6 +95,12 @@ class Actions(Source):
         """The user's check of this node, while it runs."""
         self.starting: steps.StartWorkers | None = None
         """The start that is due as soon as its preparations are done, and it is certain that its round still stands."""
+        self._start_failure: Cause | None = None
+        """Why the round that is due to start cannot even be begun here."""
+        self._start_at = -math.inf
+        """When it is tried again, where this machine had no room for it."""
+        self._start_until = math.inf
+        """When that ends, and the start has failed; infinite before the first try."""
         self.result: RunResult | None = None
         """The result of the run, once it ends."""
         self.last: RunResult | None = None
@@ -196,10 +214,12 @@ class Actions(Source):
 
     def wake_at(self) -> float:
         waits = self.starting is None or self._confirmation.awaited or self._workers.preparing()
+        waits = waits and self._start_failure is None
         check_at = math.inf if self._check is None else self._check.wake_at()
         ask_at = math.inf if self.fence is None else self._clock.monotonic() + self.fence.wake_in()
-        start_at = math.inf if waits else -math.inf
-        return min((start_at, ask_at, *self._timers.values(), self.stop.wake_at(), check_at))
+        return min(
+            (math.inf if waits else self._start_at, ask_at, *self._timers.values(), self.stop.wake_at(), check_at)
+        )
 
     def step(self) -> Iterator[steps.Event]:
         yield from self.stop.step()
@@ -220,24 +240,51 @@ class Actions(Source):
 
     def _start_if_ready(self) -> Iterator[steps.Event]:
         """Start the workers, if that is due and no preparation is left; or report why they cannot start."""
-        if self.starting is None or self._workers.preparing():
+        if self.starting is None or self._clock.monotonic() < self._start_at:
             return
-        cause = self._workers.preparation_failure()
+        if self._start_failure is None and self._workers.preparing():
+            return
+        cause = self._start_failure or self._workers.preparation_failure()
         if cause is None and self._confirmation.must_wait():
             return
-        step, self.starting = self.starting, None
-        if cause is None:
-            if self.fence is not None:
-                self.fence.workers_start()
-            self._workers.start(step.placement)
+        step, self.starting, self._start_failure = self.starting, None, None
+        cause = cause or self._start_workers(step)
+        if cause is not None:
+            yield steps.WorkersFailed(cause, max_restarts=self._workers.restart_limit())
+        elif self.starting is None:
             if self._workers.is_recorded:
                 from rallypoint.agent.features.local_jobs import record_if_killed
 
                 record_if_killed(self._workers)
             if step.placement.group_rank == 0 and self._workers.remaining():
                 self._rendezvous.tell_next_store(step.placement.round)
-        else:
-            yield steps.WorkersFailed(cause, max_restarts=self._workers.restart_limit())
+
+    def _start_workers(self, step: steps.StartWorkers) -> Cause | None:
+        """Start the workers. Returns why that is not possible; None if it was, or is tried again (`starting`).
+
+        Raises:
+            RallypointError, OSError: it is not possible in the first round that this node is in: whoever has started
+                the agent has made a mistake, and is still there.
+        """
+        if self.fence is not None:
+            self.fence.workers_start()
+        try:
+            self._workers.start(step.placement)
+        except _NO_START as error:
+            cause, now = self._failed_start(error), self._clock.monotonic()
+            self._start_until = min(self._start_until, now + _SHORTAGE_TIMEOUT)
+            if is_shortage(error) and now < self._start_until:
+                self.starting, self._start_at = step, now + _SHORTAGE_PAUSE
+                self._log(f"the workers cannot be started yet, and are tried again: {error}")
+                return None
+            return cause
+        return None
+
+    def _failed_start(self, error: Exception) -> Cause:
+        """The cause, if workers cannot be started because of this error; raises the error where it ends this node."""
+        if isinstance(error, (RendezvousError, SignalException)) or not self._workers.started_at:
+            raise error
+        return node_failure(f"its workers cannot be started: {error}", Ending.INFRASTRUCTURE, exitcode=1)
 
     # While this node waits for others
 
@@ -325,8 +372,11 @@ class Actions(Source):
         self.last = self._held = None
         self._timers.pop(Timer.SIGNAL, None)
         self._workers.group.notices = self._workers.folder.reset(keep=self._workers.keeps_folder())
-        self.starting = step
-        self._workers.begin_round(step.placement)
+        self.starting, self._start_at, self._start_until = step, -math.inf, math.inf
+        try:
+            self._workers.begin_round(step.placement)
+        except _NO_START as error:
+            self._start_failure = self._failed_start(error)
 
     def _fail(self, step: Fail) -> None:
         spec, cause = self._workers.group.spec, step.cause
@@ -363,7 +413,7 @@ class Actions(Source):
         if self._check is not None:
             self._check.begin_stop(step.signal)
             return
-        self.starting = None
+        self.starting = self._start_failure = None
         self._confirmation.awaited = False
         self._workers.cancel_preparations()
         self._workers.folder.end_round()

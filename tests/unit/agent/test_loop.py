@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import sys
@@ -13,12 +14,14 @@ from rallypoint.agent.launch import rendezvous_of
 from rallypoint.agent.loop import AgentLoop
 from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.sources import Source
-from rallypoint.agent.spec import WorkerSpec, WorkerState
+from rallypoint.agent.spec import RunResult, WorkerSpec, WorkerState
 from rallypoint.agent.steps import Event, PreemptionRequested
 from rallypoint.agent.workers import WorkerController
+from rallypoint.base.errors import UserError
 from rallypoint.control.coordinator.dispatcher import LocalLink
 from rallypoint.control.membership.state import Fail, Succeed
-from rallypoint.control.protocol.messages import JoinRequest, NextStore, Request
+from rallypoint.control.protocol.messages import JoinRequest, NextStore, Placement, Request
+from rallypoint.failures.cause import Ending
 from rallypoint.workers.logs.specs import DefaultLogsSpecs
 from tests.unit.agent.test_stopping import TIMEOUT
 from tests.unit.compat.test_subclass import ours
@@ -86,3 +89,51 @@ def test_a_node_requests_its_place_once(tmp_path: Path, monkeypatch: pytest.Monk
         workers.close()
     assert result.state is WorkerState.SUCCEEDED
     assert said == [JoinRequest, NextStore, Fail, Succeed]
+
+
+class Starts(WorkerController):
+    """Its program fails in the first round; then its starts raise these errors, one after the other."""
+
+    def __init__(self, folder: Path, errors: list[Exception], max_restarts: int = 1) -> None:
+        code = "import os, sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
+        of = WorkerSpec("default", 1, ours(), entrypoint=sys.executable, args=("-c", code), max_restarts=max_restarts)
+        super().__init__(of, rendezvous_of(of), GracePeriods(), DefaultLogsSpecs(str(folder)))
+        self.errors = errors
+
+    def start(self, placement: Placement) -> None:
+        if self.started_at and self.errors:
+            raise self.errors.pop(0)
+        super().start(placement)
+
+    def run(self) -> RunResult:
+        try:
+            return AgentLoop(self).run(())
+        finally:
+            self.rendezvous.shutdown()
+            self.close()
+
+
+def test_a_shortage_at_a_restart_is_waited_out(tmp_path: Path) -> None:
+    shortage = [OSError(errno.EAGAIN, "no process"), RuntimeError("can't start new thread"), MemoryError()]
+    workers = Starts(tmp_path, list(shortage))
+    assert workers.run().state is WorkerState.SUCCEEDED
+    assert not workers.errors
+
+
+def test_a_node_that_cannot_start_its_workers_again_fails_with_the_cause(tmp_path: Path) -> None:
+    result = Starts(tmp_path, [UserError("the program is gone")]).run()
+    assert result.state is WorkerState.FAILED
+    assert result.cause is not None
+    assert result.cause.message == "its workers cannot be started: the program is gone"
+    assert result.cause.ending is Ending.INFRASTRUCTURE
+
+
+def test_the_failure_to_start_them_again_uses_a_restart(tmp_path: Path) -> None:
+    assert Starts(tmp_path, [UserError("gone for a moment")], max_restarts=2).run().state is WorkerState.SUCCEEDED
+
+
+def test_in_the_first_round_the_error_ends_the_agent(tmp_path: Path) -> None:
+    workers = Starts(tmp_path, [])
+    workers.group.spec.entrypoint = str(tmp_path / "missing")
+    with pytest.raises(UserError, match="is not found"):
+        workers.run()
