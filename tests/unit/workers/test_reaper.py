@@ -29,7 +29,7 @@ from rallypoint.workers.reaper.program import ProcessTree, remove
 from rallypoint.workers.reaper.protocol import frame, parse
 from tests import denying
 from tests.interrupts import interrupt_everywhere
-from tests.processes import completed
+from tests.processes import below, completed
 from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
 from tests.unit.workers.tracing import TRACEABLE, traced
 from tests.waiting import until
@@ -208,13 +208,48 @@ def test_an_exception_in_the_midst_of_a_call_breaks_the_connection(reaper: Reape
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former)
-        os.kill(inner, signal.SIGCONT)
     assert reaper.lost
-    with pytest.raises(ReaperLost, match="the connection to it broke"):
+    with pytest.raises(ReaperLost, match=r"it was stopped \(SIGSTOP\)"):
         reaper.set_cleanup()
     assert "OOM" not in reaper.lost_reason
     assert select.select([process.fileno()], [], [], TIMEOUT)[0], "and what runs below it ends"
     process.release()
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["reaper", "reaper_and_supervisor"])
+@pytest.mark.parametrize("how", ["a_request", "close"])
+def test_a_stopped_one_that_is_given_up_is_killed_with_what_it_guards(
+    monkeypatch: pytest.MonkeyPatch, how: str, both: bool
+) -> None:
+    monkeypatch.setattr(client, "ANSWER_TIMEOUT", 0.2)
+    monkeypatch.setattr(client, "_CLOSE_TIMEOUT", 0.5)
+    reaper = ReaperClient()
+    process = WorkerProcess(reaper, ["sh", "-c", "setsid sleep 600 & exec sleep 600"], os.environ)
+    inner = parent_of(process.pid)
+    until(lambda: len(below(reaper.pid)) == 3)
+    left = [reaper.pid, *below(reaper.pid)]
+    for pid in (inner, reaper.pid)[: 1 + both]:
+        os.kill(pid, signal.SIGSTOP)
+    if how == "a_request":
+        with pytest.raises(ReaperLost, match="it does not answer"):
+            reaper.set_cleanup()
+    reaper.close()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
+    process.release()
+
+
+def test_it_adopts_only_what_is_below_it(reaper: ReaperClient) -> None:
+    """A pid may be a stranger's by the time it is asked for."""
+    with subprocess.Popen(["sleep", "600"]) as stranger:
+        assert not reaper.adopt(stranger.pid, excluded=True)
+        assert not reaper.adopt(stranger.pid)
+        sweep = reaper.begin_sweep()
+        assert os.read(sweep, 1)
+        os.close(sweep)
+        assert stranger.poll() is None
+        stranger.kill()
+    child = int(said(reaper, "sleep 600 >/dev/null & echo $!"))
+    assert reaper.adopt(child)
 
 
 @pytest.mark.parametrize("call", [ReaperClient.signals_received, lambda reaper: os.close(reaper.begin_sweep())])

@@ -268,7 +268,9 @@ class ReaperClient:
         with contextlib.suppress(OSError), self._lock:
             self._link.send((protocol.CLOSE,))
         self._link.close()
-        if not readable(self._pidfd, _CLOSE_TIMEOUT):
+        if not readable(self._pidfd, _CLOSE_TIMEOUT) and self._is_stopped():
+            self._kill()
+        if not readable(self._pidfd):
             log.warning("The reaper (process %d) still ends what the workers have left", self.pid)
         self._reap()
         os.close(self._pidfd)
@@ -303,10 +305,11 @@ class ReaperClient:
         """Break the connection, and say why."""
         self.lost_reason = "the reaper of the workers is lost"  # at once: an exception may come from here on
         self._link.close()
-        if silence:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        ended = readable(self._pidfd, _CLOSE_TIMEOUT)
+        ended = not silence and readable(self._pidfd, _CLOSE_TIMEOUT)
+        if not ended and (silence or self._is_stopped()):
+            silence = silence or "it was stopped (SIGSTOP)"
+            self._kill()
+            ended = readable(self._pidfd)
         code = self._reap() if ended else None
         if code in protocol.DENIED:
             self.lost_reason = str(denied_error(protocol.DENIED[code]))
@@ -318,6 +321,35 @@ class ReaperClient:
             f"the reaper (process {self.pid}), which starts the workers and ends what they leave, is lost: {how}; "
             f"look at what else ends processes on this machine{where}"
         )
+
+    def _is_stopped(self) -> bool:
+        """Whether the reaper or its supervisor was stopped (SIGSTOP, a debugger): it will not end by itself."""
+        from rallypoint.base.process_table import process_table
+
+        with contextlib.suppress(OSError):
+            return any(
+                stat.state in "Tt" and self.pid in (pid, stat.parent) and stat.session == self.pid
+                for pid, stat in process_table().items()
+            )
+        return False
+
+    def _kill(self) -> None:
+        """Kill the reaper, which ends neither with the connection nor with its supervisor while it is stopped. Its
+        supervisor, which may be stopped as well, then kills all that is left below. Waits a moment for that.
+        """
+        from rallypoint.base.process_table import descendants, process_table, signal_process
+
+        with contextlib.suppress(OSError):
+            table = process_table()
+            below = descendants(self.pid, {pid: stat.parent for pid, stat in table.items()})
+            signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
+            for victims in ([pid for pid in below if table[pid].parent == self.pid], below):
+                for pid in victims:
+                    if (fd := signal_process(table[pid], signal.SIGKILL)) is not None:
+                        os.close(fd)
+                if readable(self._pidfd, _CLOSE_TIMEOUT):
+                    return
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _reap(self) -> int | None:
         """Reap the process if it has ended; how it ended, if that can be known."""

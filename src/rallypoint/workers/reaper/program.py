@@ -88,13 +88,17 @@ class ProcessTree:
             self._excluded.add(pid)
 
     def watch_orphan(self, pid: int, excluded: bool) -> bool:
-        """Adopt a process that is below us, and will be a child of ours. Returns whether it exists.
+        """Adopt a process that is below us, and will be a child of ours. Returns whether there is one.
 
         Args:
             pid: its pid.
             excluded: whether sweeps spare it, and its exit code does not matter; if not, that matters from now on.
         """
-        if read_stat(pid) is None:
+        # A copy that waits is killed:
+        #   1. we reap it, so that its pid is free, and a stranger's process gets it;
+        #   2. the agent, which has not looked at its pidfd yet, asks us to adopt that pid as a worker.
+        # The stranger is not below us. What is cannot get a pid that we have not reaped.
+        if not self._is_below(pid):
             return False
         if excluded:
             self._excluded.add(pid)
@@ -102,6 +106,14 @@ class ProcessTree:
             self._excluded.discard(pid)
             self.started.add(pid)
         return True
+
+    def _is_below(self, pid: int) -> bool:
+        """Whether a process descends from us."""
+        me, seen = posix.getpid(), set[int]()
+        while pid != me and pid not in seen and (stat := read_stat(pid)) is not None:
+            seen.add(pid)
+            pid = stat.parent
+        return pid == me and bool(seen)
 
     def reap(self) -> bool:
         """Reap all children that have ended; returns whether there are others."""
