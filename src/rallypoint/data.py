@@ -1,7 +1,11 @@
 """The samples that a worker of an elastic job processes, and their order. For use in workers; torch is not imported.
 
-Law: the order of an epoch is that of `torch.randperm` on a CPU with a generator of the same seed, so that workers with
-torch's sampler and workers with ours can share an epoch.
+Laws:
+
+1. The order of an epoch is that of `torch.randperm` on a CPU with a generator of the same seed, so that workers with
+   torch's sampler and workers with ours can share an epoch.
+2. It is the same whether or not a process has imported torch: that only decides who computes it. torch is 5 to 20 times
+   faster, and is asked only once it has answered a sample as we do.
 """
 
 from __future__ import annotations
@@ -75,7 +79,9 @@ class ElasticDistributedSampler:
 
     def __iter__(self) -> Iterator[int]:
         left = len(self.dataset) - self.start_index
-        order = [self.start_index + each for each in permutation(left, self.epoch)]
+        order = permutation(left, self.epoch)
+        if self.start_index:
+            order = [self.start_index + each for each in order]
         return islice(cycle(order), self.rank, self.total_size, self.num_replicas)
 
     def __len__(self) -> int:
@@ -152,11 +158,41 @@ def permutation(n: int, seed: int) -> list[int]:
         n: how many; fewer than 2**32 / 20, because torch shuffles larger ranges differently.
         seed: only the lowest 32 bits are used, as in torch.
     """
+    torch = _torch_that_shuffles_alike()
+    return _shuffle(n, seed) if torch is None else _shuffle_with(torch, n, seed)
+
+
+def _shuffle(n: int, seed: int) -> list[int]:
     shuffled = list(range(n))
     draw = _generator(seed).getrandbits
     for place in range(n - 1):
         other = place + draw(32) % (n - place)
         shuffled[place], shuffled[other] = shuffled[other], shuffled[place]
+    return shuffled
+
+
+_SAMPLE = 100
+_asked: Any = None
+"""The torch that was asked for a sample."""
+_alike = False
+"""Whether its answer was ours."""
+
+
+def _torch_that_shuffles_alike() -> Any:
+    """torch, if this process has imported it and it shuffles as we do; a version to come may do it otherwise."""
+    global _asked, _alike
+    torch = sys.modules.get("torch")
+    if not hasattr(torch, "randperm") or not hasattr(torch, "Generator"):  # or not completely imported yet
+        return None
+    if _asked is not torch:
+        _asked, _alike = torch, _shuffle_with(torch, _SAMPLE, _SAMPLE) == _shuffle(_SAMPLE, _SAMPLE)
+    return torch if _alike else None
+
+
+def _shuffle_with(torch: Any, n: int, seed: int) -> list[int]:
+    # A generator of its own, and the device by name: what the process draws, or uses by default, is not touched.
+    generator = torch.Generator(device="cpu").manual_seed(seed & _WORD)
+    shuffled: list[int] = torch.randperm(n, generator=generator, device="cpu").tolist()
     return shuffled
 
 

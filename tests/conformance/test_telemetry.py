@@ -329,7 +329,11 @@ def test_permutations_are_torchs(n: int, seed: int) -> None:
 
     generator = torch.Generator()
     generator.manual_seed(seed)
-    assert permutation(n, seed) == torch.randperm(n, generator=generator).tolist()
+    theirs = torch.randperm(n, generator=generator).tolist()
+    assert permutation(n, seed) == theirs
+    with pytest.MonkeyPatch.context() as monkeypatch:  # as in a process that has no torch
+        monkeypatch.delitem(sys.modules, "torch")
+        assert permutation(n, seed) == theirs
 
 
 @pytest.mark.parametrize(("size", "workers", "start"), [(10, 3, 0), (10, 3, 4), (10, 1, 0), (7, 2, 5), (3, 4, 0)])

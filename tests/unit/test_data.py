@@ -5,11 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Self
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rallypoint import data
 from rallypoint.base.errors import UserError
 from rallypoint.data import CyclingIterator, ElasticDistributedSampler, permutation
 
@@ -76,3 +80,35 @@ def test_the_environment_has_rank_and_size(monkeypatch: pytest.MonkeyPatch) -> N
 def test_numbers_out_of_bounds(workers: int, rank: int, start: int, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         ElasticDistributedSampler(range(3), workers, rank, start)
+
+
+class _Torch:
+    """Shuffles with `shuffle`, in the place of torch."""
+
+    def __init__(self, shuffle: Callable[[int, int], list[int]]) -> None:
+        self._shuffle, self.asked = shuffle, 0
+
+    class Generator:
+        def __init__(self, device: str) -> None:
+            assert device == "cpu", "whatever the default device is"
+            self.seed = 0
+
+        def manual_seed(self, seed: int) -> Self:
+            self.seed = seed
+            return self
+
+    def randperm(self, n: int, *, generator: Generator, device: str) -> SimpleNamespace:
+        assert device == "cpu"
+        self.asked += 1
+        return SimpleNamespace(tolist=lambda: self._shuffle(n, generator.seed))
+
+
+def test_torch_shuffles_only_if_it_does_so_as_we_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    ours = permutation(1000, 7)
+    shuffle = data._shuffle
+    torchs = [_Torch(shuffle), _Torch(lambda n, seed: shuffle(n, seed)[::-1])]
+    for torch in torchs:
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        assert permutation(1000, 7) == permutation(1000, 7 + 2**32) == ours
+    assert [torch.asked for torch in torchs] == [3, 1]

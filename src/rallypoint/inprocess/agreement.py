@@ -2,7 +2,8 @@
 
 Laws:
 
-1. Nothing of torch is imported: a function that has no process group has nobody to agree with.
+1. Nothing of torch is imported. A function that has no process group has nobody to agree with: that is an error where
+   there are other workers, whose answers would differ.
 2. State and step change together or not at all: a worker that is interrupted between the two would pass on a state as
    that of another step.
 3. What is sent is in host memory, and each worker puts it where its own state is: a tensor on a device of the sender
@@ -11,6 +12,8 @@ Laws:
 
 from __future__ import annotations
 
+import copy
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -34,6 +37,13 @@ def agree(memory: dict[str, Any], state: Stateful | Mapping[str, Stateful] | Non
     """See `Round.agree`."""
     own, groups = memory.get(STEP), c10d()
     if groups is None or not groups.is_initialized():
+        if os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1"):
+            from rallypoint.base.errors import UserError
+
+            raise UserError(
+                f"round.agree() needs a process group, since there are {os.environ['WORLD_SIZE']} workers; call "
+                "torch.distributed.init_process_group() first, in each round"
+            )
         return own
     steps: list[int | None] = [None] * groups.get_world_size()
     groups.all_gather_object(steps, own)
@@ -63,6 +73,12 @@ def on_host(value: Any) -> Any:
     tensor = getattr(sys.modules.get("torch"), "Tensor", ())
     if isinstance(value, tensor):
         return value.detach().cpu()
+    if isinstance(value, dict):
+        # A copy of its own kind, with its attributes: a module's state has the versions of its parts in `_metadata`.
+        copied = copy.copy(value)
+        for key, each in value.items():
+            copied[key] = on_host(each)
+        return copied
     if isinstance(value, Mapping):
         return {key: on_host(each) for key, each in value.items()}
     if type(value) in (list, tuple):

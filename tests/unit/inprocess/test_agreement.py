@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from rallypoint.base.errors import UserError
 from rallypoint.inprocess import Round, agreement
 
 
@@ -106,6 +108,29 @@ def test_parts_of_a_state_are_kept_only_if_all_are_at_the_same_step(monkeypatch:
         assert (told, memories) == ([None, None], [{}, {}])
 
 
-def test_without_a_group_a_worker_has_what_it_has() -> None:
+def test_attributes_of_a_state_go_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module's state has the versions of its parts in `_metadata`, by which newer ones migrate it."""
+
+    class State(OrderedDict[str, object]):
+        _metadata: dict[str, int]
+
+    def part(rank: int) -> Part:
+        state = State(weight=rank, inner=OrderedDict(bias=[rank]))
+        state._metadata = {"version": 2}
+        return Part(state)
+
+    _, _, states, _ = agreed(monkeypatch, [5, 4], part)
+    received = states[1].value
+    assert (received, type(received), received._metadata) == (states[0].value, State, {"version": 2})
+
+
+def test_without_a_group_a_worker_that_has_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=r"there are 2 workers; call .*init_process_group"):
+        Round(False, {"step": 85}, 0).agree(Part(1))
+
+
+def test_without_a_group_a_worker_has_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
     assert Round(False, {"step": 3}, 0).agree(Part(1)) == 3
     assert Round(False, {}, 0).agree(Part(1)) is None
