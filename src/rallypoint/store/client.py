@@ -197,6 +197,11 @@ class TCPStore(RequestStore):
             yield self._connection
         except OSError as error:
             cause = self._end(self._connection, error)
+            if isinstance(error, TimeoutError) and error.errno is None:  # with a number, the kernel has given it up
+                raise StoreTimeoutError(
+                    f"{self._where()} does not answer ({cause}); see whether its server is stopped or overloaded, and "
+                    "open a new one"
+                ) from error
             raise StoreConnectionError(
                 f"{self._where()} is lost: {cause}; see whether its server still runs"
             ) from error

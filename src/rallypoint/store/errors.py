@@ -10,7 +10,9 @@ class StoreError(RallypointError, RuntimeError):
 
 
 class StoreTimeoutError(StoreError):
-    """A wait has timed out. The store itself is fine and can still be used."""
+    """A wait has timed out, and the store can still be used; or its server has not answered in time, and the next use
+    raises StoreConnectionError.
+    """
 
 
 class StoreConnectionError(StoreError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
@@ -573,3 +574,18 @@ def test_a_file_that_cannot_be_read_costs_its_own_output_only(tmp_path: Path, ou
     out.wait_for(lambda got: got == b"[0]:one\n")
     pump.stop()
     assert pump.join(DEADLINE)
+
+
+def test_pipes_keep_the_usual_size(tmp_path: Path, out: Console, err: Console) -> None:
+    """A user may have 64 MiB of pipes, in which those of data loaders are counted too."""
+    reading, writing = os.pipe()
+    usual = fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ)
+    outputs = Outputs(LogsDest(), range(2), {}, out.fd, err.fd)
+    try:
+        ends = [fd for rank in range(2) for fd in outputs.stdio(rank) if fd is not None]
+        assert ends, "standard error passes through us"
+        assert {fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) for fd in ends} == {usual}
+    finally:
+        outputs.close()
+        os.close(reading)
+        os.close(writing)

@@ -12,6 +12,7 @@ from types import FrameType
 import pytest
 
 from rallypoint.base.endpoint import listening_socket
+from rallypoint.store import client
 from rallypoint.store.client import TCPStore
 from rallypoint.store.errors import (
     StoreConnectionError,
@@ -236,6 +237,30 @@ def test_a_server_that_goes_away_in_the_middle_is_one_sentence(reply: bytes) -> 
             store.num_keys()
         with pytest.raises(StoreConnectionError, match="cannot be used any more: the server closed the connection"):
             store.set("k", "v")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda store: store.num_keys(), lambda store: store.check(["k"]), lambda store: store.get("k")],
+    ids=["num_keys", "check", "get"],
+)
+def test_a_server_that_does_not_answer_is_a_timeout(
+    monkeypatch: pytest.MonkeyPatch, use: Callable[[TCPStore], object]
+) -> None:
+    monkeypatch.setattr(client, "_ANSWER", 0.1)
+    monkeypatch.setattr(client, "_CANCEL_ANSWER", 0.1)
+    over = threading.Event()
+
+    def script(connection: socket.socket) -> None:
+        greet(connection)
+        over.wait(DEADLINE)
+
+    with peer(script) as port, TCPStore("127.0.0.1", port, timeout=0.1) as store:
+        with pytest.raises(StoreTimeoutError, match=f"the store at 127.0.0.1:{port} does not answer"):
+            use(store)
+        with pytest.raises(StoreConnectionError, match=r"cannot be used any more: .* came in time"):
+            use(store)
+        over.set()
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ from select import POLLIN
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock, Deadline
 from rallypoint.base.errors import UserError, user_error
-from rallypoint.base.kernel import Wakeup, set_pipe_size
+from rallypoint.base.kernel import Wakeup
 from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.log import get_logger
 from rallypoint.workers.logs.console import Chunk, Console, ConsoleSink, ConsoleStream, write_all
@@ -58,7 +58,7 @@ TAIL_SIZE = 64 * 1024
 """Bytes of a worker's standard error that are kept for the report."""
 
 CAPACITY = 1024 * 1024
-"""Size of the pipe, if the system allows it; also the most that a dead worker leaves unread."""
+"""The most that a dead worker leaves unread: a pipe that it has made as large as it may."""
 
 _MAX_LINE = 4 * 1024
 """Bytes of a line that are kept for the report."""
@@ -66,7 +66,7 @@ _MAX_LINE = 4 * 1024
 _CHUNK = 64 * 1024
 _READ_SLICE = 4 * _CHUNK  # read at once, so that a fast worker wakes us less often
 
-BACKLOG = 256 * 1024
+BACKLOG = 512 * 1024
 """A source with so many waiting bytes is not read further."""
 
 SLICE = 1024 * 1024
@@ -720,7 +720,8 @@ def _open_channel(stream: ConsoleStream | None) -> tuple[int, int, bool]:
             return _open_terminal(stream)
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
-    set_pipe_size(writing, CAPACITY)
+    # Of the usual size, 64 KiB: a user may have 64 MiB of pipes, those of data loaders included, and larger ones carry
+    # no more (260 MB of standard error in 2.6 to 3.3 s with both).
     return reading, writing, False
 
 
