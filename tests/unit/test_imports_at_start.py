@@ -8,12 +8,15 @@ does not count.
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+import rallypoint
 from tests.environment import undisturbed
 from tests.processes import completed
 
@@ -84,6 +87,24 @@ finally:
 """
 
 
+_FAILURES = """
+import sys
+from rallypoint.agent.actions import Actions
+fail = Actions._fail
+before = set()
+def first_fail(*args):
+    before.update(before or sys.modules)
+    return fail(*args)
+Actions._fail = first_fail
+sys.argv = ["rallyrun", "--standalone", "--max-restarts=1", "--no-python", "false"]
+from rallypoint.cli.rallyrun import main
+try:
+    main()
+finally:
+    print_modules()
+"""
+
+
 class Imported(NamedTuple):
     """What a program has imported beyond what any interpreter has: all modules, and bytes of bytecode of ours."""
 
@@ -134,6 +155,30 @@ def test_the_way_to_the_first_worker(for_first_worker: Imported) -> None:
 
 def test_a_job_of_one_node_needs_no_event_loop_and_no_tls(worker: str) -> None:
     assert not {"asyncio", "uvloop", "ssl"} & imported(_WHOLE_JOB, worker).modules
+
+
+def test_a_failure_and_its_report_import_nothing_of_ours() -> None:
+    """They are imported ahead: the other nodes wait for the one, and an upgrade in place would lose the other."""
+    ran = completed([sys.executable, "-I", "-c", _PRINT + _FAILURES], env=undisturbed())
+    assert "Root Cause" in ran.stderr, ran.stderr
+    (answer,) = [line for line in ran.stdout.splitlines() if line.startswith("MODULES ")]
+    modules, _ = json.loads(answer.removeprefix("MODULES "))
+    assert not [name for name in modules if name.startswith("rallypoint")]
+
+
+def test_a_control_plane_imports_ahead_whatever_it_may_need() -> None:
+    """It runs for months, in which its files may be replaced."""
+    needed = set[str]()
+    for folder in ("coordinator", "membership"):
+        for path in (Path(rallypoint.__file__).parent / "control" / folder).glob("*.py"):
+            for function in ast.walk(ast.parse(path.read_text())):
+                if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                    found = (each for each in ast.walk(function) if isinstance(each, ast.ImportFrom))
+                    needed |= {each.module for each in found if each.module and each.module.startswith("rallypoint")}
+    assert "rallypoint.control.membership.endings" in needed
+    code = "from rallypoint.cli import serve\nserve.import_ahead()"
+    # TLS is imported before it listens, where it has any.
+    assert needed - {"rallypoint.base.tls"} <= imported_by(code)
 
 
 # What the package itself imports, and the names that it has

@@ -28,7 +28,6 @@ from rallypoint.base.errors import (
     PreflightError,
     RallypointError,
     SignalException,
-    is_shortage,
 )
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
@@ -40,6 +39,7 @@ from rallypoint.control.protocol.messages import ConfigDiffers, JobEnded, LeaveR
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.notices import PREEMPTION
 from rallypoint.rendezvous.handler import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
+from rallypoint.workers.process import is_shortage
 
 if TYPE_CHECKING:
     from rallypoint.agent.features.drills import Drills
@@ -256,6 +256,8 @@ class Actions(Source):
                 from rallypoint.agent.features.local_jobs import record_if_killed
 
                 record_if_killed(self._workers)
+            if self._rendezvous.hosts_coordinator:  # which needs it at a failure, before it tells the others
+                import rallypoint.control.membership.endings  # noqa: F401
             if step.placement.group_rank == 0 and self._workers.remaining():
                 self._rendezvous.tell_next_store(step.placement.round)
 

@@ -33,8 +33,6 @@ Each message is one sentence that names what was wrong, with the value, and what
 
 from __future__ import annotations
 
-import errno
-
 from rallypoint.base.light_typing import Any
 
 
@@ -82,18 +80,6 @@ class NodeLeftInOrder(SignalException):
 class JobPreempted(RallypointError):
     """The whole job was preempted (`--preempt-signals`): its workers have saved, and it has ended on all nodes."""
 
-
-def is_shortage(error: BaseException) -> bool:
-    """Whether an error says that this machine has run out of something, which it may have again in a moment."""
-    number = getattr(error, "errno", None)
-    if number is not None:
-        return number in _SHORTAGES
-    return isinstance(error, (MemoryError, ResourceError)) or "can't start new thread" in str(error)
-
-
-_SHORTAGES = frozenset(
-    (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT, errno.EUSERS)
-)
 
 NEEDS_LINUX = "Rallypoint needs Linux: on Windows use WSL 2, which is Linux, and on macOS a container"
 """The message for those who try another system."""

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
+from importlib import import_module
 
 from rallypoint.base.descriptors import allow_descriptors
 from rallypoint.base.endpoint import Endpoint, is_loopback, listening_sockets, parse_endpoint, resolve
@@ -62,6 +63,7 @@ def serve(options: argparse.Namespace) -> None:
     jobs.remote_control = options.remote_control
     pages = _pages(jobs, options)
     server = ControlServer(jobs, listeners, keys=accepted_keys(), tls=control_tls(vars(options)))
+    import_ahead()
     where = f"control plane listens at {Endpoint(host or '*', server.port)}"
     print_error(f"rallyctl: {where}")
     number = _serve_until_signal(f"READY=1\nSTATUS={where}")
@@ -70,6 +72,28 @@ def serve(options: argparse.Namespace) -> None:
         pages.close()
     server.close(linger=0.0, why=f"{number.name} has ended it")
     print_error(f"rallyctl: ended by {number.name}")
+
+
+_LATER = (
+    "coordinator.collection",
+    "coordinator.connection",
+    "coordinator.job_log",
+    "coordinator.operators",
+    "coordinator.snapshots",
+    "coordinator.store_peers",
+    "membership.endings",
+    "membership.layers",
+    "membership.segments",
+    "protocol.observation",
+    "protocol.signing",
+)
+"""Modules of `rallypoint.control` that an agent imports only when it needs them."""
+
+
+def import_ahead() -> None:
+    """Import whatever a job may need: this runs for months, in which an upgrade in place may replace its files."""
+    for name in _LATER:
+        import_module(f"rallypoint.control.{name}")
 
 
 def _serve_until_signal(ready: str) -> signal.Signals:

@@ -224,7 +224,9 @@ class PContext(ABC):
             for rank, process in self._processes.items():
                 process.on_stacks = partial(self.announce_stacks, process.pid)
                 process.stacks_wanted = partial(self.without_stacks.__contains__, rank)
-            # What the end of these workers needs is imported now, when nobody waits for it.
+            # What the end of these workers needs is imported now, when nobody waits for it: on a busy disk an import
+            # takes 20 ms, and after an upgrade in place there is another module, or none. The report is the last.
+            import rallypoint.failures.report
             import rallypoint.failures.texts
             import rallypoint.workers.stop  # noqa: F401
             from rallypoint.failures.failure import OomKills

@@ -208,3 +208,16 @@ def process_start_error(what: str, error: OSError) -> ResourceError:
     found = ResourceError(f"no process could be started {what}: {error.strerror or error}; look at {where}")
     found.errno = error.errno
     return found
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether an error says that this machine has run out of something, which it may have again in a moment."""
+    number = getattr(error, "errno", None)
+    if number is not None:
+        return number in _SHORTAGES
+    return isinstance(error, (MemoryError, ResourceError)) or "can't start new thread" in str(error)
+
+
+_SHORTAGES = frozenset(
+    (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOSPC, errno.EDQUOT, errno.EUSERS)
+)
