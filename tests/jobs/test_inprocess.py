@@ -160,8 +160,37 @@ def who_had_succeeded_is_started_anew_beside_those_who_go_on(rallyrun: Launcher)
     finishes(rallyrun, job)
 
 
+STALE = """
+import os, signal, time
+from rallypoint import inprocess
+world = []
+@inprocess.resumable
+def train(round):
+    if world:
+        raise RuntimeError("the world is known already")
+    world.append(os.environ["WORLD_SIZE"])
+    os.write(1, f"up {os.environ['RANK']} 2 {round.restart_count} {os.getpid()} 1\\n".encode())
+    while not os.path.exists("finish"):
+        time.sleep(0.02)
+train()
+"""
+
+
+def where_a_survivor_cannot_enter_its_round_all_are_new_from_then_on(rallyrun: Launcher) -> None:
+    job = rallyrun("--standalone", "--nproc-per-node=2", "--max-restarts=3", rallyrun.script(STALE))
+    os.kill(ups(job, (0, 1), 2)[0].pid, signal.SIGKILL)
+    after = ups(job, (0, 1), 2, 2)  # one restart was for the kill, one for the survivor
+    assert "local rank 1 failed as soon as it entered another round in its process" in job.err
+    os.kill(after[0].pid, signal.SIGKILL)
+    last = ups(job, (0, 1), 2, 3)
+    assert last[1].pid != after[1].pid
+    say(rallyrun, "finish")
+    assert job.ends() == 0, job.err
+
+
 def test_on_one_node(at_once: AtOnce) -> None:
     at_once(
+        where_a_survivor_cannot_enter_its_round_all_are_new_from_then_on,
         who_lives_goes_on_and_so_does_what_it_has_started,
         who_does_not_come_out_is_ended_and_the_others_go_on,
         a_function_that_raises_is_one_failure_of_its_round,

@@ -12,11 +12,17 @@ Laws:
    workers of the job are restarted anyway, and none is asked to leave.
 2. A worker that dies while it waits is restarted, and does not count as failed in any round.
 3. Processes that it has left are ended before another worker starts in its place.
+4. A program whose process cannot enter another round is not tried again. Where a library keeps the world of the round
+   before (a singleton of accelerate, say), the function of each survivor fails at once:
+       1. rank 0 is killed; rank 1 survives, and fails at the first line of its next round: a failure like any other;
+       2. now rank 0, which was new, would survive, and fail: and so on, until no restart is left.
+   So the first such failure ends this for the run: all workers of the job are new in each further round.
 """
 
 from __future__ import annotations
 
-from signal import SIGTERM, Signals
+from collections.abc import Mapping
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals
 
 from rallypoint.agent.sources import Preparation
 from rallypoint.agent.spec import WorkerGroup
@@ -26,10 +32,17 @@ from rallypoint.workers.resumable import LeavingWorkers, StandbyFacts, WorkerCha
 
 if TYPE_CHECKING:
     from rallypoint.agent.signals import GracePeriods
+    from rallypoint.failures.failure import ProcessFailure
     from rallypoint.workers.context import PContext
     from rallypoint.workers.stop import Stop
 
 log = get_logger(__name__)
+
+_ENTRY_SECONDS = 10.0
+"""Seconds from the start of a round in which a survivor's failure counts as that of its entry; two of them are spent on
+waiting whether the failure is the echo of another's (`inprocess.rounds`)."""
+_FROM_OUTSIDE = frozenset((SIGHUP, SIGINT, SIGKILL, SIGTERM))
+"""Signals that end a worker from outside, and say nothing about it."""
 
 
 class StandbySource(Protocol):
@@ -90,6 +103,25 @@ class HeldWorkers(Preparation):
             return False
         self._announced |= WorkerChannel(self._group.notices).announced()
         return self._announced.issuperset(range(self._group.spec.local_world_size))
+
+    def note_failures(self, failures: Mapping[int, ProcessFailure], seconds: float, *, progress: bool) -> None:
+        """Workers have failed: find out whether one could not enter another round in its process.
+
+        Args:
+            failures: by local rank.
+            seconds: from the start of the round to now.
+            progress: whether a worker of this node has reported progress in it.
+        """
+        if progress or seconds > _ENTRY_SECONDS or not self._possible:
+            return
+        for rank in self._group.survived:
+            failure = failures.get(rank)
+            if failure is not None and -failure.exitcode not in _FROM_OUTSIDE:
+                self._possible = False
+                why = f"local rank {rank} failed as soon as it entered another round in its process"
+                log.warning("[%s] %s; all workers are new in each round from now on", self._group.spec.role, why)
+                hint = f"{why}: something in it still belongs to the round before"
+                failure.context = "\n".join(filter(None, (failure.context, hint)))
 
     @staticmethod
     def make_ready() -> None:

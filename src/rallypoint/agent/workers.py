@@ -396,6 +396,9 @@ class WorkerController:
             result = self._stuck_result(self.pcontext, by_rank, stuck) if stuck else RunResult(WorkerState.HEALTHY)
         elif found.failures:
             self._add_reasons(found.failures.values())
+            if self._held is not None and self.group.survived:
+                self.folder.look()
+                self._held.note_failures(found.failures, time.time() - self.started_at, progress=self.folder.made())
             failures = {by_rank[rank]: failure for rank, failure in found.failures.items()}
             result = RunResult(WorkerState.FAILED, failures=failures)
         else:

@@ -20,6 +20,7 @@ from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.kernel import until_readable
 from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
+from rallypoint.failures.failure import ProcessFailure
 from rallypoint.workers.stop import run_to_end
 from tests.unit.compat.test_subclass import ours
 from tests.unit.workers.rounds import Rounds, rounds_in, runs, waiting
@@ -137,3 +138,27 @@ def test_only_the_owner_of_a_stop_steps_it(node: Node) -> None:
         until_readable(owner.fds(), min(TIMEOUT, owner.wake_at() - SYSTEM_CLOCK.monotonic()))
         assert not list(owner.step())
     assert waiting(node.context) == {0}
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "survived", "seconds", "progress", "ends"),
+    [
+        (1, (1,), 3.0, False, True),
+        (-signal.SIGSEGV, (0, 1), 3.0, False, True),
+        (-signal.SIGKILL, (1,), 3.0, False, False),
+        (1, (0,), 3.0, False, False),
+        (1, (1,), 60.0, False, False),
+        (1, (1,), 3.0, True, False),
+    ],
+    ids=["error", "crash", "killed", "new", "later", "after_a_step"],
+)
+def test_a_survivor_that_fails_at_once_ends_this_for_the_run(
+    node: Node, exitcode: int, survived: tuple[int, ...], seconds: float, progress: bool, ends: bool
+) -> None:
+    assert node.held.all_announced()
+    node.group.survived = survived
+    failure = ProcessFailure(1, 7, exitcode, "")
+    for _ in range(2):  # it may be found more than once
+        node.held.note_failures({1: failure}, seconds, progress=progress)
+    assert node.held.all_announced() is not ends
+    assert failure.context.count("still belongs to the round before") == ends
