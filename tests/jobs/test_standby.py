@@ -226,6 +226,20 @@ def a_script_that_prepares_nothing_has_none(rallyrun: Launcher) -> None:
     assert not standbys(job)
 
 
+def what_it_imports_without_its_rank_is_named(rallyrun: Launcher) -> None:
+    """As torchmetrics does, which has rank 0 then wherever the standby worker enters."""
+    packages = rallyrun.folder / "site-packages"  # the only ones that are looked at
+    packages.mkdir()
+    (packages / "reads_early.py").write_text("import os\nRANK = os.environ.get('LOCAL_RANK', '0')\n")
+    flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=9", "--standby=1")
+    script = rallyrun.script(f"import reads_early\n{WORKER}")
+    job = rallyrun(*flags, script, env={"PYTHONPATH": str(packages)})
+    ups(job, (0, 1), 2)
+    next_standby(job, 1)
+    job.until_err("a standby worker imports reads_early: reads_early.py:2 reads LOCAL_RANK while it has no rank")
+    finishes(rallyrun, job)
+
+
 def test_on_one_node(at_once: AtOnce) -> None:
     def by_sigterm(rallyrun: Launcher) -> None:
         it_ends_with_the_job(rallyrun, signal.SIGTERM)
@@ -246,6 +260,7 @@ def test_on_one_node(at_once: AtOnce) -> None:
         one_that_is_on_its_way_leaves_the_round_of_another_death(rallyrun, "hold-entry")
 
     at_once(
+        what_it_imports_without_its_rank_is_named,
         one_takes_the_place_of_who_dies_and_another_follows,
         of_two_that_die_at_once_one_is_replaced_by_it,
         one_that_is_killed_costs_nothing,

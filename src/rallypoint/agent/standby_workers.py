@@ -81,7 +81,7 @@ class StandbyWorkers(Source):
         self._pause = _FIRST_LOOK
         self._progress = False
         """Whether the present workers are known to have made progress."""
-        self._told = ""
+        self._told: set[str] = set()
         self._lowers_priority = _priority_can_be_restored()
         if why := self._obstacle():
             self._give_up(why)
@@ -184,6 +184,7 @@ class StandbyWorkers(Source):
         except RallypointError as error:
             self._give_up(str(error))
             return
+        self._name_early_readers()
         started = _Standby(self._next, context, SYSTEM_CLOCK.monotonic())
         self._next += 1
         self._waiting.append(started)
@@ -208,9 +209,20 @@ class StandbyWorkers(Source):
         self._tell(why)
 
     def _tell(self, why: str) -> None:
-        if why != self._told:
-            self._told = why
+        if why not in self._told:
+            self._told.add(why)
             log.warning("[%s] no standby workers: %s", self._group.spec.role, why)
+
+    def _name_early_readers(self) -> None:
+        """Say what has read a rank before there was one. It goes on with that in a standby worker."""
+        for reader in self._workers.imports_with_ranks():
+            if reader not in self._told:
+                self._told.add(reader)
+                log.warning(
+                    "[%s] a standby worker imports %s while it has no rank, and keeps what was read when it gets one; "
+                    "import that in the function, or do without --standby",
+                    *(self._group.spec.role, reader),
+                )
 
     def close(self) -> None:
         """The run is over."""

@@ -228,6 +228,10 @@ class WorkerController:
     def preloads(self) -> bool:
         return self._preload is not None and self._preload.busy
 
+    def imports_with_ranks(self) -> Collection[str]:
+        """What reads, while it is imported, a variable that each worker has of its own, as far as preloading shows."""
+        return () if self._preload is None else self._preload.read_too_early
+
     def preparing(self) -> bool:
         """Whether workers that are due to start have to wait."""
         if self._preload is not None and self._preload.importing:

@@ -124,6 +124,8 @@ class PreloadManager:
         self._failures = 0
         self._given_up = False
         self._warned: set[str] = set()
+        self.read_too_early: list[str] = []
+        """Which modules read what each worker has of its own while they are imported, and where."""
 
     @property
     def pid(self) -> int | None:
@@ -286,6 +288,10 @@ class PreloadManager:
             self._give_up(zygote.reason)
             return
         why = f"{zygote.module} cannot be preloaded: {zygote.reason}"
+        from rallypoint.workers.preload.imports import READ_TOO_EARLY
+
+        if zygote.reason.endswith(READ_TOO_EARLY):
+            self.read_too_early.append(f"{zygote.module}: {zygote.reason.removesuffix(READ_TOO_EARLY).rstrip()}")
         left_out = (*self._imports.left_out, zygote.module)
         rest = [each for each in self._imports.modules if each != zygote.module]
         rest = rest or [each for each in zygote.packages if each not in left_out]

@@ -76,6 +76,10 @@ _MAX_THREADS = 3
 """Threads that are named in a message."""
 
 
+READ_TOO_EARLY = "while it is imported, and each worker has its own"
+"""The end of the reason where a module reads a variable that each worker has of its own."""
+
+
 class Unforkable(Exception):
     """The reason why this process must not be forked.
 
@@ -230,7 +234,7 @@ class Imports:
 
 
 def _reading(where: str, what: str) -> str:
-    return f"{where} {what} while it is imported, and each worker has its own"
+    return f"{where} {what} {READ_TOO_EARLY}"
 
 
 def _without_threads() -> list[bytes]:
