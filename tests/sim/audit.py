@@ -422,7 +422,8 @@ class Audit:
             raise Violation("a preempted job ended before all had saved", f"{waits} on {request}")
         assert after.verdict is not None
         delegate = after.verdict.delegate
-        ranks = {node: each.rank for node, each in after.participants.items()} if after.complete else {}
+        there = after.participants.items() if after.complete else ()
+        ranks = {node: each.rank for node, each in there if not node.is_placeholder}
         if delegate is None or ranks.get(delegate, 0) != min(ranks.values(), default=0):
             raise Violation("the wrong node acts for a preempted job", f"{delegate} of {ranks}")
 

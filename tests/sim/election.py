@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from rallypoint.control.coordinator.dispatcher import RestoredState
+from rallypoint.control.coordinator.dispatcher import LeaderLease, RestoredState
 from rallypoint.control.election import steps
 from rallypoint.control.election.journal import LATER, CannotWrite, Journal, NotYet, Outcome, Written
 from rallypoint.control.election.leader_resolver import LeaderResolver
@@ -43,6 +43,7 @@ class SimCandidate:
         self._news = SimEvent(process)
         self._inbox: deque[Event] = deque()
         self._term: SimTerm | None = None
+        self._lead = LeaderLease(process)
         self._finished: Callable[[], None] | None = None
         address.on_news = self._on_news
         assert job.etcd is not None
@@ -106,7 +107,13 @@ class SimCandidate:
             case steps.Grant(ttl_s=ttl):
                 return (yield from client.lease_grant(ttl))
             case steps.KeepLeaseAlive(lease=lease, timeout_s=seconds):
-                return (yield from client.lease_keep_alive(lease, seconds))
+                asked_at = self._lead.now()
+                left = yield from client.lease_keep_alive(lease, seconds)
+                if left and lease == self._election.lease:
+                    self._lead.extend(asked_at, left)
+                    if self._term is not None:
+                        self._term.server.dispatcher.lead_renewed()
+                return left
             case steps.Revoke(lease=lease, timeout_s=seconds):
                 yield from client.lease_revoke(lease, seconds)
             case steps.FindAddresses():
@@ -116,6 +123,7 @@ class SimCandidate:
             case steps.EndTerm(linger_s=linger):
                 term, self._term = self._term, None
                 if term is not None:
+                    self._lead.end()
                     yield from term.end(linger)
         return None
 
@@ -125,7 +133,7 @@ class SimCandidate:
 
         assert self._term is None, "two terms at once"
         secret = f"{self._client.rng.getrandbits(64):x}"
-        self._term = SimTerm(self._job, self._process, self._client, request, deposed)
+        self._term = SimTerm(self._job, self._process, self._client, request, deposed, self._lead)
         port = self._term.serve(self.number, secret)
         return steps.Listening(request.addresses, port, secret)
 
@@ -140,6 +148,7 @@ class SimTerm:
         client: SimClient,
         request: steps.StartTerm,
         deposed: Callable[[str], None],
+        lead: LeaderLease,
     ) -> None:
         self.fence = request.fence
         self.server: Server
@@ -150,6 +159,7 @@ class SimTerm:
         self._incarnation = takeover.incarnation or job.new_incarnation()
         self._journal = Journal(job.keys, request.fence, self._incarnation, takeover)
         self._deposed = deposed
+        self._lead = lead
         self._event = SimEvent(process)
         self._closed = False
         self._strand = SimThread(process, self._writes())
@@ -157,7 +167,7 @@ class SimTerm:
     def serve(self, node: int, secret: str) -> int:
         """Open the server; returns its port."""
         former = RestoredState(self._incarnation, self._takeover.state)
-        self.server = self._job.new_term(self._process, node, former, self, secret.encode())
+        self.server = self._job.new_term(self._process, node, former, self, secret.encode(), self._lead)
         return self.server.port
 
     def nodes_lost(self, numbers: Collection[int], detail: str) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.agent.policy import Phase
-from rallypoint.control.coordinator.dispatcher import RestoredState
+from rallypoint.control.coordinator.dispatcher import LeaderLease, RestoredState
 from rallypoint.control.election.keys import ElectionKeys
 from rallypoint.control.membership.state import Settings, State, recovery_timeout
 from rallypoint.control.protocol.codec import CodecError
@@ -154,7 +154,9 @@ class Job:
         self.servers += 1
         return f"server-{self.servers - 1}"
 
-    def new_term(self, process: Process, node: int, former: RestoredState, memory: SimTerm, secret: bytes) -> Server:
+    def new_term(
+        self, process: Process, node: int, former: RestoredState, memory: SimTerm, secret: bytes, lead: LeaderLease
+    ) -> Server:
         """Start the control server of a node that was elected."""
         assert self.etcd is not None
         number = int(former.incarnation.rpartition("-")[2])
@@ -168,6 +170,7 @@ class Job:
             former=former,
             memory=memory,
             secret=secret,
+            lead=lead,
             host=node,
         )
         self.server = server

@@ -12,7 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
-from rallypoint.control.coordinator.dispatcher import Dispatcher, JournalSink, RestoredState, do_nothing
+from rallypoint.control.coordinator.dispatcher import Dispatcher, JournalSink, LeaderLease, RestoredState, do_nothing
 from rallypoint.control.coordinator.session import ServerSession
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.coordinator.snapshots import PendingSnapshot
@@ -58,8 +58,15 @@ class AuditedCoordinator(Coordinator):
 class AuditedDispatcher(Dispatcher):
     """The production dispatcher: what goes wrong in it ends the run, and the server sees all that it does."""
 
-    def __init__(self, server: Server, settings: Settings, former: RestoredState, memory: JournalSink | None) -> None:
-        super().__init__(settings, server.process, restored=former, journal=memory)
+    def __init__(
+        self,
+        server: Server,
+        settings: Settings,
+        former: RestoredState,
+        memory: JournalSink | None,
+        lead: LeaderLease | None,
+    ) -> None:
+        super().__init__(settings, server.process, restored=former, journal=memory, lead=lead)
         self.coordinator = AuditedCoordinator(settings, former.incarnation)
         self.coordinator.restore(former.state, server.process.monotonic())
         del self.coordinator.states[:-1]
@@ -125,6 +132,7 @@ class Server:
         former: RestoredState | None = None,
         memory: JournalSink | None = None,
         secret: bytes | None = None,
+        lead: LeaderLease | None = None,
         host: int | None = None,
     ) -> None:
         self.process = process
@@ -151,7 +159,7 @@ class Server:
         self._timer: Timer | None = None
         self._timer_at = inf
         self.dispatcher = AuditedDispatcher(
-            self, settings, former or RestoredState(f"server-{number}", State()), memory
+            self, settings, former or RestoredState(f"server-{number}", State()), memory, lead
         )
         self.dispatcher.on_change = self._arm
         self.incarnation = self.dispatcher.incarnation
