@@ -18,6 +18,14 @@ _USUAL = 1024
 RESERVED = 256
 """Open files of a process besides its connections, at most."""
 
+_ENOUGH = 1 << 20
+"""Where the hard limit is higher (in some containers by a factor of a thousand), the soft one is not raised beyond this
+without need: there are programs that close as many descriptors as they may have.
+"""
+
+_before: tuple[int, int] | None = None
+"""The limits before they were raised: those that workers are to have."""
+
 
 def allow_descriptors(wanted: float = float("inf"), what: str = "") -> int:
     """Raise the soft limit of open files as far as the hard limit allows; returns the limit. Children inherit it.
@@ -35,15 +43,37 @@ def allow_descriptors(wanted: float = float("inf"), what: str = "") -> int:
             *(what, wanted + RESERVED, hard),
         )
     if soft != resource.RLIM_INFINITY and soft < wanted + RESERVED:
-        with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it; then the old limit stays
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        _raise(soft, hard, wanted + RESERVED)
     limit = limits()[0]
     return limit if limit != resource.RLIM_INFINITY else 1 << 30
 
 
+def _raise(soft: int, hard: int, wanted: float) -> None:
+    global _before
+    finite = hard if hard != resource.RLIM_INFINITY else 1 << 30
+    limit = finite if wanted > _ENOUGH else min(finite, _ENOUGH)
+    if limit <= soft:
+        return
+    with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it; then the old limit stays
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        _before = _before or (soft, hard)
+
+
 def allow_nodes(most: int) -> None:
-    """Raise the limit for a coordinator in this process with up to `most` nodes, and warn if it is too low."""
+    """Raise the limit for a coordinator in this process with up to `most` nodes, and warn if it is too low. It is
+    raised in any case: where nodes are few too, the connections of strangers must leave the agent what a restart needs.
+    """
     allow_descriptors(most, f"Up to {most} nodes of this job")
+    soft, hard = limits()
+    if soft != resource.RLIM_INFINITY:
+        _raise(soft, hard, most + RESERVED)
+
+
+def restore_for(child: int) -> None:
+    """Give a child process that was just started the limits that it would have had if they were not raised here."""
+    if _before is not None:
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or a sandbox forbids it
+            resource.prlimit(child, resource.RLIMIT_NOFILE, _before)
 
 
 def limits() -> tuple[int, int]:

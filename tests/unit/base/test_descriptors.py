@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import queue
 import resource
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from rallypoint.base.descriptors import RESERVED, allow_descriptors, allow_nodes, for_connections
 from rallypoint.control.membership.state import NodeInfo
-from rallypoint.control.protocol.messages import Notification, Placed
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import get_rendezvous_handler
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.worker_stores import AgentStoreSupply
+from rallypoint.workers.reaper.client import ReaperClient
 from tests.ports import free_port
 
 
@@ -74,16 +74,32 @@ def test_the_host_of_a_round_has_descriptors_for_its_workers_too(hard: int) -> N
     stores.close()
 
 
-def test_a_host_of_coordinator_and_store_has_descriptors_for_nodes_and_workers(hard: int) -> None:
-    params = RendezvousParameters("c10d", f"127.0.0.1:{free_port()}", "job", 1, 200, last_call_timeout=1)
+@pytest.mark.process
+def test_who_hosts_a_coordinator_of_few_nodes_has_all_descriptors_and_its_workers_those_of_before(
+    hard: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rallypoint.base.descriptors._before", None)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    params = RendezvousParameters("c10d", f"127.0.0.1:{free_port()}", "job", 1, 2, last_call_timeout=1)
     handler = get_rendezvous_handler(params)
     assert isinstance(handler, ElasticHandler)
-    told: queue.SimpleQueue[Notification] = queue.SimpleQueue()
-    handler.listen(told.put)
-    handler.join(NodeInfo("default", 200, "", 0))
-    while not isinstance(placed := told.get(timeout=60), Placed):
-        pass
-    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(600, hard), "the nodes alone need no more"
-    handler.begin_round(placed.placement)
-    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard), "nor do the workers alone"
-    handler.shutdown()
+    handler.listen(lambda _notification: None)
+    handler.join(NodeInfo("default", 1, "", 0))
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    reaper = ReaperClient()  # later than the limit was raised, as one that takes the place of another
+    try:
+        given = Path(f"/proc/{reaper.pid}/limits").read_text()
+        assert f"Max open files            {before[0]} " in given
+    finally:
+        reaper.close()
+        handler.shutdown()
+
+
+def test_a_limit_without_end_is_not_raised_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr("rallypoint.base.descriptors._before", None)
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: asked[-1] if asked else (1024, 1 << 30))
+    monkeypatch.setattr(resource, "setrlimit", lambda _what, limit: asked.append(limit))
+    allow_nodes(2)
+    assert asked == [(1 << 20, 1 << 30)]
+    assert allow_descriptors(1 << 21) == 1 << 30

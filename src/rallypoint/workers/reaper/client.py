@@ -389,7 +389,7 @@ def _spawn_supervisor(link: int) -> int:
         numbers = [max(given) + place for place in range(1, len(given) + 1)]  # none takes another's place on the way
         quiet = ["-B"] if sys.dont_write_bytecode else []
         command = [sys.executable, "-I", "-S", *quiet, "-c", _BOOTSTRAP, _FOLDER, *map(str, numbers)]
-        return os.posix_spawn(
+        pid = os.posix_spawn(
             sys.executable,
             [*command, "rallypoint-reaper"],
             os.environ,
@@ -398,6 +398,10 @@ def _spawn_supervisor(link: int) -> int:
         )
     finally:
         os.close(me)
+    # Whoever has raised this process's limit of open files has imported it; the workers keep the limit of before.
+    if (descriptors := sys.modules.get("rallypoint.base.descriptors")) is not None:
+        descriptors.restore_for(pid)
+    return pid
 
 
 def exit_words(exitcode: int | None) -> str:
