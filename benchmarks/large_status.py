@@ -15,7 +15,7 @@ from functools import partial
 from benchmarks.case import OURS, THEIRS, Budget, Case, Row, Settings, in_turn, row
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.coordinator.snapshots import JobView, Reports, SnapshotMaker
+from rallypoint.control.coordinator.snapshots import JobView, Reports, SnapshotMaker, at_once
 from rallypoint.control.membership.state import NodeId, NodeInfo, Participant, State
 from rallypoint.control.membership.state import Settings as JobSettings
 from rallypoint.control.protocol.messages import NodeReport
@@ -58,7 +58,7 @@ class _Job:
         return JobView.of(self._coordinator, self._reports, 1.0)
 
     def snapshot(self) -> Snapshot:
-        return self._maker.snapshot(self.view())
+        return at_once(self._maker.snapshot(self.view()))
 
     def first_snapshot(self) -> Snapshot:
         self.another_round()
@@ -69,7 +69,7 @@ class _Job:
         view, left = self.view(), 1
         rows: list[NodeView] = []
         while left:
-            part = _sent(self._maker.page(view, len(rows)))
+            part = _sent(at_once(self._maker.page(view, len(rows))))
             rows += part.nodes
             left = part.not_shown
         return status_json(part._replace(nodes=tuple(rows)), 1e9)

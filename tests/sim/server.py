@@ -292,7 +292,7 @@ class Server:
 class SimSession:
     """One connection, seen from the server: the production session, and a connection that carries its messages."""
 
-    answers_all = True
+    answers_all = is_written = True
 
     def __init__(self, server: Server, connection: Connection) -> None:
         self.process = server.process
@@ -324,9 +324,9 @@ class SimSession:
         """The handshake is done."""
         return self._server.record(hello, leased=True)
 
-    def send(self, payload: bytes) -> None:
-        """Send a message."""
-        if not self._done:
+    def send(self, *payloads: bytes) -> None:
+        """Send messages."""
+        for payload in () if self._done else payloads:
             signers = self._session.signers
             self.connection.send(1, payload if signers is None else signers.outgoing.sign(payload))
 
@@ -340,6 +340,11 @@ class SimSession:
         """Send the node a notification."""
         self.process.world.note(self.process, "to node %d: %s", self.node, notification)
         self.send(codec.encode(notification))
+
+    def make(self, answer: PendingSnapshot) -> None:
+        """Make an answer to a watcher; here operators have no connections."""
+        for part in answer.parts():
+            self.post(part)
 
     def disconnect(self, why: str = "") -> None:
         """The coordinator has ended the session."""

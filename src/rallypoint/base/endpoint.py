@@ -319,6 +319,13 @@ def shorten_retransmission(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
+def keep_alive(connected: socket.socket) -> None:
+    """Switch on TCP's keep-alive: an end that only receives would not notice that the other one is gone."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
+        connected.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
 def is_acknowledged(connected: socket.socket) -> bool:
     """Whether the other side's kernel has received all that was written to a connection: it is not cut off, although
     its process may say nothing. False where this kernel does not tell.

@@ -36,6 +36,7 @@ from rallypoint.control.coordinator.notifications import (
     newly_complete,
     nodes_waiting,
     notification_diff,
+    placeholders_in,
     placements,
     progress,
     standing_without,
@@ -342,7 +343,9 @@ class SharedStateLink:
                 self._step(self._node, Exit())
                 self._heartbeat_at = None
                 if asks:
-                    self._deliver_if_open(standing_without(self._state, self._node, self._settings))
+                    self._deliver_if_open(
+                        standing_without(self._state, self._node, self._settings, placeholders_in(self._state))
+                    )
             case ProgressRequest():
                 self._deliver_if_open(self._progress())
             case ConfirmRequest(number=number):  # what has been read since is delivered

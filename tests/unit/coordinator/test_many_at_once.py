@@ -9,7 +9,7 @@ import pytest
 
 from rallypoint.control.coordinator import coordinator as module
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
-from rallypoint.control.coordinator.notifications import standing_without
+from rallypoint.control.coordinator.notifications import placeholders_in, standing_without
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership import mappings
 from rallypoint.control.membership.endings import missing
@@ -134,5 +134,5 @@ def test_who_leaves_is_told_how_many_others_have_reported(few: int, monkeypatch:
     held = {node: Participant(INFO, rank) for rank, node in enumerate(NODES[:4])}
     state = State(complete=True, participants=held | {NodeId.placeholder(4): Participant(INFO, 4)})
     job = Settings("job", 1, 8)
-    assert standing_without(state, NODES[0], job).others == 3
-    assert standing_without(state, NODES[9], job).others == 4
+    assert standing_without(state, NODES[0], job, placeholders_in(state)).others == 3
+    assert standing_without(state, NODES[9], job, placeholders_in(state)).others == 4

@@ -18,7 +18,7 @@ from rallypoint.control.coordinator.jobs import ManyJobs
 from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol.handshake import ClientHandshake, Hello
-from rallypoint.control.protocol.messages import CollectedPart, NodesWaiting
+from rallypoint.control.protocol.messages import CollectedPart, NodesWaiting, SessionEnded
 from rallypoint.control.protocol.observation import JobList, ListRequest, decode_watcher_notification
 from tests.unit.coordinator.sockets import SocketNode, serving
 from tests.unit.coordinator.test_control import TIMEOUT
@@ -43,8 +43,13 @@ def test_a_watcher_that_names_its_job_is_not_told_of_others() -> None:
             of_any.greets(HELLO._replace(is_watcher=True))
             of_any.says(ListRequest())
             assert isinstance(decode_watcher_notification(of_any.next()), JobList)
-        with greeted(server, HELLO._replace(is_watcher=True, job="job")) as raw:
-            SocketNode(raw).says(ListRequest())
+        with socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT) as raw:
+            of_one = SocketNode(raw)
+            of_one.greets(HELLO._replace(is_watcher=True, job="job"))
+            of_one.says(ListRequest())
+            ended = decode_watcher_notification(of_one.next())
+            assert isinstance(ended, SessionEnded)
+            assert (ended.detail, ended.is_permanent) == ("jobs are listed for watchers that name none", True)
             assert raw.recv(1000) == b"", "it closed the connection"
 
 

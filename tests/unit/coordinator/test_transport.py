@@ -27,12 +27,16 @@ class Connection:
         self.transport = transport
         self.received = b""
         self.ends: list[OSError | None] = []
+        self.drained = 0
         self.on_data: Callable[[bytes], None] = lambda _data: None
         self.ended = asyncio.Event()
 
     def data_received(self, data: bytes) -> None:
         self.received += data
         self.on_data(data)
+
+    def all_sent(self) -> None:
+        self.drained += 1
 
     def connection_lost(self, error: OSError | None) -> None:
         self.ends.append(error)

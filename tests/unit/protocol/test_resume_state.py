@@ -32,6 +32,7 @@ from rallypoint.control.protocol.messages import (
     LeaveRequest,
     LinkLost,
     NextStore,
+    NodeReport,
     NodesSucceeded,
     Notification,
     Placed,
@@ -146,10 +147,15 @@ def test_what_cannot_be_sent_ends_the_link_with_a_sentence_instead_of_silence() 
     link = TcpLink(
         FixedEndpoint(DialTarget(Endpoint("127.0.0.1", 1))), settings, NodeId("h", 1, 0), told.put, Deadline.after(20.0)
     )
-    link.send(Fail(0, CAUSE._replace(host="half a pair: \udcff"), 1))
+    link.send(NodeReport(0, output_ages=(math.nan,)))  # nothing that the job needs
+    link.send(Fail(0, CAUSE._replace(host="half a pair: \udcff"), 1))  # its text is cleaned
+    link.send(Fail(0, CAUSE, 1 << 40))
     notice = told.get(timeout=TIMEOUT)
     assert isinstance(notice, LinkLost)
-    assert "cannot be sent" in notice.detail
+    assert notice.detail == (
+        "what this node had to tell the control plane cannot be sent: "
+        "a Fail whose max_restarts is 1099511627776 is refused; it has to be from -1 to 2147483648"
+    )
     link.close()
 
 

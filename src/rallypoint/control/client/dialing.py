@@ -26,11 +26,19 @@ from rallypoint.base.endpoint import (
     usable_address,
 )
 from rallypoint.base.log import get_logger, printable
+from rallypoint.base.own_process import process_token
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, FrameReader, frame
 from rallypoint.control.protocol.errors import FrameError, SignatureError
-from rallypoint.control.protocol.handshake import Challenge, ClientHandshake, HandshakeError, HandshakeRefused, Welcome
+from rallypoint.control.protocol.handshake import (
+    Challenge,
+    ClientHandshake,
+    HandshakeError,
+    HandshakeRefused,
+    Hello,
+    Welcome,
+)
 
 if TYPE_CHECKING:
     from rallypoint.base.tls import ControlTls
@@ -272,7 +280,7 @@ class Dialer:
         )
         address = usable_address(str(session.writer.get_extra_info("sockname")[0]))
         node = self.node if self.node.addr else self.node._replace(addr=address)
-        hello = codec.encode(handshake.hello(address, node, incarnation))
+        hello = self._greeting(handshake.hello(address, node, incarnation, process_token()))
         session.writer.write(MAGIC)
         session.send(hello)
         answer = await self._answer(session)
@@ -285,6 +293,12 @@ class Dialer:
         session.welcome = self._expect(codec.decode_answer(self._verified(answer, handshake)), Welcome)
         session.signers = handshake.signers
         self.node = node
+
+    def _greeting(self, hello: Hello) -> bytes:
+        try:
+            return codec.sendable(hello)
+        except codec.NotSendable as error:
+            raise HandshakeError(f"this node cannot greet the control plane at {self._endpoint}: {error}") from None
 
     def _expect(self, answer: Challenge | Welcome | HandshakeRefused, wanted: type[A]) -> A:
         if isinstance(answer, HandshakeRefused):

@@ -25,7 +25,7 @@ from collections import deque
 
 from rallypoint.base.clock import BOOT_CLOCK, SYSTEM_CLOCK, Deadline
 from rallypoint.base.endpoint import is_acknowledged, unmapped_address, usable_address
-from rallypoint.base.log import get_logger
+from rallypoint.base.log import RateLimitedLog, get_logger
 from rallypoint.base.loop import shared_loop
 from rallypoint.control.client.dialing import (
     ClientSession,
@@ -36,10 +36,10 @@ from rallypoint.control.client.dialing import (
 )
 from rallypoint.control.membership.state import NodeId, Outcome, Settings, Verdict
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.codec import check_size
 from rallypoint.control.protocol.errors import FrameError
 from rallypoint.control.protocol.handshake import HandshakeError
 from rallypoint.control.protocol.messages import (
+    EXPENDABLE,
     Deliver,
     Fault,
     FaultRequested,
@@ -115,6 +115,7 @@ class TcpLink:
         self._cut_until = -math.inf
         """Until when a drill cuts the link, on the monotonic clock."""
         self._cut_task: asyncio.Task[None] | None = None
+        self._dropped = RateLimitedLog(log, "messages dropped")
         self._unsent: list[bytes] = []
         """What the session is sent when that is over."""
         self._waiting_since: float | None = None
@@ -150,9 +151,12 @@ class TcpLink:
 
     def _send(self, request: Request) -> None:
         try:
-            payload = _payload(request)
-        except (FrameError, ValueError) as error:  # text that cannot be encoded in UTF-8 is a ValueError
-            self._end(f"what this node had to tell the control plane cannot be sent ({error}): {str(request)[:200]}")
+            payload = codec.sendable(request)
+        except codec.NotSendable as error:
+            if isinstance(request, EXPENDABLE):
+                self._dropped.warning("a %s is dropped: it cannot be sent (%s)", type(request).__name__, error)
+            else:
+                self._end(f"what this node had to tell the control plane cannot be sent: {error}")
             return
         self._update_resume_state(after_request(self._resume_state, request, SYSTEM_CLOCK.monotonic()))
         if self._rejoin_requested is not None and not self._resume_state.refused:
@@ -175,7 +179,7 @@ class TcpLink:
     async def _leave_and_close(self) -> None:
         session = self._session
         if session is not None:
-            session.send(_payload(LeaveRequest()))
+            session.send(codec.sendable(LeaveRequest()))
             session.writer.close()
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT):
@@ -224,7 +228,7 @@ class TcpLink:
         self._embedded, self.lease = welcome.embedded, welcome.lease
         self._end_detail = ""
         for request in requests_to_repeat(self._resume_state, SYSTEM_CLOCK.monotonic()):
-            session.send(_payload(request))
+            session.send(codec.sendable(request))
         self._update_resume_state(self._resume_state._replace(opened=welcome.incarnation))
         self._resolver.session_opened(welcome.incarnation)
         self._session = session
@@ -300,7 +304,7 @@ class TcpLink:
                 self._session.send(payload)
 
     async def _send_heartbeats(self, session: ClientSession) -> None:
-        heartbeat = _payload(Heartbeat())
+        heartbeat = codec.sendable(Heartbeat())
         wanted = session.welcome.heartbeat_interval
         self._heartbeats.clear()
         if wanted:  # by a server of many nodes, which may all have come at the same time
@@ -346,10 +350,3 @@ class TcpLink:
     async def _rejoin_request(self) -> None:
         self._rejoin_requested = asyncio.Event()
         await self._rejoin_requested.wait()
-
-
-def _payload(request: Request) -> bytes:
-    """The bytes of a request. FrameError where they, signed, are more than a frame may have."""
-    payload = codec.encode(request)
-    check_size(len(payload))
-    return payload

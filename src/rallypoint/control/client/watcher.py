@@ -7,6 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 
+from rallypoint.base.endpoint import keep_alive
 from rallypoint.base.errors import RallypointError
 from rallypoint.control.client.dialing import RETRYABLE, ClientSession, Dialer, DialTarget, error_words
 from rallypoint.control.membership.state import Settings
@@ -74,7 +75,7 @@ class WatcherSession:
                 f"no control plane answers at {self._where.endpoint} ({error_words(error) or dialer.unfinished}); "
                 "check the endpoint, and that the job runs"
             ) from None
-        _keep_alive(self._session.writer.get_extra_info("socket"))
+        keep_alive(self._session.writer.get_extra_info("socket"))
         return self
 
     async def __aexit__(
@@ -146,13 +147,6 @@ class WatcherSession:
 
     def _lost(self, why: str) -> UnreachableError:
         return UnreachableError(f"the control plane at {self._where.endpoint} was lost ({why})")
-
-
-def _keep_alive(connected: socket.socket) -> None:
-    """Switch on TCP keep-alive: a session that only receives would not notice that the server is gone."""
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
-        connected.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 async def with_all_nodes(seen: Snapshot, ask: Callable[[WatchRequest], Awaitable[Snapshot]]) -> Snapshot:

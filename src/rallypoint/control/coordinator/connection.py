@@ -1,5 +1,14 @@
 """The connections of a control server, as bytes: who may come, greeting, frames, what is to be sent.
 
+Laws of the loop's time (law 17 of the design: a stranger gets a bounded share):
+
+1. What one connection has sent is handled for `_TURN` at a time, and what all have sent for `_TURN_OF_ALL`. The rest
+   waits in the connection, which is read no more before it is handled; meanwhile others have their turn.
+2. No further request is handled while more than `_POSTED` notifications wait to be written: what requests cause is
+   written before more is caused.
+3. A watcher's next request is handled when the last answer has been made and read. Answers are made a slice at a time,
+   and the notifications of nodes come first.
+
 Whom a control plane without a secret serves is decided by the user at the other end of a connection. Laws:
 
 1. On its own machine it serves its own user and root; any other user is refused before anything else happens.
@@ -14,30 +23,31 @@ import asyncio
 import math
 import os
 import socket
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from hmac import compare_digest
 from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.descriptors import connection_limit
-from rallypoint.base.endpoint import unmapped_address, usable_address
+from rallypoint.base.endpoint import keep_alive, unmapped_address, usable_address
 from rallypoint.base.log import RateLimitedLog, get_logger
 from rallypoint.base.netlink import Peer, PeerUsers, SocketName
+from rallypoint.base.own_process import process_token
 from rallypoint.control.coordinator.session import HEARTBEAT, ServerSession
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.coordinator.transport import Transport, Transports
 from rallypoint.control.protocol import codec
-from rallypoint.control.protocol.codec import MAGIC, TLS_HANDSHAKE, FrameReader, frame
+from rallypoint.control.protocol.codec import MAGIC, MAX_FRAME, MAX_GREETING, TLS_HANDSHAKE, FrameReader, frame
 from rallypoint.control.protocol.errors import FrameError
-from rallypoint.control.protocol.messages import CollectedPart
+from rallypoint.control.protocol.messages import EXPENDABLE, CollectedPart
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     from rallypoint.base.loop import LoopThread
     from rallypoint.base.tls import ControlTls, TlsChannel
     from rallypoint.control.coordinator.jobs import ServedJobs, Shares
+    from rallypoint.control.coordinator.snapshots import PendingSnapshot
     from rallypoint.control.protocol.handshake import Hello, Keys
     from rallypoint.control.protocol.messages import Notification
     from rallypoint.control.protocol.observation import WatcherNotification
@@ -52,6 +62,13 @@ _WRITE_BUFFER_LIMIT, _WATCHER_LIMIT = 4 * 1024 * 1024, 16 * 1024 * 1024
 """Bytes that a node, or a watcher, may leave unread before it counts as gone."""
 _COLLECTED_LIMIT = 64 * 1024 * 1024
 """Bytes of what was collected from other nodes that a node may leave unread besides; what is beyond is left out."""
+
+_TURN, _TURN_OF_ALL = 0.002, 0.01
+"""Seconds for which the loop handles what one connection, and what all have sent, before others have their turn."""
+_POSTED = 1024
+"""Notifications that are written in one turn, and that may wait to be written while more is caused."""
+_MAKING = 0.5
+"""Seconds for which answers to watchers are made when the server ends; what is not made by then is not sent."""
 
 _HEARTBEAT_FRAME = frame(HEARTBEAT)
 """A heartbeat without signature: most of the traffic of a large job, and the same bytes each time."""
@@ -81,7 +98,15 @@ class ControlConnection:
     def __init__(self, connections: Connections, transport: Transport) -> None:
         self._all = connections
         self._transport = transport
-        self._reader = FrameReader()
+        self._reader = FrameReader(MAX_GREETING)
+        self._frames: deque[bytes] = deque()
+        """What has arrived and was not handled yet."""
+        self._is_behind = False
+        """Whether that waits for a later turn, or for an answer that is made or read."""
+        self._pending: deque[PendingSnapshot] = deque()
+        """A watcher's answers that are being made."""
+        self.posted = self.written = 0
+        """How many notifications were posted, which whoever delivers counts, and written, which the loop does."""
         self._channel: TlsChannel | None = None
         self.is_shaking_hands = False
         """Whether a TLS handshake, of this connection, is going on on another thread."""
@@ -90,56 +115,30 @@ class ControlConnection:
         self._magic_sent = False
         self._takes_plain = False
         """Whether this is the session of a node, whose frames are not signed."""
+        self._is_watcher = False
         self._done = False
         self._limit = _WRITE_BUFFER_LIMIT
         self._collected = 0
         """Bytes of what was collected that may be unread: those sent since nothing was unread."""
         self._tenant = ""
         """Whose share of the server it takes (`shares`); empty before the handshake."""
-        self._unread = b""
-        """What has arrived and waits until its tenant may use the loop again."""
         self._is_own_user = False
         """Whether it is known that a process of our own user, or of root, is at the other end."""
-        self._peer_host = unmapped_address(transport.peer_name[0])
+        self.peer_host = unmapped_address(transport.peer_name[0])
         served = connections.served
         nonce = b"" if served.keys is None else os.urandom(16)
-        self._session = ServerSession(served.jobs, served.keys, nonce, self, self._peer_host.partition("%")[0])
-        if not connections.has_room(transport.socket.fileno()):
-            connections.limiter.log_refusal(
-                "control connection from %s refused: no descriptor is left for it", self._peer
-            )
-            self._done = True
-            transport.abort()  # without a word, so that it comes again
-        connections.opened(self)
+        self._session = ServerSession(served.jobs, served.keys, nonce, self, self.peer_host.partition("%")[0])
+        if connections.has_room(transport.socket.fileno(), self.peer_host):
+            connections.opened(self)
+            return
+        connections.limiter.log_refusal("control connection from %s refused: no descriptor is left for it", self._peer)
+        self._done = True
+        transport.abort()  # without a word, so that it comes again
 
     # Its transport's side
 
     def data_received(self, data: bytes) -> None:
         """Bytes have arrived."""
-        shares, begun = self._all.shares, 0.0
-        if shares is not None and self._tenant:
-            if self._unread or (wait := shares.wait(self._tenant)):
-                self._read_later(data, 0.0 if self._unread else wait)
-                return
-            begun = self._all.event_loop.time()
-        self._receive(data)
-        if shares is not None and begun:
-            shares.used(self._tenant, self._all.event_loop.time() - begun)
-
-    def _read_later(self, data: bytes, wait: float) -> None:
-        """Its tenant has used more than its share of the loop's time."""
-        self._unread += data
-        if wait:
-            self._transport.pause()
-            self._all.event_loop.call_later(wait, self._read_now)
-
-    def _read_now(self) -> None:
-        data, self._unread = self._unread, b""
-        if not self._transport.is_closing:
-            self._transport.resume()
-            self.data_received(data)
-
-    def _receive(self, data: bytes) -> None:
         if not self._kind_known and data:
             self._kind_known = True
             if not self._begin(data):
@@ -156,24 +155,79 @@ class ControlConnection:
         """These bytes have arrived, decrypted if need be."""
         if self._done:
             return
-        session = self._session
+        if data == _HEARTBEAT_FRAME and self._takes_plain and not self._frames and not self._reader.has_partial_frame:
+            self._guarded(self._session.heartbeat)
+            return
         try:
-            if data == _HEARTBEAT_FRAME and self._takes_plain and not self._reader.has_partial_frame:
-                if (why := session.heartbeat()) is not None:
-                    self._close(why)
-                return
-            for payload in self._reader.feed(data):
-                was_open = session.is_open
-                if (why := session.receive(payload)) is not None:
-                    self._close(why)
-                    return
-                if session.is_open and not was_open:  # who only asks something has until the timeout
-                    self._all.limiter.remove(self)
-        except (FrameError, codec.CodecError) as error:
+            self._frames.extend(self._reader.feed(data))
+        except FrameError as error:
+            self._close(str(error))
+            return
+        if self._is_behind:
+            self._transport.pause()
+        else:
+            self._work()
+
+    def go_on(self) -> None:
+        """Handle what waits: a later turn has come, or what it waited for has happened."""
+        self._is_behind = False
+        self._work()
+        if not (self._is_behind or self._done or self._transport.is_closing):
+            self._transport.resume()
+
+    def _work(self) -> None:
+        """Handle what has arrived, for as long as this connection may use the loop now."""
+        everyone, frames = self._all, self._frames
+        shares = everyone.shares if self._tenant else None
+        began = SYSTEM_CLOCK.monotonic()
+        if shares is not None and (wait := shares.wait(self._tenant)):
+            self._is_behind = True
+            everyone.event_loop.call_later(wait, self.go_on)
+            return
+        until = min(began + _TURN, everyone.transports.turn_began + _TURN_OF_ALL)
+        while frames and not self._done and not self._transport.is_closing:
+            if self._awaits_answer:
+                self._is_behind = True  # until `all_sent` or `make_some`
+                break
+            if len(everyone.outbox) > _POSTED or (len(frames) > 1 and SYSTEM_CLOCK.monotonic() >= until):
+                self._is_behind = True
+                everyone.go_on_later(self)
+                break
+            self._guarded(partial(self._handle, frames.popleft()))
+        if shares is not None:
+            shares.used(self._tenant, SYSTEM_CLOCK.monotonic() - began)
+
+    @property
+    def _awaits_answer(self) -> bool:
+        """Whether a watcher has an answer that it has not read."""
+        return bool(self._pending or (self._is_watcher and self._transport.unsent))
+
+    def _handle(self, payload: bytes) -> str | None:
+        """Handle one message; returns as `ServerSession.receive`."""
+        session = self._session
+        was_open = session.is_open
+        why = session.receive(payload)
+        if session.is_open and not was_open:  # who only asks something has until the timeout
+            self._reader.most = MAX_FRAME
+            self._all.limiter.remove(self)
+        return why
+
+    def _guarded(self, handle: Callable[[], str | None]) -> None:
+        try:
+            if (why := handle()) is not None:
+                self._close(why)
+        except codec.CodecError as error:
+            self._close(str(error), is_permanent=True)
+        except FrameError as error:
             self._close(str(error))
         except Exception:
             log.exception("control connection from %s: a message could not be handled; it is closed", self._peer)
             self.abort()
+
+    def all_sent(self) -> None:
+        """The other side has read what it was sent."""
+        if self._is_behind and self._is_watcher and not self._awaits_answer:
+            self.go_on()
 
     def connection_lost(self, error: OSError | None) -> None:
         """The other side, or we, have disconnected."""
@@ -220,8 +274,9 @@ class ControlConnection:
         """Continue with TLS's handshake on another thread, and read no more before it has ended."""
         self.is_shaking_hands = True
         self._transport.pause()
-        work = self._all.event_loop.run_in_executor(self._all.tls_threads, channel.receive, data)
-        work.add_done_callback(partial(self._shaken, channel))
+        handshakes = self._all.handshakes
+        assert handshakes is not None, "it speaks TLS"
+        handshakes.add(self.peer_host, partial(channel.receive, data), partial(self._shaken, channel))
 
     def _shaken(self, channel: TlsChannel, work: asyncio.Future[bytes]) -> None:
         self.is_shaking_hands = False
@@ -263,19 +318,22 @@ class ControlConnection:
     def describe(self, hello: Hello) -> SessionRecord:
         """The handshake is done."""
         if self._all.shares is not None:
-            tenant = hello.job if self._all.served.keys is not None else self._peer_host.partition("%")[0]
+            tenant = hello.job if self._all.served.keys is not None else self.peer_host.partition("%")[0]
             self._all.shares.enter(tenant)
             self._tenant = tenant
+        self._is_watcher = hello.is_watcher
         self._limit = _WATCHER_LIMIT if hello.is_watcher else _WRITE_BUFFER_LIMIT
+        if hello.is_watcher:  # it has no lease: without this the end of its machine would never be noticed
+            keep_alive(self._transport.socket)
         self._takes_plain = self._session.signers is None and not (hello.is_watcher or hello.only_greets)
         own = usable_address(unmapped_address(self._transport.own_name[0]))
         trusted = self._is_own_user or not self._all.served.is_open
-        here = hello.node.pid == os.getpid() and hello.address == own and trusted
+        here = trusted and compare_digest(hello.process, process_token())
         return SessionRecord(
             hello.node,
             hello.address,
             own,
-            usable_address(self._peer_host),
+            usable_address(self.peer_host),
             hello.settings,
             in_this_process=here,
             local=here and self._all.served.has_local_nodes,
@@ -289,16 +347,57 @@ class ControlConnection:
         """Whether there are few enough connections for that."""
         return len(self._all.open) <= _MANY_SESSIONS
 
+    @property
+    def is_written(self) -> bool:
+        """Whether all that was posted was written."""
+        return self.posted == self.written
+
     def post(self, notification: Notification | WatcherNotification) -> None:
-        """Send a notification on the loop's thread, in the order of the calls; from any thread."""
+        """Send a notification on the loop's thread, in the order of the calls; from any thread. One that cannot be
+        encoded, and without which the job continues, is dropped.
+        """
         everyone = self._all
         told = everyone.last_encoded
         if told is None or told[0] is not notification:
-            told = everyone.last_encoded = (notification, codec.encode(notification))
+            try:
+                payload = codec.encode(notification)
+                codec.check_size(len(payload))
+            except (ValueError, OverflowError, FrameError) as error:
+                if not isinstance(notification, EXPENDABLE):
+                    raise
+                kind = type(notification).__name__
+                everyone.limiter.log_drop("a %s for %s is dropped: it cannot be sent (%s)", kind, self._peer, error)
+                return
+            told = everyone.last_encoded = (notification, payload)
+        self.posted += 1
         everyone.outbox.append((self, isinstance(notification, CollectedPart), told[1]))
         if not everyone.posting:
             everyone.posting = True
             everyone.loop.call(everyone.write_posted)
+
+    def make(self, answer: PendingSnapshot) -> None:
+        """Make an answer to a watcher, a slice at a time, and send it; from any thread."""
+        self._pending.append(answer)
+        self._all.loop.call(partial(self._all.make_later, self))
+
+    def make_some(self) -> bool:
+        """Make a slice of the first answer; returns whether more is left. On the loop's thread."""
+        if self._done or self._transport.is_closing:
+            self._pending.clear()
+        if not self._pending:
+            return False
+        try:
+            made = self._pending[0].make_some()
+        except Exception:
+            log.exception("the answer to %s could not be made; the control connection is closed", self._peer)
+            self.abort()
+            return False
+        if made:
+            self._pending.popleft()
+            self.send(*map(codec.encode, made))
+            if self._is_behind and not self._awaits_answer:
+                self._all.go_on_later(self)
+        return bool(self._pending)
 
     def disconnect(self, why: str) -> None:
         """The coordinator has ended the session; from any thread."""
@@ -314,7 +413,7 @@ class ControlConnection:
 
     @property
     def _peer(self) -> str:
-        name, address = self._session.node_name, f"{self._peer_host}:{self._transport.peer_name[1]}"
+        name, address = self._session.node_name, f"{self.peer_host}:{self._transport.peer_name[1]}"
         return f"{address} ({name})" if name else address
 
     def send_collected(self, payload: bytes) -> None:
@@ -358,12 +457,13 @@ class ControlConnection:
         """Disconnect at once."""
         self._transport.abort()
 
-    def _close(self, why: str) -> None:
-        self._done = True
+    def _close(self, why: str, *, is_permanent: bool = False) -> None:
         if not self._session.is_open:
             self._all.limiter.log_refusal("control connection from %s refused: %s", self._peer, why)
         else:
-            log.warning("control connection from %s is closed: %s", self._peer, why)
+            self._all.limiter.log_end("control connection from %s is closed: %s", self._peer, why)
+            self._session.end(why, is_permanent=is_permanent)
+        self._done = True
         self._transport.close()
 
     def on_handshake_timeout(self) -> None:
@@ -378,6 +478,7 @@ class ControlConnection:
         """End a connection that has not become a session, to make room for newer ones."""
         self._close("too many connections are open that said nothing that opens a session; newer ones take its place")
         self.abort()
+        self._all.closed(self)  # now: a burst of others is counted before its end is reported
 
 
 class Served(NamedTuple):
@@ -414,14 +515,15 @@ class Connections:
         """Set when the last connection is gone."""
         self._users = PeerUsers()
         self._warned = False
-        self.tls_threads: Executor | None = None
-        """For TLS handshakes: those of thousands of nodes take many seconds, in which sessions continue."""
-        if served.tls is not None:
-            from concurrent.futures.thread import ThreadPoolExecutor
-
-            self.tls_threads = ThreadPoolExecutor(_TLS_THREADS, "rallypoint-tls")
+        self.handshakes = None if served.tls is None else TlsHandshakes(self.event_loop)
         self.loop = loop
         self.outbox: deque[tuple[ControlConnection, bool, bytes]] = deque()
+        self._behind: deque[ControlConnection] = deque()
+        """Those that have sent more than could be handled in their turn."""
+        self._making: deque[ControlConnection] = deque()
+        """Those of watchers whose answers are being made."""
+        self._called: set[Callable[[], None]] = set()
+        """What the loop will call in its next turn."""
         self._descriptors = 0
         """The limit of descriptors for connections when it was last looked up; it may be raised."""
         self._most: float = math.inf
@@ -441,13 +543,19 @@ class Connections:
             )
         return peer
 
-    def has_room(self, descriptor: int) -> bool:
-        """Whether one more connection, with this descriptor, can stay; the oldest that is no session may make room."""
+    def has_room(self, descriptor: int, peer_host: str) -> bool:
+        """Whether one more connection, with this descriptor, can stay; one that is no session may make room.
+
+        1. The new connection's descriptor is the first one beyond the limit: all below are in use, by as many
+           connections as are open now, without it.
+        2. From now on each new connection has an older one closed. Those that were evicted just now still have their
+           descriptors, so descriptors go beyond the limit by the connections of one burst at most. As they do not count
+           as open, the next look at a descriptor beyond the limit finds no larger number of connections than the last.
+        """
         if descriptor >= self._descriptors:
             self._descriptors = connection_limit()
-            if descriptor >= self._descriptors:  # those below are in use: there are as many connections as may be
-                self._most = len(self.open)
-        return len(self.open) < self._most or self.limiter.make_room()
+            self._most = len(self.open) if descriptor >= self._descriptors else math.inf
+        return len(self.open) < self._most or self.limiter.make_room(peer_host)
 
     def opened(self, connection: ControlConnection) -> None:
         """A connection has been made."""
@@ -467,14 +575,16 @@ class Connections:
         self.transports.close()
         self.limiter.close()
         self._users.close()
-        if self.tls_threads is not None:
-            self.tls_threads.shutdown(wait=False, cancel_futures=True)
+        if self.handshakes is not None:
+            self.handshakes.close()
 
     def write_posted(self) -> None:
-        """Send what was posted. The loop is woken once for all that it has not handled yet."""
+        """Send what was posted, in turns with what has arrived. The loop is woken once for all that it has not handled
+        yet.
+        """
         self.posting = False  # first: an append from now on causes another call
         posted: dict[ControlConnection, list[bytes]] = {}
-        while self.outbox:
+        for _ in range(min(_POSTED, len(self.outbox))):
             connection, is_collected, payload = self.outbox.popleft()
             if is_collected:
                 self._write(connection.send, connection, posted.pop(connection, ()))
@@ -483,19 +593,116 @@ class Connections:
                 posted.setdefault(connection, []).append(payload)
         for connection, payloads in posted.items():
             self._write(connection.send, connection, payloads)
+        if self.outbox and not self.posting:
+            self.posting = True
+            self.event_loop.call_soon(self.write_posted)
 
     def _write(self, send: Callable[..., None], connection: ControlConnection, payloads: Sequence[bytes]) -> None:
+        connection.written += len(payloads)
         try:
             send(*payloads)
         except Exception:  # of this connection alone: the others' notifications follow
             log.exception("a notification could not be sent; the control connection is closed")
             connection.abort()
 
+    # What takes more than one turn
+
+    def go_on_later(self, connection: ControlConnection) -> None:
+        """Let a connection handle more of what it has sent, when others had their turn."""
+        self._behind.append(connection)
+        self._soon(self._go_on)
+
+    def make_later(self, connection: ControlConnection) -> None:
+        """Make the answers that a watcher waits for, in turns with all else."""
+        if connection not in self._making:
+            self._making.append(connection)
+        self._soon(self._make)
+
+    def _soon(self, work: Callable[[], None]) -> None:
+        if work not in self._called:
+            self._called.add(work)
+            self.event_loop.call_soon(work)
+
+    def _go_on(self) -> None:
+        self._called.discard(self._go_on)
+        until = SYSTEM_CLOCK.monotonic() + _TURN
+        for _ in range(len(self._behind)):  # whoever is not done after its turn is appended again
+            if len(self.outbox) > _POSTED or SYSTEM_CLOCK.monotonic() >= until:
+                break
+            self._behind.popleft().go_on()
+        if self._behind:
+            self._soon(self._go_on)
+
+    def _make(self) -> None:
+        self._called.discard(self._make)
+        if len(self.outbox) <= _POSTED:
+            self._make_until(SYSTEM_CLOCK.monotonic() + _TURN)
+        if self._making:
+            self._soon(self._make)
+
+    def _make_until(self, until: float) -> None:
+        while self._making and SYSTEM_CLOCK.monotonic() < until:
+            connection = self._making.popleft()
+            if connection.make_some():
+                self._making.append(connection)
+
+    def finish_making(self) -> None:
+        """The server ends: make what watchers wait for."""
+        self._make_until(SYSTEM_CLOCK.monotonic() + _MAKING)
+        self._making.clear()
+
+
+class TlsHandshakes:
+    """TLS handshakes, on a few threads: those of thousands of nodes take many seconds, in which sessions continue.
+
+    The addresses that peers come from take turns, so that one that sends greetings as fast as it can delays its own.
+    On the loop's thread.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        from concurrent.futures.thread import ThreadPoolExecutor
+
+        self._loop = loop
+        self._threads = ThreadPoolExecutor(_TLS_THREADS, "rallypoint-tls")
+        self._waiting: OrderedDict[str, deque[tuple[_Step, _OnStep]]] = OrderedDict()
+        """What each address waits for, the one first whose turn it is."""
+        self._running = 0
+
+    def add(self, peer_host: str, step: _Step, done: _OnStep) -> None:
+        """Take a step of a handshake when its peer's turn has come; `done` is called with the result."""
+        self._waiting.setdefault(peer_host, deque()).append((step, done))
+        self._begin()
+
+    def close(self) -> None:
+        """Take no further steps."""
+        self._waiting.clear()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _begin(self) -> None:
+        while self._waiting and self._running < _TLS_THREADS:
+            peer_host, steps = self._waiting.popitem(last=False)
+            step, done = steps.popleft()
+            if steps:
+                self._waiting[peer_host] = steps
+            self._running += 1
+            work = self._loop.run_in_executor(self._threads, step)
+            work.add_done_callback(self._ended)
+            work.add_done_callback(done)
+
+    def _ended(self, _work: asyncio.Future[bytes]) -> None:
+        self._running -= 1
+        self._begin()
+
+
+_Step = Callable[[], bytes]
+_OnStep = Callable[["asyncio.Future[bytes]"], None]
 
 _MAX_CONNECTIONS = 16384
 """Connections that are not sessions yet, up to which none has to make room."""
 _MIN_AGE = 1.0
 """Seconds that each of them has in any case: many nodes may connect at once."""
+_SHARE, _SHARE_LEAST = 0.25, 64
+"""The part of them, and the number, that one address may have when room has to be made."""
 
 
 class ConnectionLimiter:
@@ -509,28 +716,40 @@ class ConnectionLimiter:
         self._clock = clock
         self._waiting: dict[ControlConnection, float] = {}
         """When each was added, the oldest first."""
+        self._of_host: dict[str, dict[ControlConnection, None]] = {}
+        """The same by the address of the peer."""
         self._look_again: asyncio.TimerHandle | None = None
         """One timer for all: it is set for the oldest."""
         self._refused = RateLimitedLog(log, "control connections refused", clock)
         self._ended = RateLimitedLog(log, "sessions ended by us", clock)
+        self._dropped = RateLimitedLog(log, "messages dropped", clock)
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, connection: ControlConnection) -> None:
         """Add one. The oldest are ended if there are too many: that of a node becomes a session soon."""
         self._waiting[connection] = self._clock.monotonic()
+        self._of_host.setdefault(connection.peer_host, {})[connection] = None
         if self._look_again is None or len(self._waiting) == _MAX_CONNECTIONS + 1:
             self._look()
 
     def remove(self, connection: ControlConnection) -> None:
         """It has become a session, or is gone. Idempotent."""
-        self._waiting.pop(connection, None)
+        if self._waiting.pop(connection, None) is not None:
+            of_host = self._of_host[connection.peer_host]
+            del of_host[connection]
+            if not of_host:
+                del self._of_host[connection.peer_host]
 
-    def make_room(self) -> bool:
-        """End the oldest one now; returns whether there was one."""
-        oldest = next(iter(self._waiting), None)
+    def make_room(self, peer_host: str = "") -> bool:
+        """End one now; returns whether there was one. It is the oldest, or, if `peer_host` has more than its share of
+        them, the oldest of that one: whoever floods has its own connections evicted.
+        """
+        of_host = self._of_host.get(peer_host, ())
+        has_share = len(of_host) <= max(_SHARE_LEAST, len(self._waiting) * _SHARE)
+        oldest = next(iter(self._waiting if has_share else of_host), None)
         if oldest is None:
             return False
-        del self._waiting[oldest]
+        self.remove(oldest)
         oldest.evict()
         return True
 
@@ -541,6 +760,10 @@ class ConnectionLimiter:
     def log_end(self, line: str, *args: object) -> None:
         """Log a session that we have ended, unless there were too many just now: all nodes may have opened another."""
         self._log(self._ended, line, *args)
+
+    def log_drop(self, line: str, *args: object) -> None:
+        """Log a message that is not sent, unless there were too many just now; from any thread."""
+        self._dropped.warning(line, *args)
 
     def _log(self, lines: RateLimitedLog, line: str, *args: object) -> None:
         if self._timer is None:
@@ -562,14 +785,13 @@ class ConnectionLimiter:
         while self._waiting:
             oldest, since = next(iter(self._waiting.items()))
             too_many = len(self._waiting) > _MAX_CONNECTIONS
-            now = self._clock.monotonic()
-            left = since + (_MIN_AGE if too_many else HANDSHAKE_TIMEOUT) - now
+            left = since + (_MIN_AGE if too_many else HANDSHAKE_TIMEOUT) - self._clock.monotonic()
             if left > 0:
                 self._look_again = asyncio.get_running_loop().call_later(left, self._look)
                 return
-            del self._waiting[oldest]
+            self.remove(oldest)
             if oldest.is_shaking_hands:  # it waits for us, and has its time again
-                self._waiting[oldest] = now
+                self.add(oldest)
                 continue
             (oldest.evict if too_many else oldest.on_handshake_timeout)()
 
@@ -577,3 +799,4 @@ class ConnectionLimiter:
         self._timer = None
         self._refused.summarize()
         self._ended.summarize()
+        self._dropped.summarize()

@@ -39,6 +39,7 @@ from rallypoint.control.coordinator.notifications import (
     nodes_succeeded,
     nodes_waiting,
     notification_diff,
+    placeholders_in,
     placements,
     progress,
     progress_for,
@@ -209,6 +210,8 @@ class Coordinator:
         """Whether a node has reported that it had a place."""
         self._placeholders_until: float | None = None
         """The time until which known nodes without a session are awaited."""
+        self._placeholders_of: tuple[object, object, int] = (None, None, 0)
+        """The lists of nodes in which placeholders were counted last, and how many there were."""
         self._all_released = False
         self._ticked_at = -math.inf
 
@@ -330,10 +333,17 @@ class Coordinator:
         self._pending.pop(speaker.node, None)
         self.operate(speaker.node, Exit(detail=request.why), now)
         if request.wants_reply:
-            left = standing_without(self.state, speaker.node, self.settings)
+            left = standing_without(self.state, speaker.node, self.settings, self._placeholders())
             # When a node of our own process leaves, we go too.
             goes_on = left.goes_on and speaker.node not in self.sessions.local_nodes
             self._reply(speaker, left._replace(goes_on=goes_on))
+
+    def _placeholders(self) -> int:
+        """The number of placeholders in the state: counted once while no node comes or goes."""
+        participants, survivors, _ = self._placeholders_of
+        if participants is not self.state.participants or survivors is not self.state.survivors:
+            self._placeholders_of = self.state.participants, self.state.survivors, placeholders_in(self.state)
+        return self._placeholders_of[2]
 
     def _on_operation(self, speaker: SessionRecord, request: Operation, now: float) -> None:
         if isinstance(request, _CONCERNS_ALL) and self.is_stranger(speaker):

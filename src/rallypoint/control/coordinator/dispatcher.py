@@ -21,15 +21,18 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 from rallypoint.base.clock import BOOT_CLOCK, SYSTEM_CLOCK, Clock
-from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 from rallypoint.base.log import get_logger
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import NodeId, Reason, Settings, State
 from rallypoint.control.protocol.messages import (
+    EXPENDABLE,
     ConfigDiffers,
     Deliver,
     JoinRefused,
+    LinkLost,
+    NodeAnswer,
     Notification,
     Progress,
     Request,
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 
+_ANSWERS = get_args(NodeAnswer)
 _PAUSE = 5.0
 """Seconds until a failed tick is tried again."""
 MAX_WATCHERS = 64
@@ -235,8 +239,15 @@ class Dispatcher:
         self.on_change()
         return number
 
-    def attach_watcher(self, deliver: Callable[[WatcherNotification], None], disconnect: Callable[[str], None]) -> int:
-        """Open the session of a watcher, which is not a node; returns its number."""
+    def attach_watcher(
+        self,
+        deliver: Callable[[WatcherNotification], None],
+        disconnect: Callable[[str], None],
+        make: Callable[[PendingSnapshot], None] | None = None,
+    ) -> int:
+        """Open the session of a watcher, which is not a node; returns its number. `make` makes snapshots when there is
+        time for that; without it they are made when they are delivered.
+        """
         replaced: list[Callable[[], None]] = []
         with self._lock:
             watchers = self._opened_watchers()
@@ -245,7 +256,7 @@ class Dispatcher:
                 self._deliver.pop(quietest, None)
                 replaced = [partial(self._disconnect.pop(quietest), _REPLACED_DETAIL)]
             session = next(self._numbers)
-            self._deliver[session] = watchers.deliverer(deliver)
+            self._deliver[session] = watchers.deliverer(deliver, make)
             self._disconnect[session] = disconnect
             watchers.open(session)
         for end in replaced:
@@ -366,9 +377,9 @@ class Dispatcher:
         if self._coordinator.state is not self._numbered:
             self._numbered = self._coordinator.state
             self._number += 1
+        self._outbox += [_PendingNotification(self._number, *each) for each in sends]  # nodes come first
         if self._watchers is not None:
             self._outbox += [_PendingNotification(self._number, *each) for each in self._watchers.pop_sends()]
-        self._outbox += [_PendingNotification(self._number, *each) for each in sends]
         if self._outbox or self._numbered.complete:
             self._awaited = self._number
 
@@ -379,8 +390,8 @@ class Dispatcher:
             self._append_to(self._journal)
         while self._may_deliver() and self._delivering.acquire(blocking=False):
             try:
-                while self._may_deliver():
-                    self._deliver_to(*self._outbox.popleft()[1:])
+                while (pending := self._next_pending()) is not None:
+                    self._deliver_to(pending.session, pending.notification)
             finally:
                 self._delivering.release()
         self.on_change()
@@ -394,8 +405,24 @@ class Dispatcher:
         journal.append(number, state, awaited)
 
     def _may_deliver(self) -> bool:
-        """Whether the next notification may be delivered."""
-        return bool(self._outbox) and self._outbox[0].number <= self._written
+        """Whether the next notification may be delivered. With the lock:
+
+        1. Thread A sees that the outbox has an entry.
+        2. Thread B, which delivers, takes this entry.
+        3. Thread A looks at the number of the first entry of an empty outbox: an IndexError, for which its node counted
+           as lost.
+
+        B may also have looked for the last time just before A queued its entry. So A looks again after B, or does not
+        get `_delivering`, and B looks after it has released that.
+        """
+        with self._lock:
+            return bool(self._outbox) and self._outbox[0].number <= self._written
+
+    def _next_pending(self) -> _PendingNotification | None:
+        """Take the next notification that may be delivered. For the thread that delivers."""
+        with self._lock:
+            due = self._outbox and self._outbox[0].number <= self._written
+            return self._outbox.popleft() if due else None
 
     def _deliver_to(self, session: int, notification: Notification | WatcherNotification | PendingSnapshot) -> None:
         if isinstance(notification, ConfigDiffers):
@@ -465,8 +492,13 @@ class LocalLink:
     """The link of the node that hosts the dispatcher: a session without a socket, which lives as long as the
     process."""
 
-    def __init__(self, dispatcher: Dispatcher, node: NodeId, deliver: Deliver, address: str) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, node: NodeId, deliver: Deliver, address: str, *, is_alone: bool = False
+    ) -> None:
+        """Open the session. With `is_alone` no other node can ever be told what this one sends."""
         self._dispatcher = dispatcher
+        self._is_alone = is_alone
+        self._deliver = deliver
         self.address = address
         self._session = dispatcher.attach(
             deliver, SessionRecord(node, address, leased=False, in_this_process=True, local=True)
@@ -484,6 +516,17 @@ class LocalLink:
 
     def send(self, request: Request) -> None:
         """Send a request to the dispatcher; notifications may be delivered before this returns."""
+        if not self._is_alone or isinstance(request, _ANSWERS):  # then others must be able to receive it
+            from rallypoint.control.protocol.validation import ValidationError, validated
+
+            try:
+                request = validated(request)
+            except ValidationError as error:
+                if isinstance(request, EXPENDABLE):
+                    log.warning("a %s is dropped: it cannot be sent (%s)", type(request).__name__, error)
+                else:
+                    self._deliver(LinkLost(f"what this node had to send cannot be sent: {error}"))
+                return
         self._dispatcher.receive(self._session, request)
 
     def close(self) -> None:

@@ -204,9 +204,13 @@ def _missing_nodes(state: State, view: ClockView) -> tuple[MissingNode, ...]:
     return tuple(MissingNode(each.name, each.reason, view.now - at) for each, at in pairs)
 
 
-def standing_without(state: State, node: NodeId, settings: Settings) -> LeaveReply:
+def placeholders_in(state: State) -> int:
+    """How many places are held by nodes that have not reported to this coordinator."""
+    return sum(tally(each, _is_placeholder).get(True, 0) for each in (state.participants, state.survivors))
+
+
+def standing_without(state: State, node: NodeId, settings: Settings, placeholders: int) -> LeaveReply:
     """The state of the job without a node that has left it: a round runs, or enough nodes are left for one."""
-    placeholders = sum(tally(each, _is_placeholder).get(True, 0) for each in (state.participants, state.survivors))
     others = number_known_to(state) - placeholders - state.knows(node)
     goes_on = not state.closed and others > 0 and (state.complete or others >= settings.min_nodes)
     return LeaveReply(goes_on, others, None if state.verdict is None else state.verdict.outcome)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from rallypoint.control.coordinator.collection import LIMITS, Collection, room_for_each
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.sessions import SessionRegistry
-from rallypoint.control.coordinator.snapshots import JobView, PendingSnapshot, Reports, SnapshotMaker
+from rallypoint.control.coordinator.snapshots import JobView, PendingSnapshot, Reports, SnapshotMaker, at_once
 from rallypoint.control.membership.state import (
     Close,
     NodeId,
@@ -151,11 +151,14 @@ class Watchers:
 
     @staticmethod
     def deliverer(
-        deliver: Callable[[WatcherNotification], None],
+        deliver: Callable[[WatcherNotification], None], make: Callable[[PendingSnapshot], None] | None = None
     ) -> Callable[[WatcherNotification | PendingSnapshot], None]:
-        """What delivers to a watcher: it makes the snapshot first that is pending."""
+        """What delivers to a watcher. A snapshot that is pending is given to `make`, or made first if there is none."""
 
         def made(message: WatcherNotification | PendingSnapshot) -> None:
+            if isinstance(message, PendingSnapshot) and make is not None:
+                make(message)
+                return
             for each in message.parts() if isinstance(message, PendingSnapshot) else (message,):
                 deliver(each)
 
@@ -235,10 +238,10 @@ class Watchers:
         if request.first >= 0 or request.node:
             view = watcher.view = watcher.view or self._view(now)
             if request.node:
-                make = partial(self._maker.row, node=find_node(request.node, view.state))
+                making = self._maker.row(view, find_node(request.node, view.state))
             else:
-                make = partial(self._maker.page, first=request.first)
-            self.sends.append((session, PendingSnapshot(view, make)))
+                making = self._maker.page(view, request.first)
+            self.sends.append((session, PendingSnapshot(making)))
             return
         watcher.follows, watcher.wants, watcher.unread = request.follow, True, False
         self._ask_nodes(now)
@@ -309,7 +312,8 @@ class Watchers:
 
     def snapshot(self, now: float) -> Callable[[], Snapshot]:
         """A function that makes the snapshot of the job at this moment: without the lock."""
-        return partial(self._maker.snapshot, self._view(now))
+        making = self._maker.snapshot(self._view(now))
+        return lambda: at_once(making)
 
     def _view(self, now: float) -> JobView:
         return JobView.of(self._job, self._reports, now, self._drained)
@@ -419,7 +423,7 @@ class Watchers:
             return
         self._told_at = now
         view = self._view(now)
-        pending = PendingSnapshot(view, self._maker.snapshot)
+        pending = PendingSnapshot(self._maker.snapshot(view))
         for session, watcher in wanting:
             watcher.wants, watcher.unread = False, watcher.follows
             watcher.view = None if watcher.follows else view
@@ -567,7 +571,8 @@ def find_node(wanted: str, state: State) -> NodeId:
         CommandRefused: there is none, or more than one.
     """
     nodes = [node for node in known_to(state) if not node.is_placeholder]
-    found = [node for node in nodes if wanted in _names(state, node)]
+    rank = int(wanted) if wanted.isascii() and wanted.isdecimal() and len(wanted) < 10 and state.complete else -1
+    found = [node for node in nodes if wanted and _has_name(wanted, rank, node, state)]
     if len(found) == 1:
         return found[0]
     if found:
@@ -604,9 +609,13 @@ def nodes_with_ranks(ranks: Sequence[int], state: State) -> list[NodeId]:
     return list(found)
 
 
-def _names(state: State, node: NodeId) -> set[str]:
-    names = {node.host, node.addr, f"{node.pid}@{node}", name_of(state, node)}
-    place = state.participants.get(node)
-    if place is not None and state.complete:
-        names.add(str(place.rank))
-    return names - {""}
+def _has_name(wanted: str, rank: int, node: NodeId, state: State) -> bool:
+    """Whether this names the node. Of many nodes it is asked for each, with the lock held: nothing is made for it."""
+    if wanted in (node.host, node.addr):
+        return True
+    if rank >= 0 and (place := state.participants.get(node)) is not None and place.rank == rank:
+        return True
+    text = str(node)
+    return (wanted.startswith(text) and wanted == name_of(state, node)) or (
+        wanted.endswith(text) and wanted == f"{node.pid}@{text}"
+    )

@@ -139,6 +139,7 @@ class ControlServer:
         connections.transports.stop_listening()
         if self.jobs.collects:  # nodes that end with the job answer a watcher first
             await self._until_collected(linger)
+        connections.finish_making()
         for connection in list(connections.open):
             connection.finish(why)
         if connections.open:

@@ -29,6 +29,7 @@ from rallypoint.control.protocol.messages import Heartbeat, JoinRequest, LeaveRe
 if TYPE_CHECKING:
     from rallypoint.control.coordinator.dispatcher import Dispatcher
     from rallypoint.control.coordinator.jobs import ServedJobs
+    from rallypoint.control.coordinator.snapshots import PendingSnapshot
     from rallypoint.control.protocol.handshake import Hello, Keys
     from rallypoint.control.protocol.observation import WatcherNotification
     from rallypoint.control.protocol.signing import Signers
@@ -53,17 +54,24 @@ of all nodes for that long would look like an outage of ours (`control.coordinat
 class SessionOutput(Protocol):
     """The connection of a session: that of a server, or of the simulator."""
 
-    def send(self, payload: bytes) -> None:
-        """Send a message, signed if the session's are."""
+    def send(self, *payloads: bytes) -> None:
+        """Send messages, signed if the session's are."""
 
     def post(self, notification: Notification | WatcherNotification) -> None:
         """Send a notification; from any thread, in the order of the calls."""
+
+    def make(self, answer: PendingSnapshot) -> None:
+        """Make an answer to a watcher and send it, when there is time for that; from any thread."""
 
     def disconnect(self, why: str) -> None:
         """The coordinator has ended the session; from any thread."""
 
     def describe(self, hello: Hello) -> SessionRecord:
         """The handshake is done: return what is known about the session of a node with this greeting."""
+
+    @property
+    def is_written(self) -> bool:
+        """Whether all that was posted was written."""
 
     @property
     def answers_all(self) -> bool:
@@ -159,8 +167,7 @@ class ServerSession:
             raise codec.CodecError("jobs are listed for watchers that name none")
         from rallypoint.control.protocol.observation import job_list_parts
 
-        for part in job_list_parts(self._jobs.listed()):
-            self._output.send(codec.encode(part))
+        self._output.send(*map(codec.encode, job_list_parts(self._jobs.listed())))
 
     def refuse(self, sentence: str) -> None:
         """Tell the other side why it is refused; the connection must be closed."""
@@ -174,17 +181,18 @@ class ServerSession:
         self._unanswered += 1
         self._answered = not self._answered or self._output.answers_all
         if self._answered:
-            # At once. While notifications wait, for the journal say, it means only that we are alive: the end of its
-            # round may be among them.
-            counted = 0 if self._dispatcher.has_notifications or not self._dispatcher.leads else self._unanswered
+            # At once. While notifications wait, for the journal or for their turn to be written, it means only that we
+            # are alive: the end of its round may be among them.
+            waits = self._dispatcher.has_notifications or not self._output.is_written
+            counted = 0 if waits or not self._dispatcher.leads else self._unanswered
             self._output.send(_answer_to(counted))
             self._unanswered -= counted
         return None
 
-    def end(self, why: str) -> None:
-        """Send that the session ends, and why; does nothing if there is none."""
+    def end(self, why: str, *, is_permanent: bool = False) -> None:
+        """Send that the session ends, and why; does nothing if there is none. See `SessionEnded.is_permanent`."""
         if self._dispatcher is not None:
-            self._output.send(codec.encode(SessionEnded(why)))
+            self._output.send(codec.sendable(SessionEnded(why, is_permanent)))
 
     def detach(self, how: str) -> None:
         """The connection has ended, in the way that `how` says. Idempotent."""

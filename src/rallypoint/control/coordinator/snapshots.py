@@ -3,7 +3,7 @@
 Laws:
 
 1. `JobView` is taken with the dispatcher's lock held, while the nodes wait: it holds what never changes, and copies of
-   the rest. All other work is done without the lock.
+   the rest. All other work is done without the lock, in slices between which the loop serves the nodes.
 2. A job of up to `SHOWN_NODES` nodes has a row for each. Of a larger one the snapshot has those with which something is
    the matter, the worst first, and a few others; what is counted is counted over all.
 3. What follows from the members of a round, or from the reports of its nodes, is worked out once for all snapshots.
@@ -14,10 +14,10 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, filterfalse
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.notifications import Event, Failure, JobHistory, verdict_sentence
@@ -54,6 +54,15 @@ _LAGS = 2
 """Steps behind the median from which a node is shown: a worker may report a step a moment after the others."""
 _SILENT = 0.75
 """The part of the lease after which a silent node is shown: beyond any pause between heartbeats."""
+
+
+_SLICE = 250
+"""Nodes that are looked at in one slice."""
+
+T = TypeVar("T")
+_Slices = Generator[None, None, T]
+Making = _Slices[Snapshot]
+"""A snapshot in the making: each step is a slice of some hundred microseconds, and the last one returns it."""
 
 
 class _Report(NamedTuple):
@@ -168,46 +177,56 @@ class _Members(NamedTuple):
 
 
 class SnapshotMaker:
-    """Makes the snapshots of one job. For any thread: what it remembers is replaced as a whole."""
+    """Makes the snapshots of one job, a slice at a time. What it remembers is replaced as a whole, so that several may
+    be in the making.
+    """
 
     def __init__(self) -> None:
         self._members = _Members({}, False, (), 0)
         self._reported: tuple[int, int, Sequence[_Place], _Reported] | None = None
 
-    def row(self, view: JobView, node: NodeId) -> Snapshot:
+    def row(self, view: JobView, node: NodeId) -> Making:
         """The snapshot with the row of this node."""
-        members = self._members_of(view.state)
+        members = yield from self._members_of(view.state)
         every = _all(view.state, members)
+        yield
         found = [each for each in every if each.node == node]
-        return self._snapshot(view, members, view.last_heard(), found, len(every) - len(found))
+        return (yield from self._snapshot(view, members, view.last_heard(), found, len(every) - len(found)))
 
-    def page(self, view: JobView, first: int) -> Snapshot:
+    def page(self, view: JobView, first: int) -> Making:
         """The snapshot with the rows from this one on, as many as one may have."""
-        members, end = self._members_of(view.state), first + PAGE_NODES
+        members, end = (yield from self._members_of(view.state)), first + PAGE_NODES
         every = _all(view.state, members)
-        return self._snapshot(view, members, view.last_heard(), every[first:end], max(0, len(every) - end))
+        yield
+        shown, left = every[first:end], max(0, len(every) - end)
+        return (yield from self._snapshot(view, members, view.last_heard(), shown, left))
 
-    def snapshot(self, view: JobView) -> Snapshot:
+    def snapshot(self, view: JobView) -> Making:
         """The snapshot that is sent to those who ask for no rows in particular."""
-        members, heard = self._members_of(view.state), view.last_heard()
+        members = yield from self._members_of(view.state)
+        heard = view.last_heard()
+        yield
         every = _all(view.state, members)
         shown: Sequence[_Place] = every
         if len(every) > SHOWN_NODES:
-            shown = _first(view, every, heard, self._said(view, members).lagging)
-        return self._snapshot(view, members, heard, shown, len(every) - len(shown))
+            said = yield from self._said(view, members)
+            shown = yield from _first(view, every, heard, said.lagging)
+        return (yield from self._snapshot(view, members, heard, shown, len(every) - len(shown)))
 
-    def _members_of(self, state: State) -> _Members:
+    def _members_of(self, state: State) -> _Slices[_Members]:
         known = self._members
         if known.of is not state.participants or known.complete != state.complete:
-            places = tuple(_participants(state))
+            places = yield from _participants(state)
             workers = sum(each.info.local_world_size for each in places if each.first_rank >= 0 and each.info)
             known = self._members = _Members(state.participants, state.complete, places, workers)
+            yield
         return known
 
-    def _said(self, view: JobView, members: _Members) -> _Reported:
+    def _said(self, view: JobView, members: _Members) -> _Slices[_Reported]:
         key, known = (view.reports_changes, view.state.round), self._reported
         if known is None or known[:2] != key or known[2] is not members.places:
-            known = self._reported = (*key, members.places, _reported(view, members.places))
+            said = yield from _reported(view, members.places)
+            known = self._reported = (*key, members.places, said)
         return known[3]
 
     def _snapshot(
@@ -215,13 +234,19 @@ class SnapshotMaker:
         view: JobView,
         members: _Members,
         heard: Mapping[NodeId, float],
-        places: Iterable[_Place],
+        places: Sequence[_Place],
         not_shown: int,
-    ) -> Snapshot:
+    ) -> Making:
         state, settings, now = view.state, view.settings, view.now
-        said = self._said(view, members)
+        said = yield from self._said(view, members)
         short = 0 if state.complete else max(0, settings.min_nodes - number_fitting(state, settings))
         held = state.restart_delay and not state.complete
+        totals = _totals(state, heard, said, members.workers)
+        yield
+        rows: list[NodeView] = []
+        for at in range(0, len(places), _SLICE):
+            rows += [_row(view, heard, each) for each in places[at : at + _SLICE]]
+            yield
         return Snapshot(
             job=settings.run_id,
             incarnation=view.incarnation,
@@ -232,9 +257,9 @@ class SnapshotMaker:
             max_nodes=settings.max_nodes,
             missing=short,
             expected=() if state.complete else missing(state, settings),
-            nodes=tuple(_row(view, heard, each) for each in places),
+            nodes=tuple(rows),
             not_shown=not_shown,
-            totals=_totals(state, heard, said, members.workers),
+            totals=totals,
             ended_rounds=state.ledger,
             max_restarts=state.max_restarts,
             backoff=max(0.0, backoff_ends(state, view.clock) - now) if held else 0.0,
@@ -246,18 +271,36 @@ class SnapshotMaker:
         )
 
 
+def at_once(making: _Slices[T]) -> T:
+    """All slices, one after the other."""
+    try:
+        while True:
+            next(making)
+    except StopIteration as end:
+        made: T = end.value
+        return made
+
+
 class PendingSnapshot:
     """A message to watchers that is made when it is delivered, once for all of them."""
 
-    def __init__(self, view: JobView, make: Callable[[JobView], Snapshot]) -> None:
-        self._view = view
-        self._make = make
+    def __init__(self, making: Making) -> None:
+        self._making = making
         self._parts: Sequence[SnapshotPart] = ()
 
-    def parts(self) -> Sequence[SnapshotPart]:
-        """The messages."""
+    def make_some(self) -> Sequence[SnapshotPart]:
+        """Make one slice of it, a millisecond or so; returns the messages once all are made."""
         if not self._parts:
-            self._parts = snapshot_parts(self._make(self._view))
+            try:
+                next(self._making)
+            except StopIteration as end:
+                self._parts = snapshot_parts(end.value)
+        return self._parts
+
+    def parts(self) -> Sequence[SnapshotPart]:
+        """The messages, made at once."""
+        while not self._parts:
+            self.make_some()
         return self._parts
 
 
@@ -317,10 +360,11 @@ def _all(state: State, members: _Members) -> Sequence[_Place]:
 
 def _first(
     view: JobView, every: Sequence[_Place], heard: Mapping[NodeId, float], lagging: Sequence[NodeId]
-) -> Sequence[_Place]:
+) -> _Slices[Sequence[_Place]]:
     """Those of many that are shown: the kinds of trouble in order, then the first nodes."""
     state, silent_since = view.state, view.now - _SILENT * view.settings.lease
     silent = [(at, node) for node, at in heard.items() if at <= silent_since]
+    yield
     kinds: tuple[Iterable[NodeId], ...] = (
         filterfalse(heard.__contains__, state.participants),
         state.survivors,
@@ -337,20 +381,29 @@ def _first(
         if len(found) == SHOWN_NODES:
             break
         found[node] = None
+    yield
     places = {each.node: each for each in every if each.node in found} if found else {}
     for each in every[:_LEAST_SHOWN]:
         if len(places) < _LEAST_SHOWN:
             found[each.node], places[each.node] = None, each
+    yield
     return [places[node] for node in found if node in places]
 
 
-def _participants(state: State) -> Iterator[_Place]:
+def _participants(state: State) -> _Slices[Sequence[_Place]]:
     in_order = sorted(state.participants.items(), key=lambda entry: (entry[1].rank, entry[0]))
+    yield
     ranks = assign_worker_ranks([(each.node_info.role, each.node_info.local_world_size) for _, each in in_order])
+    yield
+    found: list[_Place] = []
     for place, ((node, each), own) in enumerate(zip(in_order, ranks, strict=True)):
         # Where an earlier one has succeeded and left, its number of workers is not known.
         first = own.base_rank if state.complete and place == each.rank else -1
-        yield _Place(node, NodeState.PARTICIPANT, each.node_info, each.rank if state.complete else -1, first)
+        rank = each.rank if state.complete else -1
+        found.append(_Place(node, NodeState.PARTICIPANT, each.node_info, rank, first))
+        if place % _SLICE == 0:
+            yield
+    return found
 
 
 def _row(view: JobView, heard: Mapping[NodeId, float], place: _Place) -> NodeView:
@@ -387,35 +440,44 @@ def _what_it_waits_for(state: State, info: NodeInfo, settings: Settings) -> str:
     return what_a_node_waits_for(state, info.domain, settings)
 
 
-def _reported(view: JobView, places: Sequence[_Place]) -> _Reported:
+def _reported(view: JobView, places: Sequence[_Place]) -> _Slices[_Reported]:
     if not view.state.complete:
         return _Reported(0, -1, -1, (), None, "", "", ())
-    found = [
-        (place, report.said)
-        for place in places
-        if (report := view.reports.get(place.node)) is not None and report.said.round == view.state.round
-    ]
+    found: list[tuple[_Place, NodeReport]] = []
+    for at in range(0, len(places), 4 * _SLICE):
+        found += [
+            (place, report.said)
+            for place in places[at : at + 4 * _SLICE]
+            if (report := view.reports.get(place.node)) is not None and report.said.round == view.state.round
+        ]
+        yield
     reached = [report.progress for _, report in found if report.progress >= 0]
     steps = [(place, report.steps) for place, report in found if place.first_rank >= 0 and report.steps]
+    yield
     every = sorted(chain.from_iterable(each for _, each in steps))
     every = every[bisect_left(every, 0) :]
+    yield
     behind: list[tuple[int, int, _Place]] = []
     if len(every) > 1:
         median = every[len(every) // 2]
-        late = (
-            (step, place.first_rank + local, place)
-            for place, told in steps
-            if min(told) < median
-            for local, step in enumerate(told)
-            if 0 <= step < median
-        )
-        behind = heapq.nsmallest(_MOST_BEHIND, late, key=lambda each: each[:2])
+        for at in range(0, len(steps), 4 * _SLICE):
+            late = (
+                (step, place.first_rank + local, place)
+                for place, told in steps[at : at + 4 * _SLICE]
+                if min(told) < median
+                for local, step in enumerate(told)
+                if 0 <= step < median
+            )
+            behind = heapq.nsmallest(_MOST_BEHIND, chain(behind, late), key=lambda each: each[:2])
+            yield
     first = next((report for place, report in found if place.group_rank == 0), NodeReport(-1))
+    in_place_of = tuple(sorted({report.in_place_of for _, report in found if report.in_place_of}))
+    yield
     return _Reported(
         len(found),
         min(reached, default=-1),
         max(reached, default=-1),
-        tuple(sorted({report.in_place_of for _, report in found if report.in_place_of})),
+        in_place_of,
         _steps(view.state, every, behind),
         first.command,
         first.log_folder,

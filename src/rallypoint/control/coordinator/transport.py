@@ -5,6 +5,8 @@ In place of the event loop's transports, which took a fifth of what a node costs
 1. All of this is used on the loop's thread. What the loop's other users have to do comes after some events at most.
 2. A connection is told of its end once, and never from within a call of its own.
 3. A defect in what a connection does ends that connection alone.
+4. A peer that reads nothing does not keep its connection: one that closes has some seconds to send what is left.
+5. Without events there are no wake-ups, however many connections are open.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from contextlib import suppress
 from select import EPOLLIN, EPOLLOUT
 from typing import Any, Protocol
 
+from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.log import get_logger
 
 log = get_logger(__name__)
@@ -27,11 +30,13 @@ _MANY = 256
 """Connections above which the events of a while are handled together: to be woken for each would cost as much again.
 """
 _REST = 0.004
-"""Seconds of that while."""
+"""Seconds of that while. Where events are further apart, each one wakes the loop."""
 _READ = 65536
 """Bytes that are read at once."""
 _RETRY = 1.0
 """Seconds for which nobody is accepted after the kernel has refused that, for lack of descriptors or memory."""
+_LAST_WORDS = 10.0
+"""Seconds that a peer has to read what was written before the connection was closed."""
 
 
 class Receiver(Protocol):
@@ -39,6 +44,9 @@ class Receiver(Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes have arrived."""
+
+    def all_sent(self) -> None:
+        """What had to wait was sent: the peer has read what came before."""
 
     def connection_lost(self, error: OSError | None) -> None:
         """It has ended; `error` is None if one of the sides has closed it."""
@@ -63,7 +71,9 @@ class Transports:
         self._rest: asyncio.TimerHandle | None = None
         self._is_watched = False
         """Whether the loop waits for events of the set, and not for a moment."""
-        self._wait(0)
+        self.turn_began = SYSTEM_CLOCK.monotonic()
+        """When the events that are handled now, or were handled last, were looked for."""
+        self._wait(0, self.turn_began)
 
     def listen(self, listener: socket.socket) -> None:
         """Accept what connects to it, until `stop_listening`."""
@@ -99,22 +109,34 @@ class Transports:
             self._transports[descriptor] = transport
             self._epoll.register(descriptor, events)
 
-    def _wait(self, found: int) -> None:
-        """Have the loop call again: in a while if there are many connections, at once if so many events were found that
-        there may be more; else as soon as there is one.
+    def _wait(self, found: int, before: float) -> None:
+        """Have the loop call again: as soon as there is an event; or, if there are many connections and their events
+        come one after the other, in a while (at once if so many were found that there may be more).
+
+        Args:
+            found: the number of events that were found now.
+            before: when they were looked for before, on the monotonic clock.
         """
-        rests = len(self._transports) > _MANY
+        # To watch the set again takes a time that is linear in the connections, so it is not done for each event:
+        #   1. the set is watched, and an event wakes the loop;
+        #   2. the next one comes less than a rest later: from now on the loop looks once in each rest;
+        #   3. a look finds nothing: the set is watched again, and nothing wakes the loop until there is an event.
+        rests = len(self._transports) > _MANY and (found > 0 if not self._is_watched else self._is_soon_after(before))
         if rests:
             self._rest = self.loop.call_later(_REST if found < _AT_ONCE else 0.0, self._handle_events)
         if rests and self._is_watched:
             self.loop.remove_reader(self._epoll.fileno())
-        elif not rests and not self._is_watched:  # which takes a time that is linear in the connections
+        elif not rests and not self._is_watched:
             self.loop.add_reader(self._epoll.fileno(), self._handle_events)
         self._is_watched = not rests
 
+    def _is_soon_after(self, before: float) -> bool:
+        return self.turn_began - before < _REST
+
     def _handle_events(self) -> None:
         found = self._epoll.poll(0, _AT_ONCE)
-        self._wait(len(found))
+        before, self.turn_began = self.turn_began, SYSTEM_CLOCK.monotonic()
+        self._wait(len(found), before)
         for descriptor, events in found:
             transport = self._transports.get(descriptor)
             if transport is None:
@@ -225,6 +247,7 @@ class Transport:
             self.is_closing = True
             if self.unsent:
                 self._watch()
+                self._all.loop.call_later(_LAST_WORDS, self._end, None)
             else:
                 self._end(None)
 
@@ -273,6 +296,8 @@ class Transport:
         self._watch()
         if self._ends_output:
             self.write_eof()
+        if self._receiver is not None:
+            self._receiver.all_sent()
 
     def _watch(self) -> None:
         """Have the set wait for what is of interest now. Of nothing it would report some all the time."""

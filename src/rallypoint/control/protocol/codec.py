@@ -26,6 +26,9 @@ from rallypoint.control.protocol.validation import ValidationError, validated
 MAX_FRAME = 64 * 1024
 """Bytes that one message may have. The largest, a failure with its traceback, stays far below it."""
 
+MAX_GREETING = 10 * 1024
+"""The same for a peer that has proved nothing yet: a greeting has the job's id twice (4 KiB each) and little else."""
+
 MAGIC = b"RALLYPT\n"
 """The first bytes from both sides, so that each knows at once whether its peer is one of ours."""
 
@@ -57,7 +60,9 @@ class FrameReader:
     It raises at the first invalid byte and never holds more than one frame and what arrived with it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MAX_FRAME) -> None:
+        self.most = most
+        """Bytes that a frame may have from now on."""
         self._buffer = b""
         self._greeted = False
 
@@ -87,9 +92,9 @@ class FrameReader:
         frames = []
         while size - at >= 4:
             end = at + 4 + int.from_bytes(data[at : at + 4], "big")
-            if end - at - 4 > MAX_FRAME:
+            if end - at - 4 > self.most:
                 claimed = end - at - 4
-                raise FrameError(f"a frame claims {claimed} bytes, more than the {MAX_FRAME} that a frame may have")
+                raise FrameError(f"a frame claims {claimed} bytes, more than the {self.most} that a frame may have")
             if end > size:
                 break
             frames.append(data[at + 4 : end])
@@ -181,6 +186,25 @@ class CodecError(Exception):
 def encode(message: object) -> bytes:
     """The bytes of a message of the table."""
     return _encode((_TAGS[type(message)], message))
+
+
+class NotSendable(ValueError):
+    """A message that the other side would not accept, or that no frame has room for; the text says why."""
+
+
+def sendable(message: object) -> bytes:
+    """The bytes of a message with values of our own: its texts are cleaned, and its numbers checked, by the table that
+    checks them on receipt (`validation`).
+
+    Raises:
+        NotSendable: a number is out of its range, or the message is too large.
+    """
+    try:
+        payload = encode(validated(message))
+        check_size(len(payload))
+    except (ValueError, OverflowError, FrameError) as error:
+        raise NotSendable(str(error)) from None
+    return payload
 
 
 def decode(data: bytes, wanted: type[M]) -> M:

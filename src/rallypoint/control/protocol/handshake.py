@@ -55,6 +55,8 @@ class Hello(NamedTuple):
     """Whether only the welcome is requested: whether this node would be accepted, and the time of day. No session is
     opened, whether there is such a job yet or not.
     """
+    process: bytes = b""
+    """The name of the node's process (`base.own_process`): a server in the same process recognises it."""
 
 
 class Challenge(NamedTuple):
@@ -171,7 +173,7 @@ class ClientHandshake:
     signers: Signers | None = None
     """After `prove`: signs all further frames; None if the job has no key."""
 
-    def hello(self, address: str, node: NodeId, incarnation: str = "") -> Hello:
+    def hello(self, address: str, node: NodeId, incarnation: str = "", process: bytes = b"") -> Hello:
         """The first message; see `Hello`."""
         return Hello(
             PROTOCOL_VERSION,
@@ -184,6 +186,7 @@ class ClientHandshake:
             incarnation,
             self.is_watcher,
             self.only_greets,
+            process,
         )
 
     def prove(self, transcript: bytes) -> Proof:

@@ -19,7 +19,9 @@ from rallypoint.control.membership.state import (
     NodeRanks,
     Outcome,
     Reason,
+    RecordProgress,
     Refusal,
+    ReportQuiet,
     RoundEnd,
     Verdict,
 )
@@ -402,9 +404,12 @@ class ConfigDiffers(NamedTuple):
 
 
 class SessionEnded(NamedTuple):
-    """The control plane ends this session, for the reason in `detail`; its last message."""
+    """The control plane ends this session, for the reason in `detail`; its last message. `is_permanent`: it would end
+    each further session of this node in the same way.
+    """
 
     detail: str
+    is_permanent: bool = False
 
 
 class MissingNode(NamedTuple):
@@ -540,6 +545,28 @@ Notification = (
     | LinkUp
     | LinkLost
 )
+
+EXPENDABLE: tuple[type, ...] = (
+    NodeReport,
+    CollectedPart,
+    HangReport,
+    Taken,
+    ProgressRequest,
+    RecordProgress,
+    ReportQuiet,
+    HangFound,
+    CollectionEnded,
+    Progress,
+    NodesWaiting,
+    ConfigDiffers,
+    ReportRequested,
+    CollectRequested,
+    FaultRequested,
+    OperatorAction,
+)
+"""Messages without which the job continues: one that cannot be sent is dropped and logged. Without any other the node,
+or its session, ends.
+"""
 
 Deliver = Callable[[Notification], None]
 """Called from any thread, with no lock held, in the order of events. Must not block."""

@@ -186,14 +186,13 @@ class _EmbeddedControl(ControlPlane):
             dispatcher = Dispatcher(self.settings)
             log.info("control plane listens on port %d", self._serve(dispatcher, listeners))
         record_hosting(self.settings.run_id)
-        return LocalLink(dispatcher, own_node(address), deliver, address)
+        return LocalLink(dispatcher, own_node(address), deliver, address, is_alone=self._is_alone)
 
     def _serve(self, dispatcher: Dispatcher, listeners: list[socket.socket], *, home: bool = False) -> int:
         """Open the server; returns its port."""
         from rallypoint.base.descriptors import allow_nodes
         from rallypoint.control.coordinator.server import ControlServer
 
-        # The workers keep the limit that they would have had: their reaper was started before.
         allow_nodes(self.settings.max_nodes)
         self._server = ControlServer(dispatcher, listeners, keys=accepted_keys(), tls=self._tls, home=home)
         self._dispatcher = dispatcher

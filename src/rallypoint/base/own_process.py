@@ -1,0 +1,25 @@
+"""A name of this process that no other process has or can guess."""
+
+from __future__ import annotations
+
+import os
+
+_token = b""
+
+
+def process_token() -> bytes:
+    """16 random bytes, the same for as long as this process lives. A pid is no such name: in containers that share a
+    network, each may have a process 1 at the same address.
+    """
+    global _token
+    if not _token:
+        _token = os.urandom(16)
+    return _token
+
+
+def _forget() -> None:
+    global _token
+    _token = b""
+
+
+os.register_at_fork(after_in_child=_forget)
