@@ -168,7 +168,7 @@ def _over_for_all() -> AbstractContextManager[object]:
 
 
 def _told_before_kept() -> AbstractContextManager[object]:
-    return patch.object(Dispatcher, "_may_deliver", lambda self: bool(self._outbox))
+    return patch.object(Dispatcher, "_is_due", lambda self: bool(self._outbox))
 
 
 def _without_fence() -> AbstractContextManager[object]:

@@ -455,17 +455,21 @@ def _on_link_down(status: PolicyState, event: LinkDown) -> Decision:
     if status.link_down:
         return status, ()
     then = "this node waits for it to come back" if status.phase is Phase.FORMING else "the workers run on meanwhile"
-    return status._replace(link_down=True), (warning(f"{event.detail}; {then}"),)
+    lines = (warning(f"{event.detail}; {then}"),) if _is_told(event.brief) else ()
+    return status._replace(link_down=True), lines
+
+
+def _is_told(brief: int) -> bool:
+    """Whether the loss or the return of a session is logged, after so many that did not live: the 1st, 2nd, 4th, ..."""
+    return brief & (brief - 1) == 0
 
 
 def _on_link_up(status: PolicyState, event: messages.LinkUp) -> Decision:
     again = (steps.RequestJoin(),) if event.join_lost and status.phase is Phase.FORMING else ()
     if not status.link_down:
         return status, again
-    return status._replace(link_down=False), (
-        warning("the control plane is reachable again"),
-        *again,
-    )
+    lines = (warning("the control plane is reachable again"),) if _is_told(event.brief) else ()
+    return status._replace(link_down=False), (*lines, *again)
 
 
 def _on_progress_text(status: PolicyState, event: messages.ProgressText) -> Decision:

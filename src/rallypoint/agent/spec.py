@@ -14,6 +14,7 @@ from rallypoint.base.errors import UserError
 from rallypoint.base.light_dataclasses import dataclass, field
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, Protocol
 from rallypoint.base.log import printable
+from rallypoint.control.protocol.ranges import fits, range_of
 from rallypoint.failures.cause import NO_RESTARTS, Cause, Ending, Restarts
 from rallypoint.rendezvous.handler import RendezvousHandler
 
@@ -97,6 +98,10 @@ class WorkerSpec:
     def __post_init__(self) -> None:
         if self.local_world_size <= 0:
             raise _unusable_in_text(f"{self.local_world_size} workers per node cannot run; there must be 1 or more")
+        for name, value in (("local_world_size", self.local_world_size), ("max_restarts", self.max_restarts)):
+            if not fits(name, value):  # no other node could be told
+                most = range_of(name).maximum
+                raise _unusable_in_text(f"{name}={value} is out of range; it can be {most} at most")
         if self.monitor_interval <= 0:
             raise _unusable_in_text(f"a monitor interval of {self.monitor_interval} s cannot be; it must be above 0")
         if self.fn is not None:

@@ -25,6 +25,7 @@ from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_name, signal_number
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.parse import Options, naming, parse_nnodes
+from rallypoint.control.protocol.ranges import fits, range_of
 from rallypoint.rendezvous.params import C10D_PORT, ON_ETCD, parse_rdzv_conf
 from rallypoint.workers.logs.specs import TEMPLATE_VARIABLE, host_label, with_host
 
@@ -148,16 +149,19 @@ def limit_threads(config: LaunchConfig, environ: MutableMapping[str, str]) -> No
 
 
 _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
-    "max_restarts": (lambda value: value >= 0, "0 or more"),
+    "max_restarts": (
+        lambda value: value >= 0 and fits("max_restarts", value),
+        f"0 to {range_of('max_restarts').maximum}",
+    ),
     "monitor_interval": (lambda value: value > 0, "above 0 seconds"),  # which not-a-number is not
     "shutdown_timeout": (lambda value: value >= 0, "0 seconds or more"),
 }
 
 
 def _check_bounds(options: Options) -> None:
-    for dest, (fits, allowed) in _BOUNDS.items():
+    for dest, (is_allowed, allowed) in _BOUNDS.items():
         value = getattr(options, dest)
-        if value is not None and not fits(value):
+        if value is not None and not is_allowed(value):
             raise user_error(f"{options.source(dest)}={value} is out of range; give {allowed}", AssertionError)
 
 
@@ -272,6 +276,9 @@ def local_world_size(text: str, environ: Mapping[str, str], source: str = "--npr
         size = _count_devices(text, environ, source)
     if size < 1:
         raise UserError(f"{source}={text!r} asks for {size} workers; the smallest number is 1")
+    if not fits("local_world_size", size):
+        most = range_of("local_world_size").maximum
+        raise UserError(f"{source}={text!r} asks for {size} workers; one node can have {most}")
     return size
 
 
@@ -450,7 +457,7 @@ def _check_deadline(options: Options, asked: Preemption, environ: Mapping[str, s
 
     seconds = asked.stop_before_end
     given = f"{options.source('stop_before_end')}={seconds:g}"
-    if not 0 <= seconds < math.inf:
+    if not (seconds >= 0 and fits("seconds", seconds)):
         raise UsageError(f"{given} is out of range; give seconds from 0 on")
     now = time.time()
     end = end_time(environ, now) if seconds else None

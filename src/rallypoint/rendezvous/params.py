@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.light_typing import Any
+from rallypoint.control.protocol.ranges import fits, range_of
 
 C10D_PORT = 29400
 """The port of the control plane if its endpoint names none."""
@@ -47,6 +48,10 @@ class RendezvousParameters:
             raise UserError("the rendezvous backend has no name; name one, such as c10d or static")
         if min_nodes < 1:
             raise UserError(f"a rendezvous of at least {min_nodes} nodes cannot be; the minimum is 1 or more")
+        if not fits("max_nodes", max_nodes):
+            raise UserError(
+                f"a rendezvous of {max_nodes} nodes cannot be; {range_of('max_nodes').maximum} are the most"
+            )
         if max_nodes < min_nodes:
             raise UserError(
                 f"a rendezvous of at least {min_nodes} and at most {max_nodes} nodes cannot be; "

@@ -21,7 +21,7 @@ from rallypoint.control.membership.state import (
     State,
     Verdict,
 )
-from rallypoint.control.protocol.validation import MAX_NODES
+from rallypoint.control.protocol.ranges import MAX_NODES
 from rallypoint.failures.cause import Cause
 from tests.etcd_client import WritingClient as EtcdClient
 

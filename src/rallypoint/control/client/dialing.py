@@ -511,6 +511,8 @@ _CONNECT_FIRST, _CONNECT_AGAIN = 5.0, 1.5
 """Seconds for one attempt at a TCP connection. A lost packet is sent again after a second, then after ever longer
 pauses: when a link comes back, a new attempt is faster.
 """
+LIVED = 3.0
+"""Seconds after which a session has lived: the pauses before the next one begin anew."""
 _REMIND_FIRST, _REMIND_AGAIN = 2.0, 10.0
 """Seconds until a line says that the server cannot be reached: one that was never reached, one that was lost."""
 _REMIND_LEAST, _REMIND_MOST = 60.0, 300.0
@@ -531,6 +533,18 @@ class Redialer:
         self._dialer: Dialer | None = None
         self._last_error = ""
         """Why the last attempt failed."""
+        self._delay = 0.0
+        """Seconds before the next attempt; 0 for none. It grows until a session has lived."""
+
+    def session_ended(self, seconds: float, why: str) -> None:
+        """A session has ended after so many seconds, in the way that `why` says. The first attempt after one that has
+        lived is made at once.
+        """
+        self._delay = 0.0 if seconds >= LIVED else self._grown_delay()
+        self._last_error = "" if seconds >= LIVED else why
+
+    def _grown_delay(self) -> float:
+        return min(self._delay * 1.5, _LONGEST_DELAY) if self._delay else _FIRST_DELAY
 
     async def open(
         self, incarnation: str, embedded: bool, remaining: Callable[[], float], failure: Callable[[str, float], str]
@@ -549,12 +563,21 @@ class Redialer:
             TimeoutError: the time is over.
         """
         first = not incarnation
-        delay, began = _FIRST_DELAY, SYSTEM_CLOCK.monotonic()
-        self._last_error = ""
+        began = SYSTEM_CLOCK.monotonic()
         await asyncio.sleep(min(_dial_spread(self._settings), remaining()))
         reminder = asyncio.ensure_future(self._report_unreachable(remaining, first))
         try:
             while True:
+                if self._delay:
+                    # 1. A session is opened, and ends at once: for whatever reason, this does not count as success.
+                    # 2. A pause comes before the next attempt, as after one that has failed; the deadline is checked
+                    #    here too, or a server that only opens sessions would keep this node for ever.
+                    if remaining() <= 0:
+                        raise TimeoutError(failure(self._last_error, SYSTEM_CLOCK.monotonic() - began))
+                    with contextlib.suppress(TimeoutError):
+                        pause = self._delay * random.uniform(0.5, 1.0) + _dial_spread(self._settings)
+                        async with asyncio.timeout(min(pause, remaining())):
+                            await self.endpoint_moved.wait()
                 self.endpoint_moved.clear()
                 try:
                     # Not wait_for: it may swallow a cancellation that arrives at the very moment of success.
@@ -566,13 +589,7 @@ class Redialer:
                     if first:
                         raise
                     self._last_error = str(error)
-                if remaining() <= 0:
-                    raise TimeoutError(failure(self._last_error, SYSTEM_CLOCK.monotonic() - began))
-                with contextlib.suppress(TimeoutError):
-                    pause = delay * random.uniform(0.5, 1.0) + _dial_spread(self._settings)
-                    async with asyncio.timeout(min(pause, remaining())):
-                        await self.endpoint_moved.wait()
-                delay = min(delay * 1.5, _LONGEST_DELAY)
+                self._delay = self._grown_delay()
         finally:
             reminder.cancel()
 

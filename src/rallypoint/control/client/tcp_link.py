@@ -11,7 +11,9 @@ Laws:
    closes a session at the previous place when it is told to (`recheck_endpoint`).
 5. A connection that has only fallen silent is kept until the server has answered in the next one: closing it would be
    the first thing that the server sees when the silence ends, and means the end of a node.
-6. A drill that cuts the link (`Fault.CUT`) is a silence of both sides: nothing is sent, read or dialed meanwhile.
+6. A session that ends before it has lived is followed by growing pauses, and does not begin the timeout of law 2 anew.
+   One that the server has ended for good is the last one.
+7. A drill that cuts the link (`Fault.CUT`) is a silence of both sides: nothing is sent, read or dialed meanwhile.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from rallypoint.base.endpoint import is_acknowledged, unmapped_address, usable_a
 from rallypoint.base.log import RateLimitedLog, get_logger
 from rallypoint.base.loop import shared_loop
 from rallypoint.control.client.dialing import (
+    LIVED,
     ClientSession,
     EndpointResolver,
     Redialer,
@@ -39,7 +42,6 @@ from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.errors import FrameError
 from rallypoint.control.protocol.handshake import HandshakeError
 from rallypoint.control.protocol.messages import (
-    EXPENDABLE,
     Deliver,
     Fault,
     FaultRequested,
@@ -123,6 +125,8 @@ class TcpLink:
         """Whether the server lives inside an agent of the job, by the last session; before the first it may."""
         self._end_detail = ""
         """The server's reason for ending the session."""
+        self._is_ended_for_good = False
+        """Whether it would end each further one in the same way."""
         self._rejoin_requested: asyncio.Event | None = None
         """Set when a node whose last join was refused asks again; None while none waits for that."""
         self._task = self._loop.submit(self._run())
@@ -153,7 +157,7 @@ class TcpLink:
         try:
             payload = codec.sendable(request)
         except codec.NotSendable as error:
-            if isinstance(request, EXPENDABLE):
+            if isinstance(request, codec.EXPENDABLE):
                 self._dropped.warning("a %s is dropped: it cannot be sent (%s)", type(request).__name__, error)
             else:
                 self._end(f"what this node had to tell the control plane cannot be sent: {error}")
@@ -190,23 +194,32 @@ class TcpLink:
     async def _run(self) -> None:
         try:
             session = await self._connect_first()
+            without_since, brief = -math.inf, 0
             while True:
                 if self.address is None:
                     self.address = usable_address(unmapped_address(str(session.writer.get_extra_info("sockname")[0])))
                     self._deliver(LinkOpened())
+                opened_at = SYSTEM_CLOCK.monotonic()
                 lost_at, why = await self._serve_session(session)
                 if self._closed or self._resume_state.ended:
                     return
                 if self._resume_state.all_succeeded:
                     self._end(why)
                     return
+                if self._is_ended_for_good:
+                    self._end(f"the control plane at {self._resolver} has ended the session of this node: {why}")
+                    return
                 if self._resume_state.refused:  # so the server may go; it matters to us only if we ask again
                     await self._rejoin_request()
-                self._deliver(LinkDown(f"the control plane at {self._resolver} was lost ({why})"))
-                session = await self._reconnect(lost_at, why)
+                self._redialer.session_ended(lost_at - opened_at, why)
+                brief = 0 if lost_at - opened_at >= LIVED else brief + 1
+                if brief < 2:
+                    without_since = lost_at
+                self._deliver(LinkDown(f"the control plane at {self._resolver} was lost ({why})", brief))
+                session = await self._reconnect(without_since, why)
                 before = self._resume_state
                 self._update_resume_state(without_foreign_join(before, session.welcome.incarnation))
-                self._deliver(LinkUp(join_lost=before.join is not self._resume_state.join))
+                self._deliver(LinkUp(before.join is not self._resume_state.join, brief))
         except (HandshakeError, TimeoutError) as error:
             self._end(str(error))
         except Exception as error:  # in any case the agent must not wait forever for what will not arrive
@@ -271,7 +284,7 @@ class TcpLink:
     def _on_notification(self, notification: Notification) -> None:
         self._close_silent_session()
         if isinstance(notification, SessionEnded):
-            self._end_detail = notification.detail
+            self._end_detail, self._is_ended_for_good = notification.detail, notification.is_permanent
             return
         now = SYSTEM_CLOCK.monotonic()
         self._update_resume_state(after_notification(self._resume_state, notification, now))

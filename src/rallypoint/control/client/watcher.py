@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 
 from rallypoint.base.endpoint import keep_alive
-from rallypoint.base.errors import RallypointError
+from rallypoint.base.errors import RallypointError, UsageError
 from rallypoint.control.client.dialing import RETRYABLE, ClientSession, Dialer, DialTarget, error_words
 from rallypoint.control.membership.state import Settings
 from rallypoint.control.protocol import codec
@@ -86,8 +86,12 @@ class WatcherSession:
             self._session.writer.close()
 
     def send(self, request: WatcherRequest | ListRequest) -> None:
-        """Send a message."""
-        self._opened().send(codec.encode(request))
+        """Send a message. Raises UsageError: it has a value that no control plane accepts."""
+        try:
+            payload = codec.sendable(request)
+        except codec.NotSendable as error:
+            raise UsageError(str(error)) from None
+        self._opened().send(payload)
 
     async def snapshot(self, request: WatchRequest) -> Snapshot:
         """Ask for a snapshot, and wait for it; what else arrives is passed over.

@@ -36,12 +36,12 @@ from rallypoint.base.log import RateLimitedLog, get_logger
 from rallypoint.base.netlink import Peer, PeerUsers, SocketName
 from rallypoint.base.own_process import process_token
 from rallypoint.control.coordinator.session import HEARTBEAT, ServerSession
-from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.coordinator.sessions import STRANGER_REFUSED, SessionRecord
 from rallypoint.control.coordinator.transport import Transport, Transports
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, MAX_FRAME, MAX_GREETING, TLS_HANDSHAKE, FrameReader, frame
 from rallypoint.control.protocol.errors import FrameError
-from rallypoint.control.protocol.messages import EXPENDABLE, CollectedPart
+from rallypoint.control.protocol.messages import CollectedPart
 
 if TYPE_CHECKING:
     from rallypoint.base.loop import LoopThread
@@ -363,7 +363,7 @@ class ControlConnection:
                 payload = codec.encode(notification)
                 codec.check_size(len(payload))
             except (ValueError, OverflowError, FrameError) as error:
-                if not isinstance(notification, EXPENDABLE):
+                if not isinstance(notification, codec.EXPENDABLE):
                     raise
                 kind = type(notification).__name__
                 everyone.limiter.log_drop("a %s for %s is dropped: it cannot be sent (%s)", kind, self._peer, error)
@@ -406,7 +406,8 @@ class ControlConnection:
     def _end_session(self, why: str) -> None:
         self._all.limiter.log_end("control connection from %s is closed: %s", self._peer, why)
         if not self._done:
-            self._session.end(self._session.end_reason)
+            why = self._session.end_reason
+            self._session.end(why, is_permanent=why == STRANGER_REFUSED)
         self.abort()
 
     # Sending and ending

@@ -27,7 +27,6 @@ from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNoti
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import NodeId, Reason, Settings, State
 from rallypoint.control.protocol.messages import (
-    EXPENDABLE,
     ConfigDiffers,
     Deliver,
     JoinRefused,
@@ -416,13 +415,15 @@ class Dispatcher:
         get `_delivering`, and B looks after it has released that.
         """
         with self._lock:
-            return bool(self._outbox) and self._outbox[0].number <= self._written
+            return self._is_due()
+
+    def _is_due(self) -> bool:
+        return bool(self._outbox) and self._outbox[0].number <= self._written
 
     def _next_pending(self) -> _PendingNotification | None:
         """Take the next notification that may be delivered. For the thread that delivers."""
         with self._lock:
-            due = self._outbox and self._outbox[0].number <= self._written
-            return self._outbox.popleft() if due else None
+            return self._outbox.popleft() if self._is_due() else None
 
     def _deliver_to(self, session: int, notification: Notification | WatcherNotification | PendingSnapshot) -> None:
         if isinstance(notification, ConfigDiffers):
@@ -522,6 +523,8 @@ class LocalLink:
             try:
                 request = validated(request)
             except ValidationError as error:
+                from rallypoint.control.protocol.codec import EXPENDABLE
+
                 if isinstance(request, EXPENDABLE):
                     log.warning("a %s is dropped: it cannot be sent (%s)", type(request).__name__, error)
                 else:

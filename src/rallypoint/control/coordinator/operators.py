@@ -67,7 +67,7 @@ from rallypoint.control.protocol.observation import (
     WatcherRequest,
     WatchRequest,
 )
-from rallypoint.control.protocol.validation import MAX_NODES
+from rallypoint.control.protocol.ranges import MAX_NODES
 
 _PAUSE, _ROWS_A_SECOND = 0.2, 12_500
 """Seconds between messages to a follower; more if there are many nodes, which a snapshot has to count."""

@@ -167,6 +167,28 @@ add_messages(
 )
 add_messages(54, messages.NodesSucceeded)
 
+EXPENDABLE: tuple[type, ...] = (
+    messages.NodeReport,
+    messages.CollectedPart,
+    messages.HangReport,
+    messages.Taken,
+    messages.ProgressRequest,
+    membership.RecordProgress,
+    membership.ReportQuiet,
+    messages.HangFound,
+    messages.CollectionEnded,
+    messages.Progress,
+    messages.NodesWaiting,
+    messages.ConfigDiffers,
+    messages.ReportRequested,
+    messages.CollectRequested,
+    messages.FaultRequested,
+    messages.OperatorAction,
+)
+"""Messages without which the job continues: one that cannot be sent is dropped and logged. Without any other the node,
+or its session, ends.
+"""
+
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
 _fields = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _number = msgspec.msgpack.Decoder(int)

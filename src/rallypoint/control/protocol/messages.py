@@ -19,9 +19,7 @@ from rallypoint.control.membership.state import (
     NodeRanks,
     Outcome,
     Reason,
-    RecordProgress,
     Refusal,
-    ReportQuiet,
     RoundEnd,
     Verdict,
 )
@@ -489,9 +487,12 @@ class Confirmed(NamedTuple):
 
 
 class LinkDown(NamedTuple):
-    """The control plane cannot be reached for now; made on the node's own side, never sent."""
+    """The control plane cannot be reached for now; made on the node's own side, never sent. `brief` counts the
+    sessions in a row, up to this one, that ended right after they were opened.
+    """
 
     detail: str
+    brief: int = 0
 
 
 class LinkOpened(NamedTuple):
@@ -502,10 +503,11 @@ class LinkUp(NamedTuple):
     """The control plane can be reached again; made on the node's own side, never sent.
 
     `join_lost`: the waiting join was sent to a coordinator that no longer exists, which may have given it a place; it
-    is not sent again, and the node has to join anew.
+    is not sent again, and the node has to join anew. `brief`: see `LinkDown`.
     """
 
     join_lost: bool = False
+    brief: int = 0
 
 
 class LinkLost(NamedTuple):
@@ -545,28 +547,6 @@ Notification = (
     | LinkUp
     | LinkLost
 )
-
-EXPENDABLE: tuple[type, ...] = (
-    NodeReport,
-    CollectedPart,
-    HangReport,
-    Taken,
-    ProgressRequest,
-    RecordProgress,
-    ReportQuiet,
-    HangFound,
-    CollectionEnded,
-    Progress,
-    NodesWaiting,
-    ConfigDiffers,
-    ReportRequested,
-    CollectRequested,
-    FaultRequested,
-    OperatorAction,
-)
-"""Messages without which the job continues: one that cannot be sent is dropped and logged. Without any other the node,
-or its session, ends.
-"""
 
 Deliver = Callable[[Notification], None]
 """Called from any thread, with no lock held, in the order of events. Must not block."""

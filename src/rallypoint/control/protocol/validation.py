@@ -8,78 +8,25 @@ clock shows: unprintable characters become question marks, and values that are t
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rallypoint.control.protocol.ranges import MAX_NODES, NUMBERS, OTHER_NUMBERS, ROUNDS, NumberRange
 
 if TYPE_CHECKING:
     import msgspec
 
-MAX_NODES = 65536
-"""Nodes that one job may have; what a coordinator keeps for each is some hundred bytes."""
-MAX_WORKERS = 65536
-"""Workers that one node may have, so that a world has fewer than 2**32."""
-
 _ADDRESS = re.compile(r"[0-9a-fA-F:.]{2,45}(/[0-9]{1,3})?")
 """The pattern of numeric addresses and networks; the code that uses a match finds out whether it is valid."""
-
-_DAY = 86400.0
-_ROUNDS = 2**31
 
 M = TypeVar("M")
 
 
-class NumberRange(NamedTuple):
-    """The least and the most that a number may be. A number of seconds may be infinite only where `most` is."""
-
-    minimum: float
-    maximum: float
-
-
-_RANK = NumberRange(-1, MAX_NODES * MAX_WORKERS)
-_NUMBERS: Mapping[str, NumberRange] = {
-    "pid": NumberRange(0, 2**31 - 1),
-    "number": NumberRange(0, 2**62),
-    "local_world_size": NumberRange(1, MAX_WORKERS),
-    "store_port": NumberRange(0, 65535),
-    "rank_hint": NumberRange(0, MAX_NODES - 1),
-    "group_rank": NumberRange(-1, MAX_NODES - 1),
-    "succeeded": NumberRange(0, MAX_NODES - 1),
-    "control_rank": NumberRange(-1, MAX_NODES - 1),
-    "group_world_size": NumberRange(0, MAX_NODES),
-    "max_restarts": NumberRange(-1, 2**31),
-    "segment": NumberRange(1, MAX_NODES),
-    "min_nodes": NumberRange(1, MAX_NODES),
-    "max_nodes": NumberRange(1, MAX_NODES),
-    "round": NumberRange(-1, _ROUNDS),
-    "last_ended_round": NumberRange(-1, _ROUNDS),
-    "rank": _RANK,
-    "local_rank": _RANK,
-    "step": NumberRange(-1, 2**63 - 1),
-    "progress": NumberRange(-1, 2**63 - 1),
-    "steps": NumberRange(-1, 2**63 - 1),
-    "least_step": NumberRange(-1, 2**63 - 1),
-    "most_step": NumberRange(-1, 2**63 - 1),
-    "median": NumberRange(-1, 2**63 - 1),
-    "behind": NumberRange(-1, 2**63 - 1),
-    "first_step": NumberRange(-1, 2**63 - 1),
-    "step_before": NumberRange(-1, 2**63 - 1),
-    "seconds": NumberRange(0.0, math.inf),
-    "lasts": NumberRange(0.0, _DAY),
-    "lease": NumberRange(0.1, _DAY),
-    "heartbeat_interval": NumberRange(0.0, _DAY),
-    "deadline": NumberRange(-math.inf, math.inf),
-    "lines": NumberRange(0, 2**31),
-    "cursor": NumberRange(0, 2**40),
-    "most": NumberRange(0, 2**31),
-    "ranks": NumberRange(0, MAX_NODES * MAX_WORKERS),
-}
-"""The range of a number, by the name of its field."""
-_ROUND_NUMBER = NumberRange(-1, _ROUNDS // 2)
+_ROUND_NUMBER = NumberRange(-1, ROUNDS // 2)
 _RESUME_NUMBERS: Mapping[str, NumberRange] = {
-    **_NUMBERS,
+    **NUMBERS,
     "round": _ROUND_NUMBER,
     "last_ended_round": _ROUND_NUMBER,
     "failures": _ROUND_NUMBER,
@@ -91,7 +38,6 @@ _TIMES = NumberRange(0, 253402214400.0)
 """Epoch seconds up to the year 9999, which every time zone can show. Later times come from a wrong clock, whose reports
 are needed as well: they are cut.
 """
-_OTHER_NUMBERS = NumberRange(-(2**40), 2**40)
 
 _TEXTS: Mapping[str, int] = {
     "traceback": 32 * 1024,
@@ -161,10 +107,9 @@ _PLANS: dict[type, tuple[tuple[str, float, float, int], ...]] = {}
 
 def _plan(kind: Any) -> tuple[tuple[str, float, float, int], ...]:
     """The rules of a kind of record: for each field its name, the range of a number, and the length of a text."""
-    ranges = {**(_RESUME_NUMBERS if kind.__name__ == "ResumeRequest" else _NUMBERS), "timestamp": _TIMES}
+    ranges = {**(_RESUME_NUMBERS if kind.__name__ == "ResumeRequest" else NUMBERS), "timestamp": _TIMES}
     _PLANS[kind] = made = tuple(
-        (name, *ranges.get(name, _OTHER_NUMBERS), _TEXTS.get(name, _LINES.get(name, _MAX_TEXT)))
-        for name in kind._fields
+        (name, *ranges.get(name, OTHER_NUMBERS), _TEXTS.get(name, _LINES.get(name, _MAX_TEXT))) for name in kind._fields
     )
     return made
 
@@ -198,8 +143,8 @@ def _value(value: Any, name: str, record: Any) -> Any:
 def _number(value: float, name: str, record: Any) -> float:
     if name == "timestamp":
         return min(max(value, _TIMES.minimum), _TIMES.maximum) if value == value else _TIMES.minimum
-    rules = _RESUME_NUMBERS if type(record).__name__ == "ResumeRequest" else _NUMBERS
-    least, most = rules.get(name, _OTHER_NUMBERS)
+    rules = _RESUME_NUMBERS if type(record).__name__ == "ResumeRequest" else NUMBERS
+    least, most = rules.get(name, OTHER_NUMBERS)
     if least <= value <= most:  # never so for NaN
         return value
     raise ValidationError(

@@ -14,6 +14,7 @@ from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import job_secret
 from rallypoint.control.membership.state import Settings
+from rallypoint.control.protocol.ranges import fits, range_of
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.worker_stores import AgentStoreSupply, WorkerHostedStores, WorkerStoreSupply
 
@@ -77,7 +78,7 @@ def settings_of(
         from rallypoint.control.membership.segments import checked_size
 
         segment = checked_size(given, params.min_nodes, fixed_ranks=fixed_ranks)
-    return Settings(
+    settings = Settings(
         run_id=params.run_id,
         min_nodes=params.min_nodes,
         max_nodes=params.max_nodes - params.max_nodes % segment,
@@ -99,6 +100,12 @@ def settings_of(
         counts_heartbeats=counts_heartbeats,
         segment=segment,
     )
+    for name, value in settings._asdict().items():
+        if isinstance(value, (int, float)) and not fits(name, value):
+            given = join_timeout_key if name == "join_timeout" else name
+            least, most = range_of(name)
+            raise UsageError(f"rendezvous option {given}={value} is out of range; give {least} to {most}")
+    return settings
 
 
 def _positive(params: RendezvousParameters, name: str, default: int) -> int:
@@ -267,4 +274,6 @@ def rank_hint(params: RendezvousParameters) -> int | None:
     rank = params.get_as_int("rank")
     if rank is not None and rank < 0:
         raise UsageError(f"node rank {rank} is negative; node ranks start at 0")
+    if rank is not None and not fits("rank_hint", rank):
+        raise UsageError(f"node rank {rank} is out of range; the highest is {range_of('rank_hint').maximum}")
     return rank

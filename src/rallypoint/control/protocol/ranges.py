@@ -1,0 +1,81 @@
+"""The ranges of numbers in messages, by the names of their fields: data alone, for whatever takes numbers from users.
+
+A number that enters the program (a flag, an option, an argument) is checked by the same table as one that arrives in a
+message (`validation`): what one side accepts, the other can send.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from rallypoint.base.light_typing import NamedTuple
+
+MAX_NODES = 65536
+"""Nodes that one job may have; what a coordinator keeps for each is some hundred bytes."""
+MAX_WORKERS = 65536
+"""Workers that one node may have, so that a world has fewer than 2**32."""
+
+_DAY = 86400.0
+ROUNDS = 2**31
+
+
+class NumberRange(NamedTuple):
+    """The least and the most that a number may be. A number of seconds may be infinite only where `most` is."""
+
+    minimum: float
+    maximum: float
+
+
+_RANK = NumberRange(-1, MAX_NODES * MAX_WORKERS)
+NUMBERS: Mapping[str, NumberRange] = {
+    "pid": NumberRange(0, 2**31 - 1),
+    "number": NumberRange(0, 2**62),
+    "local_world_size": NumberRange(1, MAX_WORKERS),
+    "store_port": NumberRange(0, 65535),
+    "rank_hint": NumberRange(0, MAX_NODES - 1),
+    "group_rank": NumberRange(-1, MAX_NODES - 1),
+    "succeeded": NumberRange(0, MAX_NODES - 1),
+    "control_rank": NumberRange(-1, MAX_NODES - 1),
+    "group_world_size": NumberRange(0, MAX_NODES),
+    "max_restarts": NumberRange(-1, 2**31),
+    "segment": NumberRange(1, MAX_NODES),
+    "min_nodes": NumberRange(1, MAX_NODES),
+    "max_nodes": NumberRange(1, MAX_NODES),
+    "round": NumberRange(-1, ROUNDS),
+    "last_ended_round": NumberRange(-1, ROUNDS),
+    "rank": _RANK,
+    "local_rank": _RANK,
+    "step": NumberRange(-1, 2**63 - 1),
+    "progress": NumberRange(-1, 2**63 - 1),
+    "steps": NumberRange(-1, 2**63 - 1),
+    "least_step": NumberRange(-1, 2**63 - 1),
+    "most_step": NumberRange(-1, 2**63 - 1),
+    "median": NumberRange(-1, 2**63 - 1),
+    "behind": NumberRange(-1, 2**63 - 1),
+    "first_step": NumberRange(-1, 2**63 - 1),
+    "step_before": NumberRange(-1, 2**63 - 1),
+    "seconds": NumberRange(0.0, math.inf),
+    "lasts": NumberRange(0.0, _DAY),
+    "lease": NumberRange(0.1, _DAY),
+    "heartbeat_interval": NumberRange(0.0, _DAY),
+    "deadline": NumberRange(-math.inf, math.inf),
+    "lines": NumberRange(0, 2**31),
+    "cursor": NumberRange(0, 2**40),
+    "most": NumberRange(0, 2**31),
+    "ranks": NumberRange(0, MAX_NODES * MAX_WORKERS),
+}
+"""The range of a number, by the name of its field."""
+OTHER_NUMBERS = NumberRange(-(2**40), 2**40)
+"""The range of a number whose field's name is not in the table."""
+
+
+def range_of(name: str) -> NumberRange:
+    """The range of a number that is sent in a field of that name."""
+    return NUMBERS.get(name, OTHER_NUMBERS)
+
+
+def fits(name: str, value: float) -> bool:
+    """Whether a number may be sent in a field of that name."""
+    least, most = range_of(name)
+    return least <= value <= most  # never so for NaN
