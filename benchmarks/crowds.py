@@ -38,8 +38,12 @@ class Meeting:
     The methods return the seconds of processor time that the server used meanwhile.
     """
 
-    def __init__(self, nodes: int, protected: Protected | None = None, lease: float = _LEASE) -> None:
+    def __init__(
+        self, nodes: int, protected: Protected | None = None, lease: float = _LEASE, *, many_jobs: bool = False
+    ) -> None:
+        """With `many_jobs` the server is one outside of all jobs, which takes other jobs too."""
         self.nodes = nodes
+        self._more = ["many"] if many_jobs else []
         self._lease = lease
         self._protected = protected or Protected()
         self._children = Children()
@@ -59,7 +63,9 @@ class Meeting:
         return self
 
     def _start(self) -> None:
-        argv = program("control_server", str(self.nodes), RUN_ID, encode(self._protected).decode(), str(self._lease))
+        argv = program(
+            "control_server", str(self.nodes), RUN_ID, encode(self._protected).decode(), str(self._lease), *self._more
+        )
         self._server = self._children.start("control server", argv)
         self.port = decode(self._answers([self._server], "its port")[self._server], Serving).port
         self._clock = ProcessClock(self._server.pid)
@@ -75,6 +81,14 @@ class Meeting:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._children.__exit__(kind, error, trace)
+
+    def start(self, name: str, argv: list[str]) -> Child:
+        """Start a program beside the nodes, which ends with them."""
+        return self._children.start(name, argv)
+
+    def line_of(self, child: Child, awaited: str) -> str:
+        """The next line of such a program."""
+        return self._answers([child], awaited)[child]
 
     def meet(self) -> float:
         """All connect, join and are placed."""

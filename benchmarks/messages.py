@@ -54,6 +54,25 @@ class Driven(msgspec.Struct, frozen=True):
     """Processor time that the server used meanwhile."""
 
 
+class Flood(msgspec.Struct, frozen=True):
+    """To a flooding program: what it sends, in hexadecimal digits: a greeting, and the message that it repeats, each
+    with its frame; from which address, and for how many seconds.
+    """
+
+    port: int
+    source: str
+    greeting: str
+    payload: str
+    seconds: float
+
+
+class Flooded(msgspec.Struct, frozen=True):
+    """From a flooding program: how many messages it has sent, and whether the server has disconnected."""
+
+    messages: int
+    disconnected: bool
+
+
 class Replay(msgspec.Struct, frozen=True):
     """To a replaying program: say what was recorded, to the store on this port."""
 

@@ -9,7 +9,6 @@ without its secret would run unprotected.
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import sys

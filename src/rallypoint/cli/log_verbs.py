@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _RANKS = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
 _MOST_RANKS = 1024
+_MOST_NOTES = 1000
+"""Notes that are remembered so that none is printed twice."""
 _LAST_WORDS = 5.0
 """Seconds for which the nodes of a job that has ended may still send what was written."""
 UNREACHABLE = 69
@@ -93,6 +95,8 @@ class _LogLines:
             return
         for note in found.notes:
             if note not in self._told:
+                if len(self._told) == _MOST_NOTES:
+                    self._told.clear()
                 self._told.add(note)
                 print_error(f"rallyctl: {note}")
         if lines := list(log_lines(found, node, labelled=self._labelled)):

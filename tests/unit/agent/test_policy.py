@@ -241,6 +241,12 @@ def test_a_line_that_is_down_stops_nothing_and_is_told_once() -> None:
     assert sum(isinstance(step, LogLine) for step in steps) == 3
 
 
+def test_sessions_that_end_at_once_fill_no_log() -> None:
+    events = [event for number in range(1, 1001) for event in (LinkDown("x", number), LinkUp(brief=number))]
+    _, steps = after(placed(0), *events)
+    assert sum(isinstance(step, LogLine) for step in steps) == 20, "of the 1st, 2nd, 4th, ... 512th"
+
+
 # Ends and signals
 
 

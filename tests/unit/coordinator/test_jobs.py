@@ -185,8 +185,11 @@ def test_how_a_job_has_ended_stays() -> None:
 
 def test_a_list_of_jobs_fits_into_messages() -> None:
     jobs = tuple(JobSummary(f"{number:0255}", Phase.FAILED, 1, 2, 3, detail="x" * 200) for number in range(250))
-    parts = list(job_list_parts(JobList(jobs, jobs[:20])))
-    assert [each.is_last for each in parts] == [False, False, True]
+    long = tuple(each._replace(job="x" * 4096, detail="\u20ac" * 1365) for each in jobs[:20])
+    assert len(list(job_list_parts(JobList(long, long)))) == 8
+    parts = list(job_list_parts(JobList(jobs + long, jobs[:20])))
+    jobs += long
+    assert [each.is_last for each in parts] == [*[False] * (len(parts) - 1), True]
     assert all(len(codec.encode(each)) < codec.MAX_FRAME for each in parts)
     assert tuple(chain.from_iterable(each.jobs for each in parts)) == jobs
     assert tuple(chain.from_iterable(each.ended for each in parts)) == jobs[:20]

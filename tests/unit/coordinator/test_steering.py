@@ -21,6 +21,7 @@ from rallypoint.control.membership.state import (
     Participant,
     Preempt,
     PreemptJob,
+    Reason,
     Settings,
     State,
 )
@@ -166,6 +167,25 @@ def test_who_watches_sees_that_a_job_is_preempted_and_which_nodes_are_lost_meanw
     ]
     job.hears("a", Drain(0, needs_consent=True))
     assert job.status().events[-1].text == "the job has stopped: b (rank 1) received SIGUSR2"
+
+
+def test_who_watches_sees_each_node_that_is_lost_at_once() -> None:
+    job = Job(Settings("job", 9, 9))
+    for name in "abcdefgh":
+        job.node(name)
+    lost = "abcdef"
+    job.coordinator._end([ord(name) for name in lost], job.now, Reason.LOST, "silent")
+    job.coordinator.receive(ord("g"), LeaveRequest(), job.now)
+    texts = [each.text for each in job.status().events if each.kind == "node lost"]
+    assert texts == [*(f"{name}: a node was lost" for name in lost), "g: a node left"]
+
+
+def test_who_watches_sees_who_was_lost_with_the_node_that_ended_the_round() -> None:
+    job = running("a", "b", "c")
+    job.coordinator._end([ord("b"), ord("c")], job.now, Reason.LOST, "silent")
+    texts = [each.text for each in job.status().events]
+    assert any("b (rank 1)" in each for each in texts)
+    assert "c (rank 2): a node was lost" in texts
 
 
 def test_of_two_operators_each_is_told_what_came_of_its_own_command() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import select
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -260,3 +261,69 @@ def test_the_events_of_many_connections_are_handled_together_and_of_few_at_once(
             await until(lambda: connection.received == b"abc")
 
     asyncio.run(run())
+
+
+def test_who_reads_nothing_keeps_a_closed_connection_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_module, "_LAST_WORDS", 0.05)
+
+    async def run() -> None:
+        with served() as server, server.client():
+            connection = await server.accepted()
+            connection.transport.write(bytes(MUCH))
+            assert connection.transport.unsent
+            connection.transport.close()
+            await connection.ended.wait()
+            assert connection.ends == [None]
+
+    asyncio.run(run())
+
+
+def test_the_connection_is_told_when_what_had_to_wait_was_read() -> None:
+    async def run() -> None:
+        with served() as server, server.client() as client:
+            connection = await server.accepted()
+            connection.transport.write(b"at once")
+            assert connection.drained == 0
+            connection.transport.write(bytes(MUCH))
+            assert connection.transport.unsent
+            connection.transport.write_eof()
+            await read_to_end(client)
+            assert connection.drained == 1
+
+    asyncio.run(run())
+
+
+def test_many_connections_that_say_nothing_wake_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport_module, "_MANY", 1)
+    looks: list[int] = []
+
+    async def run() -> None:
+        with served() as server, server.client() as client, server.client():
+            connection = await server.accepted(2)
+            client.send(b"a")
+            await until(lambda: any(each.received for each in server.connections))
+            await until(lambda: server.set._is_watched)
+            epoll = server.set._epoll
+            monkeypatch.setattr(server.set, "_epoll", Counting(epoll, looks))
+            await asyncio.sleep(10 * transport_module._REST)
+            assert looks == [], "in the time of ten rests"
+            monkeypatch.setattr(server.set, "_epoll", epoll)
+            assert epoll.poll(0) == []
+            assert connection.ends == []
+
+    asyncio.run(run())
+
+
+class Counting:
+    """An epoll set, and how often events were looked for."""
+
+    def __init__(self, epoll: select.epoll, looks: list[int]) -> None:
+        self.epoll = epoll
+        self._looks = looks
+
+    def poll(self, timeout: float, most: int = -1) -> list[tuple[int, int]]:
+        self._looks.append(1)
+        return self.epoll.poll(timeout, most)
+
+    def fileno(self) -> int:
+        return self.epoll.fileno()

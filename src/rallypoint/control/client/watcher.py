@@ -14,11 +14,13 @@ from rallypoint.control.membership.state import Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.errors import FrameError
 from rallypoint.control.protocol.handshake import HandshakeError
-from rallypoint.control.protocol.messages import CollectedPart, SessionEnded, Taken
+from rallypoint.control.protocol.messages import CollectedPart, CollectKind, SessionEnded, Taken
 from rallypoint.control.protocol.observation import (
     MAX_SNAPSHOT,
+    CollectCommand,
     CommandReply,
     JobList,
+    JobSummary,
     ListRequest,
     NodeView,
     Snapshot,
@@ -32,6 +34,12 @@ from rallypoint.control.protocol.observation import (
 
 _CONNECT = 5.0
 """Seconds for one attempt at a connection."""
+_MAX_LIST = 16 * 1024 * 1024
+"""Bytes that a list of jobs may have: a control plane has 1,024 jobs, and lists 100 of those that have ended."""
+_MAX_BUNDLES, _MAX_COLLECTED = 128 * 1024 * 1024, 64 * 1024 * 1024
+"""Bytes of unfinished answers of nodes, with their names, that a control plane may send: what it asks for at a time
+(`coordinator.collection`).
+"""
 
 Observation = Snapshot | JobList | CommandReply | CollectedPart
 
@@ -54,7 +62,12 @@ class WatcherSession:
         self._settings = Settings(job, 1, 1)
         self._session: ClientSession | None = None
         self._data = bytearray()
-        self._jobs = JobList(())
+        self._jobs: tuple[list[JobSummary], list[JobSummary]] = ([], [])
+        self._list_size = 0
+        self._unfinished: dict[str, int] = {}
+        """Bytes of what nodes have not sent completely, by the name of the node."""
+        self._unfinished_size = 0
+        self._most_unfinished = _MAX_COLLECTED
 
     async def __aenter__(self) -> WatcherSession:
         """Open the session, unless it is open."""
@@ -87,6 +100,8 @@ class WatcherSession:
 
     def send(self, request: WatcherRequest | ListRequest) -> None:
         """Send a message. Raises UsageError: it has a value that no control plane accepts."""
+        if isinstance(request, CollectCommand):
+            self._most_unfinished = _MAX_BUNDLES if request.kind is CollectKind.BUNDLE else _MAX_COLLECTED
         try:
             payload = codec.sendable(request)
         except codec.NotSendable as error:
@@ -114,40 +129,62 @@ class WatcherSession:
             UnreachableError: the session was lost.
         """
         while True:
-            message = await self._next()
+            message, size = await self._next()
+            if isinstance(message, CollectedPart):
+                self._count(message)
             if isinstance(message, CollectedPart | SnapshotPart) and message.is_last:
                 self.send(Taken(message.number if isinstance(message, CollectedPart) else 0))
             if isinstance(message, JobList):
-                self._jobs = JobList(self._jobs.jobs + message.jobs, self._jobs.ended + message.ended)
+                running, ended = self._jobs
+                running += message.jobs
+                ended += message.ended
+                self._list_size = self._bounded(self._list_size + size, _MAX_LIST)
                 if not message.is_last:
                     continue
-                listed, self._jobs = self._jobs, JobList(())
-                return listed
+                self._jobs, self._list_size = ([], []), 0
+                return JobList(tuple(running), tuple(ended))
             if not isinstance(message, SnapshotPart):
                 return message
             self._data += message.data
-            if len(self._data) > MAX_SNAPSHOT:
-                raise UnreachableError(
-                    f"the control plane at {self._where.endpoint} sends more data than a control plane can have"
-                )
+            self._bounded(len(self._data), MAX_SNAPSHOT)
             if message.is_last:
                 data, self._data = bytes(self._data), bytearray()
                 return decode_snapshot(data)._replace(endpoint=str(self._where.endpoint))
+
+    def _count(self, part: CollectedPart) -> None:
+        """Count what a node has sent, until it has sent all. Whoever collects keeps that, and nothing else."""
+        before = self._unfinished.pop(part.node, None)
+        size = (len(part.node.encode()) if before is None else before) + len(part.data)
+        self._unfinished_size += size - (before or 0)
+        self._bounded(self._unfinished_size, self._most_unfinished)
+        if part.is_last:
+            self._unfinished_size -= size
+        else:
+            self._unfinished[part.node] = size
+
+    def _bounded(self, size: int, most: int) -> int:
+        if size > most:
+            raise UnreachableError(
+                f"the control plane at {self._where.endpoint} sends more data than a control plane can have"
+            )
+        return size
 
     def _opened(self) -> ClientSession:
         if self._session is None:
             raise RuntimeError("the session is not open; use it as an async context manager")
         return self._session
 
-    async def _next(self) -> WatcherNotification:
+    async def _next(self) -> tuple[WatcherNotification, int]:
+        """The next message, and its bytes."""
         session = self._opened()
         try:
-            message = decode_watcher_notification(await session.receive())
+            payload = await session.receive()
+            message = decode_watcher_notification(payload)
         except (OSError, FrameError, codec.CodecError) as error:
             raise self._lost(str(error)) from None
         if isinstance(message, SessionEnded):
             raise self._lost(message.detail)
-        return message
+        return message, len(payload)
 
     def _lost(self, why: str) -> UnreachableError:
         return UnreachableError(f"the control plane at {self._where.endpoint} was lost ({why})")

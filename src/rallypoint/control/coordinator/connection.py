@@ -166,17 +166,17 @@ class ControlConnection:
         if self._is_behind:
             self._transport.pause()
         else:
-            self._work()
+            self._work(self._all.transports.turn_began + _TURN_OF_ALL)
 
     def go_on(self) -> None:
         """Handle what waits: a later turn has come, or what it waited for has happened."""
         self._is_behind = False
-        self._work()
-        if not (self._is_behind or self._done or self._transport.is_closing):
+        self._work(math.inf)
+        if not (self._is_behind or self._transport.is_closing):
             self._transport.resume()
 
-    def _work(self) -> None:
-        """Handle what has arrived, for as long as this connection may use the loop now."""
+    def _work(self, until: float) -> None:
+        """Handle what has arrived, for as long as this connection may use the loop now, and `until` then at most."""
         everyone, frames = self._all, self._frames
         shares = everyone.shares if self._tenant else None
         began = SYSTEM_CLOCK.monotonic()
@@ -184,18 +184,19 @@ class ControlConnection:
             self._is_behind = True
             everyone.event_loop.call_later(wait, self.go_on)
             return
-        until = min(began + _TURN, everyone.transports.turn_began + _TURN_OF_ALL)
+        now, until = began, min(began + _TURN, until)
         while frames and not self._done and not self._transport.is_closing:
             if self._awaits_answer:
                 self._is_behind = True  # until `all_sent` or `make_some`
                 break
-            if len(everyone.outbox) > _POSTED or (len(frames) > 1 and SYSTEM_CLOCK.monotonic() >= until):
+            if now >= until or len(everyone.outbox) > _POSTED:
                 self._is_behind = True
                 everyone.go_on_later(self)
                 break
             self._guarded(partial(self._handle, frames.popleft()))
+            now = SYSTEM_CLOCK.monotonic()
         if shares is not None:
-            shares.used(self._tenant, SYSTEM_CLOCK.monotonic() - began)
+            shares.used(self._tenant, now - began)
 
     @property
     def _awaits_answer(self) -> bool:
@@ -446,6 +447,9 @@ class ControlConnection:
         if why and not self._done:
             self._session.end(why)
         self._done = True
+        self._frames.clear()
+        if self._is_behind and not self._transport.is_closing:
+            self._transport.resume()  # to read its end
         if self._channel is not None and not self._transport.is_closing:
             self._channel.close_notify()
             self._transport.write(self._channel.to_send())

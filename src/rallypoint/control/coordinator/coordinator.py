@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import count, islice
 
@@ -126,6 +126,8 @@ _LEAST_WORD = 2
 _SUCCEEDED_AFTER, _SUCCEEDED_AFTER_NODE = 1.0, 0.001
 """Seconds after which the others are told that a node has succeeded, and how many more for each node: most jobs end
 within that time, and the notification goes to all nodes."""
+_MOST_GONE = 16
+"""Nodes that are gone at once which the history names, each in its own event."""
 _MAX_DIFFERENCES = 32
 """The number of differences that one session is told."""
 
@@ -331,6 +333,7 @@ class Coordinator:
 
     def _on_leave(self, speaker: SessionRecord, request: LeaveRequest, now: float) -> None:
         self._pending.pop(speaker.node, None)
+        self._note_gone([speaker.node], Reason.DEPARTED, now)
         self.operate(speaker.node, Exit(detail=request.why), now)
         if request.wants_reply:
             left = standing_without(self.state, speaker.node, self.settings, self._placeholders())
@@ -540,6 +543,8 @@ class Coordinator:
         end = self._run(node, join, now)
         if end is Stop.WAIT:
             return
+        if end is Refusal.TIMEOUT and node in before.participants and not before.complete:
+            self.history.nodes_gone([name_of(before, node)], 0, Reason.GAVE_UP, before.round, now)
         self._pending.pop(node, None)
         if isinstance(end, Refusal):
             view = self._observer.clock_view(now)
@@ -566,7 +571,8 @@ class Coordinator:
 
     def _lose(self, nodes: Iterable[NodeId], now: float, reason: Reason, detail: str = "") -> None:
         """Remove these nodes: all in one change, or a round might be completed with one that is removed next."""
-        before = self.state
+        before, nodes = self.state, list(nodes)
+        self._note_gone(nodes, reason, now)
         waiting: list[NodeId] = []
         for node in nodes:
             state = self.state
@@ -579,6 +585,20 @@ class Coordinator:
                 waiting.append(node)
         self._remove_waiting(waiting, reason, now)
         self._settle(before, now)
+
+    def _note_gone(self, nodes: Sequence[NodeId], reason: Reason, now: float) -> None:
+        """These nodes are about to be removed: record those whom no other event names. The first one of a running round
+        ends it, and is named by that.
+        """
+        state = self.state
+        if state.closed:
+            return
+        held = (each for each in nodes if each in state.participants or each in state.survivors)
+        gone = [each for each in held if each not in state.succeeded]
+        if state.complete and not state.is_preempted:
+            gone = gone[1:]
+        names = [name_of(state, each) for each in gone[:_MOST_GONE]]
+        self.history.nodes_gone(names, len(gone) - len(names), reason, state.round, now)
 
     def _remove_waiting(self, nodes: list[NodeId], reason: Reason, now: float) -> None:
         if nodes:

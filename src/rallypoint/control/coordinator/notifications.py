@@ -288,12 +288,15 @@ class JobHistory:
         if after.is_preempted and not before.is_preempted and after.preempted is not None:
             text = f"{after.preempted.who} {after.preempted.why}: the job is preempted"
             self.add("job preempted", after.round, text, now, after.preempted.who)
-        goes_on = not after.complete or after.is_preempted  # otherwise the end of the round tells it
-        if goes_on and len(after.removed) > len(before.removed) and before.complete == after.complete:
-            lost = after.removed[-1]
-            self.add("node lost", after.round, f"{lost.name}: {lost.reason.value}", now, lost.name)
         if after.verdict is not None and before.verdict is None:
             self._record_verdict(after.verdict, after.round, now)
+
+    def nodes_gone(self, names: Collection[str], more: int, reason: Reason, round_: int, now: float) -> None:
+        """Nodes of these names have left or were lost while a round formed, and so many others with them."""
+        for name in names:
+            self.add("node lost", round_, f"{name}: {reason.value}", now, name)
+        if more:
+            self.add("node lost", round_, f"{more} more nodes: {reason.value}", now)
 
     def nodes_waiting(self, before: Collection[NodeId], state: State, now: float) -> None:
         """Nodes wait for the next round besides those that did `before`."""

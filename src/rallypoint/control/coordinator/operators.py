@@ -86,6 +86,8 @@ thousands cost the coordinator no more than a few of their heartbeats.
 _STARTED = 0.5
 """Seconds after the start of a round until reports on its workers are requested, if there is a follower."""
 _MOST_NAMED = 8
+_MOST_COLLECTIONS = 4
+"""Collections of one watcher at a time: each of them is looked at for each answer of a node."""
 _MOST_OF_LOGS = 1024 * 1024
 """Bytes of one node's logs that are asked for at once, if there are few nodes."""
 
@@ -321,6 +323,8 @@ class Watchers:
     # Collections from nodes
 
     def _collect(self, session: int, command: CollectCommand, now: float) -> None:
+        if sum(asked.watcher == session for asked in self._collections.values()) >= _MOST_COLLECTIONS:
+            raise CommandRefused(f"{_MOST_COLLECTIONS} requests of this session are not answered yet; wait for these")
         job, number, kind = self._job, next(self._job.collections), command.kind
         nodes = [each for each in self._nodes_of(command) if each in job.sessions]
         nodes.sort(key=lambda each: each not in job.state.quiet)  # there may not be room for all

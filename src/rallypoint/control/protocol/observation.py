@@ -38,10 +38,6 @@ PAGE_NODES = 1000
 """Rows in a snapshot that is one part of all of them (`WatchRequest.first`)."""
 
 
-_JOBS_IN_PART = 100
-"""Running and ended jobs in one message of a list."""
-
-
 # The state of a job
 
 
@@ -387,10 +383,18 @@ def snapshot_parts(snapshot: Snapshot) -> tuple[SnapshotPart, ...]:
 
 
 def job_list_parts(jobs: JobList) -> Iterator[JobList]:
-    """The messages that carry a list of jobs."""
-    for at in range(0, max(len(jobs.jobs), len(jobs.ended), 1), _JOBS_IN_PART):
-        end = at + _JOBS_IN_PART
-        yield JobList(jobs.jobs[at:end], jobs.ended[at:end], end >= max(len(jobs.jobs), len(jobs.ended)))
+    """The messages that carry a list of jobs, cut by their bytes: an id may have 4 KiB, and so may a sentence."""
+    part: tuple[list[JobSummary], list[JobSummary]] = ([], [])
+    size = 0
+    for kind, summaries in enumerate((jobs.jobs, jobs.ended)):
+        for summary in summaries:
+            added = len(_encode(summary))
+            if size + added > MAX_PART:
+                yield JobList(tuple(part[0]), tuple(part[1]), is_last=False)
+                part, size = ([], []), 0
+            part[kind].append(summary)
+            size += added
+    yield JobList(tuple(part[0]), tuple(part[1]))
 
 
 def decode_snapshot(data: bytes) -> Snapshot:

@@ -1,0 +1,110 @@
+"""A node whose sessions end right after they are opened: it pauses before the next one, and gives up in time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+
+import pytest
+
+from rallypoint.base.endpoint import Endpoint
+from rallypoint.control.client import dialing
+from rallypoint.control.client.dialing import LIVED, ClientSession, DialTarget, FixedEndpoint, Redialer
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.control.protocol.codec import frame
+from rallypoint.control.protocol.messages import JoinRequest, LinkDown, LinkLost, LinkUp
+from tests.unit.coordinator.sockets import serving
+from tests.unit.coordinator.test_control import Node
+from tests.waiting import until
+
+SETTINGS = Settings("job", 1, 1)
+
+
+class Pauses:
+    """A redialer whose every attempt succeeds, and the pauses that it made before them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.redialer = Redialer(FixedEndpoint(DialTarget(Endpoint("h", 1))), SETTINGS, NodeId("h", 1, 0))
+        self.made: list[float] = []
+        self.dialed = 0
+        monkeypatch.setattr(random, "uniform", lambda _low, high: high)
+        monkeypatch.setattr(dialing, "_dial_spread", lambda _settings: 0.0)
+        monkeypatch.setattr(self.redialer, "_dial", self._dial)
+        monkeypatch.setattr(self.redialer, "endpoint_moved", self)
+
+    async def _dial(self, *_arguments: object) -> ClientSession:
+        self.dialed += 1
+        return ClientSession.__new__(ClientSession)
+
+    def clear(self) -> None: ...
+
+    async def wait(self) -> None:
+        self.made.append(self.redialer._delay)
+
+    async def open(self, remaining: float = math.inf) -> float:
+        """Open a session; returns the pause before it."""
+        self.made.clear()
+        await self.redialer.open("before", False, lambda: remaining, lambda why, _seconds: f"gave up: {why}")
+        return sum(self.made)
+
+
+def test_the_pauses_grow_until_a_session_has_lived(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        pauses = Pauses(monkeypatch)
+        assert await pauses.open() == 0.0
+        found = []
+        for _ in range(12):
+            pauses.redialer.session_ended(0.02, "it closed the connection")
+            found.append(await pauses.open())
+        assert found[0] == 0.05
+        assert found == sorted(found)
+        assert found[-1] == 1.0
+        pauses.redialer.session_ended(LIVED, "")
+        assert await pauses.open() == 0.0, "what has lived is followed at once"
+
+    asyncio.run(run())
+
+
+def test_sessions_that_do_not_live_do_not_outlast_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        pauses = Pauses(monkeypatch)
+        pauses.redialer.session_ended(0.02, "it closed the connection")
+        with pytest.raises(TimeoutError, match="gave up: it closed the connection"):
+            await pauses.open(remaining=0.0)
+        assert pauses.dialed == 0
+
+    asyncio.run(run())
+
+
+def test_a_session_that_is_refused_for_a_message_is_the_last_one() -> None:
+    with serving(Dispatcher(Settings("job", 2, 2))) as server:
+        node = Node(Endpoint("127.0.0.1", server.port))
+        node.join()
+        until(lambda: node.link._session is not None)
+        session = node.link._session
+        assert session is not None
+        node.link._loop.call(lambda: session.writer.write(frame(b"\x92\x02\x91\x07")))  # a `Proof`, too late
+        lost = node.hears()
+        while isinstance(lost, LinkDown | LinkUp):
+            lost = node.hears()
+        assert isinstance(lost, LinkLost)
+        assert "has ended the session of this node: a Proof has no place here" in lost.detail
+        assert not server.connections
+        node.link.close()
+
+
+def test_sessions_that_end_at_once_are_counted_for_the_log() -> None:
+    with serving(Dispatcher(Settings("job", 2, 2))) as server:
+        node = Node(Endpoint("127.0.0.1", server.port))
+        node.link.send(JoinRequest(NodeInfo("default", 1, "", 7000), 600.0))
+        for number in range(1, 4):
+            until(lambda: node.link._session is not None)
+            (connection,) = server.connections
+            server._loop.call(connection.abort)
+            down, up = node.hears(), node.hears()
+            assert isinstance(down, LinkDown)
+            assert isinstance(up, LinkUp)
+            assert (down.brief, up.brief) == (number, number)
+        node.link.close()

@@ -1,0 +1,75 @@
+"""What a watcher takes of a control plane that lies: no more than one can have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from rallypoint.base.endpoint import Endpoint
+from rallypoint.control.client import watcher as watcher_module
+from rallypoint.control.client.dialing import ClientSession, DialTarget
+from rallypoint.control.client.watcher import UnreachableError, WatcherSession
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.messages import CollectedPart
+from rallypoint.control.protocol.observation import JobList, JobSummary, Phase
+
+KIB = 1024
+
+
+class Lying(ClientSession):
+    """A control plane that sends these messages."""
+
+    def __init__(self, told: Iterator[object]) -> None:
+        self._told = told
+        self.sent = 0
+
+    async def receive(self) -> bytes:
+        return codec.encode(next(self._told))
+
+    def send(self, payload: bytes) -> None:
+        self.sent += 1
+
+
+def watching(told: Iterator[object]) -> WatcherSession:
+    session = WatcherSession(DialTarget(Endpoint("h", 1)), "job")
+    session._session = Lying(told)
+    return session
+
+
+async def until_refused(session: WatcherSession, most: int) -> int:
+    for number in range(most):
+        try:
+            await session.receive()
+        except UnreachableError as error:
+            assert "sends more data than a control plane can have" in str(error)
+            return number
+    raise AssertionError("it was never refused")
+
+
+@pytest.mark.parametrize("nodes", [1, 1 << 20])
+def test_answers_that_never_end_are_refused(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher_module, "_MAX_COLLECTED", 1024 * KIB)
+    parts = (CollectedPart(1, bytes(32 * KIB), False, f"n{number % nodes}") for number in range(1 << 20))
+    assert asyncio.run(until_refused(watching(parts), 100)) <= 32
+
+
+def test_answers_that_end_are_not_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher_module, "_MAX_COLLECTED", 100 * KIB)
+    parts = (CollectedPart(1, bytes(32 * KIB), number % 2 == 1, f"n{number // 2}") for number in range(100))
+    session = watching(parts)
+
+    async def run() -> None:
+        for _ in range(100):
+            await session.receive()
+
+    asyncio.run(run())
+    assert session._unfinished_size == 0
+
+
+def test_a_list_of_jobs_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher_module, "_MAX_LIST", 100 * KIB)
+    part = JobList((JobSummary("x" * 4000, Phase.RUNNING, 1, 2, 3),) * 5, is_last=False)
+    lists = (part for _ in range(1 << 20))
+    assert asyncio.run(until_refused(watching(lists), 1)) == 0

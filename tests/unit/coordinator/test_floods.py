@@ -1,0 +1,177 @@
+"""Law 17: each request of the protocol, sent as fast as one connection can, leaves the loop to the others.
+
+The server and the connection of the flood are real, in a job of 1,000 nodes; these are sessions without sockets, whose
+notifications are encoded. What is asserted is the processor time of one turn of the loop, since others' heartbeats wait
+for one turn at most; `benchmarks/floods.py` measures how long they wait, with real connections.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+
+import pytest
+
+from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState
+from rallypoint.control.coordinator.server import ControlServer
+from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.membership.state import NodeId, NodeInfo, Settings, State
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.codec import frame
+from rallypoint.control.protocol.handshake import ClientHandshake, Hello
+from rallypoint.control.protocol.messages import JoinRequest, Notification
+from rallypoint.control.protocol.observation import SnapshotPart, decode_watcher_notification
+from tests import effort
+from tests.unit.coordinator.floods import OF_NODES, OF_WATCHERS
+from tests.unit.coordinator.sockets import SocketNode, serving
+from tests.unit.coordinator.test_control import TIMEOUT
+from tests.waiting import until
+
+NODES = 1000
+LONGEST_TURN = 0.25
+"""Seconds of processor time: some milliseconds are expected, and a garbage collection may fall into it."""
+SETTINGS = Settings("job", NODES, NODES, lease=3600.0)
+
+
+class TurnClock:
+    """The longest turn of a server's loop, as processor time of its thread."""
+
+    def __init__(self, server: ControlServer) -> None:
+        self.longest = 0.0
+        self.turns = 0
+        self._server = server
+        self._before = 0.0
+        self._ended = threading.Event()
+        self._stopped = threading.Event()
+
+    def __enter__(self) -> TurnClock:
+        self._server._loop.call(self._begin)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._ended.set()
+        assert self._stopped.wait(TIMEOUT)
+
+    def _begin(self) -> None:
+        self._before = time.thread_time()
+        self._server._loop.loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        now = time.thread_time()
+        self.longest, self._before, self.turns = max(self.longest, now - self._before), now, self.turns + 1
+        if self._ended.is_set():
+            self._stopped.set()
+        else:
+            self._server._loop.loop.call_soon(self._look)
+
+
+def encoded(notification: Notification) -> None:
+    codec.encode(notification)
+
+
+@cache
+def running_round() -> State:
+    """The state of a job whose round of so many nodes runs."""
+    dispatcher = Dispatcher(SETTINGS)
+    for number in range(NODES):
+        node = NodeId(f"10.0.{number >> 8}.{number & 255}", 1, number, f"n{number}")
+        session = dispatcher.attach(encoded, SessionRecord(node, node.addr, leased=False))
+        dispatcher.receive(session, JoinRequest(NodeInfo("default", 1, "", 7000, max_restarts=9), 600.0))
+    assert dispatcher.state.complete
+    return dispatcher.state
+
+
+def filled() -> Dispatcher:
+    """A job in that state, with a session of each node."""
+    dispatcher = Dispatcher(SETTINGS, restored=RestoredState("before", running_round()))
+    for node in running_round().participants:
+        dispatcher.attach(encoded, SessionRecord(node, node.addr, leased=False))
+    return dispatcher
+
+
+@contextmanager
+def greeted(server: ControlServer, hello: Hello, buffer: int = 0) -> Iterator[SocketNode]:
+    with socket.socket() as made:
+        if buffer:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        made.settimeout(TIMEOUT)
+        made.connect(("127.0.0.1", server.port))
+        node = SocketNode(made)
+        node.greets(hello)
+        yield node
+
+
+HELLO = ClientHandshake("job", None, b"n", SETTINGS).hello("127.0.0.1", NodeId("127.0.0.1", 1, NODES + 1))
+
+
+def flood(node: SocketNode, payload: bytes, seconds: float) -> None:
+    """Send a message again and again, and read what is answered; stop when the server disconnects."""
+    data = frame(payload) * (1 + 65536 // len(payload))
+    made, left = node.made, memoryview(data)
+    made.setblocking(False)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        idle = True
+        try:
+            with suppress(BlockingIOError):
+                left = left[made.send(left) :] or memoryview(data)
+                idle = False
+            with suppress(BlockingIOError):
+                if not made.recv(1 << 20):
+                    return
+                idle = False
+        except OSError:  # the server has disconnected
+            return
+        if idle:
+            time.sleep(0.001)  # both sides wait for the server
+
+
+@pytest.mark.parametrize(
+    ("payload", "is_watcher"),
+    [
+        *(pytest.param(each, False, id=f"node-{name}") for name, each in OF_NODES.items()),
+        *(pytest.param(each, True, id=f"watcher-{name}") for name, each in OF_WATCHERS.items()),
+    ],
+)
+def test_a_flood_of_one_request_leaves_the_loop_to_others(payload: object, is_watcher: bool) -> None:
+    dispatcher = filled()
+    dispatcher.remote_control = True
+    hello = HELLO._replace(is_watcher=is_watcher, job="" if is_watcher else "job")
+    with serving(dispatcher) as server, greeted(server, hello) as node:
+        with TurnClock(server) as clock:
+            flood(node, codec.encode(payload), 2.0 if effort.is_fresh() else 0.2)
+        assert clock.turns > 10
+        assert clock.longest < LONGEST_TURN
+
+
+def test_a_watcher_that_does_not_read_is_answered_no_further() -> None:
+    dispatcher = filled()
+    handled: list[object] = []
+    receive: Callable[..., None] = dispatcher.receive_from_watcher
+
+    def counting(session: int, request: object, refusal: str = "") -> None:
+        handled.append(request)
+        receive(session, request, refusal)
+
+    dispatcher.receive_from_watcher = counting  # type: ignore[method-assign]
+    asked = 100
+    with serving(dispatcher) as server, greeted(server, HELLO._replace(is_watcher=True), 4096) as watcher:
+        (connection,) = server.connections
+        watcher.made.sendall(frame(codec.encode(OF_WATCHERS["WatchRequest 2"])) * asked)
+        until(lambda: bool(connection._transport.unsent))
+        before = len(handled)
+        assert before < asked, "what the sockets hold of it was sent"
+        with greeted(server, HELLO._replace(node=HELLO.node._replace(number=NODES + 2))) as node:
+            for _ in range(10):
+                node.says(OF_NODES["ConfirmRequest"])
+                node.next()
+        assert len(handled) == before, "and no more, however long it takes"
+        answers = 0
+        while answers < asked:
+            part = decode_watcher_notification(watcher.next())
+            assert isinstance(part, SnapshotPart)
+            answers += part.is_last

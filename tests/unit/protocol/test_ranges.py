@@ -1,0 +1,73 @@
+"""What one side accepts, the other can send: numbers of users are checked by the table that checks them in messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rallypoint.base.endpoint import Endpoint
+from rallypoint.base.errors import UsageError, UserError
+from rallypoint.cli.convert import config_from_options
+from rallypoint.cli.parse import parse
+from rallypoint.control.client.dialing import DialTarget
+from rallypoint.control.client.watcher import WatcherSession
+from rallypoint.control.membership.state import Settings
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.messages import CollectKind
+from rallypoint.control.protocol.observation import CollectCommand, ResizeCommand
+from rallypoint.control.protocol.ranges import fits
+from rallypoint.control.protocol.validation import validated
+from rallypoint.rendezvous.backends.options import rank_hint, settings_of
+from rallypoint.rendezvous.params import RendezvousParameters
+
+OPTIONS = [name for name, value in Settings("j", 1, 1)._asdict().items() if type(value) in {int, float}]
+"""The numbers that all nodes send to one another."""
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--max-restarts=3000000000",
+        "--nproc-per-node=65537",
+        "--nnodes=1:65537",
+        "--stop-before-end=1e13",
+    ],
+)
+def test_a_flag_whose_number_no_other_node_would_accept_is_refused(argument: str) -> None:
+    def launched(*arguments: str) -> None:
+        config, _, _ = config_from_options(parse([*arguments, "s.py"], {}), {})
+        RendezvousParameters("c10d", "h:1", "job", config.min_nodes, config.max_nodes)
+
+    with pytest.raises(UserError, match=r"out of range|asks for|cannot be|the most"):
+        launched(argument)
+    launched("--max-restarts=2147483648", "--nproc-per-node=65536", "--nnodes=1:65536")
+
+
+@pytest.mark.parametrize("name", [each for each in OPTIONS if each not in {"min_nodes", "max_nodes"}])
+def test_an_option_whose_number_no_other_node_would_accept_is_refused(name: str) -> None:
+    def settings(value: Any) -> Settings:
+        return settings_of(RendezvousParameters("c10d", "h:1", "job", 1, 65536, **{name: value}))
+
+    with pytest.raises(UserError, match=name):
+        settings(1 << 41)
+    assert validated(settings(1)) == settings(1)
+    assert all(fits(each, value) for each, value in settings(1)._asdict().items() if each in OPTIONS)
+
+
+def test_a_rank_that_no_other_node_would_accept_is_refused() -> None:
+    with pytest.raises(UsageError, match="node rank 65536 is out of range; the highest is 65535"):
+        rank_hint(RendezvousParameters("c10d", "h:1", "job", 1, 65536, rank=65536))
+    assert rank_hint(RendezvousParameters("c10d", "h:1", "job", 1, 65536, rank=65535)) == 65535
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [CollectCommand("a@b", CollectKind.LOGS, (), 1 << 40), ResizeCommand("a@b", 1, 1 << 20)],
+)
+def test_what_no_control_plane_accepts_is_not_sent(request_: Any) -> None:
+    session = WatcherSession(DialTarget(Endpoint("h", 1)), "job")
+    with pytest.raises(UsageError, match="is refused; it has to be from"):
+        session.send(request_)
+    with pytest.raises(codec.NotSendable):
+        codec.sendable(request_)
