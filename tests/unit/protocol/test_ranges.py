@@ -31,7 +31,6 @@ OPTIONS = [name for name, value in Settings("j", 1, 1)._asdict().items() if type
         "--max-restarts=3000000000",
         "--nproc-per-node=65537",
         "--nnodes=1:65537",
-        "--stop-before-end=1e13",
     ],
 )
 def test_a_flag_whose_number_no_other_node_would_accept_is_refused(argument: str) -> None:
