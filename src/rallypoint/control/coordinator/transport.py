@@ -31,6 +31,8 @@ _MANY = 256
 """
 _REST = 0.004
 """Seconds of that while. Where events are further apart, each one wakes the loop."""
+_LOOKS_FOR = 1024
+"""For each so many connections, one more look may find nothing before the set is watched again."""
 _READ = 65536
 """Bytes that are read at once."""
 _RETRY = 1.0
@@ -71,6 +73,8 @@ class Transports:
         self._rest: asyncio.TimerHandle | None = None
         self._is_watched = False
         """Whether the loop waits for events of the set, and not for a moment."""
+        self._empty_looks = 0
+        """How many looks in a row have found nothing."""
         self.turn_began = SYSTEM_CLOCK.monotonic()
         """When the events that are handled now, or were handled last, were looked for."""
         self._wait(0, self.turn_began)
@@ -120,8 +124,12 @@ class Transports:
         # To watch the set again takes a time that is linear in the connections, so it is not done for each event:
         #   1. the set is watched, and an event wakes the loop;
         #   2. the next one comes less than a rest later: from now on the loop looks once in each rest;
-        #   3. a look finds nothing: the set is watched again, and nothing wakes the loop until there is an event.
-        rests = len(self._transports) > _MANY and (found > 0 if not self._is_watched else self._is_soon_after(before))
+        #   3. a look, or several where there are thousands of connections, find nothing: the set is watched again, and
+        #      nothing wakes the loop until there is an event.
+        count = len(self._transports)
+        self._empty_looks = 0 if found or self._is_watched else self._empty_looks + 1
+        is_busy = self.turn_began - before < _REST if self._is_watched else self._empty_looks <= count // _LOOKS_FOR
+        rests = count > _MANY and is_busy
         if rests:
             self._rest = self.loop.call_later(_REST if found < _AT_ONCE else 0.0, self._handle_events)
         if rests and self._is_watched:
@@ -129,9 +137,6 @@ class Transports:
         elif not rests and not self._is_watched:
             self.loop.add_reader(self._epoll.fileno(), self._handle_events)
         self._is_watched = not rests
-
-    def _is_soon_after(self, before: float) -> bool:
-        return self.turn_began - before < _REST
 
     def _handle_events(self) -> None:
         found = self._epoll.poll(0, _AT_ONCE)
