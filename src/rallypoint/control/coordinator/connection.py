@@ -27,6 +27,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from hmac import compare_digest
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
@@ -66,7 +67,7 @@ _COLLECTED_LIMIT = 64 * 1024 * 1024
 _TURN, _TURN_OF_ALL = 0.002, 0.01
 """Seconds for which the loop handles what one connection, and what all have sent, before others have their turn."""
 _POSTED = 1024
-"""Notifications that are written in one turn, and that may wait to be written while more is caused."""
+"""Connections that are written to in one turn, and notifications that may wait for that while more is caused."""
 _MAKING = 0.5
 """Seconds for which answers to watchers are made when the server ends; what is not made by then is not sent."""
 
@@ -99,11 +100,11 @@ class ControlConnection:
         self._all = connections
         self._transport = transport
         self._reader = FrameReader(MAX_GREETING)
-        self._frames: deque[bytes] = deque()
-        """What has arrived and was not handled yet."""
+        self._frames: list[bytes] = []
+        """What has arrived and was not handled yet, the next one last: an empty deque would have half a kilobyte."""
         self._is_behind = False
         """Whether that waits for a later turn, or for an answer that is made or read."""
-        self._pending: deque[PendingSnapshot] = deque()
+        self._pending: list[PendingSnapshot] = []
         """A watcher's answers that are being made."""
         self.posted = self.written = 0
         """How many notifications were posted, which whoever delivers counts, and written, which the loop does."""
@@ -156,13 +157,19 @@ class ControlConnection:
         if self._done:
             return
         if data == _HEARTBEAT_FRAME and self._takes_plain and not self._frames and not self._reader.has_partial_frame:
-            self._guarded(self._session.heartbeat)
+            try:
+                if (why := self._session.heartbeat()) is not None:
+                    self._close(why)
+            except Exception:
+                self._break_off()
             return
         try:
-            self._frames.extend(self._reader.feed(data))
+            arrived = self._reader.feed(data)
         except FrameError as error:
             self._close(str(error))
             return
+        arrived.reverse()
+        self._frames = arrived + self._frames if self._frames else arrived
         if self._is_behind:
             self._transport.pause()
         else:
@@ -177,53 +184,54 @@ class ControlConnection:
 
     def _work(self, until: float) -> None:
         """Handle what has arrived, for as long as this connection may use the loop now, and `until` then at most."""
-        everyone, frames = self._all, self._frames
+        everyone = self._all
         shares = everyone.shares if self._tenant else None
-        began = SYSTEM_CLOCK.monotonic()
+        began = now = SYSTEM_CLOCK.monotonic()
         if shares is not None and (wait := shares.wait(self._tenant)):
             self._is_behind = True
             everyone.event_loop.call_later(wait, self.go_on)
             return
-        now, until = began, min(began + _TURN, until)
-        while frames and not self._done and not self._transport.is_closing:
-            if self._awaits_answer:
+        until = min(began + _TURN, until)
+        while self._frames and not self._done and not self._transport.is_closing:
+            if self._is_watcher and self._awaits_answer:
                 self._is_behind = True  # until `all_sent` or `make_some`
                 break
-            if now >= until or len(everyone.outbox) > _POSTED:
+            if now >= until or everyone.is_full:
                 self._is_behind = True
                 everyone.go_on_later(self)
                 break
-            self._guarded(partial(self._handle, frames.popleft()))
-            now = SYSTEM_CLOCK.monotonic()
+            self._handle(self._frames.pop())
+            if self._frames or shares is not None:
+                now = SYSTEM_CLOCK.monotonic()
         if shares is not None:
             shares.used(self._tenant, now - began)
 
     @property
     def _awaits_answer(self) -> bool:
         """Whether a watcher has an answer that it has not read."""
-        return bool(self._pending or (self._is_watcher and self._transport.unsent))
+        return bool(self._pending or self._transport.unsent)
 
-    def _handle(self, payload: bytes) -> str | None:
-        """Handle one message; returns as `ServerSession.receive`."""
+    def _handle(self, payload: bytes) -> None:
+        """Handle one message."""
         session = self._session
         was_open = session.is_open
-        why = session.receive(payload)
-        if session.is_open and not was_open:  # who only asks something has until the timeout
-            self._reader.most = MAX_FRAME
-            self._all.limiter.remove(self)
-        return why
-
-    def _guarded(self, handle: Callable[[], str | None]) -> None:
         try:
-            if (why := handle()) is not None:
+            if (why := session.receive(payload)) is not None:
                 self._close(why)
         except codec.CodecError as error:
             self._close(str(error), is_permanent=True)
         except FrameError as error:
             self._close(str(error))
         except Exception:
-            log.exception("control connection from %s: a message could not be handled; it is closed", self._peer)
-            self.abort()
+            self._break_off()
+        if not was_open and session.is_open:  # who only asks something has until the timeout
+            self._reader.most = MAX_FRAME
+            self._all.limiter.remove(self)
+
+    def _break_off(self) -> None:
+        """A defect of ours: end this connection alone."""
+        log.exception("control connection from %s: a message could not be handled; it is closed", self._peer)
+        self.abort()
 
     def all_sent(self) -> None:
         """The other side has read what it was sent."""
@@ -329,7 +337,7 @@ class ControlConnection:
         self._takes_plain = self._session.signers is None and not (hello.is_watcher or hello.only_greets)
         own = usable_address(unmapped_address(self._transport.own_name[0]))
         trusted = self._is_own_user or not self._all.served.is_open
-        here = trusted and compare_digest(hello.process, process_token())
+        here = trusted and bool(hello.process) and compare_digest(hello.process, process_token())
         return SessionRecord(
             hello.node,
             hello.address,
@@ -394,7 +402,7 @@ class ControlConnection:
             self.abort()
             return False
         if made:
-            self._pending.popleft()
+            del self._pending[0]
             self.send(*map(codec.encode, made))
             if self._is_behind and not self._awaits_answer:
                 self._all.go_on_later(self)
@@ -523,6 +531,8 @@ class Connections:
         self.handshakes = None if served.tls is None else TlsHandshakes(self.event_loop)
         self.loop = loop
         self.outbox: deque[tuple[ControlConnection, bool, bytes]] = deque()
+        self._unwritten: dict[ControlConnection, list[bytes]] = {}
+        """The same by connection, in order: one write has all that one of them is told in a turn."""
         self._behind: deque[ControlConnection] = deque()
         """Those that have sent more than could be handled in their turn."""
         self._making: deque[ControlConnection] = deque()
@@ -583,22 +593,27 @@ class Connections:
         if self.handshakes is not None:
             self.handshakes.close()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits to be written that nothing more may be caused."""
+        return len(self.outbox) > _POSTED or len(self._unwritten) > _POSTED
+
     def write_posted(self) -> None:
         """Send what was posted, in turns with what has arrived. The loop is woken once for all that it has not handled
         yet.
         """
         self.posting = False  # first: an append from now on causes another call
-        posted: dict[ControlConnection, list[bytes]] = {}
-        for _ in range(min(_POSTED, len(self.outbox))):
+        posted = self._unwritten
+        while self.outbox:
             connection, is_collected, payload = self.outbox.popleft()
             if is_collected:
                 self._write(connection.send, connection, posted.pop(connection, ()))
                 self._write(connection.send_collected, connection, (payload,))
             else:
                 posted.setdefault(connection, []).append(payload)
-        for connection, payloads in posted.items():
-            self._write(connection.send, connection, payloads)
-        if self.outbox and not self.posting:
+        for connection in list(islice(posted, _POSTED)):
+            self._write(connection.send, connection, posted.pop(connection))
+        if posted and not self.posting:
             self.posting = True
             self.event_loop.call_soon(self.write_posted)
 
@@ -632,7 +647,7 @@ class Connections:
         self._called.discard(self._go_on)
         until = SYSTEM_CLOCK.monotonic() + _TURN
         for _ in range(len(self._behind)):  # whoever is not done after its turn is appended again
-            if len(self.outbox) > _POSTED or SYSTEM_CLOCK.monotonic() >= until:
+            if self.is_full or SYSTEM_CLOCK.monotonic() >= until:
                 break
             self._behind.popleft().go_on()
         if self._behind:
@@ -640,7 +655,7 @@ class Connections:
 
     def _make(self) -> None:
         self._called.discard(self._make)
-        if len(self.outbox) <= _POSTED:
+        if not self.is_full:
             self._make_until(SYSTEM_CLOCK.monotonic() + _TURN)
         if self._making:
             self._soon(self._make)
