@@ -42,7 +42,7 @@ from rallypoint.control.coordinator.transport import Transport, Transports
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, MAX_FRAME, MAX_GREETING, TLS_HANDSHAKE, FrameReader, frame
 from rallypoint.control.protocol.errors import FrameError
-from rallypoint.control.protocol.messages import CollectedPart
+from rallypoint.control.protocol.messages import SIGNATURE_SIZE, CollectedPart
 
 if TYPE_CHECKING:
     from rallypoint.base.loop import LoopThread
@@ -70,6 +70,9 @@ _POSTED = 1024
 """Connections that are written to in one turn, and notifications that may wait for that while more is caused."""
 _MAKING = 0.5
 """Seconds for which answers to watchers are made when the server ends; what is not made by then is not sent."""
+
+MAX_PLAIN = MAX_FRAME - SIGNATURE_SIZE
+"""Bytes that a message may have before it is signed."""
 
 _HEARTBEAT_FRAME = frame(HEARTBEAT)
 """A heartbeat without signature: most of the traffic of a large job, and the same bytes each time."""
@@ -370,7 +373,8 @@ class ControlConnection:
         if told is None or told[0] is not notification:
             try:
                 payload = codec.encode(notification)
-                codec.check_size(len(payload))
+                if len(payload) > MAX_PLAIN:
+                    codec.check_size(len(payload))
             except (ValueError, OverflowError, FrameError) as error:
                 if not isinstance(notification, codec.EXPENDABLE):
                     raise

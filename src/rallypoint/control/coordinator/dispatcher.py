@@ -323,8 +323,8 @@ class Dispatcher:
 
     @property
     def has_notifications(self) -> bool:
-        """Whether some are still to be delivered."""
-        return bool(self._outbox)
+        """Whether some are still to be delivered, or another thread delivers some now."""
+        return bool(self._outbox) or self._delivering.locked()
 
     def detach(self, session: int, reason: Reason = Reason.LOST, detail: str = "") -> None:
         """A session has ended, in the way that `detail` says."""
@@ -389,8 +389,9 @@ class Dispatcher:
             self._append_to(self._journal)
         while self._may_deliver() and self._delivering.acquire(blocking=False):
             try:
-                while (pending := self._next_pending()) is not None:
-                    self._deliver_to(pending.session, pending.notification)
+                while due := self._take_due():
+                    for pending in due:
+                        self._deliver_to(pending.session, pending.notification)
             finally:
                 self._delivering.release()
         self.on_change()
@@ -420,10 +421,13 @@ class Dispatcher:
     def _is_due(self) -> bool:
         return bool(self._outbox) and self._outbox[0].number <= self._written
 
-    def _next_pending(self) -> _PendingNotification | None:
-        """Take the next notification that may be delivered. For the thread that delivers."""
+    def _take_due(self) -> list[_PendingNotification]:
+        """Take the notifications that may be delivered. For the thread that delivers."""
+        due = []
         with self._lock:
-            return self._outbox.popleft() if self._is_due() else None
+            while self._is_due():
+                due.append(self._outbox.popleft())
+        return due
 
     def _deliver_to(self, session: int, notification: Notification | WatcherNotification | PendingSnapshot) -> None:
         if isinstance(notification, ConfigDiffers):
