@@ -22,8 +22,8 @@ from typing import NamedTuple, TypeVar
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.notifications import Event, Failure, JobHistory, verdict_sentence
 from rallypoint.control.membership.endings import missing
-from rallypoint.control.membership.rules import ClockView, assign_worker_ranks, backoff_ends, number_fitting
-from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Settings, State, name_of
+from rallypoint.control.membership.rules import ClockView, backoff_ends, number_fitting
+from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Participant, Settings, State, name_of
 from rallypoint.control.protocol.messages import NodeReport
 from rallypoint.control.protocol.observation import (
     PAGE_NODES,
@@ -390,15 +390,24 @@ def _first(
     return [places[node] for node in found if node in places]
 
 
+def _rank(entry: tuple[NodeId, Participant]) -> int:
+    return entry[1].rank
+
+
+def _rank_and_node(entry: tuple[NodeId, Participant]) -> tuple[int, NodeId]:
+    """While a round forms, ranks are those of before, and new nodes have none."""
+    return entry[1].rank, entry[0]
+
+
 def _participants(state: State) -> _Slices[Sequence[_Place]]:
-    in_order = sorted(state.participants.items(), key=lambda entry: (entry[1].rank, entry[0]))
-    yield
-    ranks = assign_worker_ranks([(each.node_info.role, each.node_info.local_world_size) for _, each in in_order])
+    in_order = sorted(state.participants.items(), key=_rank if state.complete else _rank_and_node)
     yield
     found: list[_Place] = []
-    for place, ((node, each), own) in enumerate(zip(in_order, ranks, strict=True)):
+    base_rank = 0  # as `assign_worker_ranks` has it, which would take all of them at once
+    for place, (node, each) in enumerate(in_order):
         # Where an earlier one has succeeded and left, its number of workers is not known.
-        first = own.base_rank if state.complete and place == each.rank else -1
+        first = base_rank if state.complete and place == each.rank else -1
+        base_rank += each.node_info.local_world_size
         rank = each.rank if state.complete else -1
         found.append(_Place(node, NodeState.PARTICIPANT, each.node_info, rank, first))
         if place % _SLICE == 0:
