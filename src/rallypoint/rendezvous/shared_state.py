@@ -57,7 +57,7 @@ from rallypoint.control.membership.state import (
     name_of,
     nodes_waiting_alike,
 )
-from rallypoint.control.protocol.codec import decode_state, encode_state
+from rallypoint.control.protocol.codec import EXPENDABLE, decode_state, encode_state
 from rallypoint.control.protocol.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rallypoint.control.protocol.messages import (
     CollectedPart,
@@ -81,6 +81,7 @@ from rallypoint.control.protocol.messages import (
     ResumeRequest,
     Taken,
 )
+from rallypoint.control.protocol.validation import ValidationError, validated
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.elastic import ControlPlane, ElasticHandler, own_node
 from rallypoint.rendezvous.handler import RendezvousHandler
@@ -264,7 +265,13 @@ class SharedStateLink:
 
     def send(self, request: Request) -> None:
         """Say something; what comes of it is delivered as notifications."""
-        self._requests.put(request)
+        try:
+            self._requests.put(validated(request))
+        except ValidationError as error:
+            if isinstance(request, EXPENDABLE):
+                log.warning("a %s is dropped: it cannot be sent (%s)", type(request).__name__, error)
+            else:
+                self._deliver(LinkLost(f"what this node had to send cannot be sent: {error}"))
 
     def close(self) -> None:
         """Leave the state, and end the thread. Idempotent."""

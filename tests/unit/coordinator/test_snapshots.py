@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.operators import Watchers
 from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.coordinator.snapshots import PendingSnapshot
 from rallypoint.control.membership.state import NodeId, NodeInfo, Participant, Settings, State
 from rallypoint.control.protocol.messages import NodeReport, ReportRequested, Taken
 from rallypoint.control.protocol.observation import (
@@ -221,3 +222,17 @@ def test_totals_are_those_of_all_rows(kinds: list[str], complete: bool) -> None:
     seen = job.snapshot()
     assert seen.totals == totals_of(seen.nodes)
     assert seen.totals.in_round == sum(each.state is NodeState.PARTICIPANT for each in seen.nodes)
+
+
+def test_a_snapshot_of_many_nodes_is_made_in_slices() -> None:
+    """Between two slices the loop serves the nodes."""
+    job = Large(4000)
+    for request in (WatchRequest(first=0), WatchRequest(node="3999")):
+        job.watchers.receive(WATCHER, request, job.now, "")
+        ((_, pending),) = job.watchers.pop_sends()
+        assert isinstance(pending, PendingSnapshot)
+        slices = 1
+        while not pending.make_some():
+            slices += 1
+        assert slices >= 4 if request.node else slices >= 4000 / 250
+        assert pending.make_some() == pending.parts()

@@ -29,6 +29,8 @@ from rallypoint.control.protocol.messages import (
     JoinRefused,
     JoinRequest,
     LinkLost,
+    NextStore,
+    NodeReport,
     Notification,
     Placed,
     RoundEnded,
@@ -299,3 +301,17 @@ def test_what_was_asked_while_the_backend_was_away_is_done_when_it_is_back() -> 
         a.join()
         memory.down = False
         a.placed()
+
+
+def test_any_text_of_a_node_can_be_kept_and_a_number_that_cannot_ends_the_link() -> None:
+    memory = Memory()
+    with nodes(memory, job(1), "a") as (node,):
+        node.link.send(JoinRequest(NodeInfo("default", 1, "", 7000, program="caf\udce9.py"), 600.0))
+        node.placed()
+        assert memory.blob is not None
+        assert list(decode_state(memory.blob).programs.values()) == ["caf?.py"]
+        node.link.send(NodeReport(0, (1 << 40,)))  # nothing that the job needs
+        node.link.send(NextStore(0, 70_000))
+        lost = node.hears()
+        assert isinstance(lost, LinkLost)
+        assert "a NextStore whose store_port is 70000 is refused" in lost.detail
