@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from unittest.mock import patch
 
 import pytest
 
+from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState
 from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.coordinator.sessions import SessionRecord
@@ -23,7 +25,7 @@ from rallypoint.control.membership.state import NodeId, NodeInfo, Settings, Stat
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import frame
 from rallypoint.control.protocol.handshake import ClientHandshake, Hello
-from rallypoint.control.protocol.messages import JoinRequest, Notification
+from rallypoint.control.protocol.messages import JoinRequest, LeaveRequest, Notification
 from rallypoint.control.protocol.observation import SnapshotPart, decode_watcher_notification
 from tests import effort
 from tests.unit.coordinator.floods import OF_NODES, OF_WATCHERS
@@ -176,3 +178,23 @@ def test_a_watcher_that_does_not_read_is_answered_no_further() -> None:
             part = decode_watcher_notification(watcher.next())
             assert isinstance(part, SnapshotPart)
             answers += part.is_last
+
+
+def test_what_a_node_says_last_is_handled_however_much_it_has_said_before() -> None:
+    dispatcher = filled()
+    with serving(dispatcher) as server, greeted(server, HELLO) as node:
+        said = [*[OF_NODES["ConfirmRequest"]] * 3000, LeaveRequest(why="drained by ann")]
+        receive = dispatcher._coordinator._RECEIVE[LeaveRequest]
+        heard: list[LeaveRequest] = []
+
+        def leaves(self: Coordinator, speaker: SessionRecord, request: LeaveRequest, now: float) -> None:
+            heard.append(request)
+            receive(self, speaker, request, now)
+
+        with patch.dict(dispatcher._coordinator._RECEIVE, {LeaveRequest: leaves}):
+            node.made.sendall(b"".join(frame(codec.encode(each)) for each in said))
+            node.made.shutdown(socket.SHUT_WR)  # the answers are read, or the kernel would break the connection
+            while node.made.recv(1 << 20):
+                pass
+            until(lambda: not server.connections)
+        assert [each.why for each in heard] == ["drained by ann"]

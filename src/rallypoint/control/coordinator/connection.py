@@ -64,7 +64,7 @@ _WRITE_BUFFER_LIMIT, _WATCHER_LIMIT = 4 * 1024 * 1024, 16 * 1024 * 1024
 _COLLECTED_LIMIT = 64 * 1024 * 1024
 """Bytes of what was collected from other nodes that a node may leave unread besides; what is beyond is left out."""
 
-_TURN, _TURN_OF_ALL = 0.002, 0.01
+_TURN, _TURN_OF_ALL = 0.002, 0.02
 """Seconds for which the loop handles what one connection, and what all have sent, before others have their turn."""
 _POSTED = 1024
 """Connections that are written to in one turn, and notifications that may wait for that while more is caused."""
@@ -173,9 +173,7 @@ class ControlConnection:
             return
         arrived.reverse()
         self._frames = arrived + self._frames if self._frames else arrived
-        if self._is_behind:
-            self._transport.pause()
-        else:
+        if not self._is_behind:
             self._work(self._all.transports.turn_began + _TURN_OF_ALL)
 
     def go_on(self) -> None:
@@ -191,16 +189,16 @@ class ControlConnection:
         shares = everyone.shares if self._tenant else None
         began = now = SYSTEM_CLOCK.monotonic()
         if shares is not None and (wait := shares.wait(self._tenant)):
-            self._is_behind = True
+            self._fall_behind()
             everyone.event_loop.call_later(wait, self.go_on)
             return
         until = min(began + _TURN, until)
         while self._frames and not self._done and not self._transport.is_closing:
             if self._is_watcher and self._awaits_answer:
-                self._is_behind = True  # until `all_sent` or `make_some`
+                self._fall_behind()  # until `all_sent` or `make_some`
                 break
             if now >= until or everyone.is_full:
-                self._is_behind = True
+                self._fall_behind()
                 everyone.go_on_later(self)
                 break
             self._handle(self._frames.pop())
@@ -208,6 +206,14 @@ class ControlConnection:
                 now = SYSTEM_CLOCK.monotonic()
         if shares is not None:
             shares.used(self._tenant, now - began)
+
+    def _fall_behind(self) -> None:
+        # Nothing is read meanwhile, not even the end of the connection:
+        #   1. a node sends that it leaves, as the last of several messages, and disconnects;
+        #   2. the messages wait for a later turn;
+        #   3. if its end were read now, the leave would not be, and the node would count as lost.
+        self._is_behind = True
+        self._transport.pause()
 
     @property
     def _awaits_answer(self) -> bool:
