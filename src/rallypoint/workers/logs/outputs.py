@@ -66,7 +66,7 @@ _MAX_LINE = 4 * 1024
 _CHUNK = 64 * 1024
 _READ_SLICE = 4 * _CHUNK  # read at once, so that a fast worker wakes us less often
 
-BACKLOG = 512 * 1024
+BACKLOG = 256 * 1024
 """A source with so many waiting bytes is not read further."""
 
 SLICE = 1024 * 1024
