@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 
 from tests import effort, needs, outcomes, runs
+from tests.environment import JOBS
 from tests.etcd_cluster import EtcdCluster
 
 # `nohup` and a shell's script ignore these for what they start, and processes hand that down.
@@ -48,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ[JOBS] = tempfile.mkdtemp(prefix="rallypoint-tests-")
     # `caplog` listens at the root and at loggers that do not propagate. Ours does not once it is set up (`base.log`):
     # that it is so from the start has each record come once, whatever test has set it up before.
     logging.getLogger("rallypoint").propagate = False
@@ -58,6 +62,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # each process of xdist reports to this one
         path = config.rootpath / config.getoption("outcomes")
         config.pluginmanager.register(outcomes.Outcomes(path, frozenset(needs.MARKERS)))
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ.pop(JOBS), ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)

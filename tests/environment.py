@@ -10,6 +10,11 @@ _STEERING = (
 )
 
 
+JOBS = "RALLYPOINT_JOBS_DIR"
+"""Names the folder in which commands look for local jobs: those of tests are not among the user's."""
+
+
 def undisturbed(*also: str) -> dict[str, str]:
     """Ours without what steers launchers and workers, and without names that begin with one of these."""
-    return {name: text for name, text in os.environ.items() if not name.startswith((*_STEERING, *also))}
+    steering = (*_STEERING, *also)
+    return {name: text for name, text in os.environ.items() if name == JOBS or not name.startswith(steering)}

@@ -15,6 +15,7 @@ from random import Random
 from rallypoint.base.process_table import process_table
 from tests.chaos.faults import Backend, Fault
 from tests.chaos.invariants import Life, current, is_whole
+from tests.environment import JOBS
 from tests.etcd_cluster import EtcdCluster
 from tests.ports import free_port
 from tests.processes import below
@@ -88,7 +89,12 @@ class ChaosJob:
 
     def _start(self, *command: str) -> subprocess.Popen[bytes]:
         self._starts += 1
-        env = os.environ | {"LIVES": str(self.lives), "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1"}
+        env = os.environ | {
+            "LIVES": str(self.lives),
+            "TMPDIR": str(self.temporary),
+            JOBS: str(self.temporary),
+            "OMP_NUM_THREADS": "1",
+        }
         with (self.folder / "logs" / f"{self._starts:03}").open("wb") as log:
             env["LOGLEVEL"] = "INFO"
             return subprocess.Popen([sys.executable, "-m", *command], env=env, stdout=log, stderr=log)
@@ -162,7 +168,7 @@ class ChaosJob:
         members = [] if self._etcd is None else [each.pid for each in self._etcd.members if each.running]
         left = set(below(os.getpid())) - {*parts, *members}
         wrong += [f"a process is left: {pid}" for pid in sorted(left) if not self._is_ours(pid)]
-        left_files = [path.name for path in self.temporary.iterdir() if not path.name.startswith("rallypoint-ended-")]
+        left_files = [path.name for path in self.temporary.iterdir() if path.name != f"rallypoint-{os.geteuid()}"]
         wrong += [f"a file is left: {name}" for name in left_files]
         return wrong
 

@@ -33,8 +33,7 @@ TRUSTED: Mapping[str, str] = {
     "cli/convert.py": "our own random bytes",
     "agent/features/incidents.py": _KERNEL,
     "cli/following.py": "our own lines, in what the terminal can show of them",
-    "agent/features/local_jobs.py": "a socket of the same user or root, says the kernel; four printable texts; and "
-    "a file of the same user, in a folder of that user alone; each field is checked",
+    "agent/features/local_jobs.py": "lines of printable text in a file of bounded size; each field is checked",
     "agent/third_party.py": "what agents of one job say over the store of another's handler",
     "rendezvous/handler.py": "the same",
     "rendezvous/elastic.py": "our own random bytes",

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from tests.environment import undisturbed
+from tests.environment import JOBS, undisturbed
 from tests.waiting import until_stopped
 
 TIMEOUT = float(os.environ.get("RALLYPOINT_TEST_TIMEOUT", "120"))
@@ -184,7 +184,13 @@ class Launcher:
         """What a job finds around it: ours without what could disturb, and the mark."""
         # torch's compiler may leave a cache in the temporary folder, which is not ours to take away.
         cache = {"TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor")}
-        own = {_MARK: self.mark, "TMPDIR": str(self._temporary), "OMP_NUM_THREADS": "1", **cache}
+        own = {
+            _MARK: self.mark,
+            "TMPDIR": str(self._temporary),
+            JOBS: str(self._temporary),
+            "OMP_NUM_THREADS": "1",
+            **cache,
+        }
         preload = {"PET_PRELOAD": PRELOAD} if PRELOAD else {}
         return {**undisturbed(), **own, **preload, **(env or {})}
 
@@ -237,7 +243,7 @@ class Launcher:
     def left_files(self) -> list[str]:
         """Temporary files that were not taken away, but for how jobs have ended."""
         found = sorted(str(path.relative_to(self._temporary)) for path in self._temporary.rglob("*"))
-        return [each for each in found if not each.startswith("rallypoint-ended-")]
+        return [each for each in found if not each.startswith(f"rallypoint-{os.geteuid()}")]
 
 
 @contextmanager

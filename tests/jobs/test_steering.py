@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import resource
 import signal
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
-from rallypoint.agent.features.local_jobs import local_jobs
+from tests.environment import JOBS
 from tests.jobs.launching import RALLYCTL, TIMEOUT, AtOnce, Launcher
 from tests.jobs.nodes import Node, Nodes, all_end, all_up, c10d, common
 from tests.jobs.test_control_plane import outside, serve
 from tests.ports import free_port
 from tests.processes import below
+from tests.waiting import until
 
 SECRET = "k3n-secret-of-this-test-0123456789"
 
@@ -177,7 +181,8 @@ def two_jobs_of_one_id_are_told_apart_by_their_endpoints(rallyrun: Launcher) -> 
         jobs = Nodes(rallyrun, *flags, f"--rdzv-endpoint=127.0.0.1:{port}")
         nodes.append(jobs.start(f"of {port}"))
         nodes[-1].comes_up(1)
-    while len([each for each in local_jobs() if each.job == "twins"]) < 3:  # an agent is found after its workers' start
+    # An agent is found a moment after its workers' start.
+    while len([each for each in Operator(rallyrun).status()[1].get("jobs", ()) if each["job"] == "twins"]) < 3:
         assert all(each.job.pid in below(os.getpid()) for each in nodes)
     for verb in (["stop"], ["restart"], ["resize", "1:1"], ["stacks"], ["status"], ["bundle"]):
         code, text = Operator(rallyrun, "--rdzv-id=twins")(*verb)
@@ -279,6 +284,25 @@ def what_is_no_control_plane_is_named(rallyrun: Launcher) -> None:
     assert "Traceback" not in text
 
 
+def a_job_without_a_free_descriptor_goes_on_whoever_asks(rallyrun: Launcher) -> None:
+    """The server for commands needs some, once somebody has connected."""
+    script = "import os, time\nprint('up', flush=True)\nwhile not os.path.exists('finish'): time.sleep(0.02)\n"
+    job = rallyrun("--standalone", rallyrun.script(script))
+    job.until(lambda lines: "up" in lines, "the worker is up")
+    folder = Path(rallyrun.environment()[JOBS]) / f"rallypoint-{os.geteuid()}"
+    until(lambda: list(folder.glob(f"running-{job.pid}-*[0-9a-f]")), "commands find it")
+    (file,) = folder.glob(f"running-{job.pid}-*")
+    port = int(re.findall(r"(?m)^endpoint: .*:(\d+)$", file.read_text())[0])
+    used = set(map(int, os.listdir(f"/proc/{job.pid}/fd")))
+    _, hard = resource.prlimit(job.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(job.pid, resource.RLIMIT_NOFILE, (min(set(range(len(used) + 1)) - used), hard))
+    with socket.create_connection(("127.0.0.1", port)):
+        job.until_err("commands on this machine cannot find this job, which continues")
+    resource.prlimit(job.pid, resource.RLIMIT_NOFILE, (hard, hard))
+    (rallyrun.folder / "finish").touch()
+    assert job.ends() == 0
+
+
 def test_jobs_are_watched_and_steered(at_once: AtOnce) -> None:
     at_once(
         a_job_is_shown_restarted_resized_drained_and_stopped,
@@ -289,4 +313,5 @@ def test_jobs_are_watched_and_steered(at_once: AtOnce) -> None:
         a_job_with_a_secret_is_shown_to_those_who_have_it,
         stacks_of_running_workers_are_grouped,
         what_is_no_control_plane_is_named,
+        a_job_without_a_free_descriptor_goes_on_whoever_asks,
     )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from tests.environment import JOBS
 from tests.jobs.launching import RALLYRUN
 from tests.slurm.cluster import TIMEOUT, Slurm
 from tests.waiting import until
@@ -133,7 +134,7 @@ class SlurmJobs:
     @property
     def env(self) -> dict[str, str]:
         """What the test's jobs have in their environment."""
-        return {"TMPDIR": str(self._temporary), "OMP_NUM_THREADS": "1"}
+        return {"TMPDIR": str(self._temporary), JOBS: str(self._temporary), "OMP_NUM_THREADS": "1"}
 
     def finish(self) -> None:
         """Have the workers end with success."""
@@ -163,7 +164,7 @@ class SlurmJobs:
             job.ends()
         left = {name: pids for name in self.cluster.nodes if (pids := self._left(name))}
         assert not left, f"processes were left on the nodes: {left}"
-        left_files = [each.name for each in self._temporary.iterdir() if not each.name.startswith("rallypoint-ended-")]
+        left_files = [each.name for each in self._temporary.iterdir() if each.name != f"rallypoint-{os.geteuid()}"]
         assert not left_files, "temporary files were left"
 
     def _left(self, name: str) -> list[int]:

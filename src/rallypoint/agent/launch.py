@@ -28,7 +28,7 @@ from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, SignalExceptio
 from rallypoint.base.light_dataclasses import dataclass, field
 from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.log import get_logger
-from rallypoint.base.secrets import take_from_environment
+from rallypoint.base.secrets import read_job_secret
 from rallypoint.base.signals import ignore_signals_at_exit
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import get_rendezvous_handler
@@ -269,7 +269,7 @@ def launch_agent(
     run_id = config.run_id or _random_run_id()
     log.info("launching:\n%s", describe(config, program_name(entrypoint, args)))
     os.environ[SIGNALS_VARIABLE] = config.signals_to_handle
-    take_from_environment()
+    read_job_secret()
     assert config.logs_specs is not None
     parameters = _parameters(config, run_id)
     alone = parameters.max_nodes == 1

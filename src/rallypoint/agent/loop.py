@@ -37,7 +37,7 @@ from rallypoint.control.protocol.messages import DrainRequested
 from rallypoint.observe.telemetry.lazy import handlers_beside, metrics_wanted, profiled
 
 if TYPE_CHECKING:
-    from rallypoint.agent.features.local_jobs import LocalSocket
+    from rallypoint.agent.features.local_jobs import LocalFile
     from rallypoint.agent.features.preemption import PreemptionTriggers
     from rallypoint.observe.health import ProgressProbe
 
@@ -143,8 +143,8 @@ class AgentLoop:
         if self._preemption is not None and self._preemption.deadline is not None:
             self._sources.append(self._preemption.deadline)
             workers.at_end.callback(self._preemption.deadline.close)
-        self._local_socket: LocalSocket | None = None
-        """Opened after the first look at events, so that no worker waits for it."""
+        self._local_file: LocalFile | None = None
+        """By which commands find this agent: written after the first look at events, so that no worker waits for it."""
 
     def run(self, signals: Iterable[int]) -> RunResult:
         """Run until the job ends. No worker is left, whatever happens.
@@ -170,8 +170,8 @@ class AgentLoop:
                 finally:
                     self._actions.leave_nothing(number)
         finally:
-            if self._local_socket is not None:
-                self._local_socket.close()
+            if self._local_file is not None:
+                self._local_file.close()
             self._rendezvous.listen(None)
             self._mailbox.close()
 
@@ -184,8 +184,8 @@ class AgentLoop:
             for source in tuple(self._sources):
                 for event in source.step() or ():
                     self._hear(event)
-            if self._local_socket is None:
-                self._open_local_socket()
+            if self._local_file is None and self._rendezvous.local_job() is not None:
+                self._open_local_file()
         self._raise_interrupt()
         return self._actions.result
 
@@ -214,12 +214,11 @@ class AgentLoop:
         if self._progress_probe is not None:
             self._progress_probe.woken()
 
-    def _open_local_socket(self) -> None:
-        from rallypoint.agent.features.local_jobs import LocalSocket, job_of
+    def _open_local_file(self) -> None:
+        from rallypoint.agent.features.local_jobs import LocalFile
 
-        self._local_socket = LocalSocket(lambda: job_of(self._workers))
-        self._local_socket.open()
-        self._sources.append(self._local_socket)
+        self._local_file = LocalFile(self._workers)
+        self._local_file.open()
 
 
 class _Mail(Source):

@@ -13,6 +13,8 @@ from rallypoint.control.protocol.messages import Deliver, Placement, Request
 from rallypoint.rendezvous.handler import LocalJob, RendezvousInfo
 
 if TYPE_CHECKING:
+    import socket
+
     from rallypoint.control.protocol.observation import Snapshot
 
 
@@ -75,13 +77,24 @@ class RendezvousClient(Protocol):
         """The state of the job, if its coordinator is in this agent; else None."""
         return None
 
-    def local_job(self, *, opens: bool = True) -> LocalJob | None:
-        """The address at which commands on this machine find the job's coordinator; None if they cannot.
-
-        Args:
-            opens: whether a coordinator that only this agent uses gets a server for them, which takes memory and time.
+    def local_job(self) -> LocalJob | None:
+        """The address at which commands on this machine find the job's coordinator, empty before `open_to_commands`;
+        None if they cannot.
         """
         return None
+
+    def open_to_commands(self) -> socket.socket | None:
+        """A listening socket on loopback, opened at the first call, if the coordinator is in this agent and has no
+        server, which nodes do not need: when it is readable, `serve_commands` is due. Else None. From any thread.
+        Raises OSError.
+        """
+        return None
+
+    def serve_commands(self) -> None:
+        """Start a server there, unless there is one. Takes memory, and time for imports. From any thread but the
+        loop's. Raises OSError or RallypointError.
+        """
+        return
 
     def shutdown(self) -> bool:
         """Release everything; the job continues without this node. Returns whether that went well."""

@@ -104,8 +104,10 @@ class LoopThread:
 
         return asyncio.run_coroutine_threadsafe(work, loop)
 
-    def stop(self) -> None:
-        """Cancel what runs, close the loop and wait for the thread. Idempotent; not for the loop's own thread."""
+    def stop(self, timeout: float | None = None) -> None:
+        """Cancel what runs, close the loop and wait for the thread, for that many seconds at most. Idempotent; not for
+        the loop's own thread.
+        """
         if not self._begun or self.is_forked:
             return
         self._ready.wait()
@@ -117,7 +119,7 @@ class LoopThread:
                 if not loop.is_closed():
                     raise
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(timeout)
 
     def _check_process(self) -> None:
         """Called before any lock: one that was held at the fork stays held."""

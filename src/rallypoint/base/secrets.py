@@ -59,6 +59,11 @@ def token(secret: Secret, job: str) -> str:
     return TOKEN_PREFIX + _text(secret.keys(job)[0])
 
 
+def is_token(text: str) -> bool:
+    """Whether this has the form of a job's token."""
+    return text.startswith(TOKEN_PREFIX) and _bytes(text.removeprefix(TOKEN_PREFIX)) is not None
+
+
 def job_secret() -> Secret | None:
     """The secret in `RALLYPOINT_SECRET` or in the file of `RALLYPOINT_SECRET_FILE`; None if neither is set. Raises
     UsageError: it can be guessed, is not one or two words, or others may read the file.
@@ -104,6 +109,16 @@ def http_token(path: str, source: str) -> str:
     return words[0]
 
 
+def read_job_secret() -> None:
+    """Take the secrets from the environment, and read the file of `RALLYPOINT_SECRET_FILE`: what it holds now counts
+    until this is called again, whatever becomes of the file. Raises UsageError: see `job_secret`.
+    """
+    _files.pop(SECRET, None)
+    if path := os.environ.get(SECRET + _FILE, ""):
+        _files[SECRET] = path, _read(path, SECRET + _FILE)
+    job_secret()
+
+
 def take_from_environment() -> None:
     """Move all secrets from `os.environ` to this process's memory. Call it before processes are started."""
     for variable in (SECRET, ETCD_PASSWORD):
@@ -116,13 +131,18 @@ _taken: dict[str, str] = {}
 """What was in the environment, by variable. A variable that is set again, even to nothing, replaces it."""
 
 
+_files: dict[str, tuple[str, str]] = {}
+"""What was read from a file, by variable: the path and the text."""
+
+
 def _from_environment(variable: str) -> str | None:
     take_from_environment()
     text, path = _taken.get(variable, ""), os.environ.get(variable + _FILE, "")
     if text and path:
         raise UsageError(f"{variable} and {variable}{_FILE} are both set; leave one of them out")
     if path:
-        return _read(path, variable + _FILE)
+        read = _files.get(variable)
+        return read[1] if read is not None and read[0] == path else _read(path, variable + _FILE)
     return text or None
 
 
@@ -161,7 +181,7 @@ def _check_file(status: os.stat_result, path: str, variable: str) -> None:
 
 def _check(word: str) -> None:
     if word.startswith(TOKEN_PREFIX):
-        if _bytes(word.removeprefix(TOKEN_PREFIX)) is None:
+        if not is_token(word):
             raise UsageError(
                 f"{SECRET} begins like a token and is not one; copy the whole line that 'rallyctl token' prints"
             )

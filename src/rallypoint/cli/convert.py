@@ -332,6 +332,9 @@ def choose_rendezvous(options: Options, max_nodes: int) -> RendezvousChoice:
         configs["store_peers"] = peers
     if alone:
         return _standalone(configs, announce=options.standalone)
+    if not options.rdzv_id.isprintable():  # otherwise it is refused later, after more has been begun
+        text = f"{options.source('rdzv_id')}={options.rdzv_id!r} has characters that cannot be printed"
+        raise UsageError(f"{text}; give the job an id without them, the same on all nodes")
     if options.rdzv_backend == "static":
         return _static(options, configs, max_nodes)
     source = options.source("rdzv_endpoint")

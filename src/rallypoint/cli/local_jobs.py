@@ -4,8 +4,8 @@ Laws:
 
 1. A job is named by its id, by its number (the process id of one of its agents), by its port or by its script; the
    first characters of an id are enough. What names several jobs is refused with a list of them: a verb never guesses.
-2. Agents are of one job only if they meet at the same place under the same id; those that have ended, only if they ran
-   at the same time too.
+2. Agents are of one job only if they are of one user and meet at the same place under the same id; those that have
+   ended, only if they ran at the same time too. Root names a job of one user among several as USER/NAME.
 3. An endpoint, `host:port`, names no job of this machine: it is dialled as it is.
 """
 
@@ -16,12 +16,15 @@ import asyncio
 import json
 import os
 import re
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rallypoint.agent.features.local_jobs import EndedJob, ended_jobs, local_jobs, local_token
 from rallypoint.base.errors import RallypointError, UsageError
+from rallypoint.base.procfs import read_proc_state
 from rallypoint.cli.exit import print_answer
 from rallypoint.control.client.watcher import open_session, user_name
 from rallypoint.control.protocol.observation import Snapshot, WatchRequest
@@ -31,6 +34,7 @@ from rallypoint.rendezvous.handler import LocalJob
 if TYPE_CHECKING:
     from rallypoint.control.client.dialing import DialTarget
 
+_T = TypeVar("_T")
 _ENDPOINT = re.compile(r".+:[0-9]+")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _SHORT = 8
@@ -38,8 +42,10 @@ _SHORT = 8
 _LEAST_PREFIX = 4
 """Characters of an id that name the job."""
 _MOST_CANDIDATES = 8
-_LOOK = 3.0
-"""Seconds that all coordinators have to say how their jobs stand."""
+_LOOK, _SHORT_LOOK = 3.0, 0.5
+"""Seconds that all coordinators have to say how their jobs stand, and those of other users and of stopped agents."""
+_MOST_LOOKS = 200
+"""Jobs that are asked."""
 OUTCOME_CODES = {"succeeded": 5, "failed": 4, "stopped": 4, "left": 1, "killed": 1}
 """The exit codes of `rallyctl status` for a job that has ended here; 1 where it is not known how it stands."""
 
@@ -63,9 +69,10 @@ class RunningJob(NamedTuple):
 
 
 def running_jobs() -> list[RunningJob]:
-    """The jobs on this machine that this user may see, the oldest first."""
-    found: dict[tuple[str, ...], list[LocalJob]] = {}
-    for each in sorted(local_jobs(), key=lambda each: each.began):
+    """The jobs on this machine that this user may see, their own first, then the oldest first."""
+    found: dict[tuple[int, str, str, str], list[LocalJob]] = {}
+    us = os.geteuid()
+    for each in sorted(local_jobs(), key=lambda each: (each.user != us, each.began)):
         found.setdefault(_meeting(each), []).append(each)
     return [RunningJob(tuple(agents)) for agents in found.values()]
 
@@ -96,8 +103,8 @@ def _that_counts(agents: Sequence[EndedJob]) -> EndedJob:
     return next((each for each in agents if each.outcome not in UNKNOWN), agents[-1])
 
 
-def _meeting(job: LocalJob) -> tuple[str, str, str]:
-    return job.job, job.backend, job.endpoint
+def _meeting(job: LocalJob) -> tuple[int, str, str, str]:
+    return job.user, job.job, job.backend, job.endpoint
 
 
 # Names
@@ -109,6 +116,9 @@ def is_endpoint(word: str) -> bool:
 
 
 def jobs_named(word: str, jobs: Sequence[RunningJob]) -> list[RunningJob]:
+    user, _, name = word.partition("/")
+    if name and (owned := [each for each in jobs if user == user_name(each.first.user)]):
+        word, jobs = name, owned
     exact = [each for each in jobs if any(_is_name(word, agent) for agent in each.agents)]
     return exact or [each for each in jobs if _begins_id(word, each.first)]
 
@@ -152,7 +162,9 @@ def job_named(word: str, job: str) -> RunningJob | None:
         return found[0]
     if found:
         which = f"{what!r} names {len(found)} jobs" if what else f"there are {len(found)} jobs"
-        raise UsageError(f"{which} on this machine; give the number, port or endpoint of one:\n{_candidates(found)}")
+        users = len({each.first.user for each in found}) > 1
+        how = "USER/NAME or the number" if users else "the number, port or endpoint of one"
+        raise UsageError(f"{which} on this machine; give {how}:\n{_candidates(found)}")
     if past := past_jobs_named(word, job) if what else []:
         logs = f"; its logs are in {past[0].log_dir}" if past[0].log_dir else ""
         raise NoJobError(f"no job {what!r} runs on this machine; the last one {_ending(past[0], time.time())}{logs}")
@@ -168,8 +180,11 @@ def job_named(word: str, job: str) -> RunningJob | None:
 def _candidates(jobs: Sequence[RunningJob]) -> str:
     firsts = [each.first for each in jobs[:_MOST_CANDIDATES]]
     now = time.time()
-    rows = [(str(each.pid), each.job, each.script, each.endpoint, duration(now - each.began)) for each in firsts]
-    lines = table([("NUMBER", "JOB", "SCRIPT", "ENDPOINT", "AGE"), *rows])
+    rows = [
+        (str(each.pid), each.job, each.script, each.endpoint, duration(now - each.began), user_name(each.user))
+        for each in firsts
+    ]
+    lines = table([("NUMBER", "JOB", "SCRIPT", "ENDPOINT", "AGE", "USER"), *rows])
     more = [f"and {len(jobs) - len(firsts)} more; 'rallyctl status' lists all"] if len(jobs) > len(firsts) else []
     return "\n".join([*lines, *more])
 
@@ -215,18 +230,46 @@ def looked_at(jobs: Sequence[RunningJob], config: Mapping[str, Any]) -> list[Run
     """The jobs with how they stand; all are asked side by side."""
 
     async def look(job: RunningJob) -> RunningJob:
+        is_own = job.first.user == os.geteuid()
+        patience = _LOOK if is_own and not all(map(_is_stopped, job.agents)) else _SHORT_LOOK
         try:
-            async with asyncio.timeout(_LOOK):
-                where = await asyncio.to_thread(targets_of, job.first, config)
+            async with asyncio.timeout(patience):
+                # Whatever this command was given is not for the place that another user has written down.
+                where = await asyncio.to_thread(targets_of, job.first, config if is_own else {})
                 async with await open_session(where, job.first.job) as session:
                     return job._replace(seen=await session.snapshot(WatchRequest()))
-        except (RallypointError, OSError, TimeoutError):
+        except Exception:  # what another user has written may be anything
             return job
 
     async def look_at_all() -> list[RunningJob]:
-        return await asyncio.gather(*map(look, jobs))
+        asyncio.get_running_loop().set_default_executor(_Unawaited())
+        return await asyncio.gather(*map(look, jobs[:_MOST_LOOKS]))
 
-    return asyncio.run(look_at_all())
+    return [*asyncio.run(look_at_all()), *jobs[_MOST_LOOKS:]]
+
+
+class _Unawaited(ThreadPoolExecutor):
+    """Runs each call on a thread that nobody waits for: a name server may need longer than this command has."""
+
+    def submit(self, call: Callable[..., _T], /, *args: Any, **more: Any) -> Future[_T]:
+        future: Future[_T] = Future()
+
+        def work() -> None:
+            future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+            try:
+                future.set_result(call(*args, **more))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=work, daemon=True).start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None: ...
+
+
+def _is_stopped(agent: LocalJob) -> bool:
+    """Whether an agent cannot answer, by SIGSTOP or under a debugger."""
+    return read_proc_state(agent.pid) in {"T", "t"}
 
 
 # How they are shown

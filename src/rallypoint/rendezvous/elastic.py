@@ -110,13 +110,18 @@ class ControlPlane:
         """The snapshot of the job, if the coordinator is in this process; else None."""
         return None
 
-    def watch_endpoint(self) -> str:
-        """The `--rdzv-endpoint` at which commands on this machine find the coordinator; empty if they cannot."""
-        return ""
+    def watch_endpoint(self) -> str | None:
+        """The `--rdzv-endpoint` at which commands on this machine find the coordinator; empty before
+        `open_to_commands`, None if they cannot.
+        """
+        return None
 
-    def known_endpoint(self) -> str:
-        """`watch_endpoint`, but nothing is opened for it: empty if commands cannot find the coordinator just now."""
-        return self.watch_endpoint()
+    def open_to_commands(self) -> socket.socket | None:
+        """See `RendezvousClient.open_to_commands`."""
+        return None
+
+    def serve_commands(self) -> None:
+        """See `RendezvousClient.serve_commands`."""
 
     def close(self) -> None:
         """End what else belongs to it, after the link: a server, a candidacy. Idempotent."""
@@ -468,10 +473,18 @@ class ElasticHandler(RendezvousHandler):
         """The snapshot of the job, if its coordinator is in this agent; else None."""
         return self._control.snapshot()
 
-    def local_job(self, *, opens: bool = True) -> LocalJob | None:
+    def local_job(self) -> LocalJob | None:
         """See `RendezvousClient.local_job`."""
-        endpoint = self._control.watch_endpoint() if opens else self._control.known_endpoint()
-        return LocalJob(os.getpid(), self.get_run_id(), self._backend, endpoint) if endpoint else None
+        endpoint = self._control.watch_endpoint()
+        return None if endpoint is None else LocalJob(os.getpid(), self.get_run_id(), self._backend, endpoint)
+
+    def open_to_commands(self) -> socket.socket | None:
+        """See `RendezvousClient.open_to_commands`."""
+        return self._control.open_to_commands()
+
+    def serve_commands(self) -> None:
+        """See `RendezvousClient.serve_commands`."""
+        self._control.serve_commands()
 
     # Inside
 

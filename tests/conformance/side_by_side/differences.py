@@ -92,7 +92,6 @@ ALWAYS = Difference(
         "stderr/*/report/root/host": _host,  # no name server is asked for this host's name
         "stderr/*/report/root/traceback": _says_nothing,  # the cause is shown, even without `record`
         "file/tmp/<temporary>*": _values("(folder)", ABSENT),  # no empty log folders are left behind
-        "file/tmp/rallypoint-ended-*": _only_ours,  # how the job has ended, for `rallyctl status`
         "file/*/rank_*_attempt_*": _only_ours,  # logs are found by global rank too
     },
 )

@@ -10,7 +10,7 @@ from signal import Signals
 import pytest
 
 from rallypoint.agent.features import local_jobs as module
-from rallypoint.agent.features.local_jobs import EndedJob, ended_jobs, record_end, record_if_killed
+from rallypoint.agent.features.local_jobs import FOLDER, EndedJob, ended_jobs, record_end, record_if_killed
 from rallypoint.agent.launch import elastic_launch
 from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, SignalException
 from rallypoint.control.protocol.errors import RendezvousClosedError, RendezvousTimeoutError
@@ -24,8 +24,8 @@ CAUSE = Cause(3, 1, "b", 42, 1, "ValueError: boom\nmore", "", 0.0, "")
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    return tmp_path / f"rallypoint-ended-{os.getuid()}"
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    return tmp_path / f"rallypoint-{os.geteuid()}"
 
 
 class Workers:
@@ -33,7 +33,7 @@ class Workers:
 
     class rendezvous:
         @staticmethod
-        def local_job(*, opens: bool) -> LocalJob:
+        def local_job() -> LocalJob:
             return LocalJob(os.getpid(), "job", "c10d", "node1:29400")
 
     class logs_specs:
@@ -128,7 +128,7 @@ def test_the_reaper_of_an_agent_that_is_killed_leaves_it() -> None:
 
 
 def test_the_folder_is_for_its_user_and_holds_so_many(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST", 3)
+    monkeypatch.setattr(module, "_MOST_ENDED", 3)
     for _ in range(5):
         left(None)
         newest = max(os.listdir(folder))
@@ -146,10 +146,15 @@ def test_the_folder_is_for_its_user_and_holds_so_many(folder: Path, monkeypatch:
 
 def test_a_folder_that_others_can_enter_is_not_used(folder: Path) -> None:
     folder.mkdir(mode=0o755)
-    record_end(Workers(), None)  # type: ignore[arg-type]
+    expected = left(None)
     assert os.listdir(folder) == []
-    folder.chmod(0o700)
-    left(None)
+    (other,) = (each for each in folder.parent.iterdir() if each != folder)
+    assert other.name.startswith(folder.name), "it has a second name"
+    assert other.stat().st_mode & 0o777 == 0o700
+    assert left(None).job == expected.job
+    assert len(os.listdir(folder.parent)) == 2, "the second name is used again"
+    folder.rmdir()
+    other.rename(folder)
     folder.chmod(0o777)
     assert list(ended_jobs()) == []
     folder.rename(folder.with_name("moved"))

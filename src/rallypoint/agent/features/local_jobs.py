@@ -1,42 +1,42 @@
-"""What commands on this machine find of its jobs: those that run, by a socket of each agent, and how others have ended,
-by a small file that each agent leaves.
+"""What commands find of the jobs of this machine: a file of each agent that runs, and one of each agent that has ended.
 
-The socket names the agent's job. It is an abstract one (unix(7)), so that it disappears with the process, however that
-ends, and leaves no file. Laws:
+Both are in one folder for each user. A file has a line for each field, `name: value`. Laws:
 
-1. It answers only the agent's own user and root.
-2. It tells where the job's coordinator can be reached, and the job's token if there is a secret: the command then
-   connects to the coordinator. (The secret itself is readable in /proc for the user and for root.)
-3. The token never appears in log lines or in lists of jobs.
-4. An agent of this user that is there but does not answer in time is named: its job is not denied in silence.
-
-Of the files:
-
-5. The folder and its files are for their user alone, written and read as `base/private_files.py` says. A file has a
-   line for each field, `name: value`.
-6. There are at most `_MOST` files of at most `_LARGEST` bytes, and none is older than `_KEPT` seconds: the agent that
-   writes one removes the others. Nothing is removed whose name is not of the form that is written here.
-7. A file that cannot be written or read is passed over: it never changes how a job ends.
+1. A folder counts only if it belongs to the user whose id is in its name, and nobody else has access to it; a file
+   counts only if it belongs to the same user. If another user has taken the name of a folder, a second name is used.
+2. Everyone reads their own folder; root reads those of all users. What another user has written is bounded in size and
+   number, its fields are checked, and its process must belong to that user. Nothing in such a folder can keep a command
+   waiting: nothing is followed, no pipe is waited for, and a file system that is mounted there is left alone.
+3. The agent holds its file by `flock` while it runs, so the kernel says whether it does: a file that nobody holds was
+   left by an agent that was killed. It is removed by the next command or agent of its user.
+4. No name is used twice, and a file is complete and held before it has its name, so that it can be removed by name.
+5. A job's token is in the file, and never in log lines or in lists of jobs.
+6. No job fails, waits or ends by any of this. The disk is used on a thread of its own. What fails is tried again later,
+   and logged once.
+7. There are at most `_MOST_ENDED` files of ended agents, of at most `_LARGEST` bytes, none older than `_KEPT` seconds:
+   the agent that writes one removes the others. Nothing is removed whose name is not of a form that is written here.
 8. An agent that ends imports nothing for it but this file.
-9. An agent that is killed writes nothing: its reaper has the file's text, from the first start of workers on.
+9. An agent that is killed writes nothing: its reaper has the text of its last file, from the first start of workers on.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
 import select
-import socket
-import sys
+import stat
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import islice
 
-from rallypoint.agent.sources import Source
 from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, SignalException, UserError
 from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import get_logger, printable
-from rallypoint.base.private_files import is_private, make_private, open_regular, replace_file
+from rallypoint.base.private_files import make_private, replace_file
 from rallypoint.control.protocol.errors import RendezvousClosedError
 from rallypoint.failures.cause import Ending
 from rallypoint.rendezvous.handler import LocalJob
@@ -47,78 +47,280 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 
+# The folders
+
+FOLDER = "RALLYPOINT_JOBS_DIR"
+"""The variable that names the folder in which the folders of users are."""
+_SHARED = "/tmp"
+_FOLDER_NAME = re.compile(r"rallypoint-([0-9]{1,10})(-[0-9a-f]{16})?")
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MOST_OF_ANOTHER = 1000
+"""Files of another user that root looks at."""
+_LARGEST = 16 * 1024
+_LONGEST = 1024
+"""Characters of a text."""
+_NUMBER = re.compile(r"[0-9]{1,10}")
+_LAST_MOMENT = 253402214400.0
+"""The year 9999, in seconds since 1970."""
+_OPEN_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def _places() -> list[str]:
+    """The folders in which those of users are: agents use the first that they can. It does not depend on `TMPDIR`,
+    which often differs between a job and the commands of its user.
+    """
+    if given := os.environ.get(FOLDER, ""):
+        return [given]
+    with suppress(UserError):
+        if (fallback := temporary_folder()) != _SHARED:
+            return [_SHARED, fallback]
+    return [_SHARED]
+
+
+def _make_folder() -> str:
+    """The folder of this user, made if there is none. Raises OSError."""
+    refusal: OSError | None = None
+    for place in _places():
+        usual = os.path.join(place, f"rallypoint-{os.geteuid()}")
+        try:
+            make_private(usual)
+            return usual
+        except OSError as error:
+            refusal = refusal or error
+        if os.path.lexists(usual):  # another user was here first
+            with suppress(OSError):
+                own = sorted(path for path, _ in _folders_at(place, os.geteuid()))
+                if not own:
+                    own = [f"{usual}-{os.urandom(8).hex()}"]
+                    os.mkdir(own[0], 0o700)
+                return own[0]
+    assert refusal is not None
+    raise refusal
+
+
+def _folders_at(place: str, user: int | None) -> Iterator[tuple[str, int]]:
+    """The folders of a user, or of all (None), each with its user."""
+    us = os.geteuid()
+    with suppress(OSError):
+        with os.scandir(place) as entries:
+            matches = [match for each in entries if (match := _FOLDER_NAME.fullmatch(each.name))]
+        found = [(match[0], int(match[1])) for match in matches if user in {None, int(match[1])}]
+        mounted = _mounts_below(place) if any(owner != us for _, owner in found) else set[str]()
+        for name, owner in found:
+            if owner == us or name not in mounted:
+                with suppress(OSError):
+                    path = os.path.join(place, name)
+                    if _is_folder_of(os.lstat(path), owner):
+                        yield path, owner
+
+
+def _is_folder_of(seen: os.stat_result, owner: int) -> bool:
+    return stat.S_ISDIR(seen.st_mode) and seen.st_uid == owner and not seen.st_mode & _OTHERS
+
+
+def _mounts_below(place: str) -> set[str]:
+    """The names at a place where a file system is mounted, or below which one is: what serves it may be a program of
+    another user that never answers. Raises OSError.
+    """
+    begin = os.path.realpath(place).rstrip("/") + "/"
+    with open("/proc/self/mountinfo", errors="replace") as mounts:
+        points = [line.split()[4] for line in mounts]
+    return {each.removeprefix(begin).partition("/")[0] for each in points if each.startswith(begin)}
+
+
+@contextmanager
+def _folders(user: int | None) -> Iterator[list[tuple[int, int]]]:
+    """The descriptors of the folders of a user, or of all (None), each with its user."""
+    opened: list[tuple[int, int]] = []
+    try:
+        for path, owner in (found for place in _places() for found in _folders_at(place, user)):
+            with suppress(OSError):
+                opened.append((os.open(path, _OPEN_FOLDER), owner))
+        # Its owner may have put another one there since it was looked at.
+        yield [(fd, owner) for fd, owner in opened if _is_folder_of(os.fstat(fd), owner)]
+    finally:
+        for fd, _ in opened:
+            os.close(fd)
+
+
+def _names(folder: int, owner: int, form: re.Pattern[str]) -> list[str]:
+    """The names of a form in a folder, in order."""
+    most = None if owner == os.geteuid() else _MOST_OF_ANOTHER
+    with suppress(OSError), os.scandir(folder) as entries:
+        names = [each.name for each in islice(entries, most)]
+        if len(names) == most and next(entries, None) is not None:
+            _log.warning("user id %d has more than %d files for commands; the others were not read", owner, most)
+        return sorted(each for each in names if form.fullmatch(each))
+    return []
+
+
+@contextmanager
+def _opened(folder: int, name: str, owner: int) -> Iterator[int]:
+    """Raises OSError: the file cannot be opened, or is no regular file of that user."""
+    fd = os.open(name, _OPEN_FILE, dir_fd=folder)
+    try:
+        seen = os.fstat(fd)
+        if not stat.S_ISREG(seen.st_mode) or seen.st_uid != owner:
+            raise PermissionError(errno.EPERM, "it is not a regular file of its folder's user", name)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _fields_in(fd: int) -> dict[str, str]:
+    """Raises OSError or ValueError: it is too large, or not lines of printable text."""
+    data = os.read(fd, _LARGEST + 1)
+    lines = data.decode().removesuffix("\n").split("\n")
+    if len(data) > _LARGEST or not all(each.isprintable() for each in lines):
+        raise ValueError("it is too large, or has what cannot be printed")
+    return {name: value for name, _, value in (each.partition(": ") for each in lines)}
+
+
+def _text(fields: Mapping[str, object]) -> str:
+    return "".join(f"{name}: {value}\n" for name, value in fields.items())
+
+
+def _job_in(fields: Mapping[str, str], user: int) -> LocalJob:
+    """Raises ValueError or LookupError: a field is missing, or has a value that cannot be."""
+    pid, began = fields["pid"], float(fields["began"])
+    if not (_NUMBER.fullmatch(pid) and 0 < int(pid) < 2**31 and 0 <= began <= _LAST_MOMENT):
+        raise ValueError("it has a number or a time that cannot be")
+    return LocalJob(
+        int(pid), fields["job"], fields["backend"], fields["endpoint"], fields["script"], began=began, user=user
+    )
+
+
 # Those that run
 
-_PREFIX = "rallypoint/agent/"
-_MAX_ANSWER = 16 * 1024
-_ANSWERED = len(LocalJob._fields)
-"""All but the user, and the token."""
-_TIMEOUT = 5.0
-"""Seconds that all agents have to answer. On a machine with no processor to spare an agent takes more than one."""
-_BUSY_TIMEOUT, _RETRY = 0.1, 0.01
-"""Seconds for which an agent is asked again that too many are asking already, and from one time to the next."""
+_RUNNING = re.compile(r"running-[0-9]+-[0-9a-f]{16}")
+_DAY = 86400.0
+"""Seconds until the file gets a new time: programs that clean temporary folders go by that."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 600.0
+"""Seconds until what has failed is tried again, at first and at most."""
+_PATIENCE = 1.0
+"""Seconds that the end of a job waits for its file to be removed."""
 
 
-class LocalSocket(Source):
-    """The socket of this agent. Without a network namespace of its own, or if no name is free, there is none."""
+class LocalFile:
+    """The file of this agent, and the socket at which commands reach its coordinator while that has no server.
 
-    def __init__(self, answer: Callable[[], LocalJob | None]) -> None:
-        """Nothing is opened before `open`.
+    A server takes 9 MB and 50 ms of imports, and most jobs never need one. A listening socket costs nothing: the server
+    starts when somebody connects.
+    """
 
-        Args:
-            answer: returns where the job is; None while that is not known.
-        """
-        self._answer = answer
-        self._socket: socket.socket | None = None
-        self._listens = False
+    def __init__(self, workers: WorkerController) -> None:
+        """Nothing is opened before `open`."""
+        self._workers = workers
+        self._ends = -1
+        """Readable from `close` on."""
+        self._thread = threading.Thread(target=self._run, name="rallypoint-local-file", daemon=True)
+        self._file, self._path = -1, ""
+        """The descriptor by which the file is held; -1 for none."""
+        self._serves = False
 
     def open(self) -> None:
-        """Begin to listen."""
-        with suppress(OSError):
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._socket.setblocking(False)
-            self._socket.bind(_address(f"{_PREFIX}{os.getpid()}.{os.urandom(4).hex()}"))
-            self._socket.listen(16)
-            self._listens = True
-
-    def fds(self) -> list[int]:
-        # A socket that does not listen would be readable all the time.
-        return [self._socket.fileno()] if self._socket is not None and self._listens else []
-
-    def step(self) -> None:
-        """Answer pending requests. Does not wait."""
-        while self._socket is not None and self._listens:
-            try:
-                asking, _ = self._socket.accept()
-            except OSError:
-                return
-            with asking, suppress(OSError):
-                if _uid_of_peer(asking) in {os.getuid(), 0} and (job := self._answer()) is not None:
-                    asking.setblocking(False)
-                    asking.send("\0".join([*map(str, job[:-1]), _token_of(job.job)]).encode())
+        """Have the file written, on a thread of its own. Raises nothing."""
+        try:
+            self._ends = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._thread.start()
+        except (OSError, RuntimeError) as error:
+            _log.warning("%s: %s", _NOT_FOUND, error)
 
     def close(self) -> None:
-        """Stop listening. Idempotent."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket, self._listens = None, False
+        """Have the file removed. Idempotent, and raises nothing."""
+        if self._ends >= 0 and self._thread.ident is not None:
+            os.eventfd_write(self._ends, 1)
+            self._thread.join(_PATIENCE)
+            if self._thread.is_alive():  # the disk does not answer: whoever comes next removes the file
+                return
+        if self._ends >= 0:
+            os.close(self._ends)
+            self._ends = -1
+
+    def _run(self) -> None:
+        pause, complained, readable = _FIRST_PAUSE, False, set[int]()
+        while self._ends not in readable:
+            try:
+                listener = self._workers.rendezvous.open_to_commands()
+                self._keep()
+                awaited = -1 if listener is None or self._serves else listener.fileno()
+                readable = _readable((self._ends, awaited), _DAY)
+                if awaited in readable:
+                    self._workers.rendezvous.serve_commands()
+                    self._serves = True
+            except Exception as error:
+                if not complained:
+                    _log.warning("%s: %s", _NOT_FOUND, error)
+                complained = True
+                readable = _readable((self._ends,), pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        self._remove()
+
+    def _keep(self) -> None:
+        """Write the file, unless it is there; give it a new time if it is. Raises OSError."""
+        if self._file >= 0:
+            os.utime(self._file)
+            if os.fstat(self._file).st_nlink:
+                return
+            self._remove()  # somebody else has removed it
+        job = job_of(self._workers)
+        if job is None or not job.endpoint:
+            raise OSError(errno.EAGAIN, "its coordinator cannot be reached yet")
+        folder = _make_folder()
+        path = os.path.join(folder, f"running-{job.pid}-{os.urandom(8).hex()}")
+        self._file = os.open(new := f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            own = {"token": _token_of(job.job), "network": _network()}
+            os.write(self._file, _text(job._asdict() | own).encode())
+            os.rename(new, path)
+        except BaseException:
+            self._path = new
+            self._remove()
+            raise
+        self._path = path
+        for _ in _running(os.geteuid()):  # removes what killed agents have left
+            pass
+
+    def _remove(self) -> None:
+        if self._file >= 0:
+            with suppress(OSError):
+                os.unlink(self._path)
+            os.close(self._file)
+            self._file = -1
+
+
+_NOT_FOUND = "commands on this machine cannot find this job, which continues"
+
+
+def _readable(fds: Iterable[int], seconds: float) -> set[int]:
+    """Those of the descriptors that are readable, once there is one, or after this many seconds; -1 is none."""
+    poller = select.poll()
+    for fd in fds:
+        if fd >= 0:
+            poller.register(fd, select.POLLIN)
+    return {fd for fd, _ in poller.poll(seconds * 1000)}
 
 
 def job_of(workers: WorkerController) -> LocalJob | None:
-    """The job of an agent, as it is told to commands here; None while it is not known where its coordinator is."""
+    """The job of an agent, as commands here find it; None if they cannot."""
     found = workers.rendezvous.local_job()
-    script = workers.group.spec.get_program_name()
-    return None if found is None else found._replace(script=script, began=workers.began_at)
+    script = printable(workers.group.spec.get_program_name(), _LONGEST)
+    return None if found is None else found._replace(script=script, began=workers.began_at, user=os.geteuid())
 
 
-def local_jobs() -> Iterator[LocalJob]:
-    """The jobs of agents on this machine that answer this user."""
-    return (job for job, _ in _answers())
+def local_jobs(*, own: bool = False) -> Iterator[LocalJob]:
+    """The jobs of the agents that run on this machine: of this user; for root, unless `own`, of all users."""
+    user = os.geteuid() if own or os.geteuid() else None
+    return (job for job, _ in _running(user))
 
 
 def local_token(wanted: LocalJob) -> str:
     """The token of one of `local_jobs`, from its agent; empty if it has none. Another job may have the same id."""
-    return next((token for job, token in _answers(f"{wanted.pid}.") if job == wanted), "")
+    from rallypoint.base.secrets import is_token
+
+    return next((token for job, token in _running(wanted.user) if job == wanted and is_token(token)), "")
 
 
 def _token_of(job: str) -> str:
@@ -130,118 +332,50 @@ def _token_of(job: str) -> str:
     return secret.texts[0] if secret.texts[0].startswith(TOKEN_PREFIX) else token(secret, job)
 
 
-def _answers(begin: str = "") -> Iterator[tuple[LocalJob, str]]:
-    """What the agents here whose names begin so answer, in the order of their names; all are asked side by side."""
-    with suppress(OSError):
-        names = [each for each in _socket_names() if each.startswith(f"{_PREFIX}{begin}")]
-        with _Questions([_address(each) for each in names]) as questions:
-            for user, (pid, job, backend, endpoint, script, began, token) in questions.answers():
-                yield LocalJob(int(pid), job, backend, endpoint, script, float(began), user), token
+def _running(user: int | None) -> Iterator[tuple[LocalJob, str]]:
+    """The jobs of a user's agents that run, or of all users (None), with their tokens."""
+    here = _network()
+    with _folders(user) as folders:
+        for folder, owner in folders:
+            for name in _names(folder, owner, _RUNNING):
+                with suppress(OSError, ValueError, LookupError), _opened(folder, name, owner) as file:
+                    if _is_held(file):
+                        fields = _fields_in(file)
+                        job = _job_in(fields, owner)
+                        if fields["network"] == here and (owner == os.geteuid() or _is_of(job.pid, owner)):
+                            yield job, fields["token"]
+                    elif owner == os.geteuid():
+                        os.unlink(name, dir_fd=folder)
 
 
-class _Questions:
-    """Connections to agents' sockets, all with one deadline: whoever is slow delays nobody but himself.
+def _network() -> str:
+    """The network namespace of this process: a folder may be shared with others, in which loopback is another."""
+    try:
+        return str(os.stat("/proc/self/ns/net").st_ino)
+    except OSError:
+        return ""
 
-    A socket of another user is closed before anything is read from it; root asks all users' agents.
-    """
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self._addresses = addresses
-        self._asking: dict[int, tuple[str, socket.socket, bytearray]] = {}
-        self._answers: dict[str, tuple[int, list[str]]] = {}
-        self._poll = select.poll()
-
-    def __enter__(self) -> _Questions:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        for _, asking, _ in self._asking.values():
-            asking.close()
-
-    def answers(self) -> Iterator[tuple[int, list[str]]]:
-        """The answers that are complete when all have answered, or the time is over, each with its agent's user."""
-        began = time.monotonic()
-        busy = [each for each in self._addresses if not self._connect(each)]
-        while (self._asking or busy) and (elapsed := time.monotonic() - began) < _TIMEOUT:
-            pause = _RETRY if busy else _TIMEOUT - elapsed
-            for descriptor, _ in self._poll.poll(pause * 1000):
-                self._read(descriptor)
-            busy = [each for each in busy if elapsed < _BUSY_TIMEOUT and not self._connect(each)]
-        for address, asking, _ in self._asking.values():
-            if _uid_of_peer(asking) == os.getuid():
-                _log.warning(
-                    "the agent with process id %s on this machine has not answered within %.0f s, so its job is not "
-                    "known here; try again, or give the job's --rdzv-endpoint",
-                    printable(address.removeprefix(_address(_PREFIX)).partition(".")[0]),
-                    _TIMEOUT,
-                )
-        return (self._answers[each] for each in self._addresses if each in self._answers)
-
-    def _connect(self, address: str) -> bool:
-        """Ask; returns whether that need not be tried again."""
-        asking = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        asking.setblocking(False)
-        try:
-            asking.connect(address)
-            if _uid_of_peer(asking) in {os.getuid(), 0} or os.getuid() == 0:
-                self._asking[asking.fileno()] = address, asking, bytearray()
-                self._poll.register(asking, select.POLLIN)
-                return True
-        except BlockingIOError:  # too many are asking it
-            asking.close()
-            return False
-        except OSError:  # its agent has ended
-            pass
-        asking.close()
+def _is_held(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
         return True
-
-    def _read(self, descriptor: int) -> None:
-        address, asking, data = self._asking[descriptor]
-        try:
-            more = asking.recv(4096)
-        except BlockingIOError:
-            return
-        except OSError:
-            more = b""
-        data += more
-        if more and len(data) < _MAX_ANSWER:
-            return
-        self._poll.unregister(asking)
-        del self._asking[descriptor]
-        with asking, suppress(OSError, ValueError):
-            fields = data.decode().split("\0")
-            if len(fields) == _ANSWERED and fields[0].isdecimal() and all(each.isprintable() for each in fields):
-                float(fields[5])
-                self._answers[address] = _uid_of_peer(asking), fields
+    return False
 
 
-def _address(name: str) -> str:
-    return f"\0{name}"
-
-
-def _socket_names() -> list[str]:
-    """The names of all abstract sockets, in order. Raises OSError."""
-    with open("/proc/net/unix", errors="replace") as table:
-        found = {line.rstrip().rpartition(" ")[2] for line in table}
-    return sorted(each[1:] for each in found if each.startswith("@"))
-
-
-def _uid_of_peer(connected: socket.socket) -> int:
-    """The user id of the other end. Raises OSError."""
-    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int.from_bytes(credentials[4:8], sys.byteorder)
+def _is_of(pid: int, user: int) -> bool:
+    """Whether a process is of this user. Another user's file may name any process. Raises OSError."""
+    with open(f"/proc/{pid}/status", "rb") as status:
+        line = next((each for each in status if each.startswith(b"Uid:")), b"")
+    return b"%d" % user in line.split()[1:]
 
 
 # Those that have ended
 
-
-_MOST, _KEPT, _LARGEST = 100, 30 * 86400.0, 16 * 1024
+_MOST_ENDED, _KEPT = 100, 30 * 86400.0
 _NOT_KEPT = "how the job has ended is not kept on this machine: %s"
-_LONGEST = 1024
-"""Characters of a text."""
-_LAST_MOMENT = 253402214400.0
-"""The year 9999, in seconds since 1970."""
-_NAME = re.compile(r"([0-9]{14})-[0-9]+")
+_ENDED = re.compile(r"([0-9]{14})-[0-9]+")
 """The milliseconds since 1970 at which an agent ended, and its pid."""
 
 OUTCOMES = frozenset({"succeeded", "failed", "stopped", "left", "killed"})
@@ -289,10 +423,10 @@ def record_end(workers: WorkerController, error: BaseException | None) -> None:
             outcome, detail, restarts = _of_error(error, restarts)
         ending = Ending.PREEMPTED if isinstance(error, JobPreempted) else getattr(error, "ending", None)
         ended = _end_of(workers, outcome, detail, restarts, Ending(ending).name if ending else "")
-        make_private(folder := _folder())
+        folder = _make_folder()
         path = os.path.join(folder, f"{int(1000 * ended.ended):014}-{ended.job.pid}")
-        replace_file(path, f"{_text(ended)}ended: {ended.ended}\n".encode())
-        _clean(folder, ended.ended)
+        replace_file(path, f"{_record(ended)}ended: {ended.ended}\n".encode())
+        _clean(ended.ended)
     except Exception as trouble:  # such as a full disk, or a handler of others
         _log.debug(_NOT_KEPT, trouble)
 
@@ -302,29 +436,32 @@ def record_if_killed(workers: WorkerController) -> None:
     try:
         detail = "its agent was killed, or crashed; what became of other nodes is not known here"
         ended = _end_of(workers, "killed", detail, workers.group.restarts)
-        make_private(folder := _folder())
-        workers.ensure_reaper().set_record(folder, _text(ended))
+        workers.ensure_reaper().set_record(_make_folder(), _record(ended))
     except Exception as trouble:
         _log.debug(_NOT_KEPT, trouble)
 
 
 def ended_jobs() -> Iterator[EndedJob]:
     """What agents of this user have left here, the newest first."""
-    with suppress(UserError):
-        folder = _folder()
-        for name in sorted(_records(folder), reverse=True) if is_private(folder) else ():
-            with suppress(OSError, ValueError, LookupError):
-                yield _read(os.path.join(folder, name))
+    with _folders(os.geteuid()) as folders:
+        for name, folder in sorted(_ended_in(folders), reverse=True):
+            with suppress(OSError, ValueError, LookupError), _opened(folder, name, os.geteuid()) as file:
+                yield _ended_job_in(_fields_in(file))
 
 
-def _text(ended: EndedJob) -> str:
+def _ended_in(folders: Iterable[tuple[int, int]]) -> Iterator[tuple[str, int]]:
+    return ((name, folder) for folder, owner in folders for name in _names(folder, owner, _ENDED))
+
+
+def _record(ended: EndedJob) -> str:
     """The lines of a record but that with the moment."""
-    values = zip(_RECORDED, (*ended.job, *ended[1:]), strict=True)
-    return "".join(f"{name}: {value}\n" for name, value in values if name != "ended")
+    return _text(
+        {name: value for name, value in zip(_RECORDED, (*ended.job, *ended[1:]), strict=True) if name != "ended"}
+    )
 
 
 def _end_of(workers: WorkerController, outcome: str, detail: str, restarts: int, ending: str = "") -> EndedJob:
-    spec, placement, known = workers.group.spec, workers.group.placement, workers.rendezvous.local_job(opens=False)
+    spec, placement, known = workers.group.spec, workers.group.placement, workers.rendezvous.local_job()
     texts = (
         spec.rdzv_handler.get_run_id(),
         spec.rdzv_handler.get_backend(),
@@ -334,7 +471,7 @@ def _end_of(workers: WorkerController, outcome: str, detail: str, restarts: int,
     job, backend, endpoint, script = (printable(each, _LONGEST) for each in texts)
     logs = workers.logs_specs.run_log_dir
     return EndedJob(
-        LocalJob(os.getpid(), job, backend, endpoint, script, workers.began_at, os.getuid()),
+        LocalJob(os.getpid(), job, backend, endpoint, script, workers.began_at, os.geteuid()),
         time.time(),
         outcome,
         printable(detail, _LONGEST),
@@ -361,47 +498,31 @@ def _of_error(error: BaseException, restarts: int) -> tuple[str, str, int]:
     return outcome, first_line(str(error)) or type(error).__name__, restarts
 
 
-def _folder() -> str:
-    return os.path.join(temporary_folder(), f"rallypoint-ended-{os.getuid()}")
+def _clean(now: float) -> None:
+    """Remove the oldest records, and those that are too old."""
+    with _folders(os.geteuid()) as folders:
+        for place, (name, folder) in enumerate(sorted(_ended_in(folders), reverse=True)):
+            found = _ENDED.fullmatch(name)
+            if place >= _MOST_ENDED or (found and int(found[1]) / 1000 < now - _KEPT):
+                with suppress(FileNotFoundError):  # another agent cleans too
+                    os.unlink(name, dir_fd=folder)
 
 
-def _records(folder: str) -> list[str]:
-    try:
-        return [each for each in os.listdir(folder) if _NAME.fullmatch(each)]
-    except OSError:
-        return []
-
-
-def _clean(folder: str, now: float) -> None:
-    names = sorted(_records(folder))
-    for place, name in enumerate(names, start=1):
-        found = _NAME.fullmatch(name)
-        if len(names) - place >= _MOST or (found and int(found[1]) / 1000 < now - _KEPT):
-            with suppress(FileNotFoundError):  # another agent cleans too
-                os.unlink(os.path.join(folder, name))
-
-
-def _read(path: str) -> EndedJob:
-    """Raises OSError, ValueError or LookupError: it is not a file of ours."""
-    with open(open_regular(path), "rb") as file:
-        text = file.read(_LARGEST + 1).decode()
-    lines = text.removesuffix("\n").split("\n")
-    found = dict(each.partition(": ")[::2] for each in lines)
-    known = found["outcome"] in OUTCOMES and found["ending"] in {"", *Ending.__members__}
-    if len(text) > _LARGEST or not known or not all(each.isprintable() for each in lines):
-        raise ValueError("it is too large, or has an unknown outcome, or what cannot be printed")
-    job, backend, endpoint, script = (found[name] for name in LocalJob._fields[1:5])
-    began, ended = float(found["began"]), float(found["ended"])
-    if not 0 <= began <= ended <= _LAST_MOMENT:
+def _ended_job_in(fields: Mapping[str, str]) -> EndedJob:
+    """Raises ValueError or LookupError: it is no record of ours."""
+    if fields["outcome"] not in OUTCOMES or fields["ending"] not in {"", *Ending.__members__}:
+        raise ValueError("it has an unknown outcome")
+    job, ended = _job_in(fields, os.geteuid()), float(fields["ended"])
+    if not job.began <= ended <= _LAST_MOMENT:
         raise ValueError("it has times that cannot be")
     return EndedJob(
-        LocalJob(int(found["pid"]), job, backend, endpoint, script, began, int(found["user"])),
+        job,
         ended,
-        found["outcome"],
-        found["detail"],
-        int(found["round"]),
-        int(found["restarts"]),
-        int(found["max_restarts"]),
-        found["log_dir"],
-        found["ending"],
+        fields["outcome"],
+        fields["detail"],
+        int(fields["round"]),
+        int(fields["restarts"]),
+        int(fields["max_restarts"]),
+        fields["log_dir"],
+        fields["ending"],
     )

@@ -81,6 +81,7 @@ class AgentPages:
         from rallypoint.control.client.watcher import UnreachableError
         from rallypoint.rendezvous.params import RendezvousParameters
 
+        self._workers.rendezvous.serve_commands()
         job = self._workers.rendezvous.local_job()
         if job is None:
             raise UnreachableError("the coordinator of this job is not known yet; try again")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.base.endpoint import Endpoint, is_loopback
 from rallypoint.base.log import get_logger
-from rallypoint.base.loop import LoopThread, shared_loop
+from rallypoint.base.loop import LoopError, LoopThread, shared_loop
 from rallypoint.control.coordinator.dispatcher import do_nothing
 
 if TYPE_CHECKING:
@@ -80,7 +80,6 @@ class ControlServer:
         self._closed: Future[None] | None = None
         if keys is None and tls is None:
             self._warn_if_open()
-        jobs.on_change = self._arm_soon
         self._loop.call(self._serve)
 
     @property
@@ -117,6 +116,15 @@ class ControlServer:
                 linger + _CLOSE_TIMEOUT,
             )
 
+    def until_serving(self) -> None:
+        """Wait until connections are served. Not on the loop's thread. Raises LoopError: they never will be."""
+
+        async def serves() -> bool:  # behind `_serve`
+            return self._serves
+
+        if not self._loop.submit(serves()).result():
+            raise LoopError("the control plane cannot be served; look at the limit of open files (`ulimit -n`)")
+
     def _serve(self) -> None:
         from rallypoint.control.coordinator.connection import Connections, Served
 
@@ -124,6 +132,7 @@ class ControlServer:
         self._connections = connections = Connections(served, self._loop)
         for listener in self._listeners:
             connections.transports.listen(listener)
+        self.jobs.on_change = self._arm_soon
         self._serves = True
         self._arm()
 

@@ -19,7 +19,6 @@ from rallypoint.base.endpoint import (
     host_name,
     is_loopback,
     is_this_machine,
-    listening_sockets,
     own_address,
     parse_endpoint,
 )
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
 
     from rallypoint.control.coordinator.server import ControlServer
     from rallypoint.control.protocol.observation import Snapshot
+    from rallypoint.rendezvous.backends.command_server import CommandServer
 
 log = get_logger(__name__)
 
@@ -96,7 +96,9 @@ class _EmbeddedControl(ControlPlane):
         """The dispatcher, if it is here."""
         self._timer_thread: TimerThread | None = None
         self._opening = threading.Lock()
-        """Held while a server for watchers is opened."""
+        """Held while something is opened for commands."""
+        self._commands: CommandServer | None = None
+        """Where commands connect to a coordinator that is alone."""
         self._closed = False
 
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
@@ -136,23 +138,26 @@ class _EmbeddedControl(ControlPlane):
         """The snapshot of the job, if the coordinator is here."""
         return None if self._dispatcher is None else self._dispatcher.snapshot()
 
-    def watch_endpoint(self) -> str:
-        """The endpoint. A coordinator that is here and needs no server gets one now, on loopback. From any thread."""
+    def watch_endpoint(self) -> str | None:
+        """The endpoint; empty if the coordinator is alone, before `open_to_commands`."""
+        if self._is_alone:
+            return "" if self._commands is None else self._commands.endpoint
+        return str(self._endpoint if self._server is None else Endpoint(self._endpoint.host, self._server.port))
+
+    def open_to_commands(self) -> socket.socket | None:
+        """See `RendezvousClient.open_to_commands`."""
         with self._opening:
-            if self._is_alone and self._dispatcher is not None and self._server is None and not self._closed:
-                from rallypoint.control.coordinator.server import ControlServer
+            if self._is_alone and self._dispatcher is not None and self._commands is None and not self._closed:
+                from rallypoint.rendezvous.backends.command_server import CommandServer
 
-                if self._timer_thread is not None:
-                    self._timer_thread.close()
-                listeners = listening_sockets(["127.0.0.1"], 0)
-                self._server = ControlServer(self._dispatcher, listeners, keys=accepted_keys(), tls=self._tls)
-        return self.known_endpoint() or str(self._endpoint)
+                self._commands = CommandServer(self._dispatcher, self._tls, self._timer_thread)
+        return None if self._commands is None else self._commands.listener
 
-    def known_endpoint(self) -> str:
-        """The endpoint; empty if the coordinator is here and has no server."""
-        if self._server is None:
-            return "" if self._is_alone else str(self._endpoint)
-        return str(Endpoint("127.0.0.1" if self._is_alone else self._endpoint.host, self._server.port))
+    def serve_commands(self) -> None:
+        """See `RendezvousClient.serve_commands`."""
+        self.open_to_commands()
+        if self._commands is not None:
+            self._commands.serve()
 
     def close(self) -> None:
         """End the server, if it is here."""
@@ -160,8 +165,11 @@ class _EmbeddedControl(ControlPlane):
             self._closed = True
         if self._timer_thread is not None:
             self._timer_thread.close()
+        why = f"{host_name()}, which hosted it, has left the job"
         if self._server is not None:
-            self._server.close(why=f"{host_name()}, which hosted it, has left the job")
+            self._server.close(why=why)
+        if self._commands is not None:
+            self._commands.close(why)
 
     def _try_to_host(self, deliver: Deliver) -> Link | None:
         """The link to a server of our own; None if another process has the port and may be the server."""

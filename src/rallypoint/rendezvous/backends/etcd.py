@@ -82,7 +82,7 @@ class _EtcdControl(ControlPlane):
         """The snapshot of the job, if this agent is the elected one."""
         return None if self._candidate is None else self._candidate.snapshot()
 
-    def watch_endpoint(self) -> str:
+    def watch_endpoint(self) -> str | None:
         """The endpoints of etcd, where the elected coordinator can be found."""
         return ",".join(map(str, self._endpoints))
 

@@ -50,6 +50,19 @@ _LISTEN = "listen"
 """Where a coordinator in this agent listens: an address or name of this machine, or `any` for all interfaces."""
 
 
+_LONGEST_RUN_ID = 4096
+
+
+def check_run_id(run_id: str) -> None:
+    """Raises UserError: it could not be sent, or would not arrive as it is (`control.protocol.validation`)."""
+    if not run_id.isprintable():  # nor are bytes that are not UTF-8
+        raise UserError(
+            f"the run id {run_id!r} has characters that cannot be printed; give one without them (--rdzv-id)"
+        )
+    if len(run_id.encode()) > _LONGEST_RUN_ID:
+        raise UserError(f"the run id has more than {_LONGEST_RUN_ID} bytes; give a shorter one (--rdzv-id)")
+
+
 def settings_of(
     params: RendezvousParameters,
     *,
@@ -70,6 +83,7 @@ def settings_of(
     """
     if not params.run_id and not fixed_ranks:
         raise UserError("the run id is empty; give the job one, the same on all nodes (--rdzv-id)")
+    check_run_id(params.run_id)
     times = {name: _positive(params, name, default) for name, default in _DEFAULTS.items()}
     if join_timeout_key != "join_timeout":
         times["join_timeout"] = _positive(params, join_timeout_key, times["join_timeout"])

@@ -95,7 +95,7 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
         """The snapshot of the job, if this is rank 0."""
         return None if self._dispatcher is None else self._dispatcher.snapshot()
 
-    def watch_endpoint(self) -> str:
+    def watch_endpoint(self) -> str | None:
         """The endpoint."""
         return str(self._endpoint)
 
