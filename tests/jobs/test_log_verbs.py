@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import time
 from functools import partial
 
 from tests.jobs.launching import RALLYCTL, RALLYRUN, TIMEOUT, AtOnce, Job, Launcher
 from tests.jobs.nodes import Node, all_end, all_up, c10d
 from tests.jobs.test_control_plane import outside, serve
-from tests.jobs.test_steering import SECRET, Operator, endpoint_of
+from tests.jobs.test_steering import SECRET, Operator, endpoint_of, listed_job
 from tests.ports import free_port
 
 TEED = ("--tee=3", "--log-dir=logs", "--nproc-per-node=2")
@@ -124,6 +125,59 @@ def a_job_that_is_not_there_cannot_be_waited_for(rallyrun: Launcher) -> None:
     assert (code, "no control plane answers" in text) == (69, True)
 
 
+def one_that_must_be_named_is_a_wrong_usage(rallyrun: Launcher) -> None:
+    port = free_port()
+    server = serve(rallyrun, port)
+    where = f"127.0.0.1:{port}"
+    code, text = Operator(rallyrun, where)("wait")
+    assert (code, "no job is running at this control plane" in text) == (69, True)
+    assert Operator(rallyrun, where)("stop")[0] == 1
+    jobs = [outside(rallyrun, port, "1", f"--rdzv-id={name}") for name in "ab"]
+    nodes = [job.start(name) for job, name in zip(jobs, "AB", strict=True)]
+    for node in nodes:
+        node.comes_up(1)
+    for verb in ("wait", "stop", "logs", "events"):
+        code, text = Operator(rallyrun, where)(verb)
+        assert (code, "name one with --rdzv-id" in text) == (2, True)
+    Operator(rallyrun, where, "--rdzv-id=a")("restart")
+    nodes[0].comes_up(1, starts=2)
+    listed = Operator(rallyrun, where)("status")[1].splitlines()
+    column = listed[0].split().index("RESTARTS")
+    row = next(line for line in listed if line.startswith("a "))
+    assert row.split()[column - len(listed[0].split())] == "0", "an operator's restart uses none"
+    jobs[0].say("finish")
+    all_end(nodes, 0)
+    server.signal(15)
+    assert server.ends() == 0
+
+
+def who_follows_a_job_that_a_signal_ends_is_told(rallyrun: Launcher, *, number: int) -> None:
+    """Its control plane is gone with its agent; on this machine it is known how the job has ended."""
+    job = rallyrun(
+        "--standalone", "--tee=3", rallyrun.script("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    )
+    job.until(lambda lines: any("up" in each for each in lines), "the worker is up")
+    listed_job(rallyrun, Node("A", job))
+    where = (str(job.pid),)
+    waiting = rallyrun.command([*RALLYCTL, "wait", *where])
+    events = rallyrun.command([*RALLYCTL, "events", "-f", *where])
+    logs = rallyrun.command([*RALLYCTL, "logs", "-f", "-n", "1", f"--rdzv-endpoint={job.pid}"])
+    watching = rallyrun.command([*RALLYCTL, "status", "--watch", *where])
+    events.until(lambda lines: any("round 0 started" in each for each in lines), "it follows")
+    logs.until(lambda lines: any("up" in each for each in lines), "it follows")
+    watching.until(lambda lines: any("running" in each for each in lines), "it follows")
+    began = time.monotonic()
+    job.signal(number)
+    job.ends()
+    code, text = Operator(rallyrun, *where)("wait")
+    assert (waiting.ends(), waiting.out) == (code, text.splitlines())
+    assert code not in (0, 69)
+    assert (events.ends(), logs.ends(), watching.ends()) == (0, 0, 4)
+    assert time.monotonic() - began < 60, "nobody waits for the control plane to come back"
+    assert text.strip() in events.err
+    assert text.strip() in logs.err
+
+
 def logs_of_a_job_with_a_secret_are_for_those_who_have_it(rallyrun: Launcher) -> None:
     secret = {"RALLYPOINT_SECRET": SECRET}
     job = c10d(rallyrun, "1", *TEED, env=secret)
@@ -178,6 +232,9 @@ def test_what_a_job_writes_and_what_happens_to_it(at_once: AtOnce) -> None:
     at_once(
         logs_of_all_nodes_are_followed_through_a_restart_to_the_last_line,
         the_last_lines_of_some_ranks,
+        one_that_must_be_named_is_a_wrong_usage,
+        partial(who_follows_a_job_that_a_signal_ends_is_told, number=signal.SIGTERM),
+        partial(who_follows_a_job_that_a_signal_ends_is_told, number=signal.SIGINT),
         a_console_that_is_a_file_is_shown_without_other_log_files,
         *(
             partial(what_happens_is_followed_and_the_end_is_waited_for, how=how, code=code)

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.log import colours_wanted, terminal_rewrites_lines
@@ -24,6 +24,9 @@ from rallypoint.control.client.dialing import DialTarget
 from rallypoint.control.client.watcher import WatcherSession, open_session
 from rallypoint.control.protocol.observation import JobList, Snapshot, WatchRequest
 from rallypoint.observe.status import ChangeLines, Line, OnScreen, clock_time, cut, drawing, status_fields
+
+if TYPE_CHECKING:
+    from rallypoint.agent.features.local_jobs import EndedJob
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "success": "1;32", "failure": "1;31"}
 _TAKE, _GIVE_BACK = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -144,18 +147,26 @@ def display_for(as_json: bool, write: Callable[[str], None]) -> Display:
 
 
 class Follower:
-    def __init__(self, targets: Callable[[], Sequence[DialTarget]], job: Callable[[], str], display: Display) -> None:
+    def __init__(
+        self,
+        targets: Callable[[], Sequence[DialTarget]],
+        job: Callable[[], str],
+        ended: Callable[[float], EndedJob | None],
+        display: Display,
+    ) -> None:
         """`targets` finds the places where the control plane may be, again after it was lost; then `job` knows the id,
-        empty for the only one.
+        empty for the only one. `ended` knows how the job has ended since a moment, if that was on this machine.
         """
         self._targets = targets
         self._job = job
+        self._ended = ended
+        self._began = time.time()
         self._display = display
         self._last: Snapshot | None = None
         self._lost_at = 0.0
         self._noted = False
 
-    async def run(self) -> Snapshot | JobList:
+    async def run(self) -> Snapshot | JobList | EndedJob:
         """Follow the job until it ends. Returns how it ended, or, if there are several jobs, their list. Raises
         RallypointError: it cannot be reached, or can no longer be.
         """
@@ -169,6 +180,8 @@ class Follower:
                 except RallypointError as error:
                     if self._last is None:
                         raise
+                    if (ended := await asyncio.to_thread(self._ended, self._began)) is not None:
+                        return ended
                     pause = self._lost(error, pause)
                     await asyncio.sleep(pause)
 

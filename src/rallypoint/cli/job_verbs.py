@@ -40,6 +40,7 @@ from rallypoint.control.protocol.observation import (
 
 if TYPE_CHECKING:
     from rallypoint.agent.features.local_jobs import EndedJob
+    from rallypoint.cli.following import Display, Follower
     from rallypoint.cli.local_jobs import RunningJob
     from rallypoint.control.client.dialing import DialTarget
     from rallypoint.rendezvous.params import RendezvousParameters
@@ -100,6 +101,29 @@ def given_endpoint(options: argparse.Namespace) -> str:
     return os.environ["PET_RDZV_ENDPOINT"]
 
 
+def ended_here(options: argparse.Namespace, since: float = 0.0) -> EndedJob | None:
+    """How the job has ended, if that was on this machine after a moment, and is known."""
+    from rallypoint.cli.local_jobs import UNKNOWN, past_jobs_named, past_of
+
+    found = options.found
+    past = past_of(found) if found is not None else past_jobs_named(given_endpoint(options), options.rdzv_id)
+    return past[0] if past and past[0].ended >= since and past[0].outcome not in UNKNOWN else None
+
+
+Followed = tuple[Callable[[], "Sequence[DialTarget]"], Callable[[], str], Callable[[float], "EndedJob | None"]]
+
+
+def followed(options: argparse.Namespace) -> Followed:
+    """What a `Follower` needs to know of the job."""
+    return lambda: targets(options), lambda: options.rdzv_id, lambda since: ended_here(options, since)
+
+
+def follower(options: argparse.Namespace, display: Display) -> Follower:
+    from rallypoint.cli.following import Follower
+
+    return Follower(*followed(options), display)
+
+
 def with_session(options: argparse.Namespace, use: Callable[[WatcherSession], Awaitable[int]]) -> int:
     where = targets(options)
 
@@ -144,10 +168,10 @@ async def collect(session: WatcherSession, take: Callable[[str, bytes], None]) -
 def unnamed(jobs: JobList) -> RallypointError:
     """The error for a command that names no job, if the control plane has several or none."""
     if not jobs.jobs:
-        return RallypointError("the control plane has no job at the moment; nothing was changed")
+        return UnreachableError("no job is running at this control plane")
     names = ", ".join(each.job for each in jobs.jobs[:_MOST_NAMED])
     more = f" and {len(jobs.jobs) - _MOST_NAMED} more" if len(jobs.jobs) > _MOST_NAMED else ""
-    return UserError(f"the control plane has several jobs ({names}{more}); name one by --rdzv-id")
+    return UsageError(f"the control plane has several jobs ({names}{more}); name one with --rdzv-id")
 
 
 # Verbs that show it
@@ -206,16 +230,20 @@ def _status_of_running(options: argparse.Namespace) -> int:
 
 
 def _watch(options: argparse.Namespace) -> int:
-    from rallypoint.cli.following import Follower, Screen, display_for
+    from rallypoint.cli.following import Screen, display_for
 
     display = display_for(options.json, print_answer)
     try:
-        seen = asyncio.run(Follower(lambda: targets(options), lambda: options.rdzv_id, display).run())
+        seen = asyncio.run(follower(options, display).run())
     finally:
         display.close()
     if isinstance(seen, JobList):
         _print_jobs(seen, options)
         return 0
+    if not isinstance(seen, Snapshot):
+        from rallypoint.cli.local_jobs import show_past
+
+        return show_past(seen, options)
     if isinstance(display, Screen):  # its contents are gone with it
         _print_status(seen, options)
     return PHASE_CODES[seen.phase.value]

@@ -301,7 +301,7 @@ def _running_lines(jobs: Sequence[RunningJob], now: float) -> list[str]:
         stands = ("unreachable", "-", "-")
         if seen is not None:
             nodes = f"{seen.totals.in_round} of {seen.max_nodes}"
-            stands = (seen.phase.value, nodes, str(seen.round))
+            stands = (seen.phase.value, nodes, str(seen.ended_rounds.failures))
         phase, nodes, restarts = stands
         more = (job.script or "-", user_name(job.user), job.endpoint, str(job.pid))
         rows.append((_short(job.job), phase, duration(now - job.began), nodes, restarts, *more))
@@ -318,7 +318,7 @@ def _past_lines(jobs: Sequence[EndedJob], now: float) -> list[str]:
                 _short(job.job),
                 each.outcome,
                 *times,
-                str(max(0, each.round)),
+                str(each.restarts),
                 job.script or "-",
                 str(job.pid),
                 each.detail,
@@ -344,6 +344,16 @@ def show_past(job: EndedJob, options: argparse.Namespace) -> int:
     }
     print_answer("\n".join(f"{name:<8}  {text}" for name, text in rows.items()))
     return OUTCOME_CODES[job.outcome]
+
+
+def sentence_of(job: EndedJob) -> str:
+    """How a job has ended."""
+    return job.detail or f"the job has {job.outcome}"
+
+
+def past_of(job: LocalJob) -> list[EndedJob]:
+    """How a job of this machine has ended, and others before it of the same id and place, the newest first."""
+    return [_that_counts(agents) for agents in _past_agents() if _meeting(agents[0].job) == _meeting(job)]
 
 
 def _ending(job: EndedJob, now: float) -> str:
@@ -375,6 +385,7 @@ def _running_fields(job: RunningJob, now: float) -> dict[str, Any]:
         "agents": [each.pid for each in job.agents],
         "phase": None if seen is None else seen.phase.value,
         "round": None if seen is None else seen.round,
+        "restarts": None if seen is None else seen.ended_rounds.failures,
         "nodes": None if seen is None else seen.totals.in_round,
         "max_nodes": None if seen is None else seen.max_nodes,
     }

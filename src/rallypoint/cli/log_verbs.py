@@ -7,14 +7,13 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from rallypoint.base.errors import RallypointError, UsageError, UserError
 from rallypoint.cli.exit import OutputError, print_answer, print_error
 from rallypoint.cli.following import Follower, Lines
-from rallypoint.cli.job_verbs import collect, given_endpoint, receive, targets, unnamed, with_session
-from rallypoint.control.client.dialing import DialTarget
+from rallypoint.cli.job_verbs import collect, ended_here, followed, follower, receive, unnamed, with_session
 from rallypoint.control.client.watcher import UnreachableError, WatcherSession, operator_name
 from rallypoint.control.protocol.messages import CollectedPart, CollectKind
 from rallypoint.control.protocol.observation import CollectCommand, CommandReply, JobList, Snapshot, WatchRequest
@@ -38,13 +37,15 @@ def logs(options: argparse.Namespace) -> int:
         raise UsageError(f"--lines={options.lines} is negative")
     show = _LogLines(labelled=len(ranks) != 1)
     if options.follow:
-        follower = _LogFollower(lambda: targets(options), lambda: options.rdzv_id, ranks, options.lines, show.take)
-        seen = asyncio.run(follower.run())
-        if follower.refusal:
-            raise RallypointError(follower.refusal)
+        follows = _LogFollower(options, ranks, show.take)
+        seen = asyncio.run(follows.run())
+        if follows.refusal:
+            raise RallypointError(follows.refusal)
         if isinstance(seen, JobList):
             raise unnamed(seen)
-        print_error(f"rallyctl: {seen.detail}")
+        _say_end(seen)
+        if isinstance(seen, Snapshot):
+            print_error(f"rallyctl: {seen.detail}")
         return 0
 
     async def once(session: WatcherSession) -> int:
@@ -115,19 +116,12 @@ class _Notes(Lines):
 class _LogFollower(Follower):
     """Follows what workers write until the job ends. Each node is asked again when what it has sent was read."""
 
-    def __init__(
-        self,
-        find: Callable[[], Sequence[DialTarget]],
-        job: Callable[[], str],
-        ranks: tuple[int, ...],
-        lines: int,
-        take: Callable[[str, bytes], None],
-    ) -> None:
-        super().__init__(find, job, _Notes())
+    def __init__(self, options: argparse.Namespace, ranks: tuple[int, ...], take: Callable[[str, bytes], None]) -> None:
+        super().__init__(*followed(options), _Notes())
         self.refusal = ""
         """Why the job's logs cannot be followed, if they cannot."""
         cursor = 1 + secrets.randbelow(2**39)
-        self._command = CollectCommand(operator_name(), CollectKind.LOGS, ranks, lines, cursor)
+        self._command = CollectCommand(operator_name(), CollectKind.LOGS, ranks, options.lines, cursor)
         self._take = take
 
     async def _listen(self, session: WatcherSession) -> Snapshot | JobList:
@@ -164,12 +158,21 @@ class _LogFollower(Follower):
             self._take(part.node, bytes(parts.pop(part.node)))
 
 
+def _say_end(seen: Snapshot | EndedJob) -> None:
+    """Say how a job has ended whose control plane has gone with it."""
+    if not isinstance(seen, Snapshot):
+        from rallypoint.cli.local_jobs import sentence_of
+
+        print_error(f"rallyctl: {sentence_of(seen)}")
+
+
 def events(options: argparse.Namespace) -> int:
     display = _EventLines(as_json=options.json)
     if options.follow:
-        seen = asyncio.run(Follower(lambda: targets(options), lambda: options.rdzv_id, display).run())
+        seen = asyncio.run(follower(options, display).run())
         if isinstance(seen, JobList):
             raise unnamed(seen)
+        _say_end(seen)
         return 0
 
     async def once(session: WatcherSession) -> int:
@@ -203,32 +206,27 @@ class _EventLines(_Notes):
             yield event_json(each, now) if self._as_json else f"{time.strftime('%Y-%m-%d %H:%M:%S', at)} {each.text}"
 
 
-def _ended_here(error: RallypointError, options: argparse.Namespace) -> EndedJob | None:
-    """The job that cannot be reached, if it is known on this machine how it has ended."""
-    from rallypoint.cli.local_jobs import UNKNOWN, NoJobError, past_jobs_named
-
-    if not isinstance(error, NoJobError | UnreachableError):
-        return None
-    past = past_jobs_named(given_endpoint(options), options.rdzv_id)
-    return past[0] if past and past[0].outcome not in UNKNOWN else None
-
-
 def wait(options: argparse.Namespace) -> int:
+    from rallypoint.agent.features.local_jobs import EndedJob
+    from rallypoint.cli.local_jobs import NoJobError, sentence_of
     from rallypoint.cli.verdict import CODES
     from rallypoint.control.protocol.observation import Phase
     from rallypoint.failures.cause import Ending
 
     try:
-        seen = asyncio.run(Follower(lambda: targets(options), lambda: options.rdzv_id, _Notes()).run())
+        seen = asyncio.run(follower(options, _Notes()).run())
+        if isinstance(seen, JobList):
+            raise unnamed(seen)
     except RallypointError as error:
         if isinstance(error, UserError | OutputError):
             raise
-        if (past := _ended_here(error, options)) is not None:
-            print_answer(past.detail or f"the job has {past.outcome}")
-            return 0 if past.outcome == "succeeded" else CODES[Ending[past.ending or "PROGRAM"]]
-        print_error(f"rallyctl: error: {error}")
-        return UNREACHABLE
-    if isinstance(seen, JobList):
-        raise unnamed(seen)
+        past = ended_here(options) if isinstance(error, NoJobError | UnreachableError) else None
+        if past is None:
+            print_error(f"rallyctl: error: {error}")
+            return UNREACHABLE
+        seen = past
+    if isinstance(seen, EndedJob):
+        print_answer(sentence_of(seen))
+        return 0 if seen.outcome == "succeeded" else CODES[Ending[seen.ending or "PROGRAM"]]
     print_answer(seen.detail)
     return 0 if seen.phase is Phase.SUCCEEDED else CODES[seen.ending or Ending.PROGRAM]

@@ -93,13 +93,18 @@ def drawing(snapshot: Snapshot, screen: OnScreen | None = None) -> list[Line]:
         *([] if low else _straggler_lines(snapshot)),
         *_titled("last failures", _failure_lines(snapshot, screen)[-1 if low else -_FAILURES :]),
         *([] if low else _traceback_lines(snapshot)),
-        *_titled("last events", _event_lines(snapshot, screen)[-3 if low else -_EVENTS :]),
     ]
-    lines = [*head, *_node_lines(snapshot, screen, len(head) + len(below)), *below]
-    if screen is not None and (too_many := min(len(lines) - screen.height, _EVENTS - 3)) > 0:
-        first_event = len(lines) - len(_event_lines(snapshot, screen)[-_EVENTS:])
-        del lines[first_event : first_event + too_many]
-    return lines
+    events = _event_lines(snapshot, screen)[-3 if low else -_EVENTS :]
+    if screen is not None:  # of the events fewer are shown before nodes are left out with whom something is the matter
+        rows = min(len(snapshot.nodes), max(_LEAST_NODES, sum(not _is_well(each) for each in snapshot.nodes)))
+        too_many = len(head) + rows + 2 + len(below) + len(_titled("", events)) - screen.height
+        del events[: max(0, min(too_many, len(events) - (1 if low else 3)))]
+    below += _titled("last events", events)
+    return [*head, *_node_lines(snapshot, screen, len(head) + len(below)), *below]
+
+
+def _is_well(node: NodeView) -> bool:
+    return node.state is NodeState.PARTICIPANT and node.connected
 
 
 def _titled(title: str, lines: list[Line]) -> list[Line]:
@@ -123,7 +128,7 @@ def job_lines(jobs: JobList, *, with_ended: bool) -> list[str]:
     rows = [("JOB", "PHASE", "AGE", "NODES", "RESTARTS")]
     for each in jobs.jobs:
         nodes = f"{each.nodes} of {each.max_nodes}"
-        rows.append((each.job, each.phase.value, duration(each.age), nodes, str(each.round)))
+        rows.append((each.job, each.phase.value, duration(each.age), nodes, str(each.restarts)))
     lines = table(rows) if jobs.jobs else ["no jobs"]
     if jobs.ended and not with_ended:
         return [*lines, f"{len(jobs.ended)} {'has' if len(jobs.ended) == 1 else 'have'} ended: --all shows them"]
@@ -137,7 +142,7 @@ def ended_lines(jobs: Sequence[JobSummary]) -> list[str]:
     rows = [("JOB", "OUTCOME", "ENDED", "TOOK", "RESTARTS", "WHY")]
     for each in jobs:
         times = (f"{duration(each.phase_for)} ago", duration(each.age))
-        rows.append((each.job, each.phase.value, *times, str(each.round), each.detail))
+        rows.append((each.job, each.phase.value, *times, str(each.restarts), each.detail))
     return ["", "ended", *table(rows)]
 
 
@@ -292,7 +297,7 @@ def _node_lines(snapshot: Snapshot, screen: OnScreen | None, others: int) -> lis
     if screen is not None:
         room = max(_LEAST_NODES, screen.height - others - 2)  # the header, and how many more there are
         if len(nodes) > room:  # those come first with whom something is the matter
-            nodes = sorted(nodes, key=lambda each: each.state is NodeState.PARTICIPANT and each.connected)[:room]
+            nodes = sorted(nodes, key=_is_well)[:room]
     more = len(snapshot.nodes) - len(nodes) + snapshot.not_shown
     columns = [each for each in _COLUMNS if screen is None or screen.width >= each[1]]
     columns = [each for each in columns if each[0] != "DOMAIN" or any(node.domain for node in snapshot.nodes)]
@@ -479,6 +484,7 @@ def _summary(job: JobSummary, now: float) -> dict[str, Any]:
         "since": moment(now - job.phase_for),
         "age_seconds": round(job.age, 3),
         "round": job.round,
+        "restarts": job.restarts,
         "nodes": job.nodes,
         "max_nodes": job.max_nodes,
         "detail": job.detail,

@@ -82,9 +82,9 @@ def left(error: BaseException | None) -> EndedJob:
         (RendezvousClosedError("another job has this id"), "failed", "another job has this id", 1, ""),
         (RendezvousTimeoutError("too few nodes"), "failed", "too few nodes", 1, ""),
         (JobPreempted("the job was preempted"), "stopped", "the job was preempted", 1, "PREEMPTED"),
-        (SignalException("got signal SIGTERM", Signals.SIGTERM), "stopped", "got signal SIGTERM", 1, ""),
-        (NodeLeftInOrder("this node has left", Signals.SIGTERM), "left", "this node has left", 1, ""),
-        (KeyboardInterrupt(), "stopped", "KeyboardInterrupt", 1, ""),
+        (SignalException("got signal SIGTERM", Signals.SIGTERM), "stopped", "got signal SIGTERM", 1, "INFRASTRUCTURE"),
+        (NodeLeftInOrder("this node has left", Signals.SIGTERM), "left", "this node has left", 1, "INFRASTRUCTURE"),
+        (KeyboardInterrupt(), "stopped", "KeyboardInterrupt", 1, "STOPPED"),
         (ValueError("a\x1b[2J"), "failed", "a?[2J", 1, ""),
     ],
 )

@@ -157,7 +157,10 @@ def test_how_a_job_has_ended_stays() -> None:
     for round_ in (0, 1):
         node.joins()
         world.clock.now += 5.0
-        node.says(Fail(round_, CAUSE, 1))
+        found = world.jobs.find("job")
+        assert found is not None
+        found.history.reported(0.0, "rallyrun train.py", "/logs", world.clock.now)
+        node.says(Fail(round_, CAUSE._replace(traceback=f"{'x' * 9000}\nValueError: boom"), 1))
     assert isinstance(node.told[-1], JobEnded)
     node.goes()
     world.passes(90.0)
@@ -165,14 +168,17 @@ def test_how_a_job_has_ended_stays() -> None:
     assert found is not None
     seen = found.snapshot()
     assert (seen.phase, seen.phase_for, seen.age, seen.round) == (Phase.FAILED, 90.0, 10.0, 1)
-    assert seen.ended_rounds.failures == 2
+    assert seen.ended_rounds.failures == 1, "the failure that has ended the job has used no restart"
+    assert (seen.totals.command, seen.totals.log_folder) == ("rallyrun train.py", "/logs")
+    assert [len(each.traceback) for each in seen.failures] == [0, 4096]
+    assert seen.failures[-1].traceback.endswith("ValueError: boom")
     assert [each.message for each in seen.failures] == [CAUSE.headline, CAUSE.headline]
     assert [each.kind for each in seen.events if each.kind is EventKind.COORDINATOR_STARTED] == []
     assert seen.events[-1].kind is EventKind.JOB_ENDED
     listed = world.jobs.listed()
     assert listed.jobs == ()
-    assert [(each.job, each.phase, each.phase_for, each.age) for each in listed.ended] == [
-        ("job", Phase.FAILED, 90.0, 10.0)
+    assert [(each.job, each.phase, each.phase_for, each.age, each.restarts) for each in listed.ended] == [
+        ("job", Phase.FAILED, 90.0, 10.0, 1)
     ]
     assert listed.ended[0].detail == f"the job has failed: {CAUSE.headline}"
     for number in range(2, 130):

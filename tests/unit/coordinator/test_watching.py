@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.control.coordinator.operators import Watchers
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Outcome, Settings, Succeed
+from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Outcome, Settings, State, Succeed
 from rallypoint.control.protocol.messages import (
     CollectedPart,
     CollectKind,
@@ -201,6 +201,29 @@ def test_a_report_grows_older_until_the_next_one() -> None:
     report = job.status().nodes[0].report
     assert report is not None
     assert (report.progress_age, *report.output_ages) == pytest.approx((3.5, 1.5, -1.0))
+
+
+def test_the_command_and_the_logs_of_a_job_that_has_ended_are_those_that_were_reported() -> None:
+    job = running("a", "b")
+    job.ask(WatchRequest())
+    job.hears("a", NodeReport(0, (1, 2), command="rallyrun train.py", log_folder="/logs", age=500.0))
+    job.hears("a", Fail(0, CAUSE, 0))
+    seen = job.status()
+    assert seen.phase is Phase.FAILED
+    assert (seen.totals.command, seen.totals.log_folder) == ("rallyrun train.py", "/logs")
+    assert seen.age < 500.0, "this coordinator has known the job from its beginning"
+
+
+def test_a_new_coordinator_knows_the_age_of_the_job_from_its_nodes() -> None:
+    job = running("a", "b")
+    job.coordinator.history.taken_over(State(), job.coordinator.state, job.now)
+    job.wait(0.5)
+    job.ask(WatchRequest())
+    job.hears("a", NodeReport(0, (1, 2), age=3600.0))
+    job.hears("b", NodeReport(0, (1, 2), age=7.0))
+    assert job.status().age == pytest.approx(3600.0)
+    job.wait(1.0)
+    assert job.status().age == pytest.approx(3601.0, abs=0.5)
 
 
 def test_how_long_a_node_is_silent_is_shown() -> None:

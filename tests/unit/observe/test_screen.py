@@ -77,6 +77,19 @@ def test_of_many_nodes_those_come_first_with_whom_something_is_the_matter() -> N
     assert any("more nodes" in each for each in rows)
 
 
+@pytest.mark.parametrize("height", range(18, 40))
+def test_no_row_of_an_unreachable_node_is_left_out_for_an_event(height: int) -> None:
+    nodes = tuple(node(number, connected=number not in {3, 6, 7}) for number in range(8))
+    events = tuple(event(number, "a thing") for number in range(10))
+    seen = snapshot(nodes=0, events=events)._replace(nodes=nodes, failures=())
+    lines = drawn(seen, 100, height)
+    rows = [line for line in lines if re.search(r" n\d ", line)]
+    left_out = [int(found[1]) for line in lines if (found := re.match(r"and (\d+) more nodes", line))]
+    assert sum("unreachable" in line for line in rows) == 3, lines
+    assert len(rows) + sum(left_out) == 8, lines
+    assert lines[-1].endswith("a thing")
+
+
 def test_a_screen_gives_the_terminal_back() -> None:
     out = io.StringIO()
     screen = Screen(Sized(out))

@@ -421,8 +421,7 @@ def record_end(workers: WorkerController, error: BaseException | None) -> None:
         outcome, detail, restarts = "succeeded", "", workers.group.restarts
         if error is not None:
             outcome, detail, restarts = _of_error(error, restarts)
-        ending = Ending.PREEMPTED if isinstance(error, JobPreempted) else getattr(error, "ending", None)
-        ended = _end_of(workers, outcome, detail, restarts, Ending(ending).name if ending else "")
+        ended = _end_of(workers, outcome, detail, restarts, _ending_of(error))
         folder = _make_folder()
         path = os.path.join(folder, f"{int(1000 * ended.ended):014}-{ended.job.pid}")
         replace_file(path, f"{_record(ended)}ended: {ended.ended}\n".encode())
@@ -481,6 +480,18 @@ def _end_of(workers: WorkerController, outcome: str, detail: str, restarts: int,
         printable(os.path.abspath(logs), _LONGEST) if logs else "",
         ending,
     )
+
+
+def _ending_of(error: BaseException | None) -> str:
+    """The name of the `Ending` that `--exit-codes=classified` goes by, empty if that is not known."""
+    if isinstance(error, SignalException):
+        return (Ending.PREEMPTED if error.saved else Ending.INFRASTRUCTURE).name
+    if isinstance(error, JobPreempted):
+        return Ending.PREEMPTED.name
+    if isinstance(error, KeyboardInterrupt):
+        return Ending.STOPPED.name
+    ending = getattr(error, "ending", None)
+    return Ending(ending).name if ending else ""
 
 
 def _of_error(error: BaseException, restarts: int) -> tuple[str, str, int]:

@@ -165,6 +165,7 @@ class Reporter:
             log_folder=attempt and os.path.dirname(os.path.abspath(attempt)),
             command="" if group.group_rank else _command(),
             step_before=folder.step_before,
+            age=max(0.0, now - self._workers.began),
             console_blocked=max(STDERR_LOCK.blocked_for(), 0.0 if context is None else context.console_blocked_for()),
         )
         if (latest := folder.latest()) is not None:

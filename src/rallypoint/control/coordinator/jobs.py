@@ -51,8 +51,8 @@ _IDLE_JOB_KEPT = 60.0
 """Seconds for which a job without nodes and without a verdict is remembered."""
 _MOST_ENDED, _ENDED_KEPT = 4096, 86400.0
 """Verdicts that are remembered for nodes that were unreachable at the time, and for how many seconds."""
-_EVENTS_KEPT, _FAILURES_KEPT = 20, 5
-"""The newest ones of a job that has ended."""
+_EVENTS_KEPT, _FAILURES_KEPT, _TRACEBACK_KEPT = 20, 5, 4096
+"""The newest ones of a job that has ended, and characters of the last traceback."""
 _MOST_LISTED = 100
 """Jobs that have ended which a list has."""
 _MOST_NAMES, _LONGEST_NAME = 8, 64
@@ -311,12 +311,15 @@ def _is_over(dispatcher: Dispatcher) -> bool:
 
 
 def _kept(history: JobHistory) -> JobHistory:
-    """A copy of what is kept of a job that has ended: the newest alone, without tracebacks."""
+    """A copy of what is kept of a job that has ended: the newest alone, with the end of the last traceback."""
     kept = JobHistory()
     kept.events.extend(list(history.events)[-_EVENTS_KEPT:])
     for at, round_, node, cause, detail in list(history.failures)[-_FAILURES_KEPT:]:
         kept.failures.append((at, round_, node, cause and cause._replace(traceback=""), detail))
-    kept.phase_since, kept.began = history.phase_since, history.began
+    if history.failures and (last := history.failures[-1][3]) is not None:
+        cause = last._replace(traceback=last.traceback[-_TRACEBACK_KEPT:])
+        kept.failures[-1] = (*kept.failures[-1][:3], cause, kept.failures[-1][4])
+    kept.phase_since, kept.began, kept.known = history.phase_since, history.began, history.known
     return kept
 
 

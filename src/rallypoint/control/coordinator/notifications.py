@@ -273,7 +273,11 @@ class JobHistory:
         self.phase_since: float | None = None
         """When a round last began or ended to form or run, or the job ended; None before anything has happened."""
         self.began: float | None = None
-        """When the first of that happened here."""
+        """When the first of that happened, here or as far as a node has told another coordinator."""
+        self.known = ("", "")
+        """The command that has started the agent of group rank 0, and its log folder, as it last reported them."""
+        self.is_later = False
+        """Whether another coordinator has known the job before."""
         self._number = 0
 
     def record(self, before: State, after: State, now: float) -> None:
@@ -310,9 +314,17 @@ class JobHistory:
         if (before.round, before.complete, before.closed) == (state.round, state.complete, state.closed):
             return
         self._enter_phase(now)
+        self.is_later = True
         runs = f"round {state.round} {'runs' if state.complete else 'forms'}"
         how = runs if state.verdict is None else verdict_sentence(state.verdict)
         self.add("coordinator started", state.round, f"another coordinator has taken over: {how}", now)
+
+    def reported(self, age: float, command: str, log_folder: str, now: float) -> None:
+        """A node has reported for how many seconds it has had a part in the job; group rank 0 also the rest."""
+        if self.is_later and self.began is not None:
+            self.began = min(self.began, now - age)
+        if command:
+            self.known = command, log_folder
 
     def add(self, kind: str, round_: int, text: str, now: float, node: str = "") -> None:
         """Record an event; `text` is one sentence."""

@@ -272,6 +272,7 @@ class Watchers:
         if node not in self._awaited:
             return
         before = self._reports.add(node, report, now)
+        self._job.history.reported(report.age, report.command, report.log_folder, now)
         self._awaited.discard(node)
         if (
             before is None

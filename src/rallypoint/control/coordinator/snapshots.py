@@ -122,6 +122,8 @@ class JobView(NamedTuple):
     reports_changes: int
     drained: Mapping[NodeId, str]
     """Nodes that were asked to leave, and by whom."""
+    known: tuple[str, str] = ("", "")
+    """See `JobHistory.known`."""
 
     @classmethod
     def of(cls, job: Coordinator, reports: Reports, now: float, drained: Mapping[NodeId, str] = {}) -> JobView:
@@ -140,6 +142,7 @@ class JobView(NamedTuple):
             dict(reports.by_node),
             reports.changes,
             dict(drained),
+            job.history.known,
         )
 
 
@@ -241,7 +244,7 @@ class SnapshotMaker:
         said = yield from self._said(view, members)
         short = 0 if state.complete else max(0, settings.min_nodes - number_fitting(state, settings))
         held = state.restart_delay and not state.complete
-        totals = _totals(state, heard, said, members.workers)
+        totals = _totals(state, heard, said, members.workers, view.known)
         yield
         rows: list[NodeView] = []
         for at in range(0, len(places), _SLICE):
@@ -260,7 +263,7 @@ class SnapshotMaker:
             nodes=tuple(rows),
             not_shown=not_shown,
             totals=totals,
-            ended_rounds=state.ledger,
+            ended_rounds=state.ledger._replace(failures=_restarts_used(state)),
             max_restarts=state.max_restarts,
             backoff=max(0.0, backoff_ends(state, view.clock) - now) if held else 0.0,
             failures=_failures(view.failures, now),
@@ -316,6 +319,12 @@ _PHASE_OF_OUTCOME = {
 }
 
 
+def _restarts_used(state: State) -> int:
+    """The ledger counts the failure that has ended the job too, which has used no restart."""
+    failed = state.verdict is not None and state.verdict.outcome is Outcome.FAILED
+    return max(0, state.ledger.failures - failed)
+
+
 def phase_of(state: State, settings: Settings) -> Phase:
     """The phase of the job."""
     if state.verdict is not None:
@@ -345,6 +354,7 @@ def summary_of(state: State, settings: Settings, history: JobHistory, now: float
         phase_for=0.0 if history.phase_since is None else now - history.phase_since,
         age=age_of(history, now, state),
         detail="" if state.verdict is None else verdict_sentence(state.verdict)[:_LONGEST_DETAIL],
+        restarts=_restarts_used(state),
     )
 
 
@@ -494,7 +504,10 @@ def _reported(view: JobView, places: Sequence[_Place]) -> _Slices[_Reported]:
     )
 
 
-def _totals(state: State, heard: Mapping[NodeId, float], said: _Reported, workers: int) -> Totals:
+def _totals(
+    state: State, heard: Mapping[NodeId, float], said: _Reported, workers: int, known: tuple[str, str]
+) -> Totals:
+    """`known` are the command and the log folder as they were last reported."""
     connected = sum(map(heard.__contains__, state.participants))
     succeeded = sum(each in heard for each in state.succeeded if each in state.participants) if state.complete else 0
     return Totals(
@@ -511,8 +524,8 @@ def _totals(state: State, heard: Mapping[NodeId, float], said: _Reported, worker
         most_step=said.most_step,
         in_place_of=said.in_place_of,
         steps=said.steps,
-        command=said.command,
-        log_folder=said.log_folder,
+        command=said.command or known[0],
+        log_folder=said.log_folder or known[1],
     )
 
 

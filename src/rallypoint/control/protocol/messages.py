@@ -62,6 +62,8 @@ class NodeReport(NamedTuple):
     first_step_age: float = -1.0
     step_before: int = -1
     """The last step that workers of this node had reported in an earlier round, -1 for none."""
+    age: float = 0.0
+    """For how long the node has had a part in the job."""
     console_blocked: float = 0.0
     """For how many seconds this node's console has taken nothing, so that workers that write to it wait."""
 

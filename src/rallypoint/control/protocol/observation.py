@@ -214,6 +214,7 @@ class Snapshot(NamedTuple):
     """Nodes without a row in `nodes`; in a part of all rows, those that follow."""
     totals: Totals
     ended_rounds: Ledger
+    """Its failures are the restarts that failures have used: the one that has ended the job has used none."""
     max_restarts: int
     backoff: float
     failures: tuple[FailureView, ...]
@@ -225,7 +226,9 @@ class Snapshot(NamedTuple):
     ending: Ending | None = None
     """The kind of this end; None before, and for a success."""
     age: float = 0.0
-    """For how many seconds the coordinator has known the job; of one that has ended, how long it lasted."""
+    """For how many seconds the job has been known, to this coordinator or to a node that has told it; of one that has
+    ended, how long it lasted.
+    """
     endpoint: str = ""
     """Where the coordinator was reached; made on the watcher's own side, never sent."""
 
@@ -241,6 +244,8 @@ class JobSummary(NamedTuple):
     phase_for: float = 0.0
     age: float = 0.0
     detail: str = ""
+    restarts: int = 0
+    """Those that failures have used."""
 
 
 # Messages of a watcher
