@@ -154,7 +154,10 @@ def one_that_must_be_named_is_a_wrong_usage(rallyrun: Launcher) -> None:
 def who_follows_a_job_that_a_signal_ends_is_told(rallyrun: Launcher, *, number: int) -> None:
     """Its control plane is gone with its agent; on this machine it is known how the job has ended."""
     job = rallyrun(
-        "--standalone", "--tee=3", rallyrun.script("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+        "--standalone",
+        "--tee=3",
+        "--log-dir=logs",
+        rallyrun.script("import time\nprint('up', flush=True)\ntime.sleep(600)\n"),
     )
     job.until(lambda lines: any("up" in each for each in lines), "the worker is up")
     listed_job(rallyrun, Node("A", job))

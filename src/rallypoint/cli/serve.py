@@ -169,7 +169,7 @@ def _pages(jobs: ManyJobs, options: argparse.Namespace) -> Serving | None:
         summaries = jobs.listed().jobs
         found = (jobs.find(each.job) for each in summaries)
         snapshots = [each.snapshot() for each in found if each is not None]
-        return [build_family(), *jobs_families(summaries), *job_families(snapshots)]
+        return [build_family(), *jobs_families(summaries, jobs.ended_counts), *job_families(snapshots)]
 
     async def metrics() -> Sequence[Family]:
         return await asyncio.to_thread(gather)

@@ -17,6 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.version import __version__
+from rallypoint.control.membership.state import Outcome
 from rallypoint.control.protocol.observation import JobSummary, Phase, Snapshot
 from rallypoint.observe.status import NODE_STATES
 from rallypoint.observe.telemetry import agent_events as events
@@ -427,7 +428,14 @@ BUILD: Metric[None] = Metric(
 JOBS: Metric[Sequence[JobSummary]] = Metric(
     GAUGE, "rallypoint_jobs", "Jobs of this control plane, by phase.", ("phase",), _jobs
 )
-METRICS: Mapping[str, Metric[Any]] = {each.name: each for each in (BUILD, JOBS, *JOB_METRICS, *NODE_METRICS)}
+ENDED: Metric[Mapping[Outcome, int]] = Metric(
+    COUNTER,
+    "rallypoint_jobs_ended",
+    "Jobs that have ended at this control plane, by outcome.",
+    ("outcome",),
+    lambda counts: {(each.value,): counts.get(each, 0) for each in Outcome},
+)
+METRICS: Mapping[str, Metric[Any]] = {each.name: each for each in (BUILD, JOBS, ENDED, *JOB_METRICS, *NODE_METRICS)}
 """All metrics."""
 
 
@@ -435,8 +443,9 @@ def build_family() -> Family:
     return _family(BUILD, [((), None)])
 
 
-def jobs_families(jobs: Sequence[JobSummary]) -> list[Family]:
-    return [_family(JOBS, [((), jobs)])]
+def jobs_families(jobs: Sequence[JobSummary], ended: Mapping[Outcome, int]) -> list[Family]:
+    """The metrics of a control plane: `ended` are the numbers of jobs that have ended there since it began."""
+    return [_family(JOBS, [((), jobs)]), _family(ENDED, [((), ended)])]
 
 
 # The text that Prometheus reads, by `prometheus-client`, which is imported here alone

@@ -189,6 +189,21 @@ def test_how_a_job_has_ended_stays() -> None:
     assert [each.job for each in world.jobs.listed().ended] == [f"job{number}" for number in range(129, 29, -1)]
 
 
+def test_ended_jobs_are_counted_from_their_end_on() -> None:
+    world = World()
+    nodes = [Node(world, number, job=f"job{number}") for number in range(3)]
+    for node in nodes:
+        node.joins()
+    assert world.jobs.ended_counts == dict.fromkeys(Outcome, 0)
+    nodes[0].says(Fail(0, CAUSE, 0))
+    assert world.jobs.ended_counts[Outcome.FAILED] == 1, "also while its nodes are there"
+    nodes[1].says(Succeed(0))
+    for node in nodes:
+        node.goes()
+    world.passes(90.0)
+    assert world.jobs.ended_counts == {Outcome.FAILED: 1, Outcome.SUCCEEDED: 1, Outcome.STOPPED: 0}
+
+
 def test_a_list_of_jobs_fits_into_messages() -> None:
     jobs = tuple(JobSummary(f"{number:0255}", Phase.FAILED, 1, 2, 3, detail="x" * 200) for number in range(250))
     long = tuple(each._replace(job="x" * 4096, detail="\u20ac" * 1365) for each in jobs[:20])

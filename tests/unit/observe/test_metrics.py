@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rallypoint.control.coordinator.dispatcher import Dispatcher
-from rallypoint.control.membership.state import Settings
+from rallypoint.control.membership.state import Outcome, Settings
 from rallypoint.observe.metrics import (
     CONTENT_TYPE,
     METRICS,
@@ -50,7 +50,7 @@ def everything() -> list[Family]:
     snapshot = job.snapshot()._replace(max_restarts=3)
     return [
         build_family(),
-        *jobs_families(job.listed().jobs),
+        *jobs_families(job.listed().jobs, {Outcome.FAILED: 2}),
         *job_families([snapshot]),
         *node_families(node),
     ]
@@ -90,6 +90,8 @@ def test_values() -> None:
     assert found[f'rallypoint_workers{{{own},node="a",state="exited"}}'] == 1.0
     assert found[f'rallypoint_job_phase{{{own},phase="waiting"}}'] == 1.0
     assert found[f"rallypoint_job_restarts_remaining{{{own}}}"] == 3.0
+    ended = {outcome: found[f'rallypoint_jobs_ended_total{{outcome="{outcome}"}}'] for outcome in Outcome}
+    assert ended == {"failed": 2.0, "succeeded": 0.0, "stopped": 0.0}, "an increase is seen from the first on"
     assert not any("last_output" in name and 'local_rank="1"' in name for name in found)  # that is not known
 
 

@@ -32,7 +32,7 @@ from rallypoint.base.descriptors import connection_limit
 from rallypoint.base.log import get_logger
 from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState, do_nothing
 from rallypoint.control.coordinator.notifications import JobHistory
-from rallypoint.control.membership.state import Settings, State
+from rallypoint.control.membership.state import Outcome, Settings, State
 from rallypoint.control.protocol.handshake import HandshakeError, Hello
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ class _Job:
         self.incarnations = {dispatcher.incarnation}
         self.at = math.inf
         self.forgotten_at = math.inf
+        self.is_counted = False
+        """Whether its end is among `ManyJobs.ended_counts`."""
 
 
 class ManyJobs:
@@ -96,6 +98,7 @@ class ManyJobs:
         self._ended: OrderedDict[tuple[str, str], _EndedJob] = OrderedDict()
         self._schedule: list[tuple[float, int, _Job]] = []
         """A heap. Entries that no longer agree with the job's own `at` are ignored."""
+        self._ended_counts = dict.fromkeys(Outcome, 0)
         self._numbers = itertools.count()
         self._last_wake_at = math.inf
         """The last result of `wake_at`."""
@@ -150,6 +153,12 @@ class ManyJobs:
             for every in (jobs, newest)
         )
         return JobList(running, over)
+
+    @property
+    def ended_counts(self) -> dict[Outcome, int]:
+        """How many jobs have ended, by outcome. It only grows: whoever looks now and then misses none."""
+        with self._lock:
+            return dict(self._ended_counts)
 
     @property
     def names(self) -> frozenset[str]:
@@ -229,6 +238,7 @@ class ManyJobs:
         with self._lock:
             name = job.dispatcher.settings.run_id
             if self._jobs.get(name) is job:
+                self._count_end(job)
                 self._check_ended(name, job)
             self._reschedule(job)
             sooner = self._next_due() < self._last_wake_at
@@ -245,9 +255,16 @@ class ManyJobs:
         if ended or now >= job.forgotten_at:
             self._forget(name, job)
 
+    def _count_end(self, job: _Job) -> None:
+        verdict = job.dispatcher.state.verdict
+        if verdict is not None and not job.is_counted:
+            job.is_counted = True
+            self._ended_counts[verdict.outcome] += 1
+
     def _forget(self, name: str, job: _Job) -> None:
         """Free the id. The dispatcher keeps serving its remaining sessions."""
         del self._jobs[name]
+        self._count_end(job)
         job.forgotten_at = math.inf
         state = job.dispatcher.state
         verdict = state.verdict
