@@ -130,10 +130,14 @@ def check_script(options: Options, environ: Mapping[str, str]) -> None:
         return
     folder, name = os.path.split(os.path.abspath(script))
     try:
-        meant = closest_match(name, [each for each in os.listdir(folder) if each.endswith(".py")])
+        # Without the ending: any two short names are alike by that.
+        stems = [each.removesuffix(".py") for each in os.listdir(folder) if each.endswith(".py")]
+        meant = closest_match(name.removesuffix(".py"), stems)
     except OSError:
         meant = ""
-    raise UserError(f"there is no script {name} in {folder}; {f'did you mean {meant}?' if meant else 'check the path'}")
+    raise UserError(
+        f"there is no script {name} in {folder}; {f'did you mean {meant}.py?' if meant else 'check the path'}"
+    )
 
 
 def limit_threads(config: LaunchConfig, environ: MutableMapping[str, str]) -> None:

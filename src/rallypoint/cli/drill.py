@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import time
 
 from rallypoint.base.errors import RallypointError, UsageError
@@ -61,11 +62,12 @@ def _wanted(options: argparse.Namespace) -> Drill:
         raise UsageError(f"'{fault.value}' befalls a worker; name one by --rank")
     if not fault.is_of_worker and options.rank >= 0:
         raise UsageError(f"'{fault.value}' befalls a node; name one by --node")
-    least = min(options.times, options.every, options.within)
-    if least < 0 or not options.times or not options.within:
-        raise UsageError("--times, --every and --within have to be positive")
+    for name in ("times", "every", "within"):
+        value = getattr(options, name)
+        if not 0 < value < math.inf:  # nan is neither
+            raise UsageError(f"--{name}={value:g} is out of range; give more than 0")
     if not 0.0 <= lasts <= _MOST:
-        raise UsageError(f"{lasts:g} s is no time that a fault can last; give at most {_MOST:g}")
+        raise UsageError(f"a fault cannot last {lasts:g} s; give from 0 to {_MOST:g}")
     return Drill(
         fault, options.times, options.seed, options.rank, options.node, lasts, options.within, forced=options.force
     )

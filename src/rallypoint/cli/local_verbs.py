@@ -118,10 +118,17 @@ def _names(jobs: list[str]) -> str:
     return f"{shown} and {len(jobs) - 4} more" if len(jobs) > 4 else shown
 
 
-def secret(_options: argparse.Namespace) -> None:
+def secret(options: argparse.Namespace) -> None:
     from rallypoint.base.secrets import new_secret
 
-    print_answer(new_secret())
+    if not options.output:
+        print_answer(new_secret())
+        return
+    try:
+        with open(os.open(options.output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+            file.write(f"{new_secret()}\n")
+    except OSError as error:
+        raise UserError(f"--output={options.output} cannot be made: {error.strerror}; name another file") from None
 
 
 def job_token(options: argparse.Namespace) -> None:

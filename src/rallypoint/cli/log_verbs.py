@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 from rallypoint.base.errors import RallypointError, UsageError, UserError
 from rallypoint.cli.exit import OutputError, print_answer, print_error
 from rallypoint.cli.following import Follower, Lines
-from rallypoint.cli.job_verbs import collect, ended_here, followed, follower, receive, unnamed, with_session
+from rallypoint.cli.job_verbs import (
+    GatheredParts,
+    collect,
+    ended_here,
+    followed,
+    follower,
+    receive,
+    unnamed,
+    with_session,
+)
 from rallypoint.control.client.watcher import UnreachableError, WatcherSession, operator_name
 from rallypoint.control.protocol.messages import CollectedPart, CollectKind
 from rallypoint.control.protocol.observation import CollectCommand, CommandReply, JobList, Snapshot, WatchRequest
@@ -127,14 +136,15 @@ class _LogFollower(Follower):
     async def _listen(self, session: WatcherSession) -> Snapshot | JobList:
         session.send(self._command)
         ended: Snapshot | None = None
-        parts: dict[str, bytearray] = {}
+        parts = GatheredParts()
         try:
             async with asyncio.timeout(None) as limit:
                 while True:
                     seen = await session.receive()
                     match seen:
                         case CollectedPart():
-                            self._add(parts, seen)
+                            if (data := parts.add(seen)) is not None:
+                                self._take(seen.node, data)
                         case Snapshot():
                             self.show(seen)
                             if seen.detail and ended is None:
@@ -151,11 +161,6 @@ class _LogFollower(Follower):
             if ended is None:
                 raise
             return ended
-
-    def _add(self, parts: dict[str, bytearray], part: CollectedPart) -> None:
-        parts.setdefault(part.node, bytearray()).extend(part.data)
-        if part.is_last:
-            self._take(part.node, bytes(parts.pop(part.node)))
 
 
 def _say_end(seen: Snapshot | EndedJob) -> None:

@@ -408,8 +408,9 @@ VERBS = (
         "print a new secret for RALLYPOINT_SECRET",
         "Print a new secret: 32 random bytes as text. Give it to all nodes of a job, and to 'rallyctl serve', as "
         "RALLYPOINT_SECRET or in a file that RALLYPOINT_SECRET_FILE names and no other user may read.",
-        "> job.secret",
+        "-o job.secret",
         "local_verbs:secret",
+        _value("-o --output", "FILE", "write it to a new file that only you can read (default: print it)", default=""),
     ),
     Verb(
         "token",

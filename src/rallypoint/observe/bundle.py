@@ -25,6 +25,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from shutil import rmtree
 from typing import Any, NamedTuple
 
@@ -39,7 +40,7 @@ MASK = "<masked>"
 _SECRET_NAME = re.compile(
     r"secret|token|passw|passphrase|(?:^|[_\-.])(?:pass|pwd?|auth|pat|keys?|cookie|sas|sig|dsn)(?:$|[_\-.])|apikey"
     r"|accesskey|credential|private|signature|authoriz|bearer|connection_?string|webhook"
-    r"|(?<!com)(?<!by)(?<!tres)(?<!under)(?<!over)pass$|(?<!^)(?<!old)pwd$"
+    r"|(?<!com)(?<!by)(?<!tres)(?<!under)(?<!over)pass$|(?<!^)(?<!old)pwd$|(?<!^)pw$"
     r"|(?<!mon)(?<!tur)(?<!don)(?<!joc)(?<!hoc)(?<!whis)(?<!hot)keys?$",
     re.IGNORECASE,
 )
@@ -72,16 +73,20 @@ _HOOK = re.compile(
     r"(?P<before>https?://(?:hooks\.slack\.com/\w+|[\w.]{0,100}discord(?:app)?\.com/api/webhooks|[\w.\-]{0,100}webhook\.office\.com"
     r"|outlook\.office\.com/webhook)/)[^\s\"']+"
 )
-_LONG = re.compile(r"(?<![A-Za-z0-9+/=_\-.])[A-Za-z0-9+/_\-]{32,}={0,2}(?![A-Za-z0-9+/=_\-.])")
+_LONG = re.compile(r"(?<![A-Za-z0-9+/_\-.])[A-Za-z0-9+/_\-]{32,}={0,2}(?![A-Za-z0-9+/=_\-.])")
 _LEAST_DIFFERENT = 12
+_CHANGES = 0.3
+"""Changes of the kind of character, to one character of a word with slashes, from which on it looks random."""
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 """What names jobs and GPUs."""
-_PAIR = re.compile(
-    r"(?P<name>(?<![A-Za-z0-9_\-.])[A-Za-z0-9_\-.]{1,400})(?P<sign>\\?[\"']?\s{0,4}(?:=|:)\s{0,4})"
-    r"(?P<value>\\?\"(?:[^\"\\]|\\[^\"])*\\?\"|'[^']*'|[^,;\s&\"'}\])]+)"
-)
-"""A name and its value: `a=b`, `a: b`, and as in JSON, whose quotes may be escaped."""
+_NAME_OF_PAIR = re.compile(r"(?<![A-Za-z0-9_\-.])(?P<name>[A-Za-z0-9_\-.]{1,400})\\?[\"']?\s{0,4}(?:=|:)\s{0,4}")
+_VALUE = re.compile(r"\\?\"(?:[^\"\\]|\\[^\"])*\\?\"|'[^']*'|[^,;\s&\"'}\])]+")
+"""A name, and its value: `a=b`, `a: b`, and as in JSON, whose quotes may be escaped."""
 _FLAG = re.compile(r"(?P<name>(?<![\w\-])--?[A-Za-z][A-Za-z0-9_\-.]{0,100})(?P<space>\s+)(?P<value>[^\s\-][^\s]*)")
+_PASSWORD = re.compile(r"-p(?=[^\s]{0,100}[0-9])[^\s=]{4,}")
+"""A password right behind its flag, as mysql has it: `-phunter2`."""
+_NO_PASSWORD = re.compile(r"[0-9]+(?::[0-9]+)?|[./~].*")
+"""What follows a `-p` that is another one: a port, a path."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -94,7 +99,7 @@ def mask_text(text: str) -> str:
     text = _TOKENS.sub(MASK, text)
     text = _IN_URL.sub(rf"\g<before>{MASK}@", text)
     text = _HOOK.sub(rf"\g<before>{MASK}", text)
-    text = _PAIR.sub(_pair, text)
+    text = _mask_pairs(text)
     text = _FLAG.sub(_flag, text)
     return _LONG.sub(lambda found: MASK if _looks_random(found[0]) else found[0], text)
 
@@ -126,12 +131,12 @@ def mask_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def mask_command(words: Sequence[str]) -> list[str]:
-    """A command line: also the word behind a flag such as `--api-key`, and the value of `--api-key=...`."""
+    """A command line: also the word behind a flag such as `--api-key` or `-p`, and the value of `--api-key=...`."""
     masked: list[str] = []
-    follows = False
+    flag = ""
     for word in words:
-        name, sign, _ = word.partition("=")
-        if follows and not word.startswith("-"):
+        name, sign, value = word.partition("=")
+        if flag and not word.startswith("-") and _is_secret_value(flag, word):
             masked.append(MASK)
         elif (
             sign
@@ -139,26 +144,48 @@ def mask_command(words: Sequence[str]) -> list[str]:
             and is_secret_name(name.lstrip("-"))
         ):
             masked.append(f"{name}={MASK}")
+        elif sign and name == "-p" and _is_secret_value(name, value):
+            masked.append(f"-p={MASK}")
+        elif _PASSWORD.fullmatch(word):
+            masked.append(f"-p{MASK}")
         else:
             masked.append(mask_text(word))
-        follows = word.startswith("-") and not sign and is_secret_name(word.lstrip("-"))
+        flag = word if word.startswith("-") and not sign else ""
     return masked
 
 
+def _is_secret_value(flag: str, value: str) -> bool:
+    """Whether the word behind a flag is a secret."""
+    if flag == "-p":
+        return not _NO_PASSWORD.fullmatch(value)
+    if flag in {"-u", "--user"}:  # of curl
+        return ":" in value.strip(":")
+    return is_secret_name(flag.lstrip("-"))
+
+
 def _flag(found: re.Match[str]) -> str:
-    return f"{found['name']}{found['space']}{MASK}" if is_secret_name(found["name"].lstrip("-")) else found[0]
+    return f"{found['name']}{found['space']}{MASK}" if _is_secret_value(found["name"], found["value"]) else found[0]
 
 
-def _pair(found: re.Match[str]) -> str:
-    if not is_secret_name(found["name"]):
-        return found[0]
-    return f"{found['name']}{found['sign']}{MASK}"
+def _mask_pairs(text: str) -> str:
+    """The values of secret names. A value that is none may have further pairs in it, as an URL has."""
+    kept: list[str] = []
+    end = 0
+    for found in _NAME_OF_PAIR.finditer(text):
+        if found.start() >= end and is_secret_name(found["name"]) and (value := _VALUE.match(text, found.end())):
+            kept += text[end : found.end()], MASK
+            end = value.end()
+    return "".join([*kept, text[end:]])
 
 
 def _looks_random(text: str) -> bool:
     """Whether a long word is none of a language, nor a path: letters of many kinds with digits among them."""
-    if text.count("/") > 1 or text.startswith("/") or _UUID.search(text):
+    if _UUID.search(text):
         return False
+    if text.count("/") > 1 or text.startswith("/"):  # base64 changes between kinds of characters all the time
+        kinds_in_order = [each.isdigit() + 2 * each.isupper() + 4 * each.islower() for each in text]
+        changes = sum(one != other and one > 0 and other > 0 for one, other in pairwise(kinds_in_order))
+        return changes >= _CHANGES * len(text)
     kinds = (any(each.isdigit() for each in text), any(each.isalpha() for each in text))
     return all(kinds) and len(set(text)) >= _LEAST_DIFFERENT
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Callable
@@ -54,7 +55,7 @@ def test_a_status_is_reported_while_the_ages_of_outputs_are_awaited() -> None:
 
     group = SimpleNamespace(workers=[], spec=SimpleNamespace(in_place_of=""), group_rank=1)
     folder = WorkerFolder(set, sent.put)
-    workers = SimpleNamespace(group=group, folder=folder, pcontext=Context(), standby_facts=tuple)
+    workers = SimpleNamespace(group=group, folder=folder, pcontext=Context(), standby_facts=tuple, began=math.inf)
     reporter = reports.Reporter(workers, sent.put)  # type: ignore[arg-type]
     for _ in range(2):
         reporter.take(ReportRequested(), 3)
@@ -62,6 +63,47 @@ def test_a_status_is_reported_while_the_ages_of_outputs_are_awaited() -> None:
     assert sent.get(timeout=TIMEOUT) == expected
     known.set()
     assert sent.get(timeout=TIMEOUT) == expected._replace(output_ages=(1.0,))
+
+
+RALLYRUN = ("/venv/bin/python", "/venv/bin/rallyrun", "--nproc-per-node=2")
+
+
+@pytest.mark.parametrize(
+    ("words", "program", "shown", "to_strangers"),
+    [
+        (
+            (*RALLYRUN, "train.py", "-p", "hunter2", "--data=x"),
+            ("python", "-u", "train.py", "-p", "hunter2", "--data=x"),
+            "rallyrun --nproc-per-node=2 train.py -p '<masked>' --data=x",
+            "rallyrun --nproc-per-node=2 train.py ...",
+        ),
+        ((*RALLYRUN, "train.py"), ("python", "-u", "train.py"), *["rallyrun --nproc-per-node=2 train.py"] * 2),
+        (
+            (*RALLYRUN, "--no-python", "./train", "hunter"),
+            ("./train", "hunter"),
+            "rallyrun --nproc-per-node=2 --no-python ./train hunter",
+            "rallyrun --nproc-per-node=2 --no-python ./train ...",
+        ),
+        (
+            (*RALLYRUN, "-m", "train", "hunter"),
+            ("python", "-u", "-m", "train", "hunter"),
+            "rallyrun --nproc-per-node=2 -m train hunter",
+            "rallyrun --nproc-per-node=2 -m train ...",
+        ),
+        (
+            ("python", "launch.py", "--secret-of-mine", "hunter2", "word"),
+            (print, 1, 2),
+            "python launch.py --secret-of-mine '<masked>' word",
+            "python launch.py ...",
+        ),
+        (("python", "caf\udce9.py"), (print,), *["python 'caf?.py'"] * 2),
+    ],
+)
+def test_strangers_are_not_shown_the_arguments_of_a_program(
+    words: tuple[str, ...], program: tuple[object, ...], shown: str, to_strangers: str
+) -> None:
+    assert reports.command_line(words, program, hides=False) == shown
+    assert reports.command_line(words, program, hides=True) == to_strangers
 
 
 class Reports:

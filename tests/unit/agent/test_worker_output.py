@@ -72,6 +72,18 @@ def append(path: Path, text: str) -> None:
         file.write(text)
 
 
+def test_a_log_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    """Nothing at all would look like workers that write nothing."""
+    node = Node(tmp_path, 3)
+    node.files[0].write_text("here\n")
+    for file in node.files[1:]:
+        file.unlink()
+    found = node.ask(cursor=7)
+    assert [each.rank for each in found.pieces] == [4]
+    assert found.notes == ("logs of ranks 5-6 cannot be read: No such file or directory",)
+    assert node.ask(cursor=7) == NodeLogs(()), "it is said once"
+
+
 def test_the_last_lines_of_each_worker_or_of_some(tmp_path: Path) -> None:
     node = Node(tmp_path, 2)
     append(node.files[0], "a\nb\nc\nunfinished")

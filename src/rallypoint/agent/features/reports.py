@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from functools import cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import takewhile
 
 from rallypoint.agent.facts import attempt_folder
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.light_typing import TYPE_CHECKING, TypeAlias
-from rallypoint.base.log import get_logger
+from rallypoint.base.log import get_logger, printable
+from rallypoint.base.secrets import job_secret
 from rallypoint.base.side_thread import start_thread
 from rallypoint.base.stderr import STDERR_LOCK
 from rallypoint.control.protocol.messages import (
@@ -24,6 +26,7 @@ from rallypoint.control.protocol.messages import (
     NodeReport,
     ReportRequested,
 )
+from rallypoint.rendezvous.params import ON_ETCD
 
 if TYPE_CHECKING:
     from rallypoint.agent.features.hangs import HangReporter
@@ -33,7 +36,9 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _PROGRAMS = {"rallyrun", "torchrun"}
-_LONGEST_COMMAND = 1000
+_LONGEST_COMMAND, _LONGEST_FOLDER = 1000, 4096
+_HERE = ("127.", "[::1]:")
+"""How endpoints begin that no other machine reaches; what is on etcd is for those who can read there."""
 
 Request: TypeAlias = "ReportRequested | CollectRequested | CollectedPart | CollectionEnded"
 
@@ -93,17 +98,27 @@ def _collect(request: CollectRequested, gather: Callable[[], bytes], send: Calla
         send(CollectedPart(request.number, data[at : at + MAX_PART], at + MAX_PART >= len(data)))
 
 
-@cache
-def _command() -> str:
-    """The command that has started this agent."""
+def command_line(words: Sequence[str], program: Sequence[object], *, hides: bool) -> str:
+    """The command that has started an agent, secrets masked.
+
+    Args:
+        words: of the command.
+        program: what its workers run, with which the command ends if it is ours.
+        hides: whether to leave out what belongs to the program: its arguments may have secrets that none can recognize.
+    """
     from shlex import join
 
     from rallypoint.observe.bundle import mask_command
 
-    words = sys.orig_argv
-    if len(words) > 1 and os.path.basename(words[1]) in _PROGRAMS:
-        words = [os.path.basename(words[1]), *words[2:]]
-    return join(mask_command(words))[:_LONGEST_COMMAND]
+    is_ours = len(words) > 1 and os.path.basename(words[1]) in _PROGRAMS
+    kept = len(words) if not hides else 2
+    if hides and is_ours:
+        same = takewhile(lambda both: both[0] == both[1], zip(reversed(words), reversed(program), strict=False))
+        kept = max(2, len(words) - sum(1 for _ in same) + 1)  # the first of them is the script, or -m
+        kept += words[kept - 1] == "-m"
+    words = [printable(each, len(each)) for each in ([os.path.basename(words[1]), *words[2:]] if is_ours else words)]
+    shown = join(mask_command(words[: kept - is_ours]))
+    return (f"{shown} ..." if kept - is_ours < len(words) else shown)[:_LONGEST_COMMAND]
 
 
 class Reporter:
@@ -122,6 +137,7 @@ class Reporter:
         self._thread: threading.Thread | None = None
         self._hang: HangReporter | None = None
         self._outputs: OutputReader | None = None
+        self._command: str | None = None
 
     def take(self, request: Request, round_: int) -> None:
         """Begin what is requested, in this round."""
@@ -162,8 +178,8 @@ class Reporter:
             in_place_of=group.spec.in_place_of,
             standby=tuple(each.pid for each in standby),
             standby_ready=sum(each.prepared for each in standby),
-            log_folder=attempt and os.path.dirname(os.path.abspath(attempt)),
-            command="" if group.group_rank else _command(),
+            log_folder=printable(os.path.dirname(os.path.abspath(attempt)), _LONGEST_FOLDER) if attempt else "",
+            command="" if group.group_rank else self._shown_command(),
             step_before=folder.step_before,
             age=max(0.0, now - self._workers.began),
             console_blocked=max(STDERR_LOCK.blocked_for(), 0.0 if context is None else context.console_blocked_for()),
@@ -173,6 +189,15 @@ class Reporter:
         if (began := folder.began()) is not None:
             report = report._replace(first_step=began.first, first_step_age=max(0.0, now - began.first_at))
         return report
+
+    def _shown_command(self) -> str:
+        if self._command is None:
+            job = self._workers.rendezvous.local_job()
+            here = job is not None and (job.backend in ON_ETCD or job.endpoint.startswith(_HERE))
+            hides = not here and job_secret() is None
+            spec = self._workers.group.spec
+            self._command = command_line(sys.orig_argv, (spec.entrypoint, *spec.args), hides=hides)
+        return self._command
 
     def _report(self, report: NodeReport) -> None:
         """Send a report; without the ages of outputs while the last query of those has not returned."""

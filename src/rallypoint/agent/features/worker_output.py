@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from rallypoint.agent.features.incidents import last_lines
 from rallypoint.agent.workers import WorkerController
+from rallypoint.base.log import ranges
 from rallypoint.base.private_files import open_regular
 from rallypoint.control.protocol.messages import CollectRequested
 from rallypoint.observe.worker_logs import CONSOLE, OVERHEAD, OVERHEAD_OF_PIECE, LogPiece, NodeLogs, encode_logs
@@ -138,13 +139,17 @@ class _Follower:
             for each in found:
                 self._tails.setdefault(each.key, _Tail(each, self._begin)).rank = each.rank
             self._begin = 0
-            pieces = list(self._pieces(request, set() if ended or not request.cursor else present))
+            unreadable: dict[str, list[int]] = {}
+            pieces = list(self._pieces(request, set() if ended or not request.cursor else present, unreadable))
+            notes = [*notes, *(_cannot_be_read(why, ranks) for why, ranks in unreadable.items())]
             self._tails = {key: tail for key, tail in self._tails.items() if key in present}
             new = [each for each in notes if each not in self._told]
             self._told = notes
         return encode_logs(NodeLogs(tuple(pieces), tuple(new))) if pieces or new else b""
 
-    def _pieces(self, request: CollectRequested, growing: set[tuple[object, ...]]) -> Iterator[LogPiece]:
+    def _pieces(
+        self, request: CollectRequested, growing: set[tuple[object, ...]], unreadable: dict[str, list[int]]
+    ) -> Iterator[LogPiece]:
         left = request.most - OVERHEAD
         for number, key in enumerate(tuple(self._tails)):
             share = max(_LEAST_SHARE, left // (len(self._tails) - number) - OVERHEAD_OF_PIECE)
@@ -152,9 +157,20 @@ class _Follower:
                 return
             tail = self._tails.pop(key)
             self._tails[key] = tail  # the last ones are the first to be read the next time
-            if data := tail.take(request.lines, share, whole=key in growing):
+            try:
+                data = tail.take(request.lines, share, whole=key in growing)
+            except OSError as error:
+                unreadable.setdefault(error.strerror or str(error), []).append(tail.rank)
+                continue
+            if data:
                 left -= len(data) + OVERHEAD_OF_PIECE
                 yield LogPiece(tail.rank, data)
+
+
+def _cannot_be_read(why: str, found: Sequence[int]) -> str:
+    named = ranges({each for each in found if each != CONSOLE})
+    who = f"logs of rank{'' if len(set(found)) == 1 else 's'} {', '.join(named)}" if named else "the console of a node"
+    return f"{who} cannot be read: {why}"
 
 
 # Where workers write
@@ -205,12 +221,12 @@ def _open_own(path: str) -> int:
 def _read_file(
     path: str, at: int | None, most: int, *, open_file: Callable[[str], int] = open_regular
 ) -> tuple[int, bytes]:
-    with suppress(OSError), open(open_file(path), "rb") as file:
+    """Raises OSError."""
+    with open(open_file(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         begin = max(0, size - most) if at is None else at if at <= size else 0  # it was truncated
         file.seek(begin)
         return begin, file.read(most)
-    return at or 0, b""
 
 
 def _read_relayed(relay: Relay, at: int | None, most: int) -> tuple[int, bytes]:
