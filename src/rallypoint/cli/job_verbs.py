@@ -162,7 +162,7 @@ class GatheredParts:
         self._size += len(part.data) + _OVERHEAD
         if self._size > self._most:
             raise RallypointError(
-                f"the control plane sends more than {self._most} bytes that belong to no whole answer; is it one of ours?"
+                f"the control plane sends more than {self._most} bytes without a whole answer; is it one of ours?"
             )
         if not part.is_last:
             return None
