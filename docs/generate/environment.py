@@ -27,7 +27,15 @@ NO_VARIABLES = frozenset(
         *("BEFORE_ASYNC_WITH", "BEFORE_WITH", "LOAD_SPECIAL", "PUSH_EXC_INFO", "RAISE_VARARGS", "RETURN_CONST"),
         *("RETURN_VALUE", "WITH_EXCEPT_START"),
         # Ends of names, which `OURS` of cli/convert.py puts together
-        *("ETCD_PASSWORD", "ETCD_PASSWORD_FILE", "HTTP_TOKEN_FILE", "INCIDENT_ENV", "SECRET_FILE", "SHIM_PYTHON"),
+        *(
+            "ETCD_PASSWORD",
+            "ETCD_PASSWORD_FILE",
+            "HTTP_TOKEN_FILE",
+            "INCIDENT_ENV",
+            "JOBS_DIR",
+            "SECRET_FILE",
+            "SHIM_PYTHON",
+        ),
         *("TERMINATION_GRACE", "TERMINATION_LOG", "VERDICT_FILE"),
     )
 )

@@ -287,7 +287,13 @@ def fake_jobs(place: Path, *jobs: dict[str, str]) -> Iterator[int]:
         os.write(ready[1], str(os.getpid()).encode())
         os.read(end[0], 1)
 
-    thread = threading.Thread(target=as_other_user, args=(hold,))
+    def work() -> None:
+        try:
+            as_other_user(hold)
+        finally:
+            os.write(ready[1], b"0")  # where it has failed before it was ready
+
+    thread = threading.Thread(target=work)
     thread.start()
     try:
         yield int(os.read(ready[0], 20))
@@ -340,16 +346,12 @@ def test_no_file_of_another_user_keeps_root_from_its_jobs(rallyrun: Launcher) ->
         each.unlink() if each.is_symlink() else shutil.rmtree(each)
 
 
-def test_a_folder_of_another_user_that_a_program_mounts_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_another_user_that_a_program_mounts_is_left_alone(rallyrun: Launcher) -> None:
     """Such a program need not answer."""
-    monkeypatch.setenv(JOBS, str(tmp_path))
-    tmp_path.chmod(0o755)
-    os.chown(tmp_path, NOBODY, NOBODY)
-    with fake_jobs(tmp_path, {}) as other:
+    place = rallyrun.folder / "tmp"
+    with fake_jobs(place, {}) as other:
         assert [each.pid for each in local_jobs()] == [other]
-        folder = tmp_path / f"rallypoint-{NOBODY}"
+        folder = place / f"rallypoint-{NOBODY}"
         mounted = completed(["mount", "--bind", str(folder), str(folder)])
         if mounted.returncode:
             pytest.skip(f"A MOUNTED FOLDER WAS NOT TESTED: {mounted.stderr.strip()}")

@@ -116,9 +116,9 @@ def a_job_is_shown_restarted_resized_drained_and_stopped(rallyrun: Launcher) -> 
     code, text = named("stop")
     assert (code, "the job has stopped already; nothing was changed" in text) == (1, True)
     code, text = ask("restart")
-    assert (code, "no job at the moment" in text) == (1, True)
+    assert (code, "no job is running" in text) == (1, True)
     code, text = ask("bundle")
-    assert (code, "no job at the moment" in text) == (1, True)
+    assert (code, "no job is running" in text) == (1, True)
     listed = ask.status()[1]
     assert (listed["jobs"], [(each["job"], each["phase"]) for each in listed["ended"]]) == ([], [("job", "stopped")])
     assert "refused" not in server.err, "a list of jobs is an answer"

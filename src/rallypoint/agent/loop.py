@@ -170,8 +170,8 @@ class AgentLoop:
                 finally:
                     self._actions.leave_nothing(number)
         finally:
-            if self._local_file is not None:
-                self._local_file.close()
+            if not self._workers.is_recorded:
+                self._workers.when_recorded.close()
             self._rendezvous.listen(None)
             self._mailbox.close()
 
@@ -218,6 +218,7 @@ class AgentLoop:
         from rallypoint.agent.features.local_jobs import LocalFile
 
         self._local_file = LocalFile(self._workers)
+        self._workers.when_recorded.callback(self._local_file.close)
         self._local_file.open()
 
 

@@ -120,6 +120,8 @@ class WorkerController:
         self.begin_check: Callable[[], NodeCheck] | None = None
         """Begins the user's check of this node, if there is one."""
         self.is_recorded = False
+        self.when_recorded = ExitStack()
+        """Closed once how the job has ended is written down, if `is_recorded`."""
         """Whether this machine keeps how the job has ended, also if this agent is killed."""
         self.round_entered_at = 0.0
         """When this node entered the present round, on the monotonic clock."""

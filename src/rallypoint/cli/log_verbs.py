@@ -36,6 +36,7 @@ _MOST_NOTES = 1000
 """Notes that are remembered so that none is printed twice."""
 _LAST_WORDS = 5.0
 """Seconds for which the nodes of a job that has ended may still send what was written."""
+_LOOK_AGAIN = 0.05
 UNREACHABLE = 69
 """The exit code of `wait` if the job cannot be reached: EX_UNAVAILABLE of sysexits.h. Others are those of the job."""
 
@@ -211,6 +212,16 @@ class _EventLines(_Notes):
             yield event_json(each, now) if self._as_json else f"{time.strftime('%Y-%m-%d %H:%M:%S', at)} {each.text}"
 
 
+def _ended_soon(options: argparse.Namespace) -> EndedJob | None:
+    """How the job has ended on this machine. Its agent may be about to write that down."""
+    from rallypoint.agent.features.local_jobs import local_jobs
+
+    until = time.monotonic() + _LAST_WORDS
+    while (past := ended_here(options)) is None and options.found in list(local_jobs()) and time.monotonic() < until:
+        time.sleep(_LOOK_AGAIN)
+    return past
+
+
 def wait(options: argparse.Namespace) -> int:
     from rallypoint.agent.features.local_jobs import EndedJob
     from rallypoint.cli.local_jobs import NoJobError, sentence_of
@@ -225,7 +236,7 @@ def wait(options: argparse.Namespace) -> int:
     except RallypointError as error:
         if isinstance(error, UserError | OutputError):
             raise
-        past = ended_here(options) if isinstance(error, NoJobError | UnreachableError) else None
+        past = _ended_soon(options) if isinstance(error, NoJobError | UnreachableError) else None
         if past is None:
             print_error(f"rallyctl: error: {error}")
             return UNREACHABLE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import ExitStack
 from pathlib import Path
 from signal import Signals
 
@@ -40,6 +41,7 @@ class Workers:
         run_log_dir = "/logs/job_node1"
 
     began_at = 1e9
+    when_recorded = ExitStack()
 
     class group:
         placement = None

@@ -416,7 +416,9 @@ _RECORDED = (*LocalJob._fields, *EndedJob._fields[1:])
 
 
 def record_end(workers: WorkerController, error: BaseException | None) -> None:
-    """Leave how the job of this agent has ended: with that error, or without one."""
+    """Leave how the job of this agent has ended: with that error, or without one. Only then is its file as one that
+    runs removed: whoever looks finds one or the other.
+    """
     try:
         outcome, detail, restarts = "succeeded", "", workers.group.restarts
         if error is not None:
@@ -428,6 +430,7 @@ def record_end(workers: WorkerController, error: BaseException | None) -> None:
         _clean(ended.ended)
     except Exception as trouble:  # such as a full disk, or a handler of others
         _log.debug(_NOT_KEPT, trouble)
+    workers.when_recorded.close()
 
 
 def record_if_killed(workers: WorkerController) -> None:

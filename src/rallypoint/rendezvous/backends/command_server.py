@@ -44,7 +44,7 @@ class CommandServer:
 
     def serve(self) -> None:
         """Start the server, unless it runs or this is closed. Takes time. Raises RallypointError or RuntimeError."""
-        if self._has_server():
+        if self._has_server() or self._closed:
             return
         from rallypoint.base.loop import LoopThread
         from rallypoint.control.coordinator.server import ControlServer
