@@ -154,7 +154,7 @@ def test_the_way_to_the_first_worker(for_first_worker: Imported) -> None:
 
 
 def test_a_job_of_one_node_needs_no_event_loop_and_no_tls(worker: str) -> None:
-    assert not {"asyncio", "uvloop", "ssl"} & imported(_WHOLE_JOB, worker).modules
+    assert not {"asyncio", "uvloop", "ssl", "typing"} & imported(_WHOLE_JOB, worker).modules
 
 
 def test_a_failure_and_its_report_import_nothing_of_ours() -> None:

@@ -12,9 +12,9 @@ workers are under way, and the server is started when somebody connects. Laws:
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
 from rallypoint.base.endpoint import Endpoint, listening_sockets
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.rendezvous.backends.options import accepted_keys
 
 if TYPE_CHECKING:
