@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.environment import JOBS
 from tests.faults import network
 from tests.faults.network import Host, Network, ip
 from tests.jobs.launching import RALLYCTL, Job, Launcher
@@ -152,7 +153,13 @@ class SshHosts:
                 process.kill()
 
     def _command(self, words: Sequence[str], on: Host) -> list[str]:
-        flags = [f"--ssh-args=-F {self.config}", "--env=RALLYPOINT_TEST_MARK", "--env=TMPDIR", "--env=OMP_NUM_THREADS"]
+        flags = [
+            f"--ssh-args=-F {self.config}",
+            "--env=RALLYPOINT_TEST_MARK",
+            "--env=TMPDIR",
+            f"--env={JOBS}",
+            "--env=OMP_NUM_THREADS",
+        ]
         return [*on.entry, *RALLYCTL, "launch", *flags, *words]
 
     def lose(self, name: str) -> None:
