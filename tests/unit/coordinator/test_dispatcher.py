@@ -28,15 +28,11 @@ INFO = NodeInfo("default", 1, "", 7000, max_restarts=3)
 
 
 class Guarded(deque[Any]):
-    """A queue that nobody may use without the lock: another thread could change it between a look and the next."""
+    """A queue whose entries nobody may use without the lock: another thread could take them after a look."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         super().__init__()
         self._dispatcher = dispatcher
-
-    def __len__(self) -> int:
-        assert self._dispatcher._lock.locked()
-        return super().__len__()
 
     def __getitem__(self, at: Any) -> Any:
         assert self._dispatcher._lock.locked()

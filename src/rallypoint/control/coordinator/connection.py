@@ -171,10 +171,16 @@ class ControlConnection:
         except FrameError as error:
             self._close(str(error))
             return
+        everyone = self._all
+        until = everyone.transports.turn_began + _TURN_OF_ALL
+        is_usual = len(arrived) == 1 and not (self._frames or self._is_watcher or everyone.shares or everyone.is_full)
+        if is_usual and SYSTEM_CLOCK.monotonic() < until:  # nearly all reads of nodes: `_work` in short
+            self._handle(arrived[0])
+            return
         arrived.reverse()
         self._frames = arrived + self._frames if self._frames else arrived
         if not self._is_behind:
-            self._work(self._all.transports.turn_began + _TURN_OF_ALL)
+            self._work(until)
 
     def go_on(self) -> None:
         """Handle what waits: a later turn has come, or what it waited for has happened."""

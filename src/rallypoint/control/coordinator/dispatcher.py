@@ -387,9 +387,10 @@ class Dispatcher:
             self._guarded_call(disconnect)
         if self._journal is not None:
             self._append_to(self._journal)
-        while self._may_deliver() and self._delivering.acquire(blocking=False):
+        # Whether it is empty may be asked without the lock: who adds to it comes here afterwards.
+        while self._outbox and self._may_deliver() and self._delivering.acquire(blocking=False):
             try:
-                while due := self._take_due():
+                while self._outbox and (due := self._take_due()):
                     for pending in due:
                         self._deliver_to(pending.session, pending.notification)
             finally:

@@ -45,6 +45,8 @@ COMMAND_REFUSED = (
 
 _answer_to = lru_cache(maxsize=8)(lambda number: codec.encode(Heartbeat(number)))
 """The answer to that many heartbeats: mostly the same bytes."""
+_session_ended = lru_cache(maxsize=64)(lambda why, is_permanent: codec.sendable(SessionEnded(why, is_permanent)))
+"""The last message of a session: where all nodes come back, each has its earlier session ended for the same reason."""
 _MANY_HEARTBEATS_PER_LEASE = 2.1
 """If there are many sessions; otherwise three. More than two, so that less than half a lease lies between them: silence
 of all nodes for that long would look like an outage of ours (`control.coordinator.sessions`).
@@ -192,7 +194,7 @@ class ServerSession:
     def end(self, why: str, *, is_permanent: bool = False) -> None:
         """Send that the session ends, and why; does nothing if there is none. See `SessionEnded.is_permanent`."""
         if self._dispatcher is not None:
-            self._output.send(codec.sendable(SessionEnded(why, is_permanent)))
+            self._output.send(_session_ended(why, is_permanent))
 
     def detach(self, how: str) -> None:
         """The connection has ended, in the way that `how` says. Idempotent."""
