@@ -52,9 +52,6 @@ _UNCUT = 100_000
 _MOST_NAMED = 8
 """The number of jobs that a sentence names."""
 
-_MOST_GATHERED, _OVERHEAD = 64 * 1024 * 1024, 200
-"""Bytes of all nodes whose data are not whole yet, and what a part takes beside its data."""
-
 _Seen = TypeVar("_Seen")
 
 
@@ -147,38 +144,21 @@ async def receive(session: WatcherSession, kind: type[_Seen]) -> _Seen:
             raise unnamed(seen)
 
 
-class GatheredParts:
-    """Puts together what nodes send in parts: so much at a time, whatever a control plane sends."""
-
-    def __init__(self, most: int = _MOST_GATHERED) -> None:
-        self._most = most
-        self._size = 0
-        self._data: dict[str, bytearray] = {}
-
-    def add(self, part: CollectedPart) -> bytes | None:
-        """What the node has sent, once it is whole. Raises RallypointError: it is too much."""
-        found = self._data.setdefault(part.node, bytearray())
-        found += part.data
-        self._size += len(part.data) + _OVERHEAD
-        if self._size > self._most:
-            raise RallypointError(
-                f"the control plane sends more than {self._most} bytes without a whole answer; is it one of ours?"
-            )
-        if not part.is_last:
-            return None
-        del self._data[part.node]
-        self._size = sum(len(each) + _OVERHEAD for each in self._data.values())
-        return bytes(found)
-
-
 async def collect(session: WatcherSession, take: Callable[[str, bytes], None]) -> CommandReply:
-    """Have what each node sends taken, by its name, as soon as it is whole; returns the final answer."""
-    parts = GatheredParts()
+    """Have what each node sends taken, by its name, as soon as it is whole; returns the final answer. Data that is too
+    long is truncated.
+    """
+    from rallypoint.observe.bundle import ON_DEMAND_LIMIT
+
+    data: dict[str, bytearray] = {}
     while True:
         seen = await session.receive()
         if isinstance(seen, CollectedPart):
-            if (data := parts.add(seen)) is not None:
-                take(seen.node, data)
+            found = data.setdefault(seen.node, bytearray())
+            if len(found) <= 2 * ON_DEMAND_LIMIT:
+                found += seen.data
+            if seen.is_last:
+                take(seen.node, bytes(data.pop(seen.node)))
         elif isinstance(seen, CommandReply):
             return seen
         elif isinstance(seen, JobList):

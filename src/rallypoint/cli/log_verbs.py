@@ -14,7 +14,6 @@ from rallypoint.base.errors import RallypointError, UsageError, UserError
 from rallypoint.cli.exit import OutputError, print_answer, print_error
 from rallypoint.cli.following import Follower, Lines
 from rallypoint.cli.job_verbs import (
-    GatheredParts,
     collect,
     ended_here,
     followed,
@@ -137,15 +136,14 @@ class _LogFollower(Follower):
     async def _listen(self, session: WatcherSession) -> Snapshot | JobList:
         session.send(self._command)
         ended: Snapshot | None = None
-        parts = GatheredParts()
+        parts: dict[str, bytearray] = {}
         try:
             async with asyncio.timeout(None) as limit:
                 while True:
                     seen = await session.receive()
                     match seen:
                         case CollectedPart():
-                            if (data := parts.add(seen)) is not None:
-                                self._take(seen.node, data)
+                            self._add(parts, seen)
                         case Snapshot():
                             self.show(seen)
                             if seen.detail and ended is None:
@@ -162,6 +160,11 @@ class _LogFollower(Follower):
             if ended is None:
                 raise
             return ended
+
+    def _add(self, parts: dict[str, bytearray], part: CollectedPart) -> None:
+        parts.setdefault(part.node, bytearray()).extend(part.data)
+        if part.is_last:
+            self._take(part.node, bytes(parts.pop(part.node)))
 
 
 def _say_end(seen: Snapshot | EndedJob) -> None:

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.base.errors import RallypointError, UserError
+from rallypoint.base.errors import UserError
 from rallypoint.base.secrets import job_secret
 from rallypoint.cli.convert import check_script
-from rallypoint.cli.job_verbs import GatheredParts
 from rallypoint.cli.parse import parse
 from rallypoint.cli.rallyctl import VERBS, main
-from rallypoint.control.protocol.messages import CollectedPart
 
 
 @pytest.mark.parametrize("name", ["every", "within", "times"])
@@ -59,14 +57,3 @@ def test_a_script_is_suggested_only_if_its_name_is_alike(
     with pytest.raises(UserError) as refused:
         check_script(parse([name], {}), {})
     assert str(refused.value).endswith(f"did you mean {meant}?" if meant else "check the path")
-
-
-def test_what_a_control_plane_sends_is_bounded() -> None:
-    parts = GatheredParts(most=10_000)
-    assert parts.add(CollectedPart(0, b"abc", False, "a")) is None
-    assert parts.add(CollectedPart(0, b"x", True, "b")) == b"x"
-    assert parts.add(CollectedPart(0, b"def", True, "a")) == b"abcdef"
-    for number in range(8):
-        parts.add(CollectedPart(0, bytes(1000), False, f"n{number}"))
-    with pytest.raises(RallypointError, match="sends more than 10000 bytes"):
-        parts.add(CollectedPart(0, bytes(1000), False, "n8"))
