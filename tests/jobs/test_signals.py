@@ -255,7 +255,7 @@ def test_without_a_scheduler_user_signals_mean_what_they_do_to_any_program(rally
 
 def the_others_hear_of_a_departure_before_its_workers_are_gone(rallyrun: Launcher) -> None:
     endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
-    flags = ("--nnodes=1:2", "--rdzv-backend=c10d", endpoint, f"--shutdown-timeout={LONG}")
+    flags = ("--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-id=job", endpoint, f"--shutdown-timeout={LONG}")
     job = Nodes(rallyrun, *flags, "--rdzv-conf=last_call_timeout=1")
     host = job.host("host")
     body = WORKER.format(deaf=["SIGTERM"]).replace('"finish"', '"finish-leaver"')
