@@ -91,7 +91,7 @@ BAD = [
     *[bad([f"--rdzv-conf=join_timeout={text}", "--standalone"], "join_timeout=", text, "=30") for text in ("abc", "0")],
     *[value(flag, text, "whole number", code=2) for flag in WHOLE for text in ("abc", "", "1.5")],
     *[variable(flag, text, "whole number", code=2) for flag in WHOLE for text in ("abc", "")],
-    value("--max-restarts", "-1", "0 or more"),
+    value("--max-restarts", "-1", "0 to 2147483648"),
     value("--shutdown-timeout", "-1", "0 seconds or more"),
     value("--monitor-interval", "x", "not a number", code=2),
     variable("--monitor-interval", "", "not a number", code=2),

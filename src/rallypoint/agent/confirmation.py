@@ -100,8 +100,8 @@ class Confirmation:
     def heard(self, event: Event) -> None:
         """An event has occurred that may be an answer, or the end or the beginning of a session."""
         match event:
-            case Confirmed(number=number, seconds=seconds) if number in self._sent:
-                self._until = max(self._until, self._sent[number] + min(self._rendezvous.lease, seconds))
+            case Confirmed(number=number, valid_for=valid_for) if number in self._sent:
+                self._until = max(self._until, self._sent[number] + min(self._rendezvous.lease, valid_for))
                 self._sent = {each: at for each, at in self._sent.items() if each > number}
                 self.awaited &= number < self._number
                 if self._ask_at < math.inf:

@@ -480,12 +480,12 @@ class LeaveReply(NamedTuple):
 
 class Confirmed(NamedTuple):
     """The answer to the `ConfirmRequest` of this number, after all that this node was to be told before: a round that
-    it has heard no end of still stood when the request came. It holds for `seconds` from when the request was sent: an
-    elected coordinator cannot know what another one does once its own lease in etcd has ended.
+    it has heard no end of still stood when the request came. It holds for `valid_for` seconds from when the request
+    was sent: an elected coordinator cannot know what another one does once its own lease in etcd has ended.
     """
 
     number: int
-    seconds: float = math.inf
+    valid_for: float = math.inf
 
 
 class LinkDown(NamedTuple):

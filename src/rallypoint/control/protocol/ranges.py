@@ -55,7 +55,7 @@ NUMBERS: Mapping[str, NumberRange] = {
     "behind": NumberRange(-1, 2**63 - 1),
     "first_step": NumberRange(-1, 2**63 - 1),
     "step_before": NumberRange(-1, 2**63 - 1),
-    "seconds": NumberRange(0.0, math.inf),
+    "valid_for": NumberRange(0.0, math.inf),
     "lasts": NumberRange(0.0, _DAY),
     "lease": NumberRange(0.1, _DAY),
     "heartbeat_interval": NumberRange(0.0, _DAY),
