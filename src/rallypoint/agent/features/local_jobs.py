@@ -198,6 +198,8 @@ _DAY = 86400.0
 """Seconds until the file gets a new time: programs that clean temporary folders go by that."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 600.0
 """Seconds until what has failed is tried again, at first and at most."""
+_SOON = 0.05
+"""Seconds until the coordinator is looked for again, at first: a node check may come before it."""
 _PATIENCE = 1.0
 """Seconds that the end of a job waits for its file to be removed."""
 
@@ -240,10 +242,14 @@ class LocalFile:
 
     def _run(self) -> None:
         pause, complained, readable = _FIRST_PAUSE, False, set[int]()
+        soon = _SOON
         while self._ends not in readable:
             try:
                 listener = self._workers.rendezvous.open_to_commands()
-                self._keep()
+                if not self._keep():
+                    readable = _readable((self._ends,), soon)
+                    soon = min(2 * soon, _FIRST_PAUSE)
+                    continue
                 awaited = -1 if listener is None or self._serves else listener.fileno()
                 readable = _readable((self._ends, awaited), _DAY)
                 if awaited in readable:
@@ -257,16 +263,18 @@ class LocalFile:
                 pause = min(2 * pause, _LONGEST_PAUSE)
         self._remove()
 
-    def _keep(self) -> None:
-        """Write the file, unless it is there; give it a new time if it is. Raises OSError."""
+    def _keep(self) -> bool:
+        """Write the file, unless it is there; give it a new time if it is. Returns False while it is not known where
+        the job's coordinator is. Raises OSError.
+        """
         if self._file >= 0:
             os.utime(self._file)
             if os.fstat(self._file).st_nlink:
-                return
+                return True
             self._remove()  # somebody else has removed it
         job = job_of(self._workers)
         if job is None or not job.endpoint:
-            raise OSError(errno.EAGAIN, "its coordinator cannot be reached yet")
+            return False
         folder = _make_folder()
         path = os.path.join(folder, f"running-{job.pid}-{os.urandom(8).hex()}")
         self._file = os.open(new := f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -282,6 +290,7 @@ class LocalFile:
         self._path = path
         for _ in _running(os.geteuid()):  # removes what killed agents have left
             pass
+        return True
 
     def _remove(self) -> None:
         if self._file >= 0:
