@@ -22,6 +22,7 @@ from tests.ports import free_port
 def _hard(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The hard limit, and a low soft one; nothing was reported yet."""
     monkeypatch.setattr("rallypoint.base.descriptors._reported", {})
+    monkeypatch.setattr("rallypoint.base.descriptors._before", None)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(600, before[1]), before[1]))
     yield before[1]
@@ -75,10 +76,7 @@ def test_the_host_of_a_round_has_descriptors_for_its_workers_too(hard: int) -> N
 
 
 @pytest.mark.process
-def test_who_hosts_a_coordinator_of_few_nodes_has_all_descriptors_and_its_workers_those_of_before(
-    hard: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rallypoint.base.descriptors._before", None)
+def test_who_hosts_a_coordinator_of_few_nodes_has_all_descriptors_and_its_workers_those_of_before(hard: int) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     params = RendezvousParameters("c10d", f"127.0.0.1:{free_port()}", "job", 1, 2, last_call_timeout=1)
     handler = get_rendezvous_handler(params)
@@ -95,11 +93,11 @@ def test_who_hosts_a_coordinator_of_few_nodes_has_all_descriptors_and_its_worker
         handler.shutdown()
 
 
-def test_a_limit_without_end_is_not_raised_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_without_end_is_not_raised_to_its_end() -> None:
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr("rallypoint.base.descriptors._before", None)
-    monkeypatch.setattr(resource, "getrlimit", lambda _what: asked[-1] if asked else (1024, 1 << 30))
-    monkeypatch.setattr(resource, "setrlimit", lambda _what, limit: asked.append(limit))
-    allow_nodes(2)
-    assert asked == [(1 << 20, 1 << 30)]
-    assert allow_descriptors(1 << 21) == 1 << 30
+    with pytest.MonkeyPatch.context() as patch:  # which ends before the limit is restored
+        patch.setattr(resource, "getrlimit", lambda _what: asked[-1] if asked else (1024, 1 << 30))
+        patch.setattr(resource, "setrlimit", lambda _what, limit: asked.append(limit))
+        allow_nodes(2)
+        assert asked == [(1 << 20, 1 << 30)]
+        assert allow_descriptors(1 << 21) == 1 << 30

@@ -7,6 +7,7 @@ for one turn at most; `benchmarks/floods.py` measures how long they wait, with r
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 import time
@@ -140,7 +141,11 @@ def flood(node: SocketNode, payload: bytes, seconds: float, is_enough: Callable[
         *(pytest.param(each, True, id=f"watcher-{name}") for name, each in OF_WATCHERS.items()),
     ],
 )
-def test_a_flood_of_one_request_leaves_the_loop_to_others(payload: object, is_watcher: bool) -> None:
+def test_a_flood_of_one_request_leaves_the_loop_to_others(
+    request: pytest.FixtureRequest, payload: object, is_watcher: bool
+) -> None:
+    request.addfinalizer(gc.unfreeze)
+    gc.freeze()  # what the tests of this process have made is no part of an agent, whose start freezes its own
     dispatcher = filled()
     dispatcher.remote_control = True
     hello = HELLO._replace(is_watcher=is_watcher, job="" if is_watcher else "job")
