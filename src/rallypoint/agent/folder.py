@@ -139,6 +139,8 @@ class WorkerFolder(Source):
         self._used = False
         """Whether workers of this node have ever reported progress."""
         self._of_workers: Reached | None = None
+        self._told: tuple[Reached | None, ...] = ()
+        """What the workers had reported at the last look, by local rank."""
         self._of_file: Reached | None = None
         self._base: Reached | None = None
         """The state of the file when the workers were started; None if it has not been read yet."""
@@ -280,6 +282,7 @@ class WorkerFolder(Source):
         if self._of_workers is not None:
             self.step_before = self._of_workers.step
         self._of_workers = self._of_file = None
+        self._told = ()
         self._reported, self._reported_step = False, best
         self._idle = _FIRST_LOOK
         self._look_at = self._clock.monotonic() + _FIRST_LOOK
@@ -303,17 +306,17 @@ class WorkerFolder(Source):
         return self._of_workers or self._of_file or self._base
 
     def steps(self) -> tuple[int, ...]:
-        """The last step of each worker of the round, by local rank, -1 for none; empty if none has reported any."""
-        told = self._told()
+        """The last step of each worker of the round, by local rank, -1 for none; empty if none has reported any.
+
+        As the last `look` has found it, as what `latest` and `began` return: the three agree.
+        """
+        told = self._told if len(self._told) <= _MAX_TOLD else ()
         return tuple(-1 if each is None else each.step for each in told) if any(told) else ()
 
     def began(self) -> Reached | None:
         """What the worker has reported that was the first to do so in this round; None if that is not known."""
-        known = (each for each in self._told() if each is not None and each.first >= 0)
+        known = (each for each in self._told if each is not None and each.first >= 0)
         return min(known, key=lambda each: each.first_at, default=None)
-
-    def _told(self) -> tuple[Reached | None, ...]:
-        return steps_of_workers(self._folder, self._ranks if self._ranks <= _MAX_TOLD else 0, self._since)
 
     def file_mark(self) -> tuple[int, int, int] | None:
         """A value that changes with the progress file; None if there is none or it was not read yet. Any thread."""
@@ -342,8 +345,9 @@ class WorkerFolder(Source):
 
     def _newest(self) -> Reached | None:
         """The highest step that a worker of the round has reported, and when the first of them reached it."""
-        told = steps_of_workers(self._folder, self._ranks, self._since)
-        return min((each for each in told if each is not None), key=lambda each: (-each.step, each.at), default=None)
+        self._told = steps_of_workers(self._folder, self._ranks, self._since)
+        known = filter(None, self._told)
+        return min(known, key=lambda each: (-each.step, each.at), default=None)
 
     def _take_in(self, found: Reached) -> None:
         self._used = True

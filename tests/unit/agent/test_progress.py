@@ -147,6 +147,9 @@ def test_the_first_step_of_a_round_and_the_last_one_before_are_known(
     after = time.monotonic()
     call(42, rank=1)
     call(42, rank=0)
+    found = tracker.steps(), tracker.began(), tracker.latest()
+    assert found == ((), None, None), "a report has no first step without the step that was reached"
+    tracker.look()
     began = tracker.began()
     assert began is not None
     assert (began.first, began.first_at <= after) == (41, True), "that of the worker that came first"
