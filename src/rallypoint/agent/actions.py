@@ -265,8 +265,8 @@ class Actions(Source):
         """Start the workers. Returns why that is not possible; None if it was, or is tried again (`starting`).
 
         Raises:
-            RallypointError, OSError: it is not possible in the first round that this node is in: whoever has started
-                the agent has made a mistake, and is still there.
+            RallypointError, OSError: the start has failed in the first round of this node, so it is most likely a
+                mistake of the user, who is still there to see it.
         """
         if self.fence is not None:
             self.fence.workers_start()

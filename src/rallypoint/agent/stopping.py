@@ -2,7 +2,7 @@
 
 Laws:
 
-1. Nothing else calls `Stop.step` while the loop runs. A stop tells its end once, to whoever steps it then:
+1. Nothing else calls `Stop.step` while the loop runs. It reports the end once, to the caller that steps it then:
 
        1. the loop has asked us, the stop is not done, and a worker ends;
        2. a second owner looks, and finds the stop done; nothing is readable any more, and nothing is due;
@@ -36,7 +36,7 @@ class WorkersStop(Source):
         self._stopped = stopped
         self._stop: Stop | None = None
         self.in_progress = False
-        """Whether workers are to be stopped, and some are in the round yet."""
+        """Whether a stop has begun and some of its workers are still in the round."""
 
     def begin(self, stop: Stop | None) -> WorkersStopped | None:
         """Drive this stop from now on; None if no worker has run.

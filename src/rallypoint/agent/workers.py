@@ -541,8 +541,8 @@ class WorkerController:
         return self.grace.notice
 
     def drain_notice(self) -> float:
-        """Seconds that the workers may have to save before an operator takes this node away: those of the job, or if it
-        names none, some, where a worker looks for notices.
+        """Seconds that the workers have to save before an operator takes this node away: the job's `notice_timeout`. If
+        that is not set, `DRAIN_NOTICE` where a worker looks for notices, and 0.0 elsewhere.
         """
         return self.rendezvous.notice_timeout or (DRAIN_NOTICE if self.folder.is_looked_at() else 0.0)
 

@@ -43,7 +43,7 @@ _LEAST_PREFIX = 4
 """Characters of an id that name the job."""
 _MOST_CANDIDATES = 8
 _LOOK, _SHORT_LOOK = 3.0, 0.5
-"""Seconds that all coordinators have to say how their jobs stand, and those of other users and of stopped agents."""
+"""Seconds to wait for the coordinators' answers; the second for jobs of other users and of stopped agents."""
 _MOST_LOOKS = 200
 """Jobs that are asked."""
 OUTCOME_CODES = {"succeeded": 5, "failed": 4, "stopped": 4, "left": 1, "killed": 1}

@@ -192,7 +192,7 @@ class IncidentRecorder:
             return
         facts = self._facts()
         thread = None
-        if not self._recorder.is_idle:  # the stacks are to be read before the workers are stopped
+        if not self._recorder.is_idle:  # the stacks must be read before the workers are stopped
             thread = start_thread(lambda: self._keep(incident, facts), "incident")
         if thread is None:
             self._recorder.post("incident", lambda: self._keep(incident, facts))

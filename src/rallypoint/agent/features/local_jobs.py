@@ -4,7 +4,7 @@ Both are in one folder for each user. A file has a line for each field, `name: v
 
 1. A folder counts only if it belongs to the user whose id is in its name, and nobody else has access to it; a file
    counts only if it belongs to the same user. If another user has taken the name of a folder, a second name is used.
-2. Everyone reads their own folder; root reads those of all users. What another user has written is bounded in size and
+2. A user reads their own folder; root reads all users' folders. What another user has written is bounded in size and
    number, its fields are checked, and its process must belong to that user. Nothing in such a folder can keep a command
    waiting: nothing is followed, no pipe is waited for, and a file system that is mounted there is left alone.
 3. The agent holds its file by `flock` while it runs, so the kernel says whether it does: a file that nobody holds was
@@ -67,8 +67,8 @@ _OPEN_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _places() -> list[str]:
-    """The folders in which those of users are: agents use the first that they can. It does not depend on `TMPDIR`,
-    which often differs between a job and the commands of its user.
+    """The parents of users' folders; an agent uses the first one in which it can make its own. They do not depend on
+    `TMPDIR`, which often differs between a job and the commands of its user.
     """
     if given := os.environ.get(FOLDER, ""):
         return [given]
@@ -104,7 +104,7 @@ def _folders_at(place: str, user: int | None) -> Iterator[tuple[str, int]]:
     us = os.geteuid()
     with suppress(OSError):
         with os.scandir(place) as entries:
-            matches = [match for each in entries if (match := _FOLDER_NAME.fullmatch(each.name))]
+            matches = [match for entry in entries if (match := _FOLDER_NAME.fullmatch(entry.name))]
         found = [(match[0], int(match[1])) for match in matches if user in {None, int(match[1])}]
         mounted = _mounts_below(place) if any(owner != us for _, owner in found) else set[str]()
         for name, owner in found:
@@ -126,7 +126,7 @@ def _mounts_below(place: str) -> set[str]:
     begin = os.path.realpath(place).rstrip("/") + "/"
     with open("/proc/self/mountinfo", errors="replace") as mounts:
         points = [line.split()[4] for line in mounts]
-    return {each.removeprefix(begin).partition("/")[0] for each in points if each.startswith(begin)}
+    return {point.removeprefix(begin).partition("/")[0] for point in points if point.startswith(begin)}
 
 
 @contextmanager
@@ -148,10 +148,10 @@ def _names(folder: int, owner: int, form: re.Pattern[str]) -> list[str]:
     """The names of a form in a folder, in order."""
     most = None if owner == os.geteuid() else _MOST_OF_ANOTHER
     with suppress(OSError), os.scandir(folder) as entries:
-        names = [each.name for each in islice(entries, most)]
+        names = [entry.name for entry in islice(entries, most)]
         if len(names) == most and next(entries, None) is not None:
             _log.warning("user id %d has more than %d files for commands; the others were not read", owner, most)
-        return sorted(each for each in names if form.fullmatch(each))
+        return sorted(name for name in names if form.fullmatch(name))
     return []
 
 
@@ -172,9 +172,9 @@ def _fields_in(fd: int) -> dict[str, str]:
     """Raises OSError or ValueError: it is too large, or not lines of printable text."""
     data = os.read(fd, _LARGEST + 1)
     lines = data.decode().removesuffix("\n").split("\n")
-    if len(data) > _LARGEST or not all(each.isprintable() for each in lines):
+    if len(data) > _LARGEST or not all(line.isprintable() for line in lines):
         raise ValueError("it is too large, or has what cannot be printed")
-    return {name: value for name, _, value in (each.partition(": ") for each in lines)}
+    return {name: value for name, _, value in (line.partition(": ") for line in lines)}
 
 
 def _text(fields: Mapping[str, object]) -> str:
@@ -234,7 +234,7 @@ class LocalFile:
         if self._ends >= 0 and self._thread.ident is not None:
             os.eventfd_write(self._ends, 1)
             self._thread.join(_PATIENCE)
-            if self._thread.is_alive():  # the disk does not answer: whoever comes next removes the file
+            if self._thread.is_alive():  # the disk does not answer: the user's next command removes the file
                 return
         if self._ends >= 0:
             os.close(self._ends)
@@ -304,7 +304,7 @@ _NOT_FOUND = "commands on this machine cannot find this job, which continues"
 
 
 def _readable(fds: Iterable[int], seconds: float) -> set[int]:
-    """Those of the descriptors that are readable, once there is one, or after this many seconds; -1 is none."""
+    """Wait until a descriptor is readable, at most this many seconds. Returns those that are; -1 is ignored."""
     poller = select.poll()
     for fd in fds:
         if fd >= 0:
@@ -376,8 +376,8 @@ def _is_held(file: int) -> bool:
 def _is_of(pid: int, user: int) -> bool:
     """Whether a process is of this user. Another user's file may name any process. Raises OSError."""
     with open(f"/proc/{pid}/status", "rb") as status:
-        line = next((each for each in status if each.startswith(b"Uid:")), b"")
-    return b"%d" % user in line.split()[1:]
+        uids = next((line for line in status if line.startswith(b"Uid:")), b"")
+    return b"%d" % user in uids.split()[1:]
 
 
 # Those that have ended
@@ -425,8 +425,8 @@ _RECORDED = (*LocalJob._fields, *EndedJob._fields[1:])
 
 
 def record_end(workers: WorkerController, error: BaseException | None) -> None:
-    """Leave how the job of this agent has ended: with that error, or without one. Only then is its file as one that
-    runs removed: whoever looks finds one or the other.
+    """Record how the job of this agent has ended: with that error, or without one. The file that shows it as running is
+    removed afterwards, so that a command always finds one of the two.
     """
     try:
         outcome, detail, restarts = "succeeded", "", workers.group.restarts
