@@ -22,7 +22,7 @@ _OURS = "both ends are ours, over a pair of sockets or a memory file that nobody
 
 TRUSTED: Mapping[str, str] = {
     "base/inotify.py": _KERNEL,
-    "base/devices.py": "the driver's library fills what is read",
+    "base/nvml.py": "the driver's library fills what is read",
     "base/process_table.py": _KERNEL,
     "base/netlink.py": _KERNEL,
     "cli/demo/job.py": "what the demo's own workers tell, through a pipe in a folder of its user",

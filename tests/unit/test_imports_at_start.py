@@ -196,6 +196,10 @@ def test_the_package_itself_costs_next_to_nothing() -> None:
     assert {name for name in imported if name.startswith("rallypoint")} == {"rallypoint"}
 
 
+def test_counting_gpus_needs_no_ctypes() -> None:
+    assert "ctypes" not in imported_by("from rallypoint.base.devices import cuda_count\ncuda_count({})")
+
+
 def test_the_names_a_user_types_are_there() -> None:
     import rallypoint
 

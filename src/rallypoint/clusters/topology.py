@@ -9,9 +9,9 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from rallypoint.base.devices import LIBRARY, nvml_fabrics
 from rallypoint.base.errors import UsageError
 from rallypoint.base.log import get_logger
+from rallypoint.base.nvml import LIBRARY, nvml_fabrics
 from rallypoint.control.membership.segments import checked_size
 
 _log = get_logger(__name__)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.base.devices import nvml_fabrics
 from rallypoint.base.errors import UsageError
+from rallypoint.base.nvml import nvml_fabrics
 from rallypoint.clusters.topology import check_topology, find_domain, slurm_domain
 
 BLOCK = {"SLURM_TOPOLOGY_ADDR": "block-3.node7", "SLURM_TOPOLOGY_ADDR_PATTERN": "block.node"}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.base.devices import GpuHealth, NvmlHealth, nvml_health
+from rallypoint.base.nvml import GpuHealth, NvmlHealth, nvml_health
 from rallypoint.clusters.preflight import machine
 from rallypoint.clusters.preflight.machine import GIBIBYTE, MEBIBYTE, NO_LIMIT, Room, Xid
 from rallypoint.clusters.preflight.results import CheckInputs, CheckResult, Status

@@ -17,7 +17,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from rallypoint.base.descriptors import limits
-from rallypoint.base.devices import LIBRARY, NvmlHealth, cuda_count, nvml_health
+from rallypoint.base.devices import cuda_count
+from rallypoint.base.nvml import LIBRARY, NvmlHealth, nvml_health
 from rallypoint.clusters.preflight.results import (
     EXIT_CODES,
     CheckInputs,
