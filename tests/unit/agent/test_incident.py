@@ -13,6 +13,7 @@ from rallypoint.agent.features.incidents import (
     Incident,
     IncidentFacts,
     IncidentRecorder,
+    gpu_pieces,
     pieces_of,
     summary_of,
 )
@@ -72,3 +73,26 @@ def test_no_file_of_a_bundle_has_a_secret(tmp_path: Path) -> None:
     assert {"failure.txt", "system.txt", "environment.txt", "workers/rank_0/stdout.txt"} < set(pieces)
     assert [name for name, data in {**pieces, "incident.json": summary.encode()}.items() if b"hunter2" in data] == []
     assert "cannot reach postgres" in summary
+
+
+def _nvidia_smi(folder: Path, script: str) -> None:
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+
+
+def test_the_state_of_the_gpus_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpu_pieces() == []
+    _nvidia_smi(tmp_path, 'echo "GPU UUID: GPU-aaaa1111-0000 $*"')
+    (piece,) = gpu_pieces()
+    assert piece.name == "nvidia-smi.txt"
+    assert piece.data == b"GPU UUID: GPU-aaaa1111-0000 -q\n"
+
+
+def test_a_driver_that_hangs_costs_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rallypoint.agent.features.incidents._SMI_TIMEOUT", 0.1)
+    _nvidia_smi(tmp_path, "exec sleep 600")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (piece,) = gpu_pieces()
+    assert b"no answer within 0.1 s" in piece.data

@@ -5,7 +5,8 @@ Laws:
 1. Nothing here runs, and nothing is imported, unless a folder was given or an operator asks.
 2. The agent's loop never waits for it: each incident has a thread of its own, and the end of the run waits for
    them for `_FINISH` seconds at most.
-3. Stacks are collected at once, before workers end on SIGTERM; output is read when they have ended.
+3. Stacks and the state of the GPUs are collected at once, before workers end on SIGTERM; output is read when they have
+   ended.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import subprocess
 import sys
 import threading
 import time
@@ -63,6 +65,9 @@ _MOST_READ = 512 * 1024
 """Bytes of one output that are kept."""
 _LARGEST_RECORD = 8 * 1024 * 1024
 """Bytes of one file of the flight recorder."""
+_SMI_TIMEOUT = 10.0
+_LARGEST_STATE = 512 * 1024
+"""Bytes of what nvidia-smi prints that are kept: of eight GPUs it is about 100 KiB."""
 
 MORE_VARIABLES = "RALLYPOINT_INCIDENT_ENV"
 """The variable that names further variables that a bundle shows."""
@@ -211,12 +216,12 @@ class IncidentRecorder:
     def _keep(self, incident: Incident, facts: IncidentFacts) -> None:
         try:
             parent = os.path.join(self._folder, safe_name(facts.node.job), f"round-{max(incident.round, 0)}")
-            stacks = stack_pieces(facts)
+            early = [*stack_pieces(facts), *gpu_pieces()]
             seen = self._snapshot()
             if seen is not None:  # the coordinator is here: the state of the job, over all nodes
                 write_index(parent, index_fields(seen, incident.why, incident.headline, facts.node.host))
             _until_ended(facts)
-            pieces = bundle(summary_of(incident, facts.node), [*stacks, *pieces_of(facts.node, incident)], LIMIT)
+            pieces = bundle(summary_of(incident, facts.node), [*early, *pieces_of(facts.node, incident)], LIMIT)
             path = write_bundle(parent, f"{safe_name(facts.node.host)}-{facts.node.pid}", pieces)
         except OSError as error:
             log.error("the evidence of this failure cannot be saved in %s: %s", self._folder, error.strerror or error)
@@ -255,7 +260,8 @@ def _until_ended(facts: IncidentFacts) -> None:
 def demand(facts: IncidentFacts) -> tuple[Piece, ...]:
     """The bundle that an operator has requested: the same for a node whose workers run, in less space."""
     asked = Incident(facts.node.round, "an operator asked", "", False)
-    return bundle(summary_of(asked, facts.node), [*stack_pieces(facts), *pieces_of(facts.node, asked)], ON_DEMAND_LIMIT)
+    pieces = [*stack_pieces(facts), *gpu_pieces(), *pieces_of(facts.node, asked)]
+    return bundle(summary_of(asked, facts.node), pieces, ON_DEMAND_LIMIT)
 
 
 # The files of a bundle
@@ -311,6 +317,27 @@ def stack_pieces(facts: IncidentFacts) -> list[Piece]:
         return []
     text = "\n".join(stack_lines(stacks_of_workers(pids)))
     return [Piece("stacks.txt", f"{mask_text(text)}\n".encode(errors="replace"))]
+
+
+def gpu_pieces() -> list[Piece]:
+    """What nvidia-smi says of all GPUs; nothing on a machine without it, or without room for a temporary file."""
+    import tempfile
+
+    try:
+        with tempfile.TemporaryFile() as out:
+            smi = subprocess.Popen(["nvidia-smi", "-q"], stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            try:
+                smi.wait(_SMI_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                smi.kill()
+                with suppress(subprocess.TimeoutExpired):  # a driver that hangs keeps even a process that was killed
+                    smi.wait(1.0)
+                text = f"nvidia-smi gave no answer within {_SMI_TIMEOUT:g} s; see the kernel's log\n"
+                return [Piece("nvidia-smi.txt", text.encode())]
+            out.seek(0)
+            return [Piece("nvidia-smi.txt", _masked(out.read(_LARGEST_STATE)))]
+    except OSError:
+        return []
 
 
 def pieces_of(facts: NodeFacts, incident: Incident) -> Iterator[Piece]:
