@@ -153,13 +153,26 @@ def test_the_way_to_the_first_worker(for_first_worker: Imported) -> None:
     assert foreign(for_first_worker.modules, STANDARD) == set()
 
 
+_ON_A_NODE_WITH_A_GPU = """
+from rallypoint.agent import launch
+launch._NVIDIA_DEVICES = ("/dev/null",)
+"""
+
+
+def test_a_gpu_costs_the_first_worker_nothing(worker: str, for_first_worker: Imported) -> None:
+    found = imported(_ON_A_NODE_WITH_A_GPU + _FIRST_WORKER, worker)
+    assert found.size == for_first_worker.size
+    assert "ctypes" not in found.modules
+
+
 def test_a_job_of_one_node_needs_no_event_loop_and_no_tls(worker: str) -> None:
     assert not {"asyncio", "uvloop", "ssl", "typing"} & imported(_WHOLE_JOB, worker).modules
 
 
-def test_a_failure_and_its_report_import_nothing_of_ours() -> None:
+@pytest.mark.parametrize("node", ["", _ON_A_NODE_WITH_A_GPU], ids=["", "gpu"])
+def test_a_failure_and_its_report_import_nothing_of_ours(node: str) -> None:
     """They are imported ahead: the other nodes wait for the one, and an upgrade in place would lose the other."""
-    ran = completed([sys.executable, "-I", "-c", _PRINT + _FAILURES], env=undisturbed())
+    ran = completed([sys.executable, "-I", "-c", _PRINT + node + _FAILURES], env=undisturbed())
     assert "Root Cause" in ran.stderr, ran.stderr
     (answer,) = [line for line in ran.stdout.splitlines() if line.startswith("MODULES ")]
     modules, _ = json.loads(answer.removeprefix("MODULES "))

@@ -252,6 +252,7 @@ class Actions(Source):
         if cause is not None:
             yield steps.WorkersFailed(cause, max_restarts=self._workers.restart_limit())
         elif self.starting is None:
+            guarded("what follows the start of the workers", self._workers.when_started.close)
             if self._workers.is_recorded:
                 from rallypoint.agent.features.local_jobs import record_if_killed
 

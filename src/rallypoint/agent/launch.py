@@ -49,6 +49,9 @@ DEFAULT_SHUTDOWN_TIMEOUT = 30
 DEFAULT_RDZV_TIMEOUT = 900
 """Seconds in `rdzv_configs["timeout"]`, by default."""
 
+_NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
+"""One of these exists where programs can reach NVIDIA's driver: on Linux, and in the Linux of Windows."""
+
 _SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
@@ -441,6 +444,20 @@ def _add_what_is_asked_for(workers: WorkerController, config: LaunchConfig, para
         from rallypoint.agent.features.socket_ifname import add_socket_ifname
 
         add_socket_ifname(workers, asked.frameworks.socket_ifname)
+    if asked.recovery.gpu_memory_timeout and _sees_gpus(os.environ):
+        # Later: only a restart needs it, and a start should not pay for its imports.
+        workers.when_started.callback(_add_gpu_memory_wait, workers, asked.recovery.gpu_memory_timeout)
+
+
+def _sees_gpus(environ: Mapping[str, str]) -> bool:
+    """Whether workers may see GPUs of NVIDIA; cheap, and True if that is not certain."""
+    return environ.get("CUDA_VISIBLE_DEVICES") != "" and any(map(os.path.exists, _NVIDIA_DEVICES))
+
+
+def _add_gpu_memory_wait(workers: WorkerController, timeout: float) -> None:
+    from rallypoint.agent.features.gpu_memory import GpuMemoryWait
+
+    workers.add_preparation(GpuMemoryWait(workers, timeout))
 
 
 def _random_run_id() -> str:

@@ -125,6 +125,8 @@ class Recovery(NamedTuple):
     then the worker is killed and restarted."""
     fence: bool = False
     """Whether the workers of a node that has not heard from the control plane for the lease are killed."""
+    gpu_memory_timeout: float = 10.0
+    """Seconds that a restart waits for the GPU memory of workers that have ended; 0: do not look."""
     progress_file: str = ""
     """A file that the workers write when they have made progress, an integer or anything else; empty for none."""
 
@@ -399,6 +401,13 @@ OTHERS = _group(
         SWITCH,
         "Kill the workers of a node that has not heard from the control plane for the lease",
         bad=("1",),
+    ),
+    Flag(
+        "--gpu-memory-timeout",
+        seconds,
+        "Time that a restart waits for the GPU memory of workers that have ended; 0: do not look",
+        "SECONDS",
+        bad=("-1", "nan", "3601", "x"),
     ),
     Flag(
         "--progress-file",

@@ -119,6 +119,8 @@ class WorkerController:
         self.hang_watch: RoundWatch | None = None
         self.begin_check: Callable[[], NodeCheck] | None = None
         """Begins the user's check of this node, if there is one."""
+        self.when_started = ExitStack()
+        """Closed as soon as workers have been started: what only a restart needs is imported and added then."""
         self.is_recorded = False
         self.when_recorded = ExitStack()
         """Closed once how the job has ended is written down, if `is_recorded`."""

@@ -14,7 +14,8 @@ GPUs come in the order of the PCI bus, as in `nvidia-smi`: the first has index 0
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -191,3 +192,99 @@ def _fabric(nvml: ctypes.CDLL, number: int) -> str:
     from uuid import UUID
 
     return f"{UUID(bytes=cluster)}.{info.clique}"
+
+
+_INSUFFICIENT_SIZE = 7
+"""What a function returns if the array is too small; the count is then the size that it needs."""
+_UNKNOWN_BYTES = (1 << 64) - 1
+_SOME_PROCESSES, MOST_PROCESSES = 64, 4096
+"""The size of the first array for the processes of a GPU, and of the last one that is tried."""
+
+
+class _Memory(ctypes.Structure):
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class _ProcessInfo(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+class GpuProcess(NamedTuple):
+    """A process that has memory on a GPU: the bytes, over all MIG instances; None if the driver does not say."""
+
+    pid: int
+    used: int | None = None
+
+
+class GpuMemory(NamedTuple):
+    """The memory of one GPU in bytes, and the processes that compute on it; None for what is unknown.
+
+    Pids are those of the first pid namespace of the machine.
+    """
+
+    address: str = ""
+    uuid: str = ""
+    total: int | None = None
+    used: int | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+
+
+@contextmanager
+def nvml_kept_open(library: str = LIBRARY) -> Iterator[bool]:
+    """Keep the library initialized: calls of this file inside need not do so, which takes the driver some time.
+
+    Yields whether there is a library (its name or path) that works.
+    """
+    try:
+        nvml = ctypes.CDLL(library)
+        works = nvml.nvmlInit_v2() == 0
+    except (OSError, AttributeError):
+        works = False
+    try:
+        yield works
+    finally:
+        if works:
+            nvml.nvmlShutdown()
+
+
+def nvml_memory(library: str = LIBRARY) -> list[GpuMemory]:
+    """The memory of each GPU, and who holds it. As `nvml_devices`; may hang for as long as the driver does."""
+    return _of_each_gpu(_memory, library)
+
+
+def _memory(nvml: ctypes.CDLL, number: int) -> GpuMemory:
+    address, uuid = _device(nvml, number)
+    handle, memory = ctypes.c_void_p(), _Memory()
+    if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(number), ctypes.byref(handle)):
+        return GpuMemory(address, uuid)
+    if not _asked(nvml, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory)):
+        return GpuMemory(address, uuid, processes=_processes(nvml, handle))
+    return GpuMemory(address, uuid, memory.total, memory.used, _processes(nvml, handle))
+
+
+def _processes(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> tuple[GpuProcess, ...] | None:
+    names = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
+    ask = next((found for name in names if (found := getattr(nvml, name, None)) is not None), None)
+    room = _SOME_PROCESSES
+    while ask is not None and room <= MOST_PROCESSES:
+        count, infos = ctypes.c_uint(room), (_ProcessInfo * room)()
+        code = ask(handle, ctypes.byref(count), infos)
+        if code == _INSUFFICIENT_SIZE:
+            room = max(2 * room, count.value)
+            continue
+        return None if code else _of_each_process(infos[: min(count.value, room)])
+    return None
+
+
+def _of_each_process(infos: list[_ProcessInfo]) -> tuple[GpuProcess, ...]:
+    """A process may be listed once for each MIG instance that it uses."""
+    found: dict[int, int | None] = {}
+    for info in infos:
+        before = found.get(info.pid, 0)
+        found[info.pid] = None if before is None or info.used == _UNKNOWN_BYTES else before + info.used
+    return tuple(GpuProcess(pid, used) for pid, used in found.items())

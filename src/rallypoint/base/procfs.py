@@ -29,6 +29,14 @@ def read_proc_state(pid: int) -> str | None:
     return None if found is None else found.state
 
 
+def process_user(pid: int) -> int | None:
+    """The user id of a process; None if there is none that this user may look at."""
+    try:
+        return int(_status(pid)["Uid"].split()[0])
+    except (OSError, KeyError, ValueError, IndexError):
+        return None
+
+
 def is_uninterruptible_state(state: str | None) -> bool:
     """Whether a process in this state waits for a device or a network disk, and cannot be ended meanwhile."""
     return state == "D"

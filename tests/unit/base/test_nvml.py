@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from rallypoint.base.nvml import nvml_devices
+from rallypoint.base.nvml import (
+    MOST_PROCESSES,
+    GpuMemory,
+    GpuProcess,
+    NvmlHealth,
+    nvml_devices,
+    nvml_health,
+    nvml_kept_open,
+    nvml_memory,
+)
+from tests.nvml import StandIn, needs_compiler
 
 _LIBRARY = """
 #include <string.h>
@@ -29,7 +38,7 @@ int nvmlDeviceGetPciInfo_v3(void *handle, struct pci *info) {
 """
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for a stand-in of the library")
+@needs_compiler
 @pytest.mark.parametrize(("broken", "found"), [(0, [("0001:ab:00.0", "GPU-one"), ("", "GPU-two")]), (9, [])])
 @pytest.mark.process
 def test_the_management_library(tmp_path: Path, broken: int, found: list[tuple[str, str]]) -> None:
@@ -41,3 +50,67 @@ def test_the_management_library(tmp_path: Path, broken: int, found: list[tuple[s
 
 def test_no_management_library(tmp_path: Path) -> None:
     assert nvml_devices(str(tmp_path / "none.so")) == []
+    assert nvml_memory(str(tmp_path / "none.so")) == []
+    with nvml_kept_open(str(tmp_path / "none.so")) as works:
+        assert not works
+
+
+GIB = 1 << 30
+
+
+@needs_compiler
+@pytest.mark.process
+def test_memory_and_who_holds_it(tmp_path: Path) -> None:
+    nvml = StandIn(tmp_path)
+    nvml.answer(f"{80 * GIB} {62 * GIB} 7:{61 * GIB} 8:? 9:1 9:2 9:?", f"{80 * GIB} 5", f"- - 7:{GIB}", "80 61 -")
+    with nvml_kept_open(nvml.library) as works:
+        assert works
+        assert nvml_memory(nvml.library) == [
+            GpuMemory("0000:01:00.0", "GPU-0", 80 * GIB, 62 * GIB, (GpuProcess(7, 61 * GIB), _unknown(8), _unknown(9))),
+            GpuMemory("0000:02:00.0", "GPU-1", 80 * GIB, 5, ()),
+            GpuMemory("0000:03:00.0", "GPU-2", None, None, (GpuProcess(7, GIB),)),
+            GpuMemory("0000:04:00.0", "GPU-3", 80, 61, None),
+        ]
+
+
+def _unknown(pid: int) -> GpuProcess:
+    return GpuProcess(pid, None)
+
+
+@needs_compiler
+@pytest.mark.process
+@pytest.mark.parametrize("count", [64, 65, 300, MOST_PROCESSES + 1])
+def test_many_processes_are_known_up_to_a_limit(tmp_path: Path, count: int) -> None:
+    nvml = StandIn(tmp_path)
+    nvml.answer("9 9 " + " ".join(f"{pid}:1" for pid in range(1, count + 1)))
+    (found,) = nvml_memory(nvml.library)
+    if count > MOST_PROCESSES:
+        assert found.processes is None
+    else:
+        assert found.processes == tuple(GpuProcess(pid, 1) for pid in range(1, count + 1))
+
+
+@needs_compiler
+@pytest.mark.process
+def test_an_old_library_knows_less(tmp_path: Path) -> None:
+    nvml = StandIn(tmp_path, ["-DOLD"])
+    nvml.answer("80 61 7:61")
+    assert nvml_memory(nvml.library) == [GpuMemory("0000:01:00.0", "GPU-0")]
+    assert nvml_health(nvml.library) is None, "without error texts"
+    other = tmp_path / "other"
+    other.mkdir()
+    nvml = StandIn(other, ["-UPROCESSES", "-DPROCESSES=nvmlDeviceGetComputeRunningProcesses_v2"])
+    nvml.answer("80 61 7:61")
+    assert nvml_memory(nvml.library)[0].processes == (GpuProcess(7, 61),)
+
+
+@needs_compiler
+@pytest.mark.process
+def test_a_library_without_a_function_of_the_health_check(tmp_path: Path) -> None:
+    library = tmp_path / "libnvidia-ml.so.1"
+    source = _LIBRARY + '\nconst char *nvmlErrorString(int code) { return "none"; }\n'
+    command = ["cc", "-shared", "-fPIC", "-DBROKEN=0", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(command, input=source, text=True, check=True)
+    found = nvml_health(str(library))
+    assert isinstance(found, NvmlHealth)
+    assert f"{library} is too old" in found.trouble

@@ -1,0 +1,322 @@
+"""A restart waits for the GPU memory of workers that have ended.
+
+The driver frees the memory of a process after its death, while a restart may come some hundredths of a second later:
+new workers would then be short of memory for a reason that nobody sees.
+
+Laws of what is waited for (`judge`, which is pure):
+
+1. A process that NVML lists and that has ended still has memory: wait, and look again. One that has kept its memory for
+   a whole limit is not waited for again: it would cost every later restart as much.
+2. A live process that is ours (`base.gpu_holders.Holder`) is what the job wants: no wait, no word.
+3. A live process that is not ours and holds much memory is named once in a run. Waiting does not end it.
+4. Where pids mean nothing (another pid namespace), or the driver lists none, the used memory decides: wait for a second
+   look, and for as long as each look finds less than the one before it.
+
+Laws of the wait (`GpuMemoryWait`):
+
+5. The first workers of this agent never wait: nothing of ours has been on a GPU.
+6. Only a thread calls the driver, which may hang; there is one such thread at most. The loop starts the workers at the
+   limit, whatever the thread does.
+7. Nothing here is a failure of the node. What goes wrong is said once, and the workers start.
+8. Workers that are being ended for this round (survivors of the last one) are waited for first: until then they are
+   live processes of ours.
+
+A GPU's number in messages is its index in `nvidia-smi`. No part of this was measured on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from rallypoint.agent.sources import Preparation, guarded
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.gpu_holders import MUCH, Holder, Share, amount, held_by, holder, pids_are_ours, visible_gpus, who
+from rallypoint.base.log import get_logger, ranges
+from rallypoint.base.mailbox import Background
+from rallypoint.base.nvml import GpuMemory, nvml_kept_open, nvml_memory
+
+if TYPE_CHECKING:
+    from rallypoint.agent.spec import WorkerGroup
+    from rallypoint.agent.workers import WorkerController
+
+log = get_logger(__name__)
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.2
+"""Seconds between two looks, which double from the one to the other."""
+_SECOND_LOOK = 0.02
+"""Seconds at least between two looks that only compare memory."""
+_WORTH_A_LINE = 0.1
+"""Seconds from which a wait is logged."""
+_FEW = 8
+"""The number of processes that one line names."""
+
+
+# The rules
+
+
+class Look(NamedTuple):
+    """One look at the GPUs that the workers see, by index; and what the listed processes are, by pid, None where pids
+    mean nothing.
+    """
+
+    gpus: Mapping[int, GpuMemory]
+    holders: Mapping[int, Holder] | None
+
+
+class Verdict(NamedTuple):
+    """The memory that is waited for; and what processes hold that are not ours."""
+
+    waits_for: tuple[Share, ...] = ()
+    strangers: tuple[Share, ...] = ()
+
+
+def judge(look: Look, before: Look | None, given_up: Collection[int] = ()) -> Verdict:
+    """What follows from a look.
+
+    Args:
+        look: the look.
+        before: the previous one of the same wait.
+        given_up: pids of ended processes that are not waited for again.
+    """
+    waits_for: list[Share] = []
+    strangers: list[Share] = []
+    for index, gpu in look.gpus.items():
+        if look.holders is None or gpu.processes is None:
+            if _may_shrink(gpu, None if before is None else before.gpus.get(index), is_first=before is None):
+                waits_for.append(Share(index, 0, gpu.used))
+            continue
+        for process in gpu.processes:
+            is_what = look.holders.get(process.pid, Holder.OTHER)
+            share = Share(index, process.pid, process.used)
+            if is_what is Holder.ENDED and process.pid not in given_up:
+                waits_for.append(share)
+            elif is_what is Holder.OTHER and process.used is not None and process.used >= MUCH:
+                strangers.append(share)
+    return Verdict(tuple(waits_for), tuple(strangers))
+
+
+def _may_shrink(gpu: GpuMemory, before: GpuMemory | None, *, is_first: bool) -> bool:
+    """Whether memory alone is a reason to look again (law 4)."""
+    if gpu.used is None:
+        return False
+    return is_first or (before is not None and before.used is not None and gpu.used < before.used)
+
+
+# The looks
+
+
+def driver_looks(job: str) -> Generator[Look]:
+    """A look, each time the next one is asked for; none without NVIDIA's library, or if it does not work."""
+    own_pid, namespace_is_first = os.getpid(), pids_are_ours()
+    with nvml_kept_open() as works:
+        while works:
+            gpus = visible_gpus(nvml_memory(), os.environ)
+            pids = {process.pid for gpu in gpus.values() for process in gpu.processes or ()}
+            yield Look(gpus, {pid: holder(pid, own_pid, job) for pid in pids} if namespace_is_first else None)
+
+
+class Watch:
+    """One wait, for the thread that looks.
+
+    Args:
+        looks: the looks, each made when it is asked for.
+        given_up: pids of ended processes that are not waited for.
+    """
+
+    def __init__(self, looks: Callable[[], Generator[Look]], given_up: Collection[int] = ()) -> None:
+        self.over = threading.Event()
+        """Set when nobody waits any more."""
+        self.ended = False
+        """Whether the thread is out of the driver."""
+        self.failed = False
+        self.verdict: Verdict | None = None
+        """That of the last look; None before the first answer of the driver."""
+        self.gpus: frozenset[int] = frozenset()
+        """The GPUs whose memory was waited for."""
+        self.names: Mapping[int, str] = {}
+        """What messages call the processes that are not ours, by pid."""
+        self._looks = looks
+        self._given_up = frozenset(given_up)
+
+    def run(self) -> Watch:
+        """Look until there is nothing to wait for, on a thread."""
+        try:
+            self._look()
+        except Exception:
+            self.failed = True
+            log.exception(
+                "looking at the GPU memory failed; restarts no longer wait for it: "
+                "a defect of Rallypoint, please report it"
+            )
+        finally:
+            self.ended = True
+        return self
+
+    def _look(self) -> None:
+        before, pause = None, _FIRST_PAUSE
+        with closing(self._looks()) as looks:
+            for look in looks:
+                verdict = judge(look, before, self._given_up)
+                unnamed = {share.pid for share in verdict.strangers} - self.names.keys()
+                self.names = {**self.names, **{pid: who(pid) for pid in unnamed}}
+                self.gpus |= {share.gpu for share in verdict.waits_for}
+                self.verdict = verdict  # last: the loop may read it at any time
+                if not verdict.waits_for:
+                    return
+                compares = any(not share.pid for share in verdict.waits_for)
+                if self.over.wait(max(pause, _SECOND_LOOK) if compares else pause):
+                    return
+                before, pause = look, min(2 * pause, _LONGEST_PAUSE)
+
+
+# What a restart waits for
+
+
+class GpuMemoryWait(Preparation):
+    """The wait of one agent, in each round but its first.
+
+    Args:
+        workers: of the agent.
+        timeout: seconds that a restart waits at most.
+        looks: the looks of one wait, for a job; called and driven on its thread.
+        clock: of the limit.
+    """
+
+    def __init__(
+        self,
+        workers: WorkerController,
+        timeout: float,
+        looks: Callable[[str], Generator[Look]] = driver_looks,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.failure = self.failed_node = ""
+        self.ends_job = False
+        self._workers = workers
+        self._timeout = timeout
+        self._looks = partial(looks, workers.group.spec.rdzv_handler.get_run_id())
+        self._clock = clock
+        self._work: Background[Watch] = Background("rallypoint-gpu-memory")
+        self._due = False
+        """Whether the wait begins as soon as no survivor is being ended."""
+        self._until = math.inf
+        """When the workers start in any case; infinite while nothing is waited for."""
+        self._watch: Watch | None = None
+        """That of this round, if its thread has been started."""
+        self._last: Watch | None = None
+        """The last one whose thread was started: it may still be in the driver."""
+        self._is_silent = False
+        """Whether the driver did not answer `_last` in time."""
+        self._is_off = False
+        self._given_up: set[int] = set()
+        self._named: set[int] = set()
+
+    def begin(self, group: WorkerGroup) -> None:
+        self.cancel()
+        if self._is_off or not self._workers.started_at:
+            return
+        self._due = not (self._is_silent and self._in_driver())
+
+    def preparing(self) -> bool:
+        return self._due or self._until < math.inf
+
+    def fds(self) -> list[int]:
+        return self._work.fds()
+
+    def wake_at(self) -> float:
+        return 0.0 if self._due and not self._survivors_end() else self._until
+
+    def step(self) -> None:
+        if not guarded("the wait for GPU memory", self._step):
+            self._is_off = True
+            self.cancel()
+
+    def _step(self) -> None:
+        done, now = self._work.take(), self._clock.monotonic()
+        if self._due and not self._survivors_end():
+            self._due, self._until = False, now + self._timeout
+        if self._until == math.inf:
+            return
+        if done is not None:
+            self._conclude(done, self._timeout - (self._until - now))
+        elif now >= self._until:
+            self._give_up()
+        elif self._watch is None and not self._in_driver():  # else its end wakes the loop
+            self._start()
+
+    def cancel(self) -> None:
+        if self._watch is not None:
+            self._watch.over.set()
+        self._work.forget()
+        self._due, self._until, self._watch = False, math.inf, None
+
+    def close(self) -> None:
+        self.cancel()
+        self._work.close()
+
+    def _in_driver(self) -> bool:
+        return self._last is not None and not self._last.ended
+
+    def _survivors_end(self) -> bool:
+        """Whether processes of the previous round are being ended, as `HeldWorkers` does (law 8)."""
+        context = self._workers.pcontext
+        stop = None if context is None else context.stopping
+        return stop is not None and not stop.done
+
+    def _start(self) -> None:
+        watch = Watch(self._looks, self._given_up)
+        if self._work.start(watch.run):
+            self._watch = self._last = watch
+            self._is_silent = False
+            return
+        self.cancel()
+        log.warning("the workers start without a look at the GPU memory: this machine allows no further thread")
+
+    def _conclude(self, watch: Watch, seconds: float) -> None:
+        """The thread has nothing more to wait for."""
+        self.cancel()
+        self._is_off = watch.failed
+        self._warn_of_strangers(watch)
+        if seconds < _WORTH_A_LINE:
+            return
+        gpus = ", ".join(ranges(watch.gpus))
+        what = f"the memory of GPU {gpus}" if gpus else "an answer of NVIDIA's driver"
+        log.info("the restart waited %.2f s for %s", seconds, what)
+
+    def _give_up(self) -> None:
+        """The limit has come: say what is known, and let the workers start."""
+        watch, verdict = self._watch, None if self._watch is None else self._watch.verdict
+        self.cancel()
+        if watch is None or verdict is None:
+            self._is_silent = True
+            log.warning(
+                "the workers start without a look at the GPU memory: NVIDIA's driver has not answered within %g s",
+                self._timeout,
+            )
+            return
+        self._warn_of_strangers(watch)
+        ended = [share for share in verdict.waits_for if share.pid]
+        self._given_up |= {share.pid for share in ended}
+        texts = held_by(ended, {share.pid: f"pid {share.pid}, which has ended" for share in ended})
+        texts += [f"GPU {share.gpu}: {amount(share.used)} in use" for share in verdict.waits_for if not share.pid]
+        more = f"; and {len(texts) - _FEW} more" if len(texts) > _FEW else ""
+        log.warning(
+            "the workers start although GPU memory was not free after %g s (--gpu-memory-timeout): %s%s",
+            self._timeout,
+            "; ".join(texts[:_FEW]),
+            more,
+        )
+
+    def _warn_of_strangers(self, watch: Watch) -> None:
+        """Name each process that is not ours once in a run."""
+        shares = watch.verdict.strangers if watch.verdict is not None else ()
+        names = watch.names  # after the verdict: the thread writes them before it
+        new = [share for share in shares if share.pid not in self._named]
+        self._named |= {share.pid for share in new}
+        for text in held_by(new, names):
+            log.warning("%s, which is not part of this job", text)

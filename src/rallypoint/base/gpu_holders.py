@@ -1,0 +1,149 @@
+"""Which processes hold the memory of this machine's GPUs, and how messages name them.
+
+Laws:
+
+1. NVML's pids are those of the first pid namespace. In another one (most containers) such a number may be nobody's, or
+   another process's: nothing is then said about processes (`pids_are_ours`).
+2. A process that /proc hides (`hidepid`) has not ended: the kernel refuses a signal to it, while it knows no process
+   that has ended.
+3. Whatever /proc says of a process may be untrue a moment later. It serves messages and short waits, never a signal.
+
+A GPU's number in messages is its index in `nvidia-smi`, in the order of the PCI bus. It is not its number in a program
+that CUDA_VISIBLE_DEVICES restricts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from rallypoint.base.devices import VISIBLE, cuda_devices
+from rallypoint.base.log import printable
+from rallypoint.base.process_table import read_stat
+from rallypoint.base.procfs import process_user, read_text
+
+if TYPE_CHECKING:
+    from rallypoint.base.nvml import GpuMemory
+
+_MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
+MUCH = _GIBIBYTE
+"""Bytes from which a process on a GPU is worth a message: a program that only talks to the driver holds less."""
+_FIRST_PID_NAMESPACE = 0xEFFFFFFC
+"""The inode of the first pid namespace (PROC_PID_INIT_INO of the kernel)."""
+_MAX_ENVIRONMENT = 1 << 20
+_MAX_PARENTS = 64
+
+
+class Holder(StrEnum):
+    """What a process that holds memory is to this agent."""
+
+    ENDED = "ended"
+    OURS = "ours"
+    OTHER = "other"
+
+
+class Share(NamedTuple):
+    """Memory of the GPU with this index: its bytes, None if unknown, and the process that holds it, 0 if unknown."""
+
+    gpu: int
+    pid: int
+    used: int | None
+
+
+def pids_are_ours() -> bool:
+    """Whether NVML's pids mean the processes that /proc shows here."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def visible_gpus(found: Iterable[GpuMemory], environ: Mapping[str, str]) -> dict[int, GpuMemory]:
+    """The GPUs that a program with these variables would see, by index; all if none of them can be identified."""
+    gpus = {} if environ.get(VISIBLE) == "" else dict(enumerate(found))
+    visible = cuda_devices(environ)
+    uuids, addresses = {gpu.uuid for gpu in visible}, {gpu.address.lower() for gpu in visible}
+    chosen = {
+        index: gpu
+        for index, gpu in gpus.items()
+        if (gpu.uuid and gpu.uuid in uuids) or (gpu.address and gpu.address in addresses)
+    }
+    return chosen or gpus
+
+
+def holder(pid: int, agent: int, job: str) -> Holder:
+    """What a process is to the agent with this pid, which runs a node of this job: `OURS` is what descends from it, and
+    what another agent of the job has started on this machine.
+    """
+    stat = read_stat(pid)
+    if stat is None:
+        return Holder.OTHER if _exists(pid) else Holder.ENDED
+    if stat.ended:
+        return Holder.ENDED
+    return Holder.OURS if _descends(pid, agent) or _is_of_job(pid, job) else Holder.OTHER
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def _descends(pid: int, ancestor: int) -> bool:
+    for _ in range(_MAX_PARENTS):
+        if pid == ancestor:
+            return True
+        stat = read_stat(pid)
+        if stat is None or stat.parent <= 0:
+            return False
+        pid = stat.parent
+    return False
+
+
+def _is_of_job(pid: int, job: str) -> bool:
+    wanted = f"TORCHELASTIC_RUN_ID={job}"
+    return bool(job) and wanted in read_text(f"/proc/{pid}/environ", _MAX_ENVIRONMENT).split("\0")
+
+
+def who(pid: int) -> str:
+    """A live process for a message: `pid 4711 (python, user bob)`."""
+    name = printable(read_text(f"/proc/{pid}/comm", 64).rstrip("\n"))
+    user = process_user(pid)
+    facts = [name, "" if user is None else f"user {_user_name(user)}"]
+    known = ", ".join(filter(None, facts))
+    return f"pid {pid} ({known})" if known else f"pid {pid}"
+
+
+def _user_name(user: int) -> str:
+    from pwd import getpwuid
+
+    try:
+        return printable(getpwuid(user).pw_name)
+    except KeyError:
+        return str(user)
+
+
+def held_by(shares: Iterable[Share], names: Mapping[int, str]) -> list[str]:
+    """One text for each process: `GPU 0: 61 GiB, GPU 1: 61 GiB held by pid 4711 (python, user bob)`.
+
+    Args:
+        shares: the memory.
+        names: the text after "held by", by pid.
+    """
+    by_pid: dict[int, list[str]] = {}
+    for share in shares:
+        by_pid.setdefault(share.pid, []).append(f"GPU {share.gpu}: {amount(share.used)}")
+    return [f"{', '.join(parts)} held by {names[pid]}" for pid, parts in by_pid.items()]
+
+
+def amount(used: int | None) -> str:
+    """Bytes for a message: `61 GiB`, `300 MiB`."""
+    if used is None:
+        return "memory"
+    return f"{used / _GIBIBYTE:.0f} GiB" if used >= _GIBIBYTE else f"{used / _MEBIBYTE:.0f} MiB"

@@ -1,0 +1,90 @@
+"""Which processes hold GPU memory: what they are to an agent, and what messages call them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pwd import getpwuid
+
+import pytest
+
+from rallypoint.base import gpu_holders
+from rallypoint.base.devices import Gpu
+from rallypoint.base.gpu_holders import Holder, Share, amount, held_by, holder, visible_gpus, who
+from rallypoint.base.nvml import GpuMemory
+
+GIB = 1 << 30
+LAST_PID = (1 << 22) - 1
+"""The highest pid that Linux may give; no machine of ours has come that far."""
+
+
+@pytest.mark.process
+def test_what_a_process_is_to_an_agent() -> None:
+    own, grandparent = os.getpid(), os.getppid()
+    assert holder(own, own, "") is Holder.OURS
+    assert holder(grandparent, own, "job") is Holder.OTHER
+    assert holder(LAST_PID, own, "") is Holder.ENDED
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert holder(child.pid, own, "") is Holder.OURS
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert holder(child.pid, own, "") is Holder.ENDED, "a zombie"
+    child.communicate()
+    assert holder(child.pid, own, "") is Holder.ENDED
+
+
+@pytest.mark.process
+def test_a_process_of_another_agent_of_the_job_is_ours() -> None:
+    environ = {**os.environ, "TORCHELASTIC_RUN_ID": "job-7"}
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ)
+    assert child.stdout is not None
+    child.stdout.readline()  # from now on /proc has its own variables
+    assert holder(child.pid, LAST_PID, "job-7") is Holder.OURS
+    assert holder(child.pid, LAST_PID, "job-") is Holder.OTHER
+    assert holder(child.pid, LAST_PID, "") is Holder.OTHER
+    child.communicate(b"\n")
+
+
+def test_a_process_that_proc_hides_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_holders, "read_stat", lambda _pid: None)
+    assert holder(os.getpid(), os.getpid(), "") is Holder.OTHER
+
+
+def test_processes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/proc/self/comm", encoding="utf-8") as file:
+        name = file.read().strip()
+    user = getpwuid(os.geteuid()).pw_name
+    assert who(os.getpid()) == f"pid {os.getpid()} ({name}, user {user})"
+    assert who(LAST_PID) == f"pid {LAST_PID}"
+    monkeypatch.setattr(gpu_holders, "process_user", lambda _pid: 4_000_000_000)
+    assert who(os.getpid()).endswith(", user 4000000000)")
+
+
+def test_one_text_for_each_process() -> None:
+    shares = [Share(0, 4711, 61 * GIB), Share(1, 9, None), Share(1, 4711, 300 << 20)]
+    names = {4711: "pid 4711 (python, user bob)", 9: "pid 9"}
+    assert held_by(shares, names) == [
+        "GPU 0: 61 GiB, GPU 1: 300 MiB held by pid 4711 (python, user bob)",
+        "GPU 1: memory held by pid 9",
+    ]
+    assert [amount(used) for used in (None, 0, GIB - 1, GIB)] == ["memory", "0 MiB", "1024 MiB", "1 GiB"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "environ", "indexes"),
+    [
+        ([Gpu("0000:02:00.0", "")], {}, [1]),
+        ([Gpu("", "GPU-a"), Gpu("0000:02:00.0", "GPU-b")], {}, [0, 1]),
+        ([Gpu("", "")], {}, [0, 1, 2]),
+        ([], {}, [0, 1, 2]),
+        ([], {"CUDA_VISIBLE_DEVICES": ""}, []),
+    ],
+)
+def test_the_gpus_that_workers_see(
+    monkeypatch: pytest.MonkeyPatch, visible: list[Gpu], environ: dict[str, str], indexes: list[int]
+) -> None:
+    monkeypatch.setattr(gpu_holders, "cuda_devices", lambda _environ: visible)
+    found = [GpuMemory("0000:01:00.0", "GPU-a"), GpuMemory("0000:02:00.0", "GPU-b"), GpuMemory()]
+    assert [*visible_gpus(found, environ)] == indexes
