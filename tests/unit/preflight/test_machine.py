@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.base.nvml import GpuHealth, NvmlHealth, nvml_health
+from rallypoint.base.nvml import GpuHealth, GpuMemory, GpuProcess, NvmlHealth, nvml_health
 from rallypoint.clusters.preflight import machine
 from rallypoint.clusters.preflight.machine import GIBIBYTE, MEBIBYTE, NO_LIMIT, Room, Xid
 from rallypoint.clusters.preflight.results import CheckInputs, CheckResult, Status
@@ -171,6 +171,45 @@ def test_gpus(health: NvmlHealth | None, numbers: tuple[int, int, int], values: 
 )
 def test_gpu_memory(health: NvmlHealth | None, values: list[str], expected: str) -> None:
     assert status(machine.judge_gpu_memory(health), *values) == expected
+
+
+HELD = "GPU 0: 61 GiB held by pid 4711 (python, user bob)"
+
+
+@pytest.mark.parametrize(
+    ("health", "held", "values", "expected"),
+    [
+        (eight(), [HELD], [HELD, "end that process, or choose other GPUs by CUDA_VISIBLE_DEVICES"], "WARN"),
+        (NvmlHealth("", "570.1", (GPU._replace(errors=-1),)), [HELD, "GPU 1"], [f"{HELD}; GPU 1;"], "WARN"),
+        (eight(GPU._replace(errors=3)), [HELD], ["3 on 0000:3b:00.0"], "FAIL"),
+        (eight(), [HELD] * 10, ["; and 2 more;"], "WARN"),
+    ],
+)
+def test_gpu_memory_that_others_hold(health: NvmlHealth, held: list[str], values: list[str], expected: str) -> None:
+    assert status(machine.judge_gpu_memory(health, held), *values) == expected
+
+
+def test_who_holds_gpu_memory_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of the job itself, small ones and those that have ended are not worth a line."""
+    parent, own = os.getppid(), os.getpid()
+    gone = GpuProcess((1 << 22) - 1, 61 * GIBIBYTE)
+    first = GpuMemory("", "", None, None, (GpuProcess(parent, 61 * GIBIBYTE), gone, GpuProcess(own, GIBIBYTE)))
+    second = GpuMemory("", "", None, None, (GpuProcess(parent, GIBIBYTE - 1), GpuProcess(1, None)))
+    monkeypatch.setattr(machine, "nvml_memory", lambda: [first, second, GpuMemory()])
+    monkeypatch.setattr(machine, "nvml_health", eight)
+    monkeypatch.setattr(machine, "cuda_count", lambda _environ: 8)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(machine, "pids_are_ours", lambda: True)
+    _, memory = machine.gpus(CheckInputs())
+    assert status(memory, f"GPU 0: 61 GiB held by pid {parent} (") == "WARN"
+    assert "GPU 1" not in memory.fact
+    assert memory.fact.count("held by") == 1
+    monkeypatch.setattr(machine, "pids_are_ours", lambda: False)
+    _, memory = machine.gpus(CheckInputs())
+    assert status(memory, "GPU 0: 123 GiB held by processes that this container cannot identify") == "WARN"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    _, memory = machine.gpus(CheckInputs())
+    assert status(memory) == "PASS", "workers will use no GPU"
 
 
 LOG = [

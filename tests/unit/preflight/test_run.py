@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import PreflightError
+from rallypoint.base.gpu_holders import MUCH
 from rallypoint.clusters.preflight import dialing, machine, network, run
 from rallypoint.clusters.preflight.results import (
     EXIT_CODES,
@@ -42,6 +43,7 @@ THRESHOLDS: dict[str, list[float]] = {
     "processes": [machine.ENOUGH_PROCESSES, machine.MIN_PROCESSES],
     "host-name": [dialing.LOOK_UP, dialing.SLOW],
     "endpoint": [dialing.SLOW, dialing.LOOK_UP, dialing.CONNECT],
+    "gpu-memory": [MUCH >> 30],
     "clock": [network.MAX_OFFSET, network.HOPELESS_OFFSET],
 }
 """The numbers in the columns WARN and FAIL of the page."""

@@ -12,13 +12,14 @@ import resource
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from rallypoint.base.descriptors import limits
 from rallypoint.base.devices import cuda_count
-from rallypoint.base.nvml import LIBRARY, NvmlHealth, nvml_health
+from rallypoint.base.gpu_holders import MUCH, Holder, Share, amount, held_by, holder, pids_are_ours, visible_gpus, who
+from rallypoint.base.nvml import LIBRARY, GpuMemory, NvmlHealth, nvml_health, nvml_memory
 from rallypoint.clusters.preflight.results import (
     EXIT_CODES,
     CheckInputs,
@@ -225,6 +226,8 @@ def _number(path: str) -> int:
 
 # GPUs: what NVML says, and what the kernel's log says of them
 
+_FEW = 8
+"""The number of processes that one result names."""
 XID_HOURS = 24
 PROGRAM_XIDS = frozenset({13, 31, 32, 43, 45, 68, 69})
 """Those that a program's own mistakes cause (NVIDIA's catalogue of Xid errors); others may be the GPU's."""
@@ -236,7 +239,7 @@ def gpus(inputs: CheckInputs) -> Iterator[CheckResult]:
     has_driver = listed or os.path.exists("/proc/driver/nvidia/version")
     health = nvml_health() if has_driver else None
     yield judge_gpus(health, listed, cuda_count(os.environ) if has_driver else 0, inputs.workers)
-    yield judge_gpu_memory(health)
+    yield judge_gpu_memory(health, memory_of_others(inputs.job) if health is not None else ())
 
 
 def judge_gpus(health: NvmlHealth | None, listed: int = 0, visible: int = 0, workers: int = 0) -> CheckResult:
@@ -268,7 +271,31 @@ def judge_gpus(health: NvmlHealth | None, listed: int = 0, visible: int = 0, wor
     return passed(text)
 
 
-def judge_gpu_memory(health: NvmlHealth | None) -> CheckResult:
+def memory_of_others(job: str) -> list[str]:
+    """What processes outside the job hold of the GPUs that programs may see, one text for each process."""
+    gpus = visible_gpus(nvml_memory(), os.environ)
+    if not pids_are_ours():
+        return _unnamed(gpus)
+    shares = [share for share in _large_shares(gpus) if holder(share.pid, os.getpid(), job) is Holder.OTHER]
+    return held_by(shares, {share.pid: who(share.pid) for share in shares})
+
+
+def _large_shares(gpus: Mapping[int, GpuMemory]) -> list[Share]:
+    processes = ((index, process) for index, gpu in gpus.items() for process in gpu.processes or ())
+    return [Share(index, *process) for index, process in processes if (process.used or 0) >= MUCH]
+
+
+def _unnamed(gpus: Mapping[int, GpuMemory]) -> list[str]:
+    """One text for each GPU, where NVML's pids mean nothing."""
+    totals = Counter[int]()
+    for share in _large_shares(gpus):
+        totals[share.gpu] += share.used or 0
+    whom = "processes that this container cannot identify"
+    return [f"GPU {index}: {amount(used)} held by {whom}" for index, used in totals.items()]
+
+
+def judge_gpu_memory(health: NvmlHealth | None, held: Sequence[str] = ()) -> CheckResult:
+    """Whether the memory is sound and free; `held` says what processes outside the job have of it."""
     known = [] if health is None else [each for each in health.gpus if not each.trouble]
     if not known:
         return skipped("there is no GPU")
@@ -282,6 +309,10 @@ def judge_gpu_memory(health: NvmlHealth | None) -> CheckResult:
     pending = [each.address for each in known if each.remap_pending]
     if pending:
         return warned(f"memory is to be replaced at the next reset of {', '.join(pending)}", reset)
+    if held:
+        more = f"; and {len(held) - _FEW} more" if len(held) > _FEW else ""
+        fact = f"{'; '.join(held[:_FEW])}{more}"
+        return warned(fact, "end that process, or choose other GPUs by CUDA_VISIBLE_DEVICES")
     if all(each.errors < 0 for each in known):
         return skipped("ECC is off, or not there")
     return passed(f"no errors on {len(known)} GPUs since the driver was loaded")
