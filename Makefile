@@ -1,5 +1,6 @@
 # Every verb sets up what it needs: a virtual environment in .venv with the package and its test extras.
 PYTHON ?= python3.11
+PYTHON3 ?= python3
 VENV   := .venv
 PURE   := tests/unit tests/sim tests/transcripts tests/fuzz
 BIN    := $(VENV)/bin
@@ -17,7 +18,7 @@ FOR_AARCH64 = _PYTHON_HOST_PLATFORM=linux-aarch64 \
 # Where this says not to keep bytecode, each of the thousands of processes that tests start compiles the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check help record drift demo fuzz hops test test-all conformance-preload sweep chaos inprocess-kills sim lint docs man frameworks bench dist release-check lock clean
+.PHONY: check help record drift demo fuzz gpu hops test test-all conformance-preload sweep chaos inprocess-kills sim lint docs man frameworks bench dist release-check lock clean
 
 check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, with fewer examples, and 200 simulated jobs
 	@$(MAKE) --no-print-directory lint
@@ -67,6 +68,10 @@ sim: $(DEV)  ## 10,000 jobs in virtual time, with faults from seeds
 fuzz: $(READY)  ## each decoder of foreign bytes, guided by coverage, for FUZZ_SECONDS each (10); ARGS=TARGET for one
 	@$(PIP) --only-binary=:all: --require-hashes -r requirements/fuzz.txt || echo "without atheris, which has no build for this Python"
 	@$(BIN)/python -m tests.fuzz $(ARGS)
+
+# With the Python that has torch for the GPUs here: what it needs is there, or is not fetched.
+gpu:  ## on a machine with NVIDIA GPUs: what there is to see, as a table (PYTHON3=the Python with torch; ARGS="--help" says more)
+	@PYTHONPATH=src:. $(PYTHON3) -m tests.gpu $(ARGS)
 
 lint: $(DEV)  ## style, types and layers
 	$(BIN)/ruff check .

@@ -36,6 +36,7 @@ PARTS = (
     ),
     Part("random kills of training in process", "-m tests.inprocess_kills"),
     Part("random faults against real jobs", "-m tests.chaos --faults 40"),
+    Part("what runs on GPUs, rehearsed on processors", "-m tests.gpu --rehearse"),
     Part("decoders, guided by coverage", "-m tests.fuzz"),
 )
 

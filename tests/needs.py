@@ -25,6 +25,7 @@ BY_FOLDER = {
     "deploy": ("process",),
     "documents": ("process",),
     "faults": ("process", "root"),
+    "gpu": ("process", "torch"),
     "frameworks": ("process", "torch"),
     "jobs": ("process",),
     "packaging": ("process",),

@@ -58,6 +58,9 @@ int nvmlDeviceGetUUID(void *handle, char *uuid, unsigned size) {
 }
 int nvmlDeviceGetPciInfo_v3(void *handle, struct pci *info) { info->bus = (long)handle; return 0; }
 #ifndef OLD
+const char *nvmlErrorString(int code) { return code == 3 ? "Not Supported" : "Unknown Error"; }
+int nvmlSystemGetDriverVersion(char *version, unsigned size) { snprintf(version, size, "580.00"); return 0; }
+int nvmlDeviceGetName(void *handle, char *name, unsigned size) { snprintf(name, size, "Fake H100"); return 0; }
 int nvmlDeviceGetMemoryInfo(void *handle, struct memory *memory) {
     return sscanf(line(handle), "%llu %llu", &memory->total, &memory->used) == 2 ? 0 : 3;
 }

@@ -1,0 +1,1 @@
+"""What the workers of `tests.gpu` run. Only these import torch."""
