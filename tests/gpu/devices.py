@@ -119,7 +119,7 @@ def _check_verb(bench: Bench) -> str:
     return "; ".join(shown)
 
 
-_OF_GPUS = ("gpus", "gpu-memory", "gpu-processes", "xid")
+_OF_GPUS = ("gpus", "gpu-memory", "xid")
 
 
 def _numa(bench: Bench) -> str:

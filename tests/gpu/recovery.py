@@ -152,7 +152,7 @@ def _memory_is_free(flags: tuple[str, ...], bench: Bench) -> str:
             raise Unexpected(told)
         if _NO_WAIT not in flags:
             job.step(2, RESUME)
-    return told
+    return "the new worker has started" if bench.rehearsed else told
 
 
 def _freed(first: int, began: float) -> float:
