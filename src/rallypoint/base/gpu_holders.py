@@ -62,8 +62,9 @@ def pids_are_ours() -> bool:
 
 def visible_gpus(found: Iterable[GpuMemory], environ: Mapping[str, str]) -> dict[int, GpuMemory]:
     """The GPUs that a program with these variables would see, by index; all if none of them can be identified."""
-    gpus = {} if environ.get(VISIBLE) == "" else dict(enumerate(found))
-    visible = cuda_devices(environ)
+    gpus, visible = dict(enumerate(found)), cuda_devices(environ)
+    if not visible and VISIBLE in environ:
+        return {}
     uuids, addresses = {gpu.uuid for gpu in visible}, {gpu.address.lower() for gpu in visible}
     chosen = {
         index: gpu

@@ -80,6 +80,7 @@ def test_one_text_for_each_process() -> None:
         ([Gpu("", "")], {}, [0, 1, 2]),
         ([], {}, [0, 1, 2]),
         ([], {"CUDA_VISIBLE_DEVICES": ""}, []),
+        ([], {"CUDA_VISIBLE_DEVICES": "-1"}, []),
     ],
 )
 def test_the_gpus_that_workers_see(
