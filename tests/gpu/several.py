@@ -53,30 +53,37 @@ def _ranks_that_continue(bench: Bench) -> str:
     return f"{seconds:.3f} s to the next step; {len(kept)} of {size - 1} ranks kept their processes"
 
 
+def _on_each_node(bench: Bench, name: str) -> list[str]:
+    workers = "2" if bench.rehearsed else "gpu"
+    return [*RALLYRUN, *bench.nodes, f"--rdzv-id=gpu-{name}", f"--nproc-per-node={workers}", "--max-restarts=2"]
+
+
 def _between_nodes(bench: Bench) -> str:
-    size = int(next(flag for flag in bench.nodes if flag.startswith("--nnodes=")).partition("=")[2])
-    command = [*RALLYRUN, *bench.nodes, "--rdzv-id=gpu-collectives", "--nproc-per-node=gpu", program("collectives")]
-    done = run([*command, "nccl"], env={"NCCL_DEBUG": "INFO"})
+    command = [*_on_each_node(bench, "collectives"), program("collectives"), bench.backend]
+    done = run(command, env={"NCCL_DEBUG": "INFO"})
     events = done.events
     ways = sorted(set(re.findall(r"NET/(?:IB|Socket|OFI)(?: : Using [^\n]*)?|GDRDMA", done.out + done.err)))
     if done.code or not events or not all(event["right"] for event in events):
         raise Unexpected(f"exit code {done.code}, {events}, {done.err[-600:]}")
     event = events[0]
-    return f"{size} nodes, world size {event['world_size']}: {event['gigabytes_a_second']} GB/s; {'; '.join(ways)}"
+    told = f"{bench.backend}, world size {event['world_size']}: right; {event['gigabytes_a_second']} GB/s"
+    return "; ".join([told, *ways])
 
 
 def _killed_between_nodes(bench: Bench) -> str:
-    """Each node runs this; the first rank that hears that it is the last one of the job kills itself, once."""
+    """Each node runs this; the last rank of the job's first start kills itself."""
     folder = bench.new_folder("nodes")
-    command = [*RALLYRUN, *bench.nodes, "--rdzv-id=gpu-kill", "--nproc-per-node=gpu", "--max-restarts=2"]
-    command += [program("training"), "--backend=nccl", f"--checkpoint-dir={folder}", "--die-at=20", "--stop-after=60"]
+    command = [*_on_each_node(bench, "kill"), program("training"), f"--device={bench.device}"]
+    command += [f"--backend={bench.backend}", f"--checkpoint-dir={folder}", "--die-at=20", "--stop-after=60"]
     done = run(command)
-    again = [event for event in done.events if event["event"] == "training"]
-    if done.code or len(again) < 2:
-        raise Unexpected(f"exit code {done.code}, {len(again)} starts: {done.err[-600:]}")
-    return f"{len(again)} starts of this node's workers; the job ended with exit code 0"
+    starts = sum(event["event"] == "training" for event in done.events)
+    workers = len({event["rank"] for event in done.events})
+    if done.code or starts < 2 * workers:
+        raise Unexpected(f"exit code {done.code}, {starts} starts of {workers} workers: {done.err[-600:]}")
+    return f"{starts} starts of this node's {workers} workers; the job ended with exit code 0"
 
 
+_ON_NODES = Needs(nodes=2, rehearsal=True)
 CHECKS = (
     Check(_SEVERAL, "NVLink, and NCCL over all GPUs", "all_reduce is right; its speed", _nvlink, Needs(gpus=2)),
     Check(_SEVERAL, "the way between NCCL's ranks", "P2P or shared memory", _transport, Needs(gpus=2)),
@@ -87,12 +94,6 @@ CHECKS = (
         _ranks_that_continue,
         Needs(gpus=2),
     ),
-    Check(_NODES, "NCCL between nodes, and its network", "all_reduce is right", _between_nodes, Needs(nodes=2)),
-    Check(
-        _NODES,
-        "a worker of the last node is killed",
-        "all restart, and end well",
-        _killed_between_nodes,
-        Needs(nodes=2),
-    ),
+    Check(_NODES, "NCCL between nodes, and its network", "all_reduce is right", _between_nodes, _ON_NODES),
+    Check(_NODES, "the job's last rank is killed", "all restart and end well", _killed_between_nodes, _ON_NODES),
 )

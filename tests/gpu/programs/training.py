@@ -105,13 +105,20 @@ def batch(step: int, rank: int, size: int, device: torch.device) -> torch.Tensor
     return ((first + by * torch.arange(LENGTH + 1)) % TOKENS).to(device)
 
 
-def load(training: Training, path: Path, device: torch.device) -> int:
-    """Read the checkpoint, if there is one; returns its step, or 0."""
-    if not path.exists():
-        return 0
-    saved = torch.load(path, weights_only=True, map_location=device)
-    training.load_state_dict(saved["state"])
-    return int(saved["step"])
+def resume(round_: inprocess.Round, training: Training, path: Path, device: torch.device) -> int:
+    """Continue from the worker that is furthest, else from the checkpoint of rank 0; returns the last finished step.
+
+    Nodes need not share a file system.
+    """
+    last = round_.agree(training)
+    if last is None and dist.get_rank() == 0 and path.exists():
+        saved = torch.load(path, weights_only=True, map_location=device)
+        with inprocess.uninterrupted():
+            training.load_state_dict(saved["state"])
+            round_.memory["step"] = int(saved["step"])
+    if last is None:
+        last = round_.agree(training)
+    return round_.memory.setdefault("step", 0) if last is None else last
 
 
 def save(training: Training, step: int, path: Path) -> None:
@@ -150,10 +157,7 @@ def train(round_: inprocess.Round, options: argparse.Namespace) -> None:
     rank, size, path = dist.get_rank(), dist.get_world_size(), options.checkpoint_dir / "last.pt"
     training: Training = round_.prepared
     training.place(device)
-    last = round_.agree(training)
-    if last is None:
-        with inprocess.uninterrupted():
-            last = round_.memory["step"] = load(training, path, device)
+    last = resume(round_, training, path, device)
     model: Any = DistributedDataParallel(training.model)
     if options.compile:
         model = torch.compile(model)
