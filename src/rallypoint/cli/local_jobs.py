@@ -347,7 +347,9 @@ def show_past(job: EndedJob, options: argparse.Namespace) -> int:
 
 
 def sentence_of(job: EndedJob) -> str:
-    """How a job has ended."""
+    """How a job has ended, in the words that its control plane has for it."""
+    if job.outcome == "failed" and job.detail:
+        return f"the job has failed: {job.detail}"
     return job.detail or f"the job has {job.outcome}"
 
 
