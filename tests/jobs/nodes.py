@@ -7,8 +7,9 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tests.jobs.launching import Job, Launcher
+from tests.jobs.launching import RALLYCTL, Job, Launcher
 from tests.ports import free_port
+from tests.waiting import until
 
 SCRIPT = """
 import json, os, pathlib, sys, time
@@ -98,6 +99,23 @@ class Nodes:
         """Start an agent and wait until it hosts the control plane of a c10d job."""
         node = self.start(name, env={"LOGLEVEL": "INFO", **(env or {})})
         node.job.until_err("control plane listens on port")
+        return node
+
+    def first(self, name: str) -> Node:
+        """Start a host, and wait until it has requested a place, so that it gets group rank 0.
+
+        On a busy machine an agent listens long before it requests its own place, and another may be faster.
+        """
+        node = self.host(name)
+        port = next(line for line in node.job.err.splitlines() if "control plane listens on port" in line).split()[-1]
+        command = [*RALLYCTL, "status", "--json", f"127.0.0.1:{port}"]
+
+        def is_known() -> bool:
+            watcher = self._rallyrun.command(command)
+            watcher.ends()  # the code says that the job waits for nodes
+            return bool(json.loads("\n".join(watcher.out) or '{"nodes": []}')["nodes"])
+
+        until(is_known, f"{name} has requested a place")
         return node
 
     def up(self, names: str = "AB", *, hosted: bool = False) -> list[Node]:

@@ -208,7 +208,8 @@ def nodes_of(rallyrun: Launcher, nnodes: str, *flags: str, conf: str = "") -> No
 
 
 def two(nodes: Nodes, **env: str) -> tuple[Node, Node]:
-    return nodes.host("A"), nodes.start("B", env=env)
+    """A, which has group rank 0, and B."""
+    return nodes.first("A"), nodes.start("B", env=env)
 
 
 def who_dies_while_it_waits_is_started_anew(rallyrun: Launcher) -> None:
