@@ -262,10 +262,11 @@ class StandbyWorkers(Source):
             with suppress(OSError):
                 os.setpriority(os.PRIO_PGRP, standby.pid, os.getpriority(os.PRIO_PROCESS, 0))
         gone = dict.fromkeys(held.environment.keys() - context.envs[rank].keys())
+        held.outputs.move(0, rank)
+        context.relabel(rank, held.outputs)
         if not channel.enter(rank, round_, {**gone, **context.envs[rank]}):
             _end(held)
             return False
-        held.outputs.move(0, rank)
         if cpus := context.cpus()[rank]:
             _bind(standby.pid, cpus)
         self._workers.ensure_reaper().adopt(standby.pid)

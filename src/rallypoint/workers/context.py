@@ -558,6 +558,21 @@ class PContext(ABC):
         """Local ranks of those that wait in their processes for the next round."""
         return () if self.stopping is None else self.stopping.held
 
+    def outputs_of(self, rank: int) -> Outputs:
+        """The outputs of a worker."""
+        return self._outputs[rank]
+
+    def relabel(self, rank: int, outputs: Outputs) -> None:
+        """Label the lines of a worker as those of a local rank of this context, which will adopt it.
+
+        Call this before the worker is told:
+
+            1. it is told to enter the round, and the agent loses its processor;
+            2. the worker writes a line, which the thread that shows lines reads at once;
+            3. so a label that is changed only now comes too late for it.
+        """
+        outputs.relabel(rank, self.prefixes.get(rank, ""), int(self.envs[rank].get("RANK", rank)))
+
     def hand_over(self, rank: int) -> HeldWorker:
         """Hand a worker that waits to the context of the next round. Call this once for each."""
         if self.stopping is not None:
@@ -577,9 +592,8 @@ class PContext(ABC):
             run_to_end(self.stopping)
 
     def adopt(self, rank: int, held: HeldWorker) -> None:
-        """Take over the worker of a local rank in its process, instead of starting one."""
+        """Take over the worker of a local rank in its process, instead of starting one. After `relabel`."""
         self._processes[rank], self._outputs[rank] = held.process, held.outputs
-        held.outputs.relabel(rank, self.prefixes.get(rank, ""), int(self.envs[rank].get("RANK", rank)))
         streams = (self.stdouts, self.dest.tee_stdouts), (self.stderrs, self.dest.tee_stderrs)
         for (files, shown), path in zip(streams, held.outputs.paths(rank), strict=True):
             if path not in ("", os.devnull):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,8 @@ from rallypoint.base.kernel import until_readable
 from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
 from rallypoint.failures.failure import ProcessFailure
+from rallypoint.workers.logs.outputs import Outputs
+from rallypoint.workers.resumable import WorkerChannel
 from rallypoint.workers.stop import run_to_end
 from tests.unit.compat.test_subclass import ours
 from tests.unit.workers.rounds import Rounds, rounds_in, runs, waiting
@@ -83,6 +85,23 @@ def test_a_round_that_ends_before_it_has_begun_leaves_them_waiting(node: Node) -
     until(lambda: b"leave 0\nenter 2" in node.context.last_lines(0)())
 
 
+def test_the_lines_of_a_worker_have_their_label_before_it_is_told(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it writes then may be shown at once."""
+    order: list[str] = []
+    enter = WorkerChannel.enter
+    monkeypatch.setattr(Outputs, "relabel", lambda *_: order.append("label"))
+
+    def told(channel: WorkerChannel, rank: int, round_: int, variables: Mapping[str, str | None]) -> bool:
+        order.append("told")
+        return enter(channel, rank, round_, variables)
+
+    monkeypatch.setattr(WorkerChannel, "enter", told)
+    node.ends()
+    node.enters(1)
+    assert node.starts() == (0, 1)
+    assert order == ["label", "told"] * 2
+
+
 def test_one_that_reads_no_more_is_ended_and_started_anew(node: Node) -> None:
     pids = node.context.pids()
     node.ends()
@@ -116,9 +135,13 @@ def test_nothing_of_workers_that_cannot_be_told_is_left(node: Node) -> None:
 def test_only_the_owner_of_a_stop_steps_it(node: Node) -> None:
     """Who else found it done would take its last wake-up away from the owner."""
     assert node.held.all_announced()
+    for pid in node.context.pids().values():  # or they might have left before the stop is looked at first
+        os.kill(pid, signal.SIGSTOP)
     stop = node.held.begin_release(node.context, signal.SIGTERM, TIMEOUT, 0.0, sent=False)
     owner = WorkersStop(lambda: WorkersStopped(True, waiting=True))
     assert owner.begin(stop) is None
+    for pid in node.context.pids().values():
+        os.kill(pid, signal.SIGCONT)
     for rank in (0, 1):
         until(lambda rank=rank: (node.rounds.folder / f"left.{rank}.0").exists())  # type: ignore[misc]
     for _ in range(3):
