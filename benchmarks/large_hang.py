@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 
 from benchmarks.case import OURS, THEIRS, Budget, Case, Row, Settings, in_turn, row
-from rallypoint.agent.features.hangs import render_report
 from rallypoint.control.coordinator.collection import HangCollection
 from rallypoint.control.membership.state import NodeId, NodeInfo, Participant, State
 from rallypoint.control.protocol.messages import CollectedPart, CollectionEnded, CollectRequested, Notification, Taken
+from rallypoint.features.hangs.evidence import render_report
 from rallypoint.observe.hangs.messages import (
     Collective,
     Frame,

@@ -22,12 +22,12 @@ from pathlib import Path
 import pytest
 
 from rallypoint.agent.facts import WorkerFacts
-from rallypoint.agent.features.incidents import Incident, flight_recorder_paths, pieces_of
-from rallypoint.agent.features.local_jobs import local_jobs
 from rallypoint.agent.folder import steps_of_workers
 from rallypoint.base.secrets import new_secret
 from rallypoint.control.membership.state import Close, Settings
 from rallypoint.control.protocol.observation import StopCommand
+from rallypoint.features.incidents import Incident, flight_recorder_paths, pieces_of
+from rallypoint.features.local_jobs import local_jobs
 from rallypoint.store.server import STORE_VARIABLE
 from rallypoint.workers.resumable import WorkerChannel
 from tests import typed_requests as wire

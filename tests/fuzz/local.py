@@ -17,8 +17,8 @@ from unittest.mock import patch
 
 from rallypoint import notices
 from rallypoint.agent import signals
-from rallypoint.agent.features.round_setup import PeerRecord, decode_record, encode_record
 from rallypoint.agent.folder import WorkerFolder, _integer
+from rallypoint.agent.round_setup import PeerRecord, decode_record, encode_record
 from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.base.secrets import ETCD_PASSWORD, SECRET, etcd_password, job_secret
@@ -316,7 +316,7 @@ TARGETS = {
     "peer-records": Target(
         peer_records,
         lambda: [encode_record(_PEER), encode_record(_PEER._replace(address="2001:db8::1", ports={}))],
-        ("agent/features/round_setup.py",),
+        ("agent/round_setup.py",),
     ),
     "progress": Target(
         progress,

@@ -19,9 +19,9 @@ STARTED = "the workers start although GPU memory was not free after 0.5 s (--gpu
 
 _ON_A_NODE_WITH_A_GPU = """
 import sys
-from rallypoint.agent import launch
+from rallypoint.features import table
 from rallypoint.base import gpu_holders
-launch._NVIDIA_DEVICES = ("/dev/null",)
+table.NVIDIA_DEVICES = ("/dev/null",)
 gpu_holders.pids_are_ours = lambda: True  # the pids of the stand-in are those of this namespace, also in a container
 from rallypoint.cli.rallyrun import main
 sys.exit(main())

@@ -14,7 +14,7 @@ from rallypoint.agent.steps import (
     DrainArrived,
     End,
     Event,
-    FailHung,
+    FailNode,
     ForwardSignal,
     KeepNobody,
     KillWorkers,
@@ -22,9 +22,7 @@ from rallypoint.agent.steps import (
     NodeChecked,
     PostNotice,
     PostStopNotice,
-    PreemptionRequested,
     RequestJoin,
-    RequeueJob,
     SetTimer,
     SignalArrived,
     StartWorkers,
@@ -73,6 +71,8 @@ from rallypoint.control.protocol.messages import (
     RoundEnded,
 )
 from rallypoint.failures.cause import Cause, Ending
+from rallypoint.features.hangs.rules import HangRules, OnHang
+from rallypoint.features.preemption.rules import RULES, PreemptionRequested, RequeueJob
 from rallypoint.rendezvous.elastic import ControlPlane, ElasticHandler
 from tests.sim.election import SimCandidate
 from tests.sim.hangs import SimSigns
@@ -88,6 +88,8 @@ if TYPE_CHECKING:
 
 
 _CHECKS_THAT_FAIL = 0.15
+_RULES = (RULES, HangRules(1.0, OnHang.REPORT).rules())
+"""Those of the features that all agents here have."""
 """The share of checks of a node that fail before the calm."""
 
 
@@ -265,7 +267,7 @@ class Agent:
             self.place = event.placement
         self._answer(event)
         before = self.status
-        self.status, steps = decide(before, event)
+        self.status, steps = decide(before, event, _RULES)
         if isinstance(event, RoundEnded) and event.end.cause is not None and event.end.cause.is_of(before.failure):
             self._is_checked = not before.checks_node
         self.job.world.note(self.process, "%s on %s: %s", before.phase.name, event, steps)
@@ -481,7 +483,7 @@ class Agent:
         ForwardSignal: _do_nothing,
         SetTimer: _do_set_timer,
         LogLine: _do_nothing,
-        FailHung: _do_nothing,
+        FailNode: _do_nothing,
         End: _do_end,
     }
 

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from rallypoint.agent.features.preemption import REQUEST
+from rallypoint.features.preemption.slurm import REQUEST
 from tests.jobs.launching import RALLYRUN
 from tests.slurm.jobs import SlurmJob, SlurmJobs
 

@@ -154,8 +154,8 @@ def test_the_way_to_the_first_worker(for_first_worker: Imported) -> None:
 
 
 _ON_A_NODE_WITH_A_GPU = """
-from rallypoint.agent import launch
-launch._NVIDIA_DEVICES = ("/dev/null",)
+from rallypoint.features import table
+table.NVIDIA_DEVICES = ("/dev/null",)
 """
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from signal import SIGKILL, Signals
 
 from rallypoint.agent import steps
@@ -29,29 +29,24 @@ from rallypoint.base.errors import (
     RallypointError,
     SignalException,
 )
-from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_name
 from rallypoint.control.membership.state import Drain, Fail, NodeInfo, Outcome, Preempt, PreemptJob, Succeed, Verdict
 from rallypoint.control.protocol import messages
 from rallypoint.control.protocol.errors import RendezvousClosedError, RendezvousError, error_of
-from rallypoint.control.protocol.messages import ConfigDiffers, JobEnded, LeaveRequest, ProgressRequest
+from rallypoint.control.protocol.messages import ConfigDiffers, JobEnded, LeaveRequest, LinkDown, ProgressRequest
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.notices import PREEMPTION
 from rallypoint.rendezvous.handler import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
 from rallypoint.workers.process import is_shortage
 
 if TYPE_CHECKING:
-    from rallypoint.agent.features.drills import Drills
-    from rallypoint.agent.features.live_line import LiveLine
-    from rallypoint.agent.features.node_check import NodeCheck
-    from rallypoint.agent.features.preemption import SlurmRequeue
-    from rallypoint.agent.features.reports import Reporter, Request
+    from rallypoint.agent.feature import FeatureSet
+    from rallypoint.agent.sources import Gate
 
 log = get_logger(__name__)
 
-_LIVE_EVERY = 1.0
-"""Seconds between queries for progress if a terminal shows it."""
 _NO_START = RallypointError, OSError, RuntimeError, MemoryError
 """What is raised where workers cannot be started: `can't start new thread` is a RuntimeError."""
 _SHORTAGE_TIMEOUT, _SHORTAGE_PAUSE = 3.0, 0.25
@@ -83,16 +78,14 @@ class Actions(Source):
         fenced = workers.group.spec.features.recovery.fence
         self._confirmation = Confirmation(rendezvous, fence=workers.fence if fenced else None)
         self.fence = self._confirmation if fenced else None
-        self._live_line: LiveLine | None = None
-        """Shows on a terminal what is waited for."""
         self._query_every = FIRST_PROGRESS_REQUEST
         """Seconds between queries for the progress of others."""
         self._timers: dict[Timer, float] = {}
         """When each fires, on the clock."""
         self.stop = WorkersStop(self._stopped)
         """The stop of the workers."""
-        self._check: NodeCheck | None = None
-        """The user's check of this node, while it runs."""
+        self._check: Gate | None = None
+        """What has to pass before this node requests a place, while it runs."""
         self.starting: steps.StartWorkers | None = None
         """The start that is due as soon as its preparations are done, and it is certain that its round still stands."""
         self._start_failure: Cause | None = None
@@ -110,102 +103,81 @@ class Actions(Source):
         self._announced: Cause | None = None
         """The last failure of this node's workers."""
         self._finished_at = 0.0
-        self._reporter: Reporter | None = None
-        self._drills: Drills | None = None
-        self._requeue: SlurmRequeue | None = None
+        self.at_end: list[Callable[[], str]] = []
+        """Texts that belong to the reason of the end; each may wait for what it tells."""
+        self.features: FeatureSet | None = None
+        """Carry out their own steps."""
 
-    def carry_out(self, step: steps.Step, round_: int) -> None:  # noqa: C901 - a table
-        """Carry out a step of the policy, which belongs to this round."""
-        workers = self._workers
-        match step:
-            case steps.LogLine(live=live):
-                if not (live[0] and self._shows_live(live)):
-                    self._log(step.text, warning=step.warning)
-            case steps.RequestJoin():
-                self._join(step)
-            case steps.StartWorkers():
-                self._start(step)
-            case Drain() | Preempt() | PreemptJob() | LeaveRequest():
-                self._rendezvous.send(step)
-            case steps.SetTimer(timer=timer, seconds=seconds):
-                self._timers[timer] = self._clock.monotonic() + seconds
-                if timer is Timer.SIGNAL:
-                    self.last, self._held = None, self.last
-            case Fail():
-                self._fail(step)
-            case steps.FailHung(ends_job=ends_job):
-                cause = node_failure(step.text, Ending.HANG, exitcode=1)
-                self._fail(Fail(step.round, cause, 0 if ends_job else workers.restart_limit()))
-            case Succeed():
-                self._succeed()
-            case steps.CheckNode():
-                assert workers.begin_check is not None, "only where the user has a check"
-                self._check = workers.begin_check()
-            case steps.StopWorkers():
-                self._stop(step)
-            case steps.KeepNobody():
-                workers.keep_nobody(step.signal, failed=step.failed)
-            case steps.KillWorkers():
-                log.warning("Killing the workers")
-                self.stop.kill_now()
-                if self._check is not None:
-                    self._check.kill_now()
-            case steps.ForwardSignal(signal=number):
-                log.info("Received %s for the workers", signal_name(number))
-                workers.forward(number)
-            case steps.PostNotice():
-                workers.folder.post(step.reason, step.node, round_, step.seconds, waits=True)
-            case steps.PostStopNotice():
-                workers.folder.post(PREEMPTION, "", round_, workers.grace.of(failed=False), waits=False)
-            case steps.WithdrawNotice():
-                workers.folder.withdraw()
-            case steps.RequeueJob():
-                self._requeue_job()
-            case steps.End():
-                self._end(step)
+        self._steps: Mapping[type, Callable[[Any], None]] = {
+            steps.LogLine: lambda step: self._log(step.text, warning=step.warning),
+            steps.RequestJoin: self._join,
+            steps.StartWorkers: self._start,
+            **dict.fromkeys((Drain, Preempt, PreemptJob, LeaveRequest), rendezvous.send),
+            steps.SetTimer: self._set_timer,
+            Fail: self._fail,
+            steps.FailNode: self._fail_node,
+            Succeed: self._succeed,
+            steps.CheckNode: self._begin_check,
+            steps.StopWorkers: self._stop,
+            steps.KeepNobody: lambda step: workers.keep_nobody(step.signal, failed=step.failed),
+            steps.KillWorkers: self._kill,
+            steps.ForwardSignal: self._forward,
+            steps.PostNotice: self._post_notice,
+            steps.PostStopNotice: self._post_stop_notice,
+            steps.WithdrawNotice: lambda _step: workers.folder.withdraw(),
+            steps.End: self._end,
+        }
+        self._notifications: Mapping[type, Callable[[Any], None]] = {
+            **dict.fromkeys((messages.Confirmed, LinkDown, messages.LinkUp), self._confirmation.heard),
+            messages.OperatorAction: lambda event: self._log(event.text),
+            ConfigDiffers: self._on_config_differs,
+        }
+        self._round = -1
+        """The present round."""
 
-    def hear(self, event: steps.Event, round_: int) -> None:
-        """Do what follows from an event whatever the policy decides. `round_`: the present one."""
-        self._confirmation.heard(event)
-        match event:
-            case messages.OperatorAction(text=text):
-                self._log(text)
-            case ConfigDiffers(differences=differences):
-                for difference in differences:
-                    self._log(f"{difference.sentence('this node')}; give all nodes of a job the same")
-            case (
-                messages.ReportRequested()
-                | messages.CollectRequested()
-                | messages.CollectedPart()
-                | messages.CollectionEnded()
-            ):
-                self._report(event, round_)
-            case messages.FaultRequested():
-                self._drill(event)
-            case messages.HangReport() if self._drills is not None:
-                guarded("a drill", self._drills.end_hang)
-            case _:
-                pass
+    def carry_out(self, step: steps.Step, round_: int) -> None:
+        """Carry out a step of the policy, or of a feature's rules, which belongs to this round."""
+        self._round = round_
+        handle: Callable[[Any], object] | None = self._steps.get(type(step))
+        if handle is None:
+            assert self.features is not None, "only features have steps of their own"
+            handle = self.features.steps[type(step)]
+        handle(step)
 
-    def _drill(self, request: messages.FaultRequested) -> None:
-        guarded("a drill", self._begin_drill, request)
+    def hear(self, event: steps.Event) -> None:
+        """Do what follows from an event whatever the policy decides."""
+        if (handle := self._notifications.get(type(event))) is not None:
+            handle(event)
 
-    def _begin_drill(self, request: messages.FaultRequested) -> None:
-        if self._drills is None:
-            from rallypoint.agent.features.drills import Drills
+    def _on_config_differs(self, event: ConfigDiffers) -> None:
+        for difference in event.differences:
+            self._log(f"{difference.sentence('this node')}; give all nodes of a job the same")
 
-            self._drills = Drills(self._workers)
-        self._drills.begin(request)
+    def _set_timer(self, step: steps.SetTimer) -> None:
+        self._timers[step.timer] = self._clock.monotonic() + step.seconds
+        if step.timer is Timer.SIGNAL:
+            self.last, self._held = None, self.last
 
-    def _report(self, request: Request, round_: int) -> None:
-        guarded("a report about this node", self._begin_report, request, round_)
+    def _begin_check(self, _step: steps.CheckNode) -> None:
+        assert self._workers.gate is not None, "only where something has to pass"
+        self._check = self._workers.gate()
 
-    def _begin_report(self, request: Request, round_: int) -> None:
-        if self._reporter is None:
-            from rallypoint.agent.features.reports import Reporter
+    def _kill(self, _step: steps.KillWorkers) -> None:
+        log.warning("Killing the workers")
+        self.stop.kill_now()
+        if self._check is not None:
+            self._check.kill_now()
 
-            self._reporter = Reporter(self._workers, self._rendezvous.send)
-        self._reporter.take(request, round_)
+    def _forward(self, step: steps.ForwardSignal) -> None:
+        log.info("Received %s for the workers", signal_name(step.signal))
+        self._workers.forward(step.signal)
+
+    def _post_notice(self, step: steps.PostNotice) -> None:
+        self._workers.folder.post(step.reason, step.node, self._round, step.seconds, waits=True)
+
+    def _post_stop_notice(self, _step: steps.PostStopNotice) -> None:
+        seconds = self._workers.grace.of(failed=False)
+        self._workers.folder.post(PREEMPTION, "", self._round, seconds, waits=False)
 
     # What was begun, for the loop to drive
 
@@ -252,15 +224,11 @@ class Actions(Source):
         if cause is not None:
             yield steps.WorkersFailed(cause, max_restarts=self._workers.restart_limit())
         elif self.starting is None:
-            guarded("what follows the start of the workers", self._workers.when_started.close)
-            if self._workers.is_recorded:
-                from rallypoint.agent.features.local_jobs import record_if_killed
-
-                record_if_killed(self._workers)
             if self._rendezvous.hosts_coordinator:  # which needs it at a failure, before it tells the others
                 import rallypoint.control.membership.endings  # noqa: F401
             if step.placement.group_rank == 0 and self._workers.remaining():
                 self._rendezvous.tell_next_store(step.placement.round)
+            yield steps.WorkersStarted(step.placement.round)
 
     def _start_workers(self, step: steps.StartWorkers) -> Cause | None:
         """Start the workers. Returns why that is not possible; None if it was, or is tried again (`starting`).
@@ -293,32 +261,13 @@ class Actions(Source):
 
     def _query_progress(self, now: float) -> None:
         self._query_every = min(2 * self._query_every, MAX_PROGRESS_INTERVAL)
-        if self._live_line is not None:
-            self._query_every = _LIVE_EVERY
-            guarded("the live line", self._live_line.redraw, now)
         self._timers[Timer.PROGRESS] = now + self._query_every
         if not self.stop.in_progress:  # otherwise it waits for its own workers
             self._rendezvous.send(ProgressRequest())
 
-    def _shows_live(self, words: tuple[str, str]) -> bool:
-        """Show the progress on the terminal; returns whether there is one."""
-        now = self._clock.monotonic()
-        if self._live_line is None:
-            from rallypoint.agent.features.live_line import LiveLine, shows_live_line
-
-            if not shows_live_line():
-                return False
-            self._live_line = LiveLine(self._workers.group.join_requested_at)
-            self._timers[Timer.PROGRESS] = now + _LIVE_EVERY
-        guarded("the live line", self._live_line.show, words, now)
-        return True
-
     def waits_no_longer(self) -> None:
         """This node does not wait for others any more. Idempotent."""
         self._timers.pop(Timer.PROGRESS, None)
-        if self._live_line is not None:
-            guarded("the live line", self._live_line.end)
-            self._live_line = None
 
     # The end of what runs
 
@@ -334,8 +283,8 @@ class Actions(Source):
             raise
         finally:
             self._ended()
-            if self._reporter is not None:
-                guarded("a report about this node", self._reporter.close)
+            for leave in self._workers.hooks.leave:
+                guarded("what a feature still has to tell", leave)
 
     def _stopped(self) -> steps.WorkersStopped:
         self._workers.group.state = WorkerState.STOPPED
@@ -360,16 +309,15 @@ class Actions(Source):
             self._rendezvous.keep_place()
             return
         self._confirmation.requests_place()
-        self._rendezvous.join(
-            NodeInfo(
-                *(spec.role, spec.local_world_size, "", 0),  # its rendezvous adds where it listens
-                max_restarts=spec.max_restarts,
-                program=spec.get_program_name(),
-                restarts_workers=self._workers.restarts_all(),
-                domain=spec.features.topology.node_domain,
-            ),
-            keeps_place=self._workers.begin_check is None,
+        node = NodeInfo(
+            *(spec.role, spec.local_world_size, "", 0),  # its rendezvous adds where it listens
+            max_restarts=spec.max_restarts,
+            program=spec.get_program_name(),
+            restarts_workers=self._workers.restarts_all(),
         )
+        for describe in self._workers.hooks.node_info:
+            node = describe(node)
+        self._rendezvous.join(node, keeps_place=self._workers.gate is None)
 
     def _start(self, step: steps.StartWorkers) -> None:
         self.last = self._held = None
@@ -401,7 +349,11 @@ class Actions(Source):
                 if rank == cause.rank:
                     self._announced = cause._replace(message=failure.text)
 
-    def _succeed(self) -> None:
+    def _fail_node(self, step: steps.FailNode) -> None:
+        limit = 0 if step.ends_job else self._workers.restart_limit()
+        self._fail(Fail(step.round, node_failure(step.text, step.ending, exitcode=1), limit))
+
+    def _succeed(self, _step: Succeed) -> None:
         self._finished_at = self._clock.monotonic()
         self._workers.folder.end_round()
         self._workers.on_succeeded()
@@ -422,13 +374,6 @@ class Actions(Source):
         self._workers.folder.end_round()
         if (stopped := self.stop.begin(self._workers.stop(step))) is not None:
             self._post(stopped)
-
-    def _requeue_job(self) -> None:
-        preemption = self._workers.group.spec.features.preemption
-        if preemption.requeue:
-            from rallypoint.agent.features.preemption import SlurmRequeue
-
-            self._requeue = SlurmRequeue(preemption.requeue, os.environ)
 
     # The end
 
@@ -465,7 +410,7 @@ class Actions(Source):
         text = f"the job was preempted, since {verdict.detail}"
         if saved is not None:
             text += f"; {'all' if saved else 'not all'} workers of this node have saved"
-        return JobPreempted(text if self._requeue is None else f"{text}; {self._requeue.finish()}")
+        return JobPreempted("; ".join([text, *(more() for more in self.at_end)]))
 
     def _result_of_failure(self, verdict: Verdict, last: RunResult) -> RunResult:
         group = self._workers.group

@@ -25,7 +25,7 @@ from rallypoint.agent.sources import guarded
 from rallypoint.agent.spec import WorkerGroup, WorkerState, node_failure
 from rallypoint.agent.steps import (
     Event,
-    FailHung,
+    FailNode,
     RequestJoin,
     StartWorkers,
     Step,
@@ -37,7 +37,7 @@ from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, ParamSpec, Protocol
 from rallypoint.control.membership.state import Fail
 from rallypoint.control.protocol.messages import HangReport, JobEnded, OperatorAction, Placed, RoundEnded
-from rallypoint.failures.cause import Cause, Ending
+from rallypoint.failures.cause import Cause
 from rallypoint.failures.texts import first_line
 from rallypoint.observe.telemetry import agent_events as events
 from rallypoint.observe.telemetry.agent_events import Event as TorchEvent
@@ -380,8 +380,8 @@ class AgentEventLog:
                     self._enter(NodePhase.STARTING)
                 case Fail(cause=cause):
                     self._failed(cause)
-                case FailHung(text=text):
-                    self._failed(node_failure(text, Ending.HANG, exitcode=1))
+                case FailNode(text=text, ending=ending):
+                    self._failed(node_failure(text, ending, exitcode=1))
                 case StopWorkers() if before.phase is not Phase.CHECKING:  # then it is the check that is stopped
                     self._enter(NodePhase.STOPPING)
                 case _:

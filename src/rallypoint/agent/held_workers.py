@@ -26,9 +26,9 @@ from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals
 
 from rallypoint.agent.sources import Preparation
 from rallypoint.agent.spec import WorkerGroup
-from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
-from rallypoint.workers.resumable import LeavingWorkers, StandbyFacts, WorkerChannel
+from rallypoint.workers.resumable import LeavingWorkers, WorkerChannel
 
 if TYPE_CHECKING:
     from rallypoint.agent.signals import GracePeriods
@@ -43,21 +43,6 @@ _ENTRY_SECONDS = 10.0
 waiting whether the failure is the echo of another's (`inprocess.rounds`)."""
 _FROM_OUTSIDE = frozenset((SIGHUP, SIGINT, SIGKILL, SIGTERM))
 """Signals that end a worker from outside, and say nothing about it."""
-
-
-class StandbySource(Protocol):
-    """Has processes ready that take the places of workers (`standby_workers`)."""
-
-    def facts(self) -> tuple[StandbyFacts, ...]:
-        """What is known of them."""
-        ...
-
-    def holds_folder(self) -> bool:
-        """Whether one waits in the folder that is shared with workers."""
-        ...
-
-    def enter(self, context: PContext) -> None:
-        """Let those that wait take the places of a context that is not started yet and has no process for these."""
 
 
 def find_held_workers(group: WorkerGroup, grace: GracePeriods, *, keeps_workers: bool) -> HeldWorkers | None:

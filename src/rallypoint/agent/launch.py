@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 
+from rallypoint.agent.feature import admit, served
 from rallypoint.agent.loop import run_agent
 from rallypoint.agent.options import Features
 from rallypoint.agent.rendezvous_client import RendezvousClient
@@ -35,7 +36,6 @@ from rallypoint.rendezvous.handler import get_rendezvous_handler
 from rallypoint.rendezvous.params import RendezvousParameters
 
 if TYPE_CHECKING:
-    from rallypoint.base.http import Access, Handler
     from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.report import ChildFailedError
     from rallypoint.observe.health import HealthCheckServer, ProgressProbe
@@ -48,9 +48,6 @@ DEFAULT_SHUTDOWN_TIMEOUT = 30
 
 DEFAULT_RDZV_TIMEOUT = 900
 """Seconds in `rdzv_configs["timeout"]`, by default."""
-
-_NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
-"""One of these exists where programs can reach NVIDIA's driver: on Linux, and in the Linux of Windows."""
 
 _SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
@@ -281,11 +278,7 @@ def launch_agent(
     neighbors: AbstractContextManager[object] = nullcontext() if alone else register_on_host(parameters, os.environ)
     with ignore_signals_at_exit(), neighbors:
         try:
-            if config.features.checks.preflight:
-                from rallypoint.agent.features.preflight import check_node
-
-                log_dir = str(config.logs_specs.root_log_dir or "")
-                check_node(config.features.checks.preflight, log_dir, config.nproc_per_node, parameters)
+            admit(config, parameters)
             workers = _workers(config, entrypoint, args, parameters)
             health = _health(workers, config, health_check_server)
             return _run(workers, health, config.role, program_name(entrypoint, args))
@@ -295,9 +288,7 @@ def launch_agent(
         finally:
             config.logs_specs.clean_up()
             if workers is not None:
-                from rallypoint.agent.features.local_jobs import record_end
-
-                record_end(workers, ended_by)
+                workers.finish(ended_by)
             ended_by = None  # its traceback has this frame
 
 
@@ -358,11 +349,6 @@ def _workers(
     config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: list[Any], parameters: RendezvousParameters
 ) -> WorkerController:
     failure_grace = parameters.get_as_seconds("failure_grace", 0.0) if "failure_grace" in parameters.config else None
-    features = config.features
-    if given := features.topology.node_domain:
-        from rallypoint.clusters.topology import node_domain
-
-        features = features._replace(topology=features.topology._replace(node_domain=node_domain(given)))
     spec = WorkerSpec(
         role=config.role,
         local_world_size=config.nproc_per_node,
@@ -377,7 +363,7 @@ def _workers(
         duplicate_stdout_filters=config.duplicate_stdout_filters,
         duplicate_stderr_filters=config.duplicate_stderr_filters,
         virtual_local_rank=config.virtual_local_rank,
-        features=features,
+        features=config.features,
         in_place_of=IN_PLACE_OF.get(),
     )
     assert config.logs_specs is not None
@@ -390,8 +376,7 @@ def _workers(
         config.start_method,
         config.log_line_prefix_template,
     )
-    workers.is_recorded = True
-    _add_what_is_asked_for(workers, config, parameters)
+    workers.is_launched, workers.max_nodes = True, parameters.max_nodes
     return workers
 
 
@@ -403,61 +388,7 @@ def _health(
         return nullcontext()
     from rallypoint.observe.health import health_check
 
-    def pages() -> tuple[Handler, Access]:
-        from rallypoint.agent.features.pages import AgentPages
-
-        return AgentPages(workers, config.rdzv_configs).begin()
-
-    return health_check(server, pages)
-
-
-def _add_what_is_asked_for(workers: WorkerController, config: LaunchConfig, parameters: RendezvousParameters) -> None:
-    """Add the parts that only some runs have, and that only those import."""
-    asked = config.features
-    if asked.output.incident_dir:
-        from rallypoint.agent.features.incidents import record_incidents
-
-        record_incidents(workers, asked.output.incident_dir)
-
-    if asked.hangs.hang_timeout:
-        from rallypoint.agent.features.hangs import add_hang_watch
-
-        add_hang_watch(workers, asked.hangs.hang_timeout)
-    if asked.checks.preflight:
-        from rallypoint.agent.features.round_setup import add_mesh
-
-        add_mesh(workers, asked.checks.preflight, parameters.max_nodes)
-    if asked.checks.node_check:
-        from rallypoint.agent.features.node_check import NodeCheck
-
-        command, timeout = asked.checks.node_check, asked.checks.node_check_timeout
-        workers.begin_check = lambda: NodeCheck(command, timeout, workers.ensure_reaper())
-    if asked.recovery.standby:
-        from rallypoint.agent.standby_workers import add_standby_workers
-
-        add_standby_workers(workers, asked.recovery.standby)
-    if asked.frameworks.worker_env:
-        from rallypoint.agent.features.worker_env import add_worker_env
-
-        add_worker_env(workers, asked.frameworks.worker_env, parameters.max_nodes)
-    if asked.frameworks.socket_ifname:
-        from rallypoint.agent.features.socket_ifname import add_socket_ifname
-
-        add_socket_ifname(workers, asked.frameworks.socket_ifname)
-    if asked.recovery.gpu_memory_timeout and _sees_gpus(os.environ):
-        # Later: only a restart needs it, and a start should not pay for its imports.
-        workers.when_started.callback(_add_gpu_memory_wait, workers, asked.recovery.gpu_memory_timeout)
-
-
-def _sees_gpus(environ: Mapping[str, str]) -> bool:
-    """Whether workers may see GPUs of NVIDIA; cheap, and True if that is not certain."""
-    return environ.get("CUDA_VISIBLE_DEVICES") != "" and any(map(os.path.exists, _NVIDIA_DEVICES))
-
-
-def _add_gpu_memory_wait(workers: WorkerController, timeout: float) -> None:
-    from rallypoint.agent.features.gpu_memory import GpuMemoryWait
-
-    workers.add_preparation(GpuMemoryWait(workers, timeout))
+    return health_check(server, lambda: served(workers, config.rdzv_configs))
 
 
 def _random_run_id() -> str:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from signal import SIGKILL, SIGTERM
 
 from rallypoint.agent.actions import Actions
+from rallypoint.agent.feature import Agent, FeatureSet, Load
 from rallypoint.agent.policy import Phase, PolicyState, begin, decide
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.signals import handled_signals
@@ -22,6 +23,7 @@ from rallypoint.agent.steps import (
     SignalArrived,
     WorkersFailed,
     WorkersFenced,
+    WorkersStarted,
     WorkersSucceeded,
 )
 from rallypoint.agent.workers import WorkerController
@@ -37,8 +39,6 @@ from rallypoint.control.protocol.messages import DrainRequested
 from rallypoint.observe.telemetry.lazy import handlers_beside, metrics_wanted, profiled
 
 if TYPE_CHECKING:
-    from rallypoint.agent.features.local_jobs import LocalFile
-    from rallypoint.agent.features.preemption import PreemptionTriggers
     from rallypoint.observe.health import ProgressProbe
 
 log = get_logger(__name__)
@@ -96,68 +96,52 @@ def run_loop(
     workers: WorkerController, role: str, health: AbstractContextManager[ProgressProbe | None] | None
 ) -> RunResult:
     """Run the loop; when it returns or raises, no worker is left. Arguments are those of `run_agent`."""
+    loop = AgentLoop(workers)  # first: what is prepared may depend on its features
     workers.prepare()
     with health or nullcontext() as probe:
         log.info("[%s] starting workers for entrypoint: %s", role, workers.group.spec.get_entrypoint_name())
-        return AgentLoop(workers, probe=probe).run(handled_signals())
+        return loop.run(handled_signals(), probe)
 
 
 class AgentLoop:
     """One run of an agent, from the first join to the end of the job."""
 
-    def __init__(
-        self, workers: WorkerController, clock: Clock = SYSTEM_CLOCK, probe: ProgressProbe | None = None
-    ) -> None:
+    def __init__(self, workers: WorkerController, clock: Clock = SYSTEM_CLOCK) -> None:
         self._workers = workers
-        self._progress_probe = probe
+        self._progress_probe: ProgressProbe | None = None
         self._rendezvous: RendezvousClient = workers.rendezvous
         self._clock = clock
         self._mailbox: Mailbox[Event] = Mailbox()
         self._actions = Actions(workers, workers.rendezvous, clock, self._mailbox.post)
         self._raise_interrupt: Callable[[], None] = lambda: None
         """Raises KeyboardInterrupt if there was a ^C that is not among the signals."""
-        self._state = PolicyState(
-            notice_timeout=self._rendezvous.notice_timeout,
-            checks_node=workers.begin_check is not None,
-            on_hang=workers.group.spec.features.hangs.reaction,
-            hang_timeout=workers.group.spec.features.hangs.hang_timeout,
-        )
-        self._preemption: PreemptionTriggers | None = None
-        if workers.group.spec.features.preemption.wanted:
-            from rallypoint.agent.features.preemption import PreemptionTriggers
-
-            self._preemption = PreemptionTriggers(
-                workers.group.spec.features.preemption,
-                self._rendezvous.notice_timeout,
-                workers.grace.stop,
-                lambda: not workers.group.group_rank,
-                self._mailbox.post,
-                clock,
-            )
+        agent = Agent(workers, self._mailbox.post, clock, self._actions.at_end.append)
+        self._features = FeatureSet(agent)
+        workers.finish = self._features.finish
+        self._actions.features = self._features
+        self._features.load(Load.AT_START)
+        self._state = PolicyState(notice_timeout=self._rendezvous.notice_timeout, checks_node=workers.gate is not None)
         self._mail = _Mail(self)
         self._sources = workers.sources
         """All that is waited for, in the order in which it is asked for events; grows and shrinks with the run."""
         self._sources.insert(0, self._mail)
         # Exits before the folder, which goes by them: who ends without acknowledging a notice has finished, not saved.
         self._sources += [self._actions, _Exits(self), workers.folder]
-        if self._preemption is not None and self._preemption.deadline is not None:
-            self._sources.append(self._preemption.deadline)
-            workers.at_end.callback(self._preemption.deadline.close)
-        self._local_file: LocalFile | None = None
-        """By which commands find this agent: written after the first look at events, so that no worker waits for it."""
 
-    def run(self, signals: Iterable[int]) -> RunResult:
+    def run(self, signals: Iterable[int], probe: ProgressProbe | None = None) -> RunResult:
         """Run until the job ends. No worker is left, whatever happens.
 
         Args:
-            signals: the numbers of the signals that this agent handles, in addition to those that preempt the job.
+            signals: the numbers of the signals that this agent handles, in addition to those of its features.
+            probe: is told when the loop sleeps, if there is a health check.
 
         Raises:
             RendezvousError: the nodes could not agree on a round.
             SignalException: one of `signals` arrived that ends this agent.
         """
+        self._progress_probe = probe
         try:
-            signals = signals if self._preemption is None else {*signals, *self._preemption.signals}
+            signals = {*signals, *self._features.signals}
             # The handlers stay until the workers are gone: a further signal must not end us before.
             with post_signals(lambda number: self._mailbox.post(SignalArrived(number)), signals) as self._mail.wakeup:
                 number = SIGTERM
@@ -170,22 +154,22 @@ class AgentLoop:
                 finally:
                     self._actions.leave_nothing(number)
         finally:
-            if not self._workers.is_recorded:
-                self._workers.when_recorded.close()
             self._rendezvous.listen(None)
             self._mailbox.close()
 
     def _run_to_end(self) -> RunResult:
         self._rendezvous.listen(self._mailbox.post)
         self._hear(None)
+        awaits_place = True
         while self._actions.result is None:
             self._wait()
             self._raise_interrupt()
             for source in tuple(self._sources):
                 for event in source.step() or ():
                     self._hear(event)
-            if self._local_file is None and self._rendezvous.local_job() is not None:
-                self._open_local_file()
+            if awaits_place and self._rendezvous.local_job() is not None:
+                awaits_place = False
+                self._features.load(Load.WHEN_PLACED)
         self._raise_interrupt()
         return self._actions.result
 
@@ -193,12 +177,16 @@ class AgentLoop:
         """Do what follows from an event; None is the beginning of the run."""
         before = self._state
         if event is not None:
-            self._actions.hear(event, before.round)
-        after, steps = begin(before) if event is None else decide(before, event)
+            self._actions.hear(event)
+            if isinstance(event, WorkersStarted):
+                self._features.load(Load.WHEN_PLACED)  # before the workers can fail, which then costs no import
+                self._features.load(Load.WHEN_STARTED)
+            self._features.hear(event, before.round)
+        after, steps = begin(before) if event is None else decide(before, event, self._features.rules)
         self._state = after
         self._workers.watchers.observe(before, event, after, steps)
         if before.phase is Phase.FORMING and after.phase is not Phase.FORMING:
-            self._actions.waits_no_longer()  # before workers start: they may write to the same terminal
+            self._actions.waits_no_longer()
         for step in steps:
             self._actions.carry_out(step, after.round)
 
@@ -213,13 +201,6 @@ class AgentLoop:
         until_readable(fds, wake_at - self._clock.monotonic())
         if self._progress_probe is not None:
             self._progress_probe.woken()
-
-    def _open_local_file(self) -> None:
-        from rallypoint.agent.features.local_jobs import LocalFile
-
-        self._local_file = LocalFile(self._workers)
-        self._workers.when_recorded.callback(self._local_file.close)
-        self._local_file.open()
 
 
 class _Mail(Source):
@@ -241,8 +222,8 @@ class _Mail(Source):
                 yield DrainArrived(event.by, self._loop._workers.drain_notice())
             elif not isinstance(event, SignalArrived):
                 yield event
-            elif self._loop._preemption is not None and event.number in self._loop._preemption.signals:
-                yield self._loop._preemption.of_signal(event.number)
+            elif event.number in self._loop._features.signals:
+                yield self._loop._features.signals[event.number](event.number)
             elif event.number == SIGTERM:
                 yield event._replace(notice=self._loop._workers.terminated())
             else:
@@ -295,8 +276,8 @@ class _Exits(Source):
                 if self._watches() and loop._state.round == round_:
                     loop._actions.last = result
                     # A signal to all has reached the workers, and will reach us in a moment.
-                    if loop._preemption is not None and (numbers := loop._preemption.signals & reached):
-                        yield loop._preemption.of_signal(min(numbers))
+                    if numbers := loop._features.signals.keys() & reached:
+                        yield loop._features.signals[min(numbers)](min(numbers))
                     yield WorkersFailed(cause, reached, self._workers.restart_limit())
             case WorkerState.HEALTHY:
                 pass

@@ -33,43 +33,24 @@ Laws:
 14. If the user has a check of the node, no place is requested before it has passed: at first, and after a round that
     was ended by a failure of this node's own workers, once these are gone: none continues in its process, since the
     check may need its devices. If it does not pass, the node leaves.
-
-Of a job that is preempted as a whole (its workers save, then it ends):
-
-15. A node that is notified tells the coordinator, and notifies its own workers at once; the coordinator tells the
-    others.
-16. From then on only the verdict ends the job: changes of membership do not, and no failure restarts it.
-17. A node that knows of it ends so, whatever happens to the control plane. If no verdict has arrived some time after
-    the workers' time is over, none will.
-18. Workers that have acknowledged have saved and not finished, whatever their exit code; those that end with success
-    without acknowledging are done.
-19. No workers are started any more: a node with a place that has not begun consents at once.
-20. SIGTERM means that the time is over. The node then ends, and requeues nothing: the user may have cancelled the job.
-
-Of a job that hangs:
-
-21. First all evidence about the workers is collected and shown, then the agent acts: no worker is ended before.
-22. The action is the one that this node was started with, and a hang costs a restart as a failure does. The first node
-    to request it decides for all. Events of any other round than the one that runs here change nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from enum import Enum, StrEnum, auto
+from collections.abc import Callable, Iterable, Mapping
+from enum import Enum, auto
 from signal import SIGINT, SIGQUIT, SIGTERM
 
 from rallypoint.agent import steps
 from rallypoint.agent.signals import FORWARDED_SIGNALS
 from rallypoint.agent.steps import SetTimer, SignalArrived, Timer, TimerFired
-from rallypoint.base.light_typing import NamedTuple
+from rallypoint.base.light_typing import Any, NamedTuple
 from rallypoint.base.signals import exit_codes_of, signal_name
 from rallypoint.control.membership.state import (
     Drain,
     Fail,
     Outcome,
     Preempt,
-    PreemptJob,
     Reason,
     RoundEnd,
     Succeed,
@@ -85,9 +66,6 @@ _SIGNAL_COMES = 1.0
 """Seconds that a signal to all processes may take to reach this one, after it has reached others. It takes
 microseconds, unless the machine is overloaded.
 """
-_VERDICT_COMES = 5.0
-"""Seconds that the verdict may come after the time of the workers. It takes a moment, unless a node or the control
-plane was lost meanwhile: then it takes a lease."""
 _LEAVING, _LEAVING_EVERY = 1.0, 0.2
 """Seconds for which a job must continue without this node before that counts as certain, and between queries. A command
 that ends a whole job on many nodes may reach the last of them that much later.
@@ -120,14 +98,6 @@ LEAVES = frozenset({Phase.ENDING, Phase.LEAVING, Phase.ENDED})
 """The phases in which this agent's end is decided."""
 
 
-class OnHang(StrEnum):
-    """The action after a hang has been reported."""
-
-    REPORT = "report"
-    RESTART = "restart"
-    FAIL = "fail"
-
-
 class PostedNotice(NamedTuple):
     """A posted notice. `ready`: the workers have acknowledged, or their time is over (`is_late`); consent is given."""
 
@@ -149,10 +119,6 @@ class PolicyState(NamedTuple):
     group_rank: int = -1
     notice_timeout: float = 0.0
     checks_node: bool = False
-    on_hang: str = ""
-    """The action after a hang, besides reporting it (`OnHang`); the same for the whole run."""
-    hang_timeout: float = 0.0
-    """Seconds, for messages; the same for the whole run."""
     stopping: int = 0
     """The signal by which the workers are being stopped; 0 if they are not."""
     waiting: bool = False
@@ -174,8 +140,8 @@ class PolicyState(NamedTuple):
     """Whether an interrupt has arrived."""
     link_down: bool = False
     """Whether the control plane cannot be reached."""
-    preemption: str = ""
-    """Which node was told that the whole job will be taken away, and how; empty if none is known to have been."""
+    noted: Mapping[str, str] = {}
+    """What features know of the job, by name; it outlives rounds."""
 
     def anew(self, phase: Phase, round_: int, group_rank: int = -1) -> PolicyState:
         """The state of an agent that enters a phase, with what was before reset."""
@@ -185,10 +151,8 @@ class PolicyState(NamedTuple):
             group_rank,
             self.notice_timeout,
             checks_node=self.checks_node,
-            on_hang=self.on_hang,
-            hang_timeout=self.hang_timeout,
             link_down=self.link_down,
-            preemption=self.preemption,
+            noted=self.noted,
         )
 
     @property
@@ -198,6 +162,9 @@ class PolicyState(NamedTuple):
 
 
 Decision = tuple[PolicyState, tuple[steps.Step, ...]]
+Rule = Callable[[PolicyState, Any], Decision | None]
+Rules = Mapping[type, Rule]
+"""What follows from events, by their types; a rule of a feature returns None where the event is not its own."""
 
 
 def warning(text: str) -> steps.LogLine:
@@ -212,11 +179,25 @@ def begin(status: PolicyState) -> Decision:
     return status, (steps.RequestJoin(),)
 
 
-def decide(status: PolicyState, event: steps.Event) -> Decision:
-    """Decide what follows from `event` in the state `status`: the next state, and the steps to take."""
-    rules = _RULES_BY_PHASE.get(status.phase, _RULES_WHEN_PREEMPTED if status.preemption else _RULES)
-    rule = rules.get(type(event))
-    return (status, ()) if rule is None else rule(status, event)
+def decide(status: PolicyState, event: steps.Event, features: Iterable[Rules] = ()) -> Decision:
+    """Decide what follows from an event.
+
+    Args:
+        status: the state before.
+        event: the event.
+        features: the rules of features, which are asked first: one that returns None leaves the event to the next, and
+            at last to the policy. Once the end of the agent is decided they are not asked any more.
+
+    Returns:
+        The next state, and the steps to take.
+    """
+    kind, own = type(event), _RULES_BY_PHASE.get(status.phase)
+    for rules in features if own is None else ():
+        rule = rules.get(kind)
+        if rule is not None and (decision := rule(status, event)) is not None:
+            return decision
+    found = (_RULES if own is None else own).get(kind)
+    return (status, ()) if found is None else found(status, event)
 
 
 # Transitions that several rules share
@@ -413,7 +394,6 @@ def _on_job_ended(status: PolicyState, event: JobEnded) -> Decision:
     return end(
         status,
         steps.End(event),
-        *((steps.RequeueJob(),) if event.is_delegate else ()),
         failed=event.verdict.outcome is Outcome.FAILED and status.posted_notice is None,
     )
 
@@ -475,7 +455,7 @@ def _on_link_up(status: PolicyState, event: messages.LinkUp) -> Decision:
 def _on_progress_text(status: PolicyState, event: messages.ProgressText) -> Decision:
     if status.phase is not Phase.FORMING or status.stopping:  # then this node waits for its own workers
         return status, ()
-    return status, (steps.LogLine(event.text, warning=event.warning, live=event.live),)
+    return status, (steps.LogLine(event.text, warning=event.warning),)
 
 
 # Notices to the workers
@@ -523,14 +503,7 @@ def _log_new_nodes(event: messages.NodesWaiting, group_rank: int) -> str:
 
 def _drain(status: PolicyState) -> Drain:
     """End the round in order; if workers are given notice, this is the node's consent."""
-    notified = status.notice_timeout > 0 or bool(status.preemption) or status.posted_notice is not None
-    return Drain(status.round, needs_consent=notified)
-
-
-def _on_preempted(status: PolicyState, event: messages.Preempted) -> Decision:
-    if event.whole_job:
-        return _on_job_preempted(status, event)
-    return (status, ()) if status.preemption else _on_node_preempted(status, event)
+    return Drain(status.round, needs_consent=status.notice_timeout > 0 or status.posted_notice is not None)
 
 
 def _on_node_preempted(status: PolicyState, event: messages.Preempted) -> Decision:
@@ -564,147 +537,6 @@ def _on_drain(status: PolicyState, event: steps.DrainArrived) -> Decision:
     if event.notice and status.phase is Phase.RUNNING and status.held_failure is None:
         return notify_before_leaving(drained, event.notice)
     return leave_job(drained, SIGTERM)
-
-
-# A job that hangs
-
-GRACE = 3
-"""The number of timeouts that a round has until its workers report progress."""
-_HANG_FOUND = (
-    "the job hangs: no rank of its {} has written output or reported progress for {:g} s (--hang-timeout; before the "
-    f"first progress of a round it is {GRACE} times that)"
-)
-_HANG_CAUSE = "the job hangs: no rank has given a sign of life for {:g} s (--hang-timeout)"
-_AFTER_HANG = {
-    OnHang.REPORT: "nothing else is done (--on-hang=report)",
-    OnHang.RESTART: "it counts as a failure: the workers restart if a restart is left (--on-hang=restart)",
-    OnHang.FAIL: "the job ends (--on-hang=fail)",
-}
-
-
-def _on_hang(status: PolicyState, event: messages.HangFound | messages.HangReport) -> Decision:
-    """Decide what follows from the coordinator's notification of a hang."""
-    if event.round != status.round or status.phase not in (Phase.RUNNING, Phase.FINISHED):
-        return status, ()
-    if isinstance(event, messages.HangFound):
-        nodes = "node" if event.nodes == 1 else f"{event.nodes} nodes"
-        return status, (warning(f"{_HANG_FOUND.format(nodes, status.hang_timeout)}; collecting what the workers do"),)
-    then = OnHang(status.on_hang or OnHang.REPORT)
-    line = warning(f"{event.report.rstrip()}\n{_AFTER_HANG[then]}")
-    if then is OnHang.REPORT:
-        return status, (line,)
-    return status, (
-        line,
-        steps.FailHung(event.round, _HANG_CAUSE.format(status.hang_timeout), ends_job=then is OnHang.FAIL),
-    )
-
-
-# A job that is preempted as a whole
-
-_WITHOUT_WORKERS = frozenset({Phase.FORMING, Phase.CHECKING})
-
-
-def _on_preemption_requested(status: PolicyState, event: steps.PreemptionRequested) -> Decision:
-    """This node was told that the whole job will be taken away."""
-    if status.preemption or status.phase in LEAVES:
-        return status, ()
-    status = status._replace(preemption=f"this node {event.why}")
-    tell = PreemptJob(event.seconds, event.why)
-    if status.phase in _WITHOUT_WORKERS:
-        line = warning(f"this node {event.why}: the job is preempted; no workers run here")
-        return status._replace(pending_placement=None), (line, tell, _await_verdict(0.0))
-    status, then = _ask_workers(status, "this node", "", event.seconds, event.why)
-    return status, (tell, *then)
-
-
-def _on_job_preempted(status: PolicyState, event: messages.Preempted) -> Decision:
-    """A node was told that the whole job will be taken away; it may be this one."""
-    if status.phase in _WITHOUT_WORKERS:  # it has a place in a round whose workers it will never start
-        line = warning(f"{event.node} {event.why}: the job is preempted; no workers run here")
-        forming = status._replace(preemption=f"{event.node} {event.why}", pending_placement=None)
-        return forming, (line, _await_verdict(event.seconds), Drain(event.round, needs_consent=True))
-    if status.phase not in STARTED or event.round != status.round:
-        return status, ()
-    known, status = status.preemption, status._replace(preemption=f"{event.node} {event.why}")
-    return (status, ()) if known else _ask_workers(status, event.node, event.node, event.seconds, event.why)
-
-
-def _await_verdict(seconds: float) -> SetTimer:
-    return SetTimer(Timer.VERDICT, seconds + _VERDICT_COMES)
-
-
-def _ask_workers(status: PolicyState, who: str, node: str, seconds: float, why: str) -> Decision:
-    line = warning(f"{who} {why}: the job is preempted; the workers have {seconds:g} s to save and acknowledge")
-    wait = _await_verdict(seconds)
-    if status.phase is not Phase.RUNNING:
-        return status, (line, wait)
-    if status.posted_notice is not None and status.posted_notice.ready:
-        return status._replace(posted_notice=PostedNotice(PREEMPTION, ready=True)), (line, wait, _drain(status))
-    post = steps.PostNotice(PREEMPTION, node, seconds)
-    return status._replace(posted_notice=PostedNotice(PREEMPTION)), (line, wait, post)
-
-
-def _on_workers_ready_preempted(status: PolicyState, event: steps.WorkersReady) -> Decision:
-    if status.phase is not Phase.RUNNING or status.posted_notice is None or status.posted_notice.ready:
-        return status, ()
-    late = (warning("not all workers of this node have acknowledged in time"),) if event.is_late else ()
-    posted = status.posted_notice._replace(ready=True, is_late=event.is_late)
-    return status._replace(posted_notice=posted), (*late, _drain(status))
-
-
-def _on_workers_succeeded_preempted(status: PolicyState, event: steps.WorkersSucceeded) -> Decision:
-    if status.phase is not Phase.RUNNING:
-        return status, ()
-    posted = status.posted_notice
-    if not event.acknowledged and not (posted is not None and posted.ready and not posted.is_late):
-        return status._replace(phase=Phase.FINISHED, posted_notice=None), (Succeed(status.round),)
-    saved = status._replace(phase=Phase.FINISHED, posted_notice=PostedNotice(PREEMPTION, ready=True))
-    return saved, () if posted is not None and posted.ready else (_drain(status),)
-
-
-def _on_job_ended_preempted(status: PolicyState, event: JobEnded) -> Decision:
-    posted = status.posted_notice
-    saved = None if posted is None else posted.ready and not posted.is_late
-    requeue = (steps.RequeueJob(),) if event.is_delegate else ()
-    failed = event.verdict.outcome is Outcome.FAILED
-    return end(status, steps.End(event, saved=saved), *requeue, failed=failed and posted is None)
-
-
-def _without_verdict(status: PolicyState, *before: steps.Step) -> Decision:
-    verdict = Verdict(Outcome.STOPPED, detail=status.preemption, ending=Ending.PREEMPTED)
-    ending, then = _on_job_ended_preempted(status, JobEnded(verdict))
-    return ending, (*before, *then)
-
-
-def _on_timer_preempted(status: PolicyState, event: TimerFired) -> Decision:
-    if event.timer is not Timer.VERDICT:
-        return _on_timer(status, event)
-    line = warning("the end of the preempted job was not announced in time; this node ends by itself")
-    return _without_verdict(status, line, steps.RequeueJob())
-
-
-def _on_refused_preempted(status: PolicyState, event: messages.JoinRefused) -> Decision:
-    if status.phase is not Phase.FORMING:
-        return status, ()
-    return _without_verdict(status, warning(f"the job is preempted, and this node has no place in it: {event.detail}"))
-
-
-def _on_link_lost_preempted(status: PolicyState, event: LinkLost) -> Decision:
-    line = warning(f"{event.detail}; the job is preempted, and this node ends by itself")
-    return _without_verdict(status, line, steps.RequeueJob())
-
-
-def _on_signal_preempted(status: PolicyState, event: SignalArrived) -> Decision:
-    if event.number in FORWARDED_SIGNALS:
-        return status, (steps.ForwardSignal(event.number),)
-    if event.number != SIGTERM:
-        return leave_job(status._replace(interrupted=event.number in INTERRUPTS), event.number)
-    line = warning("Received SIGTERM before the end of the preempted job was announced; ending the workers")
-    return _without_verdict(status, line, LeaveRequest())
-
-
-def _ignore(status: PolicyState, _event: steps.Event) -> Decision:
-    return status, ()
 
 
 # When the end is decided
@@ -767,7 +599,7 @@ _RULES: dict[type, Callable[..., Decision]] = {
     messages.RoundEnded: _on_round_ended,
     messages.NodesWaiting: _on_waiting,
     messages.NodesSucceeded: _on_nodes_succeeded,
-    messages.Preempted: _on_preempted,
+    messages.Preempted: _on_node_preempted,
     steps.WorkersReady: _on_workers_ready,
     steps.WorkersSucceeded: _on_workers_succeeded,
     steps.WorkersFailed: _on_workers_failed,
@@ -777,28 +609,12 @@ _RULES: dict[type, Callable[..., Decision]] = {
     messages.JoinRefused: _on_refused,
     LinkLost: _on_link_lost,
     SignalArrived: _on_signal,
-    steps.PreemptionRequested: _on_preemption_requested,
     LinkDown: _on_link_down,
     messages.LinkUp: _on_link_up,
     messages.ProgressText: _on_progress_text,
     steps.DrainArrived: _on_drain,
-    **dict.fromkeys((messages.HangFound, messages.HangReport), _on_hang),
 }
 """The rules of most phases. Events that are not listed change nothing."""
-
-_RULES_WHEN_PREEMPTED: dict[type, Callable[..., Decision]] = _RULES | {
-    steps.WorkersReady: _on_workers_ready_preempted,
-    steps.WorkersSucceeded: _on_workers_succeeded_preempted,
-    TimerFired: _on_timer_preempted,
-    SignalArrived: _on_signal_preempted,
-    JobEnded: _on_job_ended_preempted,
-    messages.JoinRefused: _on_refused_preempted,
-    LinkLost: _on_link_lost_preempted,
-    messages.NodesWaiting: _ignore,
-    messages.Placed: _ignore,
-    steps.DrainArrived: _ignore,
-}
-"""The same for a preempted job."""
 
 _RULES_WHEN_ENDING: dict[type, Callable[..., Decision]] = {
     steps.WorkersStopped: _on_final_stop,

@@ -18,7 +18,10 @@ from rallypoint.base.log import get_logger
 if TYPE_CHECKING:
     from rallypoint.agent.policy import PolicyState
     from rallypoint.agent.spec import WorkerGroup
-    from rallypoint.agent.steps import Event, Step
+    from rallypoint.agent.steps import Event, NodeChecked, Step, WorkersStopped
+    from rallypoint.control.membership.state import NodeInfo
+    from rallypoint.workers.context import PContext, ProcessOptions
+    from rallypoint.workers.resumable import StandbyFacts
 
 
 log = get_logger(__name__)
@@ -76,14 +79,51 @@ class Preparation(Source, Protocol):
         """The run is over. Idempotent."""
 
 
-class RoundWatch(Source, Protocol):
-    """Watches the workers of each round while they are meant to run."""
+class Gate(Protocol):
+    """What has to pass before this node requests a place; it has begun when it is made."""
 
-    def begin_round(self, round_: int) -> None:
-        """The workers of a round have been started."""
+    def fds(self) -> Iterable[int]:
+        """See `Source`."""
+        ...
 
-    def end_round(self) -> None:
-        """The workers are about to be stopped. Idempotent."""
+    def wake_at(self) -> float:
+        """See `Source`."""
+        ...
+
+    def step(self) -> bool:
+        """Do what is due. Returns whether it is over, with nothing left of it."""
+        ...
+
+    def outcome(self) -> NodeChecked | WorkersStopped:
+        """Its result, once it is over."""
+        ...
+
+    def begin_stop(self, number: int) -> None:
+        """End it by this signal: its result then says nothing about the node."""
+
+    def kill_now(self) -> None:
+        """Give it no more time."""
+
+    def end(self, number: int) -> None:
+        """End it by this signal, and return when it is gone."""
+
+
+class Hooks:
+    """What a run's features are called for at moments of its workers: methods of `feature.Feature`, in the order in
+    which the features were made.
+    """
+
+    def __init__(self) -> None:
+        self.prepare: list[Callable[[], None]] = []
+        self.on_reaper_closed: list[Callable[[], None]] = []
+        self.node_info: list[Callable[[NodeInfo], NodeInfo]] = []
+        self.process_options: list[Callable[[ProcessOptions], ProcessOptions]] = []
+        self.before_start: list[Callable[[PContext], None]] = []
+        self.take_places: list[Callable[[PContext], None]] = []
+        self.holds_folder: list[Callable[[], bool]] = []
+        self.processes: list[Callable[[], tuple[StandbyFacts, ...]]] = []
+        self.leave: list[Callable[[], None]] = []
+        self.finish: list[Callable[[BaseException | None], None]] = []
 
 
 class Observer(Protocol):

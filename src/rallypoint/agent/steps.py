@@ -13,7 +13,20 @@ from signal import SIGTERM
 from rallypoint.base.light_typing import NamedTuple
 from rallypoint.control.membership.state import Drain, Fail, Preempt, PreemptJob, Succeed
 from rallypoint.control.protocol.messages import JobEnded, JoinRefused, LeaveRequest, LinkLost, Notification, Placement
-from rallypoint.failures.cause import Cause
+from rallypoint.failures.cause import Cause, Ending
+
+
+class FeatureEvent:
+    """The base of events that only a feature's rules know."""
+
+    __slots__ = ()
+
+
+class FeatureStep:
+    """The base of steps that a feature carries out itself."""
+
+    __slots__ = ()
+
 
 # Events
 
@@ -51,6 +64,12 @@ class WorkersStopped(NamedTuple):
     waiting: bool = False
 
 
+class WorkersStarted(NamedTuple):
+    """The workers of this round have been started. The policy knew that they would be."""
+
+    round: int
+
+
 class WorkersReady(NamedTuple):
     """All workers of this node have acknowledged the notice, or its time is over: `is_late`."""
 
@@ -79,16 +98,6 @@ class DrainArrived(NamedTuple):
     notice: float
 
 
-class PreemptionRequested(NamedTuple):
-    """This node was told that the whole job will be taken away, in the way that `why` says ("received SIGUSR2").
-
-    The workers have `seconds` to save.
-    """
-
-    seconds: float
-    why: str
-
-
 class Timer(Enum):
     """What is waited for, each for a limited time."""
 
@@ -97,7 +106,7 @@ class Timer(Enum):
     SIGNAL = "signal"
     """The signal that has ended a worker, which may have been sent to this agent too."""
     VERDICT = "verdict"
-    """The verdict of a job that is preempted."""
+    """The verdict of a job that is being ended as a whole."""
     QUERY = "query"
     """The next query for the state of the job without this node."""
     PROGRESS = "progress"
@@ -117,13 +126,14 @@ Event = (
     | WorkersSucceeded
     | WorkersFailed
     | WorkersFenced
+    | WorkersStarted
     | WorkersStopped
     | NodeChecked
     | WorkersReady
     | SignalArrived
     | DrainArrived
-    | PreemptionRequested
     | TimerFired
+    | FeatureEvent
 )
 
 
@@ -207,26 +217,22 @@ class PostStopNotice(NamedTuple):
     """Post a notice to the workers that they are being stopped; its deadline is the end of the grace period."""
 
 
-class RequeueJob(NamedTuple):
-    """Ask the scheduler to start the preempted job again, if that is requested."""
-
-
 class LogLine(NamedTuple):
-    """Log a line. A terminal shows the `live` texts, if any, in a line that is rewritten: see `ProgressText`."""
+    """Log a line."""
 
     text: str
     warning: bool = False
-    live: tuple[str, str] = ("", "")
 
 
-class FailHung(NamedTuple):
-    """Announce that `round` has failed by a hang, which `text` describes; `ends_job` ends the job, whatever restarts
-    are left.
+class FailNode(NamedTuple):
+    """Announce that this node has failed in `round` for a reason that is no worker's own, as `text` says; `ends_job`
+    ends the job, whatever restarts are left.
     """
 
     round: int
     text: str
-    ends_job: bool
+    ending: Ending
+    ends_job: bool = False
 
 
 class End(NamedTuple):
@@ -264,8 +270,8 @@ Step = (
     | PostNotice
     | WithdrawNotice
     | PostStopNotice
-    | RequeueJob
     | LogLine
-    | FailHung
+    | FailNode
     | End
+    | FeatureStep
 )

@@ -27,7 +27,7 @@ from rallypoint.agent.facts import NodeFacts, worker_facts
 from rallypoint.agent.folder import WorkerFolder
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.signals import FORWARDED_SIGNALS, GracePeriods, SignalForwarding, scheduler
-from rallypoint.agent.sources import Preparation, RoundWatch, Source, Watchers, guarded
+from rallypoint.agent.sources import Gate, Hooks, Preparation, Source, Watchers, guarded
 from rallypoint.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, node_failure
 from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.clock import SYSTEM_CLOCK
@@ -46,11 +46,9 @@ from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, take_pres
 
 if TYPE_CHECKING:
     from rallypoint.agent.events import AgentEvents
-    from rallypoint.agent.features.node_check import NodeCheck
-    from rallypoint.agent.held_workers import HeldWorkers, StandbySource
+    from rallypoint.agent.held_workers import HeldWorkers
     from rallypoint.control.membership.state import NodeRanks
     from rallypoint.failures.failure import ProcessFailure
-    from rallypoint.workers.preload.client import PreloadManager
     from rallypoint.workers.resumable import StandbyFacts
     from rallypoint.workers.stop import Stop
     from rallypoint.workers.timers import FileTimerRequest
@@ -112,19 +110,21 @@ class WorkerController:
         """The preparations that each round waits for before its workers start, in this order."""
         self.watchers = Watchers()
         """What only watches this run. It cannot end it."""
-        self.sources.append(self.watchers)
         self.at_end = ExitStack()
         """What is released when the run is over."""
         self.at_end.callback(self.folder.close)
-        self.hang_watch: RoundWatch | None = None
-        self.begin_check: Callable[[], NodeCheck] | None = None
-        """Begins the user's check of this node, if there is one."""
-        self.when_started = ExitStack()
-        """Closed as soon as workers have been started: what only a restart needs is imported and added then."""
-        self.is_recorded = False
-        self.when_recorded = ExitStack()
-        """Closed once how the job has ended is written down, if `is_recorded`."""
-        """Whether this machine keeps how the job has ended, also if this agent is killed."""
+        self.hooks = Hooks()
+        """What this run has beside the core is called by these."""
+        self.constants: dict[str, str] = {}
+        """Variables that features add for all workers in all rounds."""
+        self.gate: Callable[[], Gate] | None = None
+        """Begins what has to pass before this node requests a place, if anything has."""
+        self.is_launched = False
+        """Whether this is the run of a launch, which ends with `finish`."""
+        self.finish: Callable[[BaseException | None], None] = lambda _error: None
+        """What the launch does at last, with its error if there is one."""
+        self.max_nodes = 1
+        """The number of nodes that a round takes at most."""
         self.round_entered_at = 0.0
         """When this node entered the present round, on the monotonic clock."""
         self.started_at = 0.0
@@ -137,15 +137,12 @@ class WorkerController:
         """What other threads may know, as of the last `look`; all else here is the loop's."""
         self._stuck_after = stuck_after
         self._reaper: ReaperClient | None = None
-        self._preload: PreloadManager | None = None
         self._watchdog: WorkerMonitor | None = None
         scheduled = scheduler(os.environ) is not None
         self._signals = SignalForwarding(self._signals_received, self._send_signal, scheduled)
         if scheduled:  # otherwise it never has anything to send later
             self.sources.append(self._signals)
         self._forwarded: set[int] = set()
-        self.standby: StandbySource | None = None
-        """Has processes ready for workers that die, where that was asked for."""
         self._held: HeldWorkers | None = None
         """Holds workers between rounds, once one has announced that it can be."""
 
@@ -166,25 +163,9 @@ class WorkerController:
 
     def prepare(self) -> None:
         """The run begins: prepare what can be prepared while the nodes find each other."""
-        reaper = self.ensure_reaper()
-        if self.group.spec.features.recovery.preloaded:
-            self._begin_preload(reaper)
-
-    def _begin_preload(self, reaper: ReaperClient) -> None:
-        """Begin to import what is to be imported ahead, with the variables that all workers have."""
-        spec = self.group.spec
-        if not isinstance(spec.entrypoint, str):
-            log.warning("Workers start without preloading: they are functions, and --preload forks scripts only")
-            return
-        from rallypoint.workers.preload.client import PreloadManager
-
-        names, argv = spec.features.recovery.preloaded, [spec.entrypoint, *map(str, macros.substitute(spec.args, "0"))]
-        constant = constant_environment(spec, os.environ)
-        own = per_worker_variables(spec, constant).union(*(each.names for each in self.group.variable_sources))
-        environ = {name: value for name, value in os.environ.items() if name not in own} | constant
-        self._preload = PreloadManager(names, argv, environ, own, spec.local_world_size, progress=self.folder.made)
-        self._preload.ensure_zygote(reaper)
-        self.sources.append(self._preload)
+        self.ensure_reaper()
+        for prepare in self.hooks.prepare:
+            prepare()
 
     def close(self) -> None:
         """The run is over, for the other nodes too: release what was kept until now."""
@@ -229,17 +210,8 @@ class WorkerController:
         """The workers of this node with their ranks, all of which the placement holds."""
         return workers_of(placement.ranks, self.group.spec)
 
-    def preloads(self) -> bool:
-        return self._preload is not None and self._preload.busy
-
-    def imports_with_ranks(self) -> Collection[str]:
-        """What reads, while it is imported, a variable that each worker has of its own, as far as preloading shows."""
-        return () if self._preload is None else self._preload.read_too_early
-
     def preparing(self) -> bool:
         """Whether workers that are due to start have to wait."""
-        if self._preload is not None and self._preload.importing:
-            return True
         return any(preparation.preparing() for preparation in self.preparations)
 
     def preparation_failure(self) -> Cause | None:
@@ -271,7 +243,7 @@ class WorkerController:
         watched = self._stuck_after or any(os.environ.get(name) for name in _WATCHDOG_VARIABLES)
         watchdog = self._begin_watchdog() if watched else None
         args, envs, own = {}, {}, {} if watchdog is None else watchdog.environment
-        constant = constant_environment(spec, os.environ)
+        constant = self.constant_environment()
         for worker in group.workers:
             rank = worker.local_rank
             args[rank] = tuple(macros.substitute(spec.args, str(rank)))
@@ -282,8 +254,6 @@ class WorkerController:
         reaper = self.ensure_reaper()
         self._forwarded.clear()
         self._signals.reset()
-        if self._preload is not None:
-            self._preload.ensure_zygote(reaper)
         options = self.process_options()
         kind: type[PContext] = SubprocessContext
         if not isinstance(spec.entrypoint, str):
@@ -292,13 +262,11 @@ class WorkerController:
             kind = FunctionContext
         context = kind(spec.role, spec.entrypoint, args, envs, self.logs_specs, prefixes, reaper, options)
         self.set_cleanup(reaper)
-        if spec.features.hangs.flight_recorder:
-            from rallypoint.agent.features.flight_recorder import switch_on
-
-            guarded("the flight recorder", switch_on, context, group.notices, self.pcontext)
+        for before_start in self.hooks.before_start:
+            before_start(context)
         group.survived = () if self._held is None else self._held.enter(context)
-        if self.standby is not None:
-            self.standby.enter(context)
+        for take_places in self.hooks.take_places:
+            take_places(context)
         context.start()
         self.pcontext, self.failures, pids = context, {}, context.pids()
         if not self.started_at:  # once in a run
@@ -307,13 +275,17 @@ class WorkerController:
             watchdog.watch(pids.values())
         return dict(pids)
 
+    def constant_environment(self) -> dict[str, str]:
+        """The variables that are the same for all workers of this node in all rounds."""
+        return {**constant_environment(self.group.spec, os.environ), **self.constants}
+
     def process_options(self) -> ProcessOptions:
         spec = self.group.spec
         filters = spec.duplicate_stdout_filters, spec.duplicate_stderr_filters
-        preemption, collapse = spec.features.preemption, spec.features.output.tee_collapse
-        ignored = preemption.ignored if preemption.preempt_signals else frozenset[int]()
-        numa, method, watched = spec.numa_options, self.start_method, self.hang_watch is not None
-        return ProcessOptions(numa, *filters, method, self._preload, collapse, ignored, watched)
+        options = ProcessOptions(spec.numa_options, *filters, self.start_method)
+        for change in self.hooks.process_options:
+            options = change(options)
+        return options
 
     def set_cleanup(self, reaper: ReaperClient) -> None:
         # What the reaper removes if this process ends without doing so.
@@ -333,8 +305,6 @@ class WorkerController:
         assert placement is not None
         since = self.round_entered_at if self.group.survived else -math.inf
         self.folder.begin_round(placement.round, len(self.group.workers), placement.progress, since)
-        if self.hang_watch is not None:
-            guarded("the hang watch", self.hang_watch.begin_round, placement.round)
 
     def ensure_reaper(self) -> ReaperClient:
         """The reaper of this run, which starts the workers of all rounds; a new one if that is lost."""
@@ -352,8 +322,8 @@ class WorkerController:
 
     def _drop_reaper(self) -> None:
         """Close the reaper, and what is below it; everything else of the run remains."""
-        if self._preload is not None:
-            self._preload.close()
+        for on_reaper_closed in self.hooks.on_reaper_closed:
+            on_reaper_closed()
         reaper, self._reaper = self._reaper, None
         if reaper is not None:
             reaper.close()
@@ -558,8 +528,6 @@ class WorkerController:
         """
         if step.shared:
             self._signals.forward(step.signal)
-        if self.hang_watch is not None:
-            guarded("the hang watch", self.hang_watch.end_round)
         if self._watchdog is not None:
             self._watchdog.stop_enforcing()
         if step.restarts:
@@ -603,10 +571,11 @@ class WorkerController:
 
     def keeps_folder(self) -> bool:
         """Whether processes continue that know the folder which is shared with the workers."""
-        return bool(self.survivors()) or (self.standby is not None and self.standby.holds_folder())
+        return bool(self.survivors()) or any(holds() for holds in self.hooks.holds_folder)
 
     def standby_facts(self) -> tuple[StandbyFacts, ...]:
-        return () if self.standby is None else self.standby.facts()
+        """The processes of this node that wait for a place."""
+        return tuple(process for known in self.hooks.processes for process in known())
 
     def _look_ahead(self) -> None:
         """Workers have written something into their folder: import what reading it at the end of the round needs."""
@@ -720,10 +689,6 @@ def constant_environment(spec: WorkerSpec, agent_environment: Mapping[str, str])
         # So that SIGSEGV, and the SIGABRT of a stop that takes too long, leave the stacks of all threads.
         "PYTHONFAULTHANDLER": agent_environment.get("PYTHONFAULTHANDLER", 1),
     }
-    if spec.features.hangs.flight_recorder:
-        from rallypoint.agent.features.flight_recorder import constant_variables
-
-        constants.update(constant_variables(agent_environment))
     if spec.local_world_size == 1 or spec.virtual_local_rank:
         constants["LOCAL_RANK"] = 0
     if "OMP_NUM_THREADS" in agent_environment:
@@ -751,8 +716,4 @@ def per_worker_variables(spec: WorkerSpec, constant: Collection[str]) -> frozens
     from rallypoint.base.devices import VISIBLE, VISIBLE_ROCM
 
     others = {VISIBLE, VISIBLE_ROCM} if spec.virtual_local_rank and spec.local_world_size > 1 else set()
-    if spec.features.hangs.flight_recorder:
-        from rallypoint.observe.hangs.dumps import PER_WORKER
-
-        others |= PER_WORKER
     return (_PER_WORKER | others) - {*constant}

@@ -219,9 +219,9 @@ def _logs_specs(options: Options) -> LogsSpecs:
     from rallypoint.workers.logs.specs import DefaultLogsSpecs, plugin_specs
 
     if (preflight := options.features.checks.preflight) and options.log_dir:
-        from rallypoint.agent.features.preflight import await_log_dir
+        from rallypoint.agent.feature import part
 
-        await_log_dir(options.log_dir, preflight)
+        part("preflight", ":await_log_dir")(options.log_dir, preflight)
     arguments: dict[str, Any] = {
         "log_dir": options.log_dir or None,
         "redirects": _streams(options, "redirects"),
@@ -459,8 +459,9 @@ def _check_preempt_signals(options: Options, asked: Preemption) -> None:
 
 
 def _check_deadline(options: Options, asked: Preemption, environ: Mapping[str, str]) -> None:
-    from rallypoint.agent.features.preemption import end_time
+    from rallypoint.agent.feature import part
 
+    end_time = part("preemption", "slurm:end_time")
     seconds = asked.stop_before_end
     given = f"{options.source('stop_before_end')}={seconds:g}"
     if not (seconds >= 0 and fits("seconds", seconds)):
@@ -479,9 +480,9 @@ def _check_requeue(options: Options, asked: Preemption, environ: Mapping[str, st
         raise UsageError(f"{given} is for a job that is preempted; give --preempt-signals or --stop-before-end too")
     from shutil import which
 
-    from rallypoint.agent.features.preemption import job_name
+    from rallypoint.agent.feature import part
 
-    job = job_name(environ)
+    job = part("preemption", "slurm:job_name")(environ)
     if not job:
         raise UsageError(f"{given} requeues a job of Slurm, and this is not one: SLURM_JOB_ID is not set; leave it out")
     if environ.get("ENVIRONMENT") != "BATCH":

@@ -26,7 +26,7 @@ from rallypoint.control.protocol.observation import JobList, Snapshot, WatchRequ
 from rallypoint.observe.status import ChangeLines, Line, OnScreen, clock_time, cut, drawing, status_fields
 
 if TYPE_CHECKING:
-    from rallypoint.agent.features.local_jobs import EndedJob
+    from rallypoint.features.local_jobs import EndedJob
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "success": "1;32", "failure": "1;31"}
 _TAKE, _GIVE_BACK = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"

@@ -39,10 +39,10 @@ from rallypoint.control.protocol.observation import (
 )
 
 if TYPE_CHECKING:
-    from rallypoint.agent.features.local_jobs import EndedJob
     from rallypoint.cli.following import Display, Follower
     from rallypoint.cli.local_jobs import RunningJob
     from rallypoint.control.client.dialing import DialTarget
+    from rallypoint.features.local_jobs import EndedJob
     from rallypoint.rendezvous.params import RendezvousParameters
 
 PHASE_CODES = {"running": 0, "waiting": 3, "forming": 3, "held back": 3, "failed": 4, "stopped": 4, "succeeded": 5}
@@ -333,7 +333,7 @@ def bundle(options: argparse.Namespace) -> int:
         return 0
 
     def _write_index(parent: str, seen: Snapshot) -> None:
-        from rallypoint.agent.features.incidents import index_fields
+        from rallypoint.features.incidents import index_fields
 
         write_index(parent, index_fields(seen, "an operator asked", "", os.uname().nodename))
 

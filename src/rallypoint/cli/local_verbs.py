@@ -63,7 +63,7 @@ def _check_inputs(options: argparse.Namespace) -> CheckInputs:
         if options.rdzv_conf or options.rdzv_id:
             raise UsageError("--rdzv-id and --rdzv-conf have no effect without an endpoint; give it, or leave them out")
         return CheckInputs(log_dir)
-    from rallypoint.agent.features.preflight import inputs_of
+    from rallypoint.features.preflight import inputs_of
 
     try:
         return inputs_of(parameters_of(options, endpoint), log_dir)

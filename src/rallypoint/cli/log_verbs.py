@@ -27,7 +27,7 @@ from rallypoint.control.protocol.messages import CollectedPart, CollectKind
 from rallypoint.control.protocol.observation import CollectCommand, CommandReply, JobList, Snapshot, WatchRequest
 
 if TYPE_CHECKING:
-    from rallypoint.agent.features.local_jobs import EndedJob
+    from rallypoint.features.local_jobs import EndedJob
 
 _RANKS = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
 _MOST_RANKS = 1024
@@ -217,7 +217,7 @@ class _EventLines(_Notes):
 
 def _ended_soon(options: argparse.Namespace) -> EndedJob | None:
     """How the job has ended on this machine. Its agent may be about to write that down."""
-    from rallypoint.agent.features.local_jobs import local_jobs
+    from rallypoint.features.local_jobs import local_jobs
 
     until = time.monotonic() + _LAST_WORDS
     while (past := ended_here(options)) is None and options.found in list(local_jobs()) and time.monotonic() < until:
@@ -226,11 +226,11 @@ def _ended_soon(options: argparse.Namespace) -> EndedJob | None:
 
 
 def wait(options: argparse.Namespace) -> int:
-    from rallypoint.agent.features.local_jobs import EndedJob
     from rallypoint.cli.local_jobs import NoJobError, sentence_of
     from rallypoint.cli.verdict import CODES
     from rallypoint.control.protocol.observation import Phase
     from rallypoint.failures.cause import Ending
+    from rallypoint.features.local_jobs import EndedJob
 
     try:
         seen = asyncio.run(follower(options, _Notes()).run())

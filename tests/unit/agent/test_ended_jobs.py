@@ -10,13 +10,13 @@ from signal import Signals
 
 import pytest
 
-from rallypoint.agent.features import local_jobs as module
-from rallypoint.agent.features.local_jobs import FOLDER, EndedJob, ended_jobs, record_end, record_if_killed
 from rallypoint.agent.launch import elastic_launch
 from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, SignalException
 from rallypoint.control.protocol.errors import RendezvousClosedError, RendezvousTimeoutError
 from rallypoint.failures.cause import Cause, Ending, Restarts
 from rallypoint.failures.report import ChildFailedError
+from rallypoint.features import local_jobs as module
+from rallypoint.features.local_jobs import FOLDER, EndedJob, ended_jobs, record_end, record_if_killed
 from rallypoint.rendezvous.handler import LocalJob
 from rallypoint.workers.reaper.program import write_record
 

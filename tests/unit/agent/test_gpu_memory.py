@@ -15,12 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.agent import launch
-from rallypoint.agent.features import gpu_memory
-from rallypoint.agent.features.gpu_memory import GpuMemoryWait, Look, Verdict, judge
 from rallypoint.base.gpu_holders import MUCH, Holder, Share
 from rallypoint.base.kernel import until_readable
 from rallypoint.base.nvml import GpuMemory, GpuProcess
+from rallypoint.features import gpu_memory, table
+from rallypoint.features.gpu_memory import GpuMemoryWait, Look, Verdict, judge
 from tests.unit.agent.test_stopping import TIMEOUT
 from tests.unit.agent.thread_workers import ThreadWorkers
 
@@ -377,5 +376,5 @@ def test_survivors_that_are_being_ended_end_first(restarts: Callable[..., Waits]
 def test_only_where_workers_may_see_gpus(
     monkeypatch: pytest.MonkeyPatch, devices: list[str], visible: str | None, sees: bool
 ) -> None:
-    monkeypatch.setattr(launch, "_NVIDIA_DEVICES", devices)
-    assert launch._sees_gpus({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) is sees
+    monkeypatch.setattr(table, "NVIDIA_DEVICES", devices)
+    assert table.sees_gpus({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) is sees

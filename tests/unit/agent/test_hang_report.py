@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rallypoint.agent.features import hangs, reports
-from rallypoint.agent.features.hangs import HangReporter
+from rallypoint.agent.feature import Agent
 from rallypoint.agent.folder import WorkerFolder
+from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.control.protocol.messages import (
     MAX_PART,
     CollectedPart,
@@ -25,18 +25,19 @@ from rallypoint.control.protocol.messages import (
     ReportRequested,
     Taken,
 )
+from rallypoint.features import collecting, reports
+from rallypoint.features.hangs import evidence as hangs
+from rallypoint.features.hangs.evidence import HangReporter
 from rallypoint.observe.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
 from rallypoint.observe.hangs.messages import encode_evidence
 
 TIMEOUT = 60.0
 
 
-def test_what_fills_its_parts_has_a_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fills_its_parts_has_a_last_one() -> None:
     sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
     data = bytes(2 * MAX_PART)
-    monkeypatch.setattr(reports, "_COLLECTORS", {CollectKind.STACKS: lambda *_: lambda: data})
-    reporter = reports.Reporter(None, sent.put)  # type: ignore[arg-type]
-    reporter.take(CollectRequested(1, CollectKind.STACKS), 0)
+    collecting.start_collecting(CollectRequested(1, CollectKind.STACKS), lambda: data, sent.put)
     assert [sent.get(timeout=TIMEOUT).is_last for _ in range(2)] == [False, True]
 
 
@@ -56,9 +57,10 @@ def test_a_status_is_reported_while_the_ages_of_outputs_are_awaited() -> None:
     group = SimpleNamespace(workers=[], spec=SimpleNamespace(in_place_of=""), group_rank=1)
     folder = WorkerFolder(set, sent.put)
     workers = SimpleNamespace(group=group, folder=folder, pcontext=Context(), standby_facts=tuple, began=math.inf)
-    reporter = reports.Reporter(workers, sent.put)  # type: ignore[arg-type]
+    workers.rendezvous = SimpleNamespace(send=sent.put)
+    answer = reports.Reports(Agent(workers, print, SYSTEM_CLOCK, print)).messages()[ReportRequested]  # type: ignore[arg-type]
     for _ in range(2):
-        reporter.take(ReportRequested(), 3)
+        answer(ReportRequested(), 3)
     expected = NodeReport(3, (), log_folder="/logs/job_x", console_blocked=2.5)
     assert sent.get(timeout=TIMEOUT) == expected
     known.set()

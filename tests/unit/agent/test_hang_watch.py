@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.agent.features.hangs import RoundSigns, Seen
 from rallypoint.agent.folder import Reached
-from rallypoint.agent.policy import GRACE, OnHang, Phase, PolicyState, decide
-from rallypoint.agent.steps import FailHung, LogLine
+from rallypoint.agent.policy import Phase, PolicyState, decide
+from rallypoint.agent.steps import FailNode, LogLine
 from rallypoint.control.protocol.messages import HangFound, HangReport
+from rallypoint.features.hangs.rules import GRACE, HangRules, OnHang
+from rallypoint.features.hangs.watch import RoundSigns, Seen
 from tests.effort import examples
 from tests.unit.clocks import HandClock
 
@@ -120,26 +121,26 @@ def test_a_node_is_quiet_as_long_as_nothing_has_come(events: list[tuple[float, s
 # What is done about it
 
 
-def hearing(on_hang: str, phase: Phase = Phase.RUNNING) -> PolicyState:
-    return PolicyState(phase=phase, round=3, on_hang=on_hang, hang_timeout=600.0)
+def hearing(phase: Phase = Phase.RUNNING) -> PolicyState:
+    return PolicyState(phase=phase, round=3)
 
 
 @pytest.mark.parametrize("phase", [Phase.RUNNING, Phase.FINISHED])
 @pytest.mark.parametrize("then", list(OnHang))
 def test_the_report_comes_before_anything_is_done(then: OnHang, phase: Phase) -> None:
-    status = hearing(then.value, phase)
-    after, steps = decide(status, HangFound(3, 2))
+    status, rules = hearing(phase), [HangRules(600.0, then).rules()]
+    after, steps = decide(status, HangFound(3, 2), rules)
     assert after == status
     (line,) = steps
     assert isinstance(line, LogLine)
     assert line.warning
     assert "its 2 nodes has written output or reported progress for 600 s (--hang-timeout; before" in line.text
     assert "it is 3 times that" in line.text
-    after, steps = decide(status, HangReport(1, 3, "all sleep\n"))
+    after, steps = decide(status, HangReport(1, 3, "all sleep\n"), rules)
     assert after == status, "nothing is stopped before the round has ended for all"
     assert isinstance(steps[0], LogLine)
     assert steps[0].text.startswith("all sleep\n")
-    failed = [each for each in steps[1:] if isinstance(each, FailHung)]
+    failed = [each for each in steps[1:] if isinstance(each, FailNode)]
     assert len(steps) == 1 + len(failed)
     assert [(each.round, each.ends_job) for each in failed] == {
         OnHang.REPORT: [],
@@ -153,9 +154,9 @@ NOT_CONCERNED = [each for each in Phase if each not in (Phase.RUNNING, Phase.FIN
 
 @pytest.mark.parametrize(
     "status",
-    [hearing("fail")._replace(round=2), *(hearing("fail", each) for each in NOT_CONCERNED)],
+    [hearing()._replace(round=2), *map(hearing, NOT_CONCERNED)],
     ids=lambda status: f"{status.phase.name} {status.round}",
 )
 def test_what_is_told_of_another_round_changes_nothing(status: PolicyState) -> None:
     for event in (HangFound(3, 2), HangReport(1, 3, "all sleep")):
-        assert decide(status, event) == (status, ())
+        assert decide(status, event, [HangRules(600.0, OnHang.FAIL).rules()]) == (status, ())

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from rallypoint.agent.facts import NodeFacts, WorkerFacts
-from rallypoint.agent.features.incidents import (
+from rallypoint.agent.policy import Phase, PolicyState
+from rallypoint.base.process_table import read_stat
+from rallypoint.control.membership.state import Reason, RoundEnd
+from rallypoint.control.protocol.messages import RoundEnded
+from rallypoint.failures.cause import Cause
+from rallypoint.failures.failure import ProcessFailure
+from rallypoint.features.incidents import (
     Incident,
     IncidentFacts,
     IncidentRecorder,
@@ -17,12 +23,6 @@ from rallypoint.agent.features.incidents import (
     pieces_of,
     summary_of,
 )
-from rallypoint.agent.policy import Phase, PolicyState
-from rallypoint.base.process_table import read_stat
-from rallypoint.control.membership.state import Reason, RoundEnd
-from rallypoint.control.protocol.messages import RoundEnded
-from rallypoint.failures.cause import Cause
-from rallypoint.failures.failure import ProcessFailure
 
 pytestmark = pytest.mark.process
 
@@ -91,7 +91,7 @@ def test_the_state_of_the_gpus_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_driver_that_hangs_costs_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rallypoint.agent.features.incidents._SMI_TIMEOUT", 0.1)
+    monkeypatch.setattr("rallypoint.features.incidents._SMI_TIMEOUT", 0.1)
     _nvidia_smi(tmp_path, "exec sleep 600")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     (piece,) = gpu_pieces()

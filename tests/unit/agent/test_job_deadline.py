@@ -8,20 +8,19 @@ import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from rallypoint.agent.features import preemption
-from rallypoint.agent.features.preemption import (
-    DEFAULT_NOTICE,
-    JobDeadline,
-    PreemptionTriggers,
-    end_time,
-)
-from rallypoint.agent.options import Preemption
-from rallypoint.agent.steps import PreemptionRequested
+from rallypoint.agent.feature import Agent
+from rallypoint.agent.options import Features, Preemption
+from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.errors import UsageError
 from rallypoint.base.kernel import until_readable
+from rallypoint.features.preemption import slurm
+from rallypoint.features.preemption.agent import DEFAULT_NOTICE, WholeJobPreemption
+from rallypoint.features.preemption.rules import PreemptionRequested
+from rallypoint.features.preemption.slurm import JobDeadline, end_time
 
 pytestmark = pytest.mark.process
 NOW = 1_800_000_000.0
@@ -216,7 +215,7 @@ def test_a_query_whose_output_stays_open_does_not_block_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it has started holds the pipe, in a session of its own, where no signal of ours to the query reaches it."""
-    monkeypatch.setattr(preemption, "_KILLED", 1000.0)  # what waits for the query itself outlasts this test
+    monkeypatch.setattr(slurm, "_KILLED", 1000.0)  # what waits for the query itself outlasts this test
     seen = Watched(tmp_path, 60, str(int(NOW) + 300))
     script = tmp_path / "squeue"
     script.write_text(f"#!/bin/sh\nsetsid sleep 1000 &\necho $! >{tmp_path}/pid\nexit 0\n")
@@ -246,8 +245,13 @@ def test_a_query_under_way_ends_with_the_run(tmp_path: Path) -> None:
 # How long the workers have
 
 
-def triggers(notice: float, stop: float) -> PreemptionTriggers:
-    return PreemptionTriggers(Preemption("SIGUSR2, SIGUSR1"), notice, stop, lambda: True, print, time)
+def triggers(notice: float, stop: float) -> WholeJobPreemption:
+    workers = SimpleNamespace(
+        group=SimpleNamespace(spec=SimpleNamespace(features=Features.of(preempt_signals="SIGUSR2, SIGUSR1"))),
+        rendezvous=SimpleNamespace(notice_timeout=notice),
+        grace=SimpleNamespace(stop=stop),
+    )
+    return WholeJobPreemption(Agent(workers, print, SYSTEM_CLOCK, print))  # type: ignore[arg-type]
 
 
 def test_a_signal_gives_the_notice_timeout_or_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:

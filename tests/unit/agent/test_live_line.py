@@ -11,12 +11,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from rallypoint.agent.features.live_line import LiveLine, composed, shows_live_line
 from rallypoint.agent.loop import AgentLoop
 from rallypoint.base.stderr import STDERR_LOCK, print_error_line
 from rallypoint.control.coordinator.job_log import live_words
 from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placed, Placement, Progress, ProgressText
+from rallypoint.features.live_line import LiveLine, composed, shows_live_line
 from rallypoint.workers.logs.console import Console
 from tests.unit.agent.thread_workers import ThreadWorkers
 

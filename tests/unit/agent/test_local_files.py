@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent.features import local_jobs as module
-from rallypoint.agent.features.local_jobs import FOLDER, LocalFile, local_jobs, local_token
 from rallypoint.base.errors import UsageError
 from rallypoint.base.secrets import SECRET, Secret, new_secret, read_job_secret, token
+from rallypoint.features import local_jobs as module
+from rallypoint.features.local_jobs import FOLDER, LocalFile, local_jobs, local_token
 from rallypoint.rendezvous.handler import LocalJob
 from tests.waiting import until
 

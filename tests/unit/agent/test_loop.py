@@ -15,13 +15,14 @@ from rallypoint.agent.loop import AgentLoop
 from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.sources import Source
 from rallypoint.agent.spec import RunResult, WorkerSpec, WorkerState
-from rallypoint.agent.steps import Event, PreemptionRequested
+from rallypoint.agent.steps import Event
 from rallypoint.agent.workers import WorkerController
 from rallypoint.base.errors import UserError
 from rallypoint.control.coordinator.dispatcher import LocalLink
 from rallypoint.control.membership.state import Fail, Succeed
 from rallypoint.control.protocol.messages import JoinRequest, NextStore, Placement, Request
 from rallypoint.failures.cause import Ending
+from rallypoint.features.preemption.rules import PreemptionRequested
 from rallypoint.workers.logs.specs import DefaultLogsSpecs
 from tests.unit.agent.test_stopping import TIMEOUT
 from tests.unit.compat.test_subclass import ours

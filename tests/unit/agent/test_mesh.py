@@ -11,8 +11,8 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
-from rallypoint.agent.features import round_setup
-from rallypoint.agent.features.round_setup import PeerExchange, PeerRecord, Round, RoundSetup, encode_record
+from rallypoint.agent import round_setup
+from rallypoint.agent.round_setup import PeerExchange, PeerRecord, Round, RoundSetup, encode_record
 from rallypoint.agent.spec import WorkerGroup
 from rallypoint.base.kernel import until_readable
 from rallypoint.clusters.preflight.dialing import MeshListener

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rallypoint.agent.features.round_setup import PeerExchange, PeerRecord, RoundSetup, decode_record, encode_record
 from rallypoint.agent.loop import run_agent
+from rallypoint.agent.round_setup import PeerExchange, PeerRecord, RoundSetup, decode_record, encode_record
 from rallypoint.agent.spec import WorkerGroup, WorkerState
 from rallypoint.agent.third_party import exchange
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock

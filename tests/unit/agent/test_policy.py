@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.agent.policy import Phase, PolicyState, PostedNotice, begin, decide
+from rallypoint.agent.policy import Phase, PolicyState, PostedNotice, Rules, begin, decide
 from rallypoint.agent.steps import (
     CheckNode,
     DrainArrived,
@@ -22,7 +22,6 @@ from rallypoint.agent.steps import (
     NodeChecked,
     PostNotice,
     PostStopNotice,
-    PreemptionRequested,
     RequestJoin,
     SetTimer,
     SignalArrived,
@@ -96,24 +95,24 @@ SIGNAL_OVER, NOTICE_OVER, LEAVE_OVER, VERDICT_OVER = map(
 ENDINGS = [SUCCEEDED, FAILED, LinkLost("gone"), TERM, INT, QUIT, HUP]
 
 
-def after(*events: Event, notice: float = 0) -> tuple[PolicyState, list[Step]]:
+def after(*events: Event, notice: float = 0, rules: Sequence[Rules] = ()) -> tuple[PolicyState, list[Step]]:
     """Where an agent stands after these events, and all the steps that it has taken."""
     steps: list[Step] = []
     status = PolicyState(notice_timeout=notice)
     for event in events:
-        status, now = decide(status, event)
+        status, now = decide(status, event, rules)
         steps += now
     return status, steps
 
 
-def acts(*events: Event, notice: float = 0) -> list[Step]:
+def acts(*events: Event, notice: float = 0, rules: Sequence[Rules] = ()) -> list[Step]:
     """The steps that follow from the events, without what is only logged."""
-    return [step for step in after(*events, notice=notice)[1] if not isinstance(step, LogLine)]
+    return [step for step in after(*events, notice=notice, rules=rules)[1] if not isinstance(step, LogLine)]
 
 
-def kinds(*events: Event, notice: float = 0) -> list[object]:
+def kinds(*events: Event, notice: float = 0, rules: Sequence[Rules] = ()) -> list[object]:
     """Their types; which timer is set; and by what kind of event the agent ends."""
-    return [kind_of(step) for step in acts(*events, notice=notice)]
+    return [kind_of(step) for step in acts(*events, notice=notice, rules=rules)]
 
 
 def kind_of(step: Step) -> object:
@@ -577,7 +576,6 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
             Heartbeat(),
             WorkersSucceeded(),
             WorkersSucceeded(acknowledged=True),
-            PreemptionRequested(9.0, "received SIGUSR2"),
             VERDICT_OVER,
             PREEMPTED,
             WorkersFailed(CAUSE),
@@ -674,6 +672,11 @@ class World:
 @settings(max_examples=examples(1000))
 @given(st.lists(LIVELY, max_size=40), st.sampled_from([0.0, 30.0]), st.booleans())
 def test_laws(events: list[Event], notice: float, checks: bool) -> None:
+    check_laws(events, notice, checks)
+
+
+def check_laws(events: list[Event], notice: float, checks: bool, rules: Sequence[Rules] = ()) -> None:
+    """Whatever the events are, and whatever the rules of features make of them."""
     world = World()
     status, first = begin(PolicyState(notice_timeout=notice, checks_node=checks))
     for step in first:
@@ -684,7 +687,7 @@ def test_laws(events: list[Event], notice: float, checks: bool) -> None:
         world.happens(event)
         before = status
         world.unchecked |= checks and before.phase is Phase.BROKEN and event == ended(before.round)
-        status, now = decide(status, event)
+        status, now = decide(status, event, rules)
         for place, step in enumerate(now):
             world.take(step, event, now[:place])
         assert (status.notice_timeout, status.checks_node) == (notice, checks)
@@ -693,12 +696,12 @@ def test_laws(events: list[Event], notice: float, checks: bool) -> None:
         if isinstance(event, RoundEnded) and before.phase in _HOLDS_A_PLACE:
             assert (event.end.round == before.round) == bool(now), "a round that is over changes nothing"
     # Whatever has happened, a signal and the end of the workers end it.
-    status, now = decide(status, HUP)
+    status, now = decide(status, HUP, rules)
     for step in now:
         world.take(step, HUP, now)
     if world.stopping:
         world.running = world.stopping = world.checking = world.waiting = False
-        status, now = decide(status, STOPPED)
+        status, now = decide(status, STOPPED, rules)
         for step in now:
             world.take(step, STOPPED, now)
     assert status.phase is Phase.ENDED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from signal import SIGINT, SIGTERM, SIGUSR1
 
 import pytest
@@ -16,8 +17,6 @@ from rallypoint.agent.steps import (
     ForwardSignal,
     NodeChecked,
     PostNotice,
-    PreemptionRequested,
-    RequeueJob,
     SetTimer,
     SignalArrived,
     StartWorkers,
@@ -38,23 +37,26 @@ from rallypoint.control.protocol.messages import (
     Preempted,
 )
 from rallypoint.failures.cause import Ending
+from rallypoint.features.preemption.rules import NOTED, RULES, PreemptionRequested, RequeueJob
 from rallypoint.notices import PREEMPTION
 from tests.effort import examples
+from tests.unit.agent import test_policy
 from tests.unit.agent.test_policy import (
     LIVELY,
     PREEMPTED,
     STOPPED,
     TERM,
     World,
-    acts,
-    after,
+    check_laws,
     drained,
     kind_of,
-    kinds,
     left,
     placed,
 )
 
+acts = partial(test_policy.acts, rules=[RULES])
+after = partial(test_policy.after, rules=[RULES])
+kinds = partial(test_policy.kinds, rules=[RULES])
 WHY = "received SIGUSR2"
 TOLD = PreemptionRequested(60.0, WHY)
 OF_ANOTHER = Preempted(0, "b (rank 1)", 60.0, True, WHY)
@@ -118,7 +120,7 @@ def test_workers_that_have_not_been_started_are_not_started_any_more() -> None:
         assert steps.count(Drain(of.round, needs_consent=True)) == 1
         assert status.phase is Phase.FORMING
         assert sum(isinstance(step, StartWorkers) for step in steps) == (1 if len(before) == 3 else 0)
-        verdict_of(decide(status, PREEMPTED)[1][-1])
+        verdict_of(decide(status, PREEMPTED, (RULES,))[1][-1])
     assert StartWorkers not in kinds(TOLD, placed(0)), "the place and what was said have crossed"
 
 
@@ -180,10 +182,10 @@ def test_who_knows_of_it_ends_with_it(before: list[Event], later: list[Event], n
         if not world.can_be(event):
             continue
         world.happens(event)
-        known = known or bool(status.preemption)
-        assert bool(status.preemption) or not known
+        known = known or NOTED in status.noted
+        assert NOTED in status.noted or not known
         told.add(event)
-        status, now = decide(status, event)
+        status, now = decide(status, event, (RULES,))
         for place, step in enumerate(now):
             world.take(step, event, now[:place])
             if known and isinstance(step, End) and isinstance(step.event, JobEnded) and step.event not in told:
@@ -192,3 +194,9 @@ def test_who_knows_of_it_ends_with_it(before: list[Event], later: list[Event], n
                 assert isinstance(step, End)
                 assert isinstance(step.event, JobEnded | SignalArrived | NodeChecked)
     assert status.phase in (Phase.ENDED, Phase.LEAVING)
+
+
+@settings(max_examples=examples(1000))
+@given(st.lists(st.one_of(LIVELY, st.just(TOLD)), max_size=40), st.sampled_from([0.0, 30.0]), st.booleans())
+def test_the_laws_of_the_policy_hold_beside_it(events: list[Event], notice: float, checks: bool) -> None:
+    check_laws(events, notice, checks, [RULES])

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent.features.preemption import (
+from rallypoint.base.process_table import read_stat
+from rallypoint.features.preemption.slurm import (
     SlurmCommand,
     SlurmRequeue,
     job_name,
     times_requeued,
 )
-from rallypoint.base.process_table import read_stat
 from tests.waiting import until
 
 pytestmark = pytest.mark.process

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from rallypoint.agent.features.socket_ifname import Choice, add_socket_ifname, choose
 from rallypoint.agent.options import interface_names
 from rallypoint.agent.workers import worker_environment
 from rallypoint.base.errors import UserError
@@ -19,6 +18,8 @@ from rallypoint.base.mailbox import Background
 from rallypoint.base.netlink import Interface, interface_addresses, interfaces
 from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
+from rallypoint.features.socket_ifname import Choice, choose
+from tests.unit.agent.features import with_features
 from tests.unit.agent.test_stopping import TIMEOUT
 from tests.unit.agent.thread_workers import ThreadWorkers
 
@@ -75,7 +76,7 @@ def test_the_kernels_interfaces() -> None:
 def given(asked: str, host: str = "127.0.0.1") -> tuple[Mapping[str, str], str]:
     """What a worker gets, and the failure if there is one; the agent's loop is played."""
     workers = ThreadWorkers(lambda rank, start, stopping: rank)
-    add_socket_ifname(workers, asked)
+    with_features(workers, socket_ifname=asked)
     workers.begin_round(Placement(0, 0, 2, NodeRanks(0, 2, 0, 2), host, 1, 0))
     deadline = time.monotonic() + TIMEOUT
     while workers.preparing():

@@ -8,19 +8,23 @@ from typing import Any
 
 import pytest
 
-from rallypoint.agent import standby_workers
+from rallypoint.agent.feature import Agent
+from rallypoint.agent.options import Features
 from rallypoint.agent.spec import WorkerState
-from rallypoint.agent.standby_workers import StandbyWorkers
+from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.features import standby
+from rallypoint.features.standby import StandbyWorkers
 
 
 def test_one_that_prepares_for_long_is_known_to_be_ready_soon_after(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(standby_workers, "SYSTEM_CLOCK", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(standby, "SYSTEM_CLOCK", SimpleNamespace(monotonic=lambda: now))
     spec = SimpleNamespace(role="default", local_world_size=2, entrypoint="python", args=(), virtual_local_rank=False)
+    spec.features = Features.of(standby=1)
     group = SimpleNamespace(spec=spec, notices="", state=WorkerState.HEALTHY, placement=SimpleNamespace(round=0))
     folder = SimpleNamespace(made=lambda: True)
-    workers: Any = SimpleNamespace(group=group, folder=folder, preloads=lambda: False)
-    source = StandbyWorkers(workers, 1)
+    workers: Any = SimpleNamespace(group=group, folder=folder)
+    source = StandbyWorkers(Agent(workers, print, SYSTEM_CLOCK, print))
     preparing: Any = SimpleNamespace(
         place=2, context=SimpleNamespace(poll=lambda: None), since=0.0, prepared=False, pid=7
     )

@@ -9,20 +9,20 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from rallypoint.agent.features.round_setup import PeerExchange, PeerRecord, RoundSetup, exchange_of
-from rallypoint.agent.features.worker_env import (
-    KINDS,
-    FrameworkVariables,
-    ReservedPorts,
-    WorkerPlace,
-    add_worker_env,
-)
 from rallypoint.agent.options import checked_frameworks
+from rallypoint.agent.round_setup import PeerExchange, PeerRecord, RoundSetup, exchange_of
 from rallypoint.agent.spec import Worker, WorkerGroup
 from rallypoint.agent.workers import constant_environment, per_worker_variables, worker_environment
 from rallypoint.base.errors import UserError
 from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
+from rallypoint.features.worker_env import (
+    KINDS,
+    FrameworkVariables,
+    ReservedPorts,
+    WorkerPlace,
+)
+from tests.unit.agent.features import with_features
 from tests.unit.agent.thread_workers import ThreadWorkers
 from tests.unit.compat.test_subclass import ours
 
@@ -159,7 +159,8 @@ def test_each_round_has_ports_of_its_own(reserved: ReservedPorts) -> None:
 def entered(*kinds: str, nodes: int = 1) -> ThreadWorkers:
     """Workers of an agent that has entered a round of one node."""
     workers = ThreadWorkers(lambda rank, start, stopping: rank, ours())
-    add_worker_env(workers, kinds, nodes)
+    workers.max_nodes = nodes
+    with_features(workers, worker_env=kinds)
     ranks = NodeRanks(0, 1, 0, 1)
     workers.enter_round(Placement(0, 0, 1, ranks, "127.0.0.1", 1, 0))
     for each in workers.preparations:
@@ -211,10 +212,9 @@ def test_a_node_that_was_started_without_it_is_named() -> None:
 
 def test_no_store_before_the_workers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    workers = ThreadWorkers(lambda rank, start, stopping: rank, ours())
     with pytest.raises(UserError, match=r"--worker-env=jax.*TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.*unset"):
-        add_worker_env(workers, ["jax"], 2)
-    add_worker_env(workers, ["ompi"], 2)
+        entered("jax", nodes=2)
+    entered("ompi", nodes=2)
 
 
 def test_one_exchange_serves_all() -> None:

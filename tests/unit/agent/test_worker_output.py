@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from rallypoint.agent.features import worker_output
-from rallypoint.agent.features.worker_output import OutputReader
 from rallypoint.control.protocol.messages import CollectKind, CollectRequested
+from rallypoint.features.reports import worker_output
+from rallypoint.features.reports.worker_output import OutputReader
 from rallypoint.observe.worker_logs import NodeLogs, decode_logs, log_lines
 
 ROOM = 64 * 1024

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from rallypoint.agent.features.local_jobs import EndedJob
 from rallypoint.base.errors import UsageError
 from rallypoint.cli import local_jobs
 from rallypoint.cli.job_verbs import given_endpoint
@@ -25,6 +24,7 @@ from rallypoint.cli.local_jobs import (
     show_past,
 )
 from rallypoint.cli.rallyctl import build_parser, main
+from rallypoint.features.local_jobs import EndedJob
 from rallypoint.rendezvous.handler import LocalJob
 
 UUID = "3d2754c7-f1c6-4315-b465-30afa32ec2c9"

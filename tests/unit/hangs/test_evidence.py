@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from rallypoint.agent.facts import WorkerFacts
-from rallypoint.agent.features.flight_recorder import ENTRIES, constant_variables, switch_on
-from rallypoint.agent.features.hangs import collect
 from rallypoint.base.process_table import process_table
 from rallypoint.base.procfs import read_proc_state
+from rallypoint.features.flight_recorder import ENTRIES, constant_variables, switch_on
+from rallypoint.features.hangs.evidence import collect
 from rallypoint.observe.hangs.dumps import (
     BUFFER,
     DUMP,

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent.features.local_jobs import OUTCOMES, EndedJob
 from rallypoint.cli.job_verbs import PHASE_CODES
 from rallypoint.cli.local_jobs import OUTCOME_CODES, RunningJob, jobs_here_json
 from rallypoint.control.protocol.messages import NodeReport
@@ -23,6 +22,7 @@ from rallypoint.control.protocol.observation import (
     Snapshot,
     Straggler,
 )
+from rallypoint.features.local_jobs import OUTCOMES, EndedJob
 from rallypoint.observe.status import (
     ChangeLines,
     jobs_json,

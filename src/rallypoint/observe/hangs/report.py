@@ -72,7 +72,7 @@ class Group(NamedTuple):
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Which ranks; standby workers have negative numbers (`agent/features/reports`)."""
+    """Which ranks; standby workers have negative numbers (`features/reports`)."""
     own = [each for each in ranks if each >= 0]
     standby = len(ranks) - len(own)
     texts = [f"{len(own)} rank{'' if len(own) == 1 else 's'} ({_some(ranges(own))})"] if own else []

@@ -10,28 +10,26 @@ from functools import partial
 from itertools import takewhile
 
 from rallypoint.agent.facts import attempt_folder
+from rallypoint.agent.feature import Agent, Feature
 from rallypoint.base.clock import SYSTEM_CLOCK
-from rallypoint.base.light_typing import TYPE_CHECKING, TypeAlias
+from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.log import get_logger, printable
 from rallypoint.base.secrets import job_secret
 from rallypoint.base.side_thread import start_thread
 from rallypoint.base.stderr import STDERR_LOCK
 from rallypoint.control.protocol.messages import (
-    MAX_PART,
-    CollectedPart,
-    CollectionEnded,
     CollectKind,
     CollectRequested,
     NodeAnswer,
     NodeReport,
     ReportRequested,
 )
+from rallypoint.features.collecting import start_collecting
 from rallypoint.rendezvous.params import ON_ETCD
 
 if TYPE_CHECKING:
-    from rallypoint.agent.features.hangs import HangReporter
-    from rallypoint.agent.features.worker_output import OutputReader
     from rallypoint.agent.workers import WorkerController
+    from rallypoint.features.reports.worker_output import OutputReader
 
 log = get_logger(__name__)
 
@@ -39,8 +37,6 @@ _PROGRAMS = {"rallyrun", "torchrun"}
 _LONGEST_COMMAND, _LONGEST_FOLDER = 1000, 4096
 _HERE = ("127.", "[::1]:")
 """How endpoints begin that no other machine reaches; what is on etcd is for those who can read there."""
-
-Request: TypeAlias = "ReportRequested | CollectRequested | CollectedPart | CollectionEnded"
 
 
 def _stacks(request: CollectRequested, workers: WorkerController) -> Callable[[], bytes]:
@@ -53,49 +49,6 @@ def _stacks_of(pids: Mapping[int, int]) -> bytes:
     from rallypoint.observe.hangs.evidence import stacks_of
 
     return stacks_of(pids)
-
-
-def _bundle(_request: CollectRequested, workers: WorkerController) -> Callable[[], bytes]:
-    from rallypoint.agent.features.incidents import demand, incident_facts
-    from rallypoint.observe.bundle import encode_bundle
-
-    facts = incident_facts(workers)
-    return lambda: encode_bundle(demand(facts))
-
-
-def _hang(_request: CollectRequested, workers: WorkerController) -> Callable[[], bytes]:
-    from rallypoint.agent.features.hangs import collect
-
-    return partial(collect, workers.look(), workers.pcontext, workers.group.spec.features.hangs.reaction)
-
-
-_COLLECTORS: Mapping[CollectKind, Callable[[CollectRequested, WorkerController], Callable[[], bytes]]] = {
-    CollectKind.STACKS: _stacks,
-    CollectKind.BUNDLE: _bundle,
-    CollectKind.HANG: _hang,
-}
-"""Functions that look at the workers on the loop's thread, and return the function that is then run off it."""
-
-
-def _start_collecting(
-    request: CollectRequested, gather: Callable[[], bytes], send: Callable[[CollectedPart], None]
-) -> threading.Thread | None:
-    thread = start_thread(partial(_collect, request, gather, send), "collect")
-    if thread is None:
-        log.warning("the data that rallyctl asked for is not collected: this machine allows no further thread")
-        send(CollectedPart(request.number, b"", True))
-    return thread
-
-
-def _collect(request: CollectRequested, gather: Callable[[], bytes], send: Callable[[CollectedPart], None]) -> None:
-    try:
-        data = gather()
-    except Exception:
-        log.exception("the data that rallyctl asked for could not be collected")
-        data = b""
-    cuts = range(0, max(1, len(data)), MAX_PART)
-    for at in cuts:
-        send(CollectedPart(request.number, data[at : at + MAX_PART], at + MAX_PART >= len(data)))
 
 
 def command_line(words: Sequence[str], program: Sequence[object], *, hides: bool) -> str:
@@ -121,55 +74,46 @@ def command_line(words: Sequence[str], program: Sequence[object], *, hides: bool
     return (f"{shown} ..." if kept - is_ours < len(words) else shown)[:_LONGEST_COMMAND]
 
 
-class Reporter:
-    """Answers watchers of the workers of one node, and requests to investigate a hang. Nothing here waits.
+class Reports(Feature):
+    """Answers watchers of the workers of one node. Nothing here waits.
 
     Reports are completed with information that only log files have, which may be on a disk that hangs.
-
-    Args:
-        workers: of this node.
-        send: takes reports and the collected parts, from any thread.
     """
 
-    def __init__(self, workers: WorkerController, send: Callable[[NodeAnswer], None]) -> None:
-        self._workers = workers
-        self._send = send
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
+        self._send: Callable[[NodeAnswer], None] = self.workers.rendezvous.send
         self._thread: threading.Thread | None = None
-        self._hang: HangReporter | None = None
         self._outputs: OutputReader | None = None
         self._command: str | None = None
 
-    def take(self, request: Request, round_: int) -> None:
-        """Begin what is requested, in this round."""
-        if isinstance(request, ReportRequested):
-            self._report(self._present(round_))
-        elif isinstance(request, CollectRequested) and request.kind is CollectKind.LOGS:
-            if self._outputs is None:
-                from rallypoint.agent.features.worker_output import OutputReader
+    def messages(self) -> Mapping[type, Callable[[Any, int], None]]:
+        return {ReportRequested: self._on_report_requested, CollectRequested: self._collect}
 
-                self._outputs = OutputReader(self._workers)
-            if (thread := _start_collecting(request, self._outputs.begin(request), self._send)) is not None:
-                self._outputs.watch(thread)
-        elif isinstance(request, CollectRequested):
-            gather = _COLLECTORS[request.kind](request, self._workers)
-            _start_collecting(request, gather, self._send)
-        else:
-            if self._hang is None:
-                from rallypoint.agent.features.hangs import HangReporter
-
-                self._hang = HangReporter(self._send)
-            self._hang.add(request)
-
-    def close(self) -> None:
-        """The workers are gone: whoever follows their output is sent the rest."""
+    def leave(self) -> None:
+        """Send the rest to those who follow the output of the workers."""
         if self._outputs is not None:
             self._outputs.close()
 
+    def _on_report_requested(self, _request: ReportRequested, round_: int) -> None:
+        self._report(self._present(round_))
+
+    def _collect(self, request: CollectRequested, _round: int) -> None:
+        if request.kind is CollectKind.STACKS:
+            start_collecting(request, _stacks(request, self.workers), self._send)
+        elif request.kind is CollectKind.LOGS:
+            if self._outputs is None:
+                from rallypoint.features.reports.worker_output import OutputReader
+
+                self._outputs = OutputReader(self.workers)
+            if (thread := start_collecting(request, self._outputs.begin(request), self._send)) is not None:
+                self._outputs.watch(thread)
+
     def _present(self, round_: int) -> NodeReport:
-        pids = tuple(each.id if isinstance(each.id, int) else 0 for each in self._workers.group.workers)
-        folder, now = self._workers.folder, SYSTEM_CLOCK.monotonic()
+        pids = tuple(each.id if isinstance(each.id, int) else 0 for each in self.workers.group.workers)
+        folder, now = self.workers.folder, SYSTEM_CLOCK.monotonic()
         folder.look()
-        context, group, standby = self._workers.pcontext, self._workers.group, self._workers.standby_facts()
+        context, group, standby = self.workers.pcontext, self.workers.group, self.workers.standby_facts()
         attempt = "" if context is None else attempt_folder(context.error_files.values())
         report = NodeReport(
             round_,
@@ -181,7 +125,7 @@ class Reporter:
             log_folder=printable(os.path.dirname(os.path.abspath(attempt)), _LONGEST_FOLDER) if attempt else "",
             command="" if group.group_rank else self._shown_command(),
             step_before=folder.step_before,
-            age=max(0.0, now - self._workers.began),
+            age=max(0.0, now - self.workers.began),
             console_blocked=max(STDERR_LOCK.blocked_for(), 0.0 if context is None else context.console_blocked_for()),
         )
         if (latest := folder.latest()) is not None:
@@ -192,10 +136,10 @@ class Reporter:
 
     def _shown_command(self) -> str:
         if self._command is None:
-            job = self._workers.rendezvous.local_job()
+            job = self.workers.rendezvous.local_job()
             here = job is not None and (job.backend in ON_ETCD or job.endpoint.startswith(_HERE))
             hides = not here and job_secret() is None
-            spec = self._workers.group.spec
+            spec = self.workers.group.spec
             self._command = command_line(sys.orig_argv, (spec.entrypoint, *spec.args), hides=hides)
         return self._command
 
@@ -205,7 +149,7 @@ class Reporter:
             self._send(report)
             return
 
-        context = self._workers.pcontext
+        context = self.workers.pcontext
         output_ages = tuple if context is None else context.output_ages()
 
         def complete() -> None:

@@ -30,17 +30,17 @@ import errno
 import json
 import os
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from rallypoint.agent.feature import Agent, Feature
 from rallypoint.agent.options import checked_frameworks
 from rallypoint.base.devices import cuda_count
 from rallypoint.base.endpoint import Endpoint
 
 if TYPE_CHECKING:
-    from rallypoint.agent.features.round_setup import PeerRecord
-    from rallypoint.agent.spec import Worker, WorkerGroup
-    from rallypoint.agent.workers import WorkerController
+    from rallypoint.agent.round_setup import PeerRecord
+    from rallypoint.agent.spec import VariableSource, Worker, WorkerGroup
     from rallypoint.control.protocol.messages import Placement
 
 
@@ -197,24 +197,22 @@ KINDS: Mapping[str, Kind] = {_JAX: _JAX_KIND, _TENSORFLOW: _TENSORFLOW_KIND, "om
 # For an agent
 
 
-def add_worker_env(workers: WorkerController, names: Sequence[str], nodes: int) -> None:
-    """Give these kinds of variables to the workers of each round.
+class WorkerEnv(Feature):
+    """Gives the kinds of variables that were asked for to the workers of each round."""
 
-    Args:
-        workers: of an agent that has not run yet.
-        names: of the kinds, or `torch`.
-        nodes: the maximal number of nodes of the job.
+    def __init__(self, agent: Agent) -> None:
+        from rallypoint.agent.round_setup import exchange_of
 
-    Raises:
-        UserError: there is no such kind, or the nodes cannot exchange what it needs.
-    """
-    from rallypoint.agent.features.round_setup import exchange_of
+        super().__init__(agent)
+        names = checked_frameworks(self.workers.group.spec.features.frameworks.worker_env)
+        self._kinds = [FrameworkVariables(name, KINDS[name], self.workers.group) for name in names]
+        for kind in self._kinds:
+            if kind.kind.wanted is not None:
+                why = f"--worker-env={kind.use}"
+                exchange_of(self.workers, self.workers.max_nodes, why).users.append(kind)
 
-    kinds = [FrameworkVariables(name, KINDS[name], workers.group) for name in checked_frameworks(names)]
-    for each in kinds:
-        workers.group.variable_sources.append(each)
-        if each.kind.wanted is not None:
-            exchange_of(workers, nodes, f"--worker-env={each.use}").users.append(each)
+    def variables(self) -> Iterable[VariableSource]:
+        return self._kinds
 
 
 class FrameworkVariables:

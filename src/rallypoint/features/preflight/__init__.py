@@ -15,6 +15,7 @@ from rallypoint.clusters.preflight.run import LOG_SPACE, run_checks
 from rallypoint.rendezvous.params import C10D_PORT, ON_ETCD
 
 if TYPE_CHECKING:
+    from rallypoint.agent.launch import LaunchConfig
     from rallypoint.rendezvous.params import RendezvousParameters
 
 _log = get_logger(__name__)
@@ -40,6 +41,12 @@ def check_node(mode: str, log_dir: str, workers: int, parameters: RendezvousPara
     results = run_checks(inputs)
     _log.info("preflight checks of this node: %s, in %.2f s", counts(results), SYSTEM_CLOCK.monotonic() - begun)
     admit(results, mode)
+
+
+def admit_node(config: LaunchConfig, parameters: RendezvousParameters) -> None:
+    """Check this node before it joins. Raises as `check_node`."""
+    log_dir = "" if config.logs_specs is None else str(config.logs_specs.root_log_dir or "")
+    check_node(config.features.checks.preflight, log_dir, config.nproc_per_node, parameters)
 
 
 def await_log_dir(log_dir: str, mode: str) -> None:

@@ -18,24 +18,20 @@ Laws:
 from __future__ import annotations
 
 import math
-import os
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 
-from rallypoint.agent.facts import NodeFacts
 from rallypoint.agent.folder import Reached, steps_of_workers
-from rallypoint.agent.policy import GRACE, OnHang
 from rallypoint.agent.sources import Source
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.side_thread import start_thread
 from rallypoint.control.membership.state import ReportQuiet
-from rallypoint.control.protocol.messages import CollectedPart, CollectionEnded, HangReport, Taken
+from rallypoint.features.hangs.rules import GRACE
 
 if TYPE_CHECKING:
     from rallypoint.agent.workers import WorkerController
-    from rallypoint.workers.context import PContext
 
 log = get_logger(__name__)
 
@@ -101,13 +97,6 @@ class RoundSigns:
 
     def _can_be_seen(self) -> bool:
         return self._progressed or self._seen is None or self._seen.output is not None
-
-
-def add_hang_watch(workers: WorkerController, timeout: float) -> None:
-    """Watch for hangs of the workers of an agent that has not run yet."""
-    workers.hang_watch = watch = HangWatch(timeout, workers)
-    workers.watchers.add(watch)
-    workers.at_end.callback(watch.close)
 
 
 class HangWatch(Source):
@@ -214,105 +203,3 @@ class HangWatch(Source):
                 if not failed:
                     log.exception("the signs of life of the workers cannot be read: a defect of Rallypoint")
                 failed = True
-
-
-# The evidence of this node
-
-
-def collect(facts: NodeFacts, context: PContext | None, on_hang: str) -> bytes:
-    """The evidence of this node, encoded. A worker whose stacks cannot be read writes them when it is ended, if all
-    will be. Not on the loop's thread.
-
-    Args:
-        facts: what the loop knows.
-        context: the node's workers.
-        on_hang: the action that follows.
-    """
-    from rallypoint.observe.hangs.dumps import recorder_of
-    from rallypoint.observe.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
-    from rallypoint.observe.hangs.messages import encode_evidence
-
-    workers = tuple(
-        ExaminedWorker(each.rank, each.pid, each.exit_code, recorder_of(each.rank, {**os.environ, **each.added}))
-        for each in facts.processes
-    )
-    ends_workers = on_hang in (OnHang.RESTART, OnHang.FAIL)
-    evidence = collect_evidence(ExaminedNode(facts.host, workers, facts.attempt_folder, ends_workers))
-    if context is not None and ends_workers:
-        local_ranks = {each.rank: each.local_rank for each in facts.processes}
-        context.without_stacks.update(local_ranks[each.rank] for each in evidence.ranks if each.why_none)
-    return encode_evidence(evidence)
-
-
-# The report, on one node
-
-
-_NOT_SHOWN = "what the workers are doing could not be shown; see the log of the node that hosts the coordinator"
-
-_MAX_TOTAL = 64 * 1024 * 1024
-"""Bytes of the nodes' reports that are kept."""
-
-
-class HangReporter:
-    """Gathers the parts, and makes the report in a thread of its own.
-
-    Args:
-        send: takes the report, from any thread, and word that all of a node was read.
-    """
-
-    def __init__(self, send: Callable[[HangReport | Taken], None]) -> None:
-        self._send = send
-        self._number = -1
-        self._told: dict[str, list[bytes]] = {}
-        """The received parts by node, in order of arrival."""
-        self._complete: set[str] = set()
-        self._size = 0
-
-    def add(self, message: CollectedPart | CollectionEnded) -> None:
-        """Add what a node has reported, or note that nothing more will arrive; then the report is made and sent."""
-        if message.number != self._number:
-            self._number, self._told, self._complete, self._size = message.number, {}, set(), 0
-        if isinstance(message, CollectionEnded):
-            args = (message, self._told, self._complete)
-            if start_thread(lambda: self._report(*args), "hang-report") is None:
-                self._send(HangReport(message.number, message.round, _NOT_SHOWN))
-            self._number = -1
-            return
-        self._size += len(message.data)
-        parts = self._told.setdefault(message.node, [])
-        if self._size <= _MAX_TOTAL:
-            parts.append(message.data)
-            if message.is_last:
-                self._complete.add(message.node)
-        if message.is_last:
-            self._send(Taken(message.number))
-
-    def _report(self, end: CollectionEnded, told: dict[str, list[bytes]], complete: set[str]) -> None:
-        whole = {node: b"".join(parts) if node in complete else b"" for node, parts in told.items()}
-        silent = [each for each in end.silent if each not in whole]
-        try:
-            text = render_report(whole, silent, end.more)
-        except Exception:
-            log.exception("the report of a hang could not be shown")
-            text = _NOT_SHOWN
-        self._send(HangReport(end.number, end.round, text))
-
-
-def render_report(told: Mapping[str, bytes], silent: Sequence[str], more: int = 0) -> str:
-    """The report as text.
-
-    Args:
-        told: the data of each node, as `CollectedPart`s carry it.
-        silent: the names of nodes that have not answered.
-        more: how many others have not.
-    """
-    from rallypoint.observe.hangs.messages import EvidenceReader
-    from rallypoint.observe.hangs.report import report_lines
-
-    reader, found, missing = EvidenceReader(), [], list(silent)
-    for node, data in sorted(told.items()):
-        try:
-            found.append(reader.read(data))
-        except ValueError:  # nothing could be collected there, or these bytes are invalid
-            missing.append(node)
-    return "\n".join(["what the workers are doing:", *report_lines(found, missing, more)])

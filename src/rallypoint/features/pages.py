@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 TOKEN_FILE = "RALLYPOINT_HTTP_TOKEN_FILE"
 
 
+def begin_pages(workers: WorkerController, options: Mapping[str, Any]) -> tuple[Handler, Access]:
+    """Begin the pages of an agent. Returns what answers, and who may see them. Raises as `AgentPages.begin`."""
+    return AgentPages(workers, options).begin()
+
+
 class AgentPages:
     """The pages of one agent.
 

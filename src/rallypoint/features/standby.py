@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from signal import SIGKILL
+from typing import Any
 
+from rallypoint.agent.feature import Agent, Feature
 from rallypoint.agent.sources import Source
 from rallypoint.agent.spec import WorkerState
-from rallypoint.agent.workers import WorkerController, constant_environment
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.kernel import readable
@@ -59,20 +60,16 @@ class _Standby:
         self.pid = context.pids()[0]
 
 
-class StandbyWorkers(Source):
-    """The standby workers of one agent.
+class StandbyWorkers(Feature, Source):
+    """The standby workers of one agent."""
 
-    Args:
-        workers: the controller of this node's workers.
-        count: how many are kept.
-    """
-
-    def __init__(self, workers: WorkerController, count: int) -> None:
-        self._workers = workers
-        self._group = workers.group
-        self._count = count
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
+        self._group = self.workers.group
+        self._count = self.workers.group.spec.features.recovery.standby
+        """How many are kept."""
         self._waiting: list[_Standby] = []
-        self._next = workers.group.spec.local_world_size
+        self._next = self._group.spec.local_world_size
         """The next one's number in the folder, above those of workers, and never used again."""
         self._lost = 0
         self._asked = False
@@ -86,12 +83,13 @@ class StandbyWorkers(Source):
         if why := self._obstacle():
             self._give_up(why)
 
-    def facts(self) -> tuple[StandbyFacts, ...]:
-        """What is known of them."""
+    def sources(self) -> Iterable[Source]:
+        return (self,)
+
+    def processes(self) -> tuple[StandbyFacts, ...]:
         return tuple(StandbyFacts(each.pid, each.prepared) for each in self._waiting)
 
     def holds_folder(self) -> bool:
-        """Whether one waits in the folder that is shared with workers."""
         return bool(self._waiting)
 
     def _obstacle(self) -> str:
@@ -121,15 +119,23 @@ class StandbyWorkers(Source):
                 self._lose(each, "has ended" if failure is None else f"has failed: {failure.text}")
             elif not each.prepared and now >= each.since + PREPARE_TIMEOUT:
                 self._lose(each, f"has not prepared its function in {PREPARE_TIMEOUT:.0f} s, and was killed")
-        if not self._progress and self._workers.folder.made():
+        if not self._progress and self.workers.folder.made():
             self._progress, self._start_at = True, now
         if now < self._start_at:
             return
         longest = _LONGEST_WHILE_ONE_PREPARES if self._one_prepares() else _LONGEST_LOOK
         self._start_at, self._pause = now + self._pause, min(2 * self._pause, longest)
         self._note_prepared()
-        if self._may_start() and self._is_asked_for() and not self._workers.preloads():
+        if self._may_start() and self._is_asked_for() and not self._preload_is_busy():
             self._start()
+
+    def _preload(self) -> Any:
+        """The feature that imports ahead; None without it."""
+        return self.agent.find("preload")
+
+    def _preload_is_busy(self) -> bool:
+        preload = self._preload()
+        return preload is not None and preload.is_busy
 
     def _may_start(self) -> bool:
         """Whether one is missing while workers run, or while this node waits for its first round."""
@@ -155,7 +161,7 @@ class StandbyWorkers(Source):
             self._asked = _text_prepares(self._group.spec.args)
             return self._asked
         self._asked = bool(WorkerChannel(self._group.notices).prepared())
-        if not self._asked and self._workers.folder.made():
+        if not self._asked and self.workers.folder.made():
             why = "the script has no function of rallypoint.inprocess with `prepare`"
             self._tell(f"{why}; what it imports is preloaded for workers that are started again")
         return self._asked
@@ -163,23 +169,23 @@ class StandbyWorkers(Source):
     # Start and end
 
     def _start(self) -> None:
-        spec, reaper = self._group.spec, self._workers.ensure_reaper()
+        spec, reaper = self._group.spec, self.workers.ensure_reaper()
         assert isinstance(spec.entrypoint, str)
-        self._group.notices = self._group.notices or self._workers.folder.reset()
+        self._group.notices = self._group.notices or self.workers.folder.reset()
         if not self._group.notices:
             return
         env = {
-            **constant_environment(spec, os.environ),
+            **self.workers.constant_environment(),
             NOTICES_VARIABLE: self._group.notices,
             STANDBY_VARIABLE: str(self._next),
             "TORCHELASTIC_RESTART_COUNT": "standby",  # the name of its folder for logs
         }
-        options = self._workers.process_options()._replace(standby=True)
-        args, logs = tuple(macros.substitute(spec.args, "0")), self._workers.logs_specs
+        options = self.workers.process_options()._replace(standby=True)
+        args, logs = tuple(macros.substitute(spec.args, "0")), self.workers.logs_specs
         try:
             context = SubprocessContext("standby", spec.entrypoint, {0: args}, {0: env}, logs, None, reaper, options)
             context.envs[0]["TORCHELASTIC_RESTART_COUNT"] = str(self._group.restarts)
-            self._workers.set_cleanup(reaper)
+            self.workers.set_cleanup(reaper)
             context.start()
         except RallypointError as error:
             self._give_up(str(error))
@@ -215,7 +221,8 @@ class StandbyWorkers(Source):
 
     def _name_early_readers(self) -> None:
         """Say what has read a rank before there was one. It goes on with that in a standby worker."""
-        for reader in self._workers.imports_with_ranks():
+        preload = self._preload()
+        for reader in () if preload is None else preload.early_readers:
             if reader not in self._told:
                 self._told.add(reader)
                 log.warning(
@@ -225,15 +232,13 @@ class StandbyWorkers(Source):
                 )
 
     def close(self) -> None:
-        """The run is over."""
         for each in tuple(self._waiting):
             self._remove(each)
-        self._workers.folder.clear()
+        self.workers.folder.clear()
 
     # The next round
 
-    def enter(self, context: PContext) -> None:
-        """Let those that wait take the places of a context that is not started yet and has no process for these."""
+    def take_places(self, context: PContext) -> None:
         assert self._group.placement is not None
         free = [rank for rank in range(context.nprocs) if rank not in context.pids()]
         channel = WorkerChannel(self._group.notices)
@@ -269,16 +274,9 @@ class StandbyWorkers(Source):
             return False
         if cpus := context.cpus()[rank]:
             _bind(standby.pid, cpus)
-        self._workers.ensure_reaper().adopt(standby.pid)
+        self.workers.ensure_reaper().adopt(standby.pid)
         context.adopt(rank, held)
         return True
-
-
-def add_standby_workers(workers: WorkerController, count: int) -> None:
-    """Keep this many standby workers for the run."""
-    workers.standby = found = StandbyWorkers(workers, count)
-    workers.sources.append(found)
-    workers.at_end.callback(found.close)
 
 
 def _end(held: HeldWorker) -> None:

@@ -10,16 +10,19 @@ Laws:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from rallypoint.agent.facts import attempt_folder
+from rallypoint.agent.feature import Feature
+from rallypoint.agent.sources import guarded
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.base.private_files import make_private
-from rallypoint.observe.hangs.dumps import BUFFER, DUMP, DUMP_ON_TIMEOUT, OLD_NAMES, PIPE, SOCKET
+from rallypoint.observe.hangs.dumps import BUFFER, DUMP, DUMP_ON_TIMEOUT, OLD_NAMES, PER_WORKER, PIPE, SOCKET
 from rallypoint.observe.hangs.evidence import dump_folder
 
 if TYPE_CHECKING:
+    from rallypoint.agent.spec import VariableSource, Worker
     from rallypoint.workers.context import PContext
 
 log = get_logger(__name__)
@@ -28,6 +31,29 @@ ENTRIES = 2000
 """Operations of all process groups that a worker keeps; torch's default."""
 _MAX_SOCKET = 100
 """Bytes of a socket's path; the kernel takes 107."""
+
+
+class FlightRecorder(Feature):
+    """The flight recorders of one agent's workers."""
+
+    def constants(self) -> Mapping[str, str]:
+        return constant_variables(os.environ)
+
+    def variables(self) -> Iterable[VariableSource]:
+        return (_PerWorker(),)
+
+    def before_start(self, context: PContext) -> None:
+        workers = self.workers
+        guarded("the flight recorder", switch_on, context, workers.group.notices, workers.pcontext)
+
+
+class _PerWorker:
+    """Names the variables of `switch_on`, which knows them once the log folders exist."""
+
+    names = PER_WORKER
+
+    def variables(self, worker: Worker, environment: Mapping[str, str]) -> Mapping[str, str]:
+        return {}
 
 
 def constant_variables(given: Mapping[str, str]) -> dict[str, str]:

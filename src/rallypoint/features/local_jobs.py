@@ -29,12 +29,14 @@ import select
 import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 
+from rallypoint.agent.feature import Agent, Feature
+from rallypoint.agent.steps import WorkersStarted
 from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, SignalException, UserError
-from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
+from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.log import get_logger, printable
 from rallypoint.base.private_files import make_private, replace_file
 from rallypoint.control.protocol.errors import RendezvousClosedError
@@ -202,6 +204,34 @@ _SOON = 0.05
 """Seconds until the coordinator is looked for again, at first: a node check may come before it."""
 _PATIENCE = 1.0
 """Seconds that the end of a job waits for its file to be removed."""
+
+
+class LocalJobs(Feature):
+    """Shows the job of one agent to commands on this machine, and at last how it has ended.
+
+    The file is opened after the first look at events, so that no worker waits for it.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
+        self._file = LocalFile(self.workers)
+        if self.workers.rendezvous.local_job() is not None:  # else no command could reach it
+            self._file.open()
+
+    def messages(self) -> Mapping[type, Callable[[Any, int], None]]:
+        return {WorkersStarted: self._on_workers_started}
+
+    def close(self) -> None:
+        if not self.workers.is_launched:  # else a command must find one of the two: see `finish`
+            self._file.close()
+
+    def _on_workers_started(self, _event: WorkersStarted, _round: int) -> None:
+        if self.workers.is_launched:
+            record_if_killed(self.workers)
+
+    def finish(self, error: BaseException | None) -> None:
+        record_end(self.workers, error)
+        self._file.close()
 
 
 class LocalFile:
@@ -425,8 +455,8 @@ _RECORDED = (*LocalJob._fields, *EndedJob._fields[1:])
 
 
 def record_end(workers: WorkerController, error: BaseException | None) -> None:
-    """Record how the job of this agent has ended: with that error, or without one. The file that shows it as running is
-    removed afterwards, so that a command always finds one of the two.
+    """Record how the job of this agent has ended: with that error, or without one. The file that shows it as running
+    has to be removed after that.
     """
     try:
         outcome, detail, restarts = "succeeded", "", workers.group.restarts
@@ -439,7 +469,6 @@ def record_end(workers: WorkerController, error: BaseException | None) -> None:
         _clean(ended.ended)
     except Exception as trouble:  # such as a full disk, or a handler of others
         _log.debug(_NOT_KEPT, trouble)
-    workers.when_recorded.close()
 
 
 def record_if_killed(workers: WorkerController) -> None:

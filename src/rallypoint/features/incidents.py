@@ -23,6 +23,7 @@ from contextlib import suppress
 from importlib import metadata
 
 from rallypoint.agent.facts import NodeFacts, WorkerFacts
+from rallypoint.agent.feature import Agent, Feature
 from rallypoint.agent.policy import STARTED, Phase, PolicyState
 from rallypoint.base.clock import Deadline
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,14 +32,23 @@ from rallypoint.base.private_files import open_regular
 from rallypoint.base.process_table import read_stat, signal_process
 from rallypoint.base.side_thread import SideThread, start_thread
 from rallypoint.control.membership.state import Outcome, Reason, Refusal, Verdict
-from rallypoint.control.protocol.messages import JobEnded, JoinRefused, LinkLost, RoundEnded
+from rallypoint.control.protocol.messages import (
+    CollectKind,
+    CollectRequested,
+    JobEnded,
+    JoinRefused,
+    LinkLost,
+    RoundEnded,
+)
 from rallypoint.failures.cause import Ending
 from rallypoint.failures.report import failure_detail
+from rallypoint.features.collecting import start_collecting
 from rallypoint.observe.bundle import (
     LIMIT,
     ON_DEMAND_LIMIT,
     Piece,
     bundle,
+    encode_bundle,
     helpful_variables,
     mask_command,
     mask_environment,
@@ -235,11 +245,31 @@ def _failed(_what: str) -> None:
     log.exception("the evidence of a failure could not be saved: a defect of Rallypoint, please report it")
 
 
-def record_incidents(workers: WorkerController, folder: str) -> None:
-    """Make an agent keep the incidents of its run in a folder."""
-    recorder = IncidentRecorder(folder, lambda: incident_facts(workers), workers.rendezvous.snapshot)
-    workers.watchers.observe_with(recorder.observe)
-    workers.at_end.callback(recorder.close)
+class Incidents(Feature):
+    """Keeps the incidents of one agent in the folder that was given, and sends operators what they ask for."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
+        workers, folder = self.workers, self.workers.group.spec.features.output.incident_dir
+        self._recorder: IncidentRecorder | None = None
+        if folder:
+            self._recorder = IncidentRecorder(folder, lambda: incident_facts(workers), workers.rendezvous.snapshot)
+
+    def messages(self) -> Mapping[type, Callable[[Any, int], None]]:
+        return {CollectRequested: self._collect}
+
+    def observe(self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...]) -> None:
+        if self._recorder is not None:
+            self._recorder.observe(before, event, after, steps)
+
+    def close(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
+
+    def _collect(self, request: CollectRequested, _round: int) -> None:
+        if request.kind is CollectKind.BUNDLE:
+            facts = incident_facts(self.workers)
+            start_collecting(request, lambda: encode_bundle(demand(facts)), self.workers.rendezvous.send)
 
 
 def _until_ended(facts: IncidentFacts) -> None:

@@ -389,25 +389,6 @@ def exchange_of(workers: WorkerController, nodes: int, why: str) -> PeerExchange
     return found
 
 
-def add_mesh(workers: WorkerController, mode: str, nodes: int) -> None:
-    """Make an agent that has not run yet dial the others before its first workers start.
-
-    Args:
-        workers: of the agent.
-        mode: `WARN` or `REQUIRE`.
-        nodes: the maximal number of nodes of the job.
-
-    Raises:
-        UserError: it is required, and the rounds have no store before their workers run.
-    """
-    try:
-        exchange_of(workers, nodes, "--preflight").mesh = mode
-    except UserError as error:
-        if mode == REQUIRE:
-            raise
-        log.warning("the nodes do not dial each other: %s", error)
-
-
 class PeerExchange(SetupStep):
     """The exchange of one agent, and the mesh of its first round.
 

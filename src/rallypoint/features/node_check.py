@@ -13,6 +13,7 @@ import logging
 import os
 from signal import SIGKILL, SIGTERM
 
+from rallypoint.agent.feature import Agent, Feature
 from rallypoint.agent.steps import NodeChecked, WorkersStopped
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import UserError
@@ -36,6 +37,18 @@ _READ, _READS = 64 * 1024, 4
 _KEPT = 8 * 1024
 """Bytes of its output that are kept, and the longest line that is logged whole."""
 _SHOWN_LINES, _SHOWN_WIDTH, _SHOWN_COMMAND = 3, 200, 200
+
+
+class NodeChecks(Feature):
+    """Has this node checked before it requests a place, and again after a failure of its own workers."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
+        self._options = self.workers.group.spec.features.checks
+        self.workers.gate = self._begin
+
+    def _begin(self) -> NodeCheck:
+        return NodeCheck(self._options.node_check, self._options.node_check_timeout, self.workers.ensure_reaper())
 
 
 class NodeCheck:

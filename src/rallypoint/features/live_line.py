@@ -5,22 +5,100 @@ Laws:
 1. Other writers erase it first (`base.stderr.OutputLock`), so that no line of theirs is mixed with it.
 2. It does not wait for a terminal that accepts nothing at the moment: the line is left out.
 3. A background job of the shell draws nothing.
+4. Where it cannot be drawn, the log has what it would show.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import select
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from rallypoint.agent.feature import Agent, Feature
+from rallypoint.agent.policy import Phase, PolicyState
+from rallypoint.agent.sources import Source, guarded
+from rallypoint.agent.steps import FeatureStep
+from rallypoint.base.light_dataclasses import dataclass
 from rallypoint.base.log import terminal_rewrites_lines
 from rallypoint.base.stderr import ERASE_LINE, STDERR_LOCK, draw
+from rallypoint.control.protocol.messages import ProgressRequest, ProgressText
+
+if TYPE_CHECKING:
+    from rallypoint.agent.policy import Decision, Rules
+    from rallypoint.agent.steps import Event, Step
 
 _STDERR = 2
 _LOCK_TIMEOUT = 0.1
 """Seconds to wait for other writers; after that the line is left out this time."""
 _LEAST_WIDTH = 20
+_EVERY = 1.0
+"""Seconds between two times that the line is drawn, and that the coordinator is asked who is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShowLine(FeatureStep):
+    """Show these texts, with the elapsed time between them."""
+
+    texts: tuple[str, str]
+
+
+class WaitingLine(Feature, Source):
+    """Shows what is waited for in one line, in place of a line in the log each time that it changes."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
+        self._can_draw = shows_live_line()
+        self._line: LiveLine | None = None
+        self._draw_at = math.inf
+        self._stops_workers = False
+
+    def watchers(self) -> Iterable[Source]:
+        return (self,)
+
+    def rules(self) -> Rules:
+        return {ProgressText: _show} if self._can_draw else {}
+
+    def steps(self) -> Mapping[type, Callable[[Any], object]]:
+        return {ShowLine: lambda step: guarded("the line on the terminal", self._show, step)}
+
+    def observe(self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...]) -> None:
+        self._stops_workers = bool(after.stopping)
+        if before.phase is Phase.FORMING and after.phase is not Phase.FORMING:
+            self.close()  # before workers start: they may write to the same terminal
+
+    def close(self) -> None:
+        line, self._line, self._draw_at = self._line, None, math.inf
+        if line is not None:
+            line.end()
+
+    def wake_at(self) -> float:
+        return self._draw_at
+
+    def step(self) -> None:
+        now = self.agent.clock.monotonic()
+        if self._line is None or now < self._draw_at:
+            return
+        self._draw_at = now + _EVERY
+        self._line.redraw(now)
+        if not self._stops_workers:  # else this node waits for its own workers
+            self.workers.rendezvous.send(ProgressRequest())
+
+    def _show(self, step: ShowLine) -> None:
+        now = self.agent.clock.monotonic()
+        if self._line is None:
+            self._line = LiveLine(self.workers.group.join_requested_at)
+            self._draw_at = now + _EVERY
+        self._line.show(step.texts, now)
+
+
+def _show(status: PolicyState, event: ProgressText) -> Decision | None:
+    if status.phase is not Phase.FORMING or status.stopping or not event.live[0]:
+        return None
+    return status, (ShowLine(event.live),)
 
 
 def shows_live_line() -> bool:

@@ -29,11 +29,12 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from rallypoint.agent.feature import Feature
 from rallypoint.agent.sources import Preparation, guarded
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.gpu_holders import MUCH, Holder, Share, amount, held_by, holder, pids_are_ours, visible_gpus, who
@@ -176,6 +177,13 @@ class Watch:
 
 
 # What a restart waits for
+
+
+class MemoryWait(Feature):
+    """Has each restart of one agent wait; made once the first workers have been started (law 5)."""
+
+    def preparations(self) -> Iterable[Preparation]:
+        return (GpuMemoryWait(self.workers, self.workers.group.spec.features.recovery.gpu_memory_timeout),)
 
 
 class GpuMemoryWait(Preparation):

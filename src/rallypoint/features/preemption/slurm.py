@@ -1,11 +1,4 @@
-"""What tells one node that its whole job will be taken away: a signal, or the end of the time that Slurm gives it.
-
-How long the workers have to save then:
-
-    after a signal           `notice_timeout` of --rdzv-conf, or 60 s; of a job whose end is known, what is left at most
-    before the job's end     all that is left, or `notice_timeout` if that is less
-
-Of what is left the stop of the workers takes its part, `--shutdown-timeout` and 5 s more, but never more than half.
+"""What Slurm says of a job, and what it is asked for: the end of the job's time, and its requeue.
 
 Slurm says when the job ends in `SLURM_JOB_END_TIME`, which older versions do not set; else `squeue` is asked once the
 job runs, and in any case again before anything is done, as an operator may have given the job more time. It is a moment
@@ -28,64 +21,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from rallypoint.agent.options import Preemption
 from rallypoint.agent.sources import Source
-from rallypoint.agent.steps import PreemptionRequested
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.log import get_logger
 from rallypoint.base.mailbox import Background
-from rallypoint.base.signals import how_it_ended, signal_name
+from rallypoint.base.signals import how_it_ended
+from rallypoint.features.preemption.rules import PreemptionRequested
 
 log = get_logger(__name__)
-
-DEFAULT_NOTICE = 60.0
-"""Seconds that workers have after a signal, where `notice_timeout` does not say."""
-_MARGIN = 5.0
-"""Seconds that the stop of workers may take beyond their grace period: for stacks, sweep, verdict and requeue."""
-
-
-class PreemptionTriggers:
-    """What watches for the preemption of one node's job: signals, and the end of the job.
-
-    Args:
-        settings: what is asked for.
-        notice_timeout: seconds that workers have where they are given notice; 0 where nobody has said.
-        stop: seconds between the signal that stops workers and SIGKILL.
-        leads: whether this node is the one that looks at the job's end.
-        post: takes the event, when the end of the job is near.
-        clock: of the loop.
-    """
-
-    def __init__(
-        self,
-        settings: Preemption,
-        notice_timeout: float,
-        stop: float,
-        leads: Callable[[], bool],
-        post: Callable[[PreemptionRequested], None],
-        clock: Clock,
-    ) -> None:
-        self.signals = settings.signals
-        self._notice_timeout = notice_timeout
-        self._stop = stop + _MARGIN
-        self.deadline: JobDeadline | None = None
-        """A source for the loop; None if nothing happens before the job's end."""
-        if settings.stop_before_end:
-            self.deadline = JobDeadline(settings.stop_before_end, self.notice, leads, post, os.environ, clock)
-
-    def of_signal(self, number: int) -> PreemptionRequested:
-        """The event for one of the signals."""
-        seconds, now = self._notice_timeout or DEFAULT_NOTICE, time.time()
-        end = end_time(os.environ, now)
-        if end is not None and end > now:
-            seconds = min(seconds, self.notice(end - now))
-        return PreemptionRequested(seconds, f"received {signal_name(number)}")
-
-    def notice(self, left: float) -> float:
-        """Seconds that workers have to save when so many are left of the job's time."""
-        seconds = round(max(0.0, left - min(self._stop, left / 2)), 1)
-        return min(seconds, self._notice_timeout or math.inf)
-
 
 # The end of the job's time
 

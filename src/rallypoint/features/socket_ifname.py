@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from rallypoint.agent.feature import Agent, Feature
 from rallypoint.agent.options import interface_names
 from rallypoint.base.endpoint import Endpoint, is_loopback, outward_address, source_address
 from rallypoint.base.log import get_logger
 from rallypoint.base.netlink import Interface, interfaces
 
 if TYPE_CHECKING:
-    from rallypoint.agent.features.round_setup import Round
-    from rallypoint.agent.spec import Worker
-    from rallypoint.agent.workers import WorkerController
+    from rallypoint.agent.round_setup import Round
+    from rallypoint.agent.spec import VariableSource, Worker
 
 log = get_logger(__name__)
 
@@ -30,22 +30,20 @@ _TIMEOUT = 60.0
 """Seconds within which the name of the worker store's node must be resolved."""
 
 
-def add_socket_ifname(workers: WorkerController, asked: str) -> None:
-    """Tell the workers of each round which interface to use.
+class SocketIfname(Feature):
+    """Tells the workers of each round which interface to use."""
 
-    Args:
-        workers: of an agent that has not run yet.
-        asked: the value of the flag.
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
+        asked = self.workers.group.spec.features.frameworks.socket_ifname
+        self._choice = InterfaceChoice(interface_names(asked))
+        if asked == AUTO:
+            from rallypoint.agent.round_setup import RoundSetup
 
-    Raises:
-        UserError: an interface is not there.
-    """
-    made = InterfaceChoice(interface_names(asked))
-    workers.group.variable_sources.append(made)
-    if asked == AUTO:
-        from rallypoint.agent.features.round_setup import RoundSetup
+            RoundSetup.of(self.workers).steps.insert(0, self._choice)
 
-        RoundSetup.of(workers).steps.insert(0, made)
+    def variables(self) -> Iterable[VariableSource]:
+        return (self._choice,)
 
 
 class Choice(NamedTuple):
@@ -95,7 +93,7 @@ class InterfaceChoice:
         return _failure(f"{round_.place.store_address} has not been resolved ({why})")
 
     def take(self, round_: Round) -> None:
-        from rallypoint.agent.features.round_setup import Unprepared
+        from rallypoint.agent.round_setup import Unprepared
 
         found = self._found.pop(round_, Choice())
         self._chosen = found.name

@@ -20,11 +20,11 @@ from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
-from rallypoint.agent.features.incidents import last_lines
 from rallypoint.agent.workers import WorkerController
 from rallypoint.base.log import ranges
 from rallypoint.base.private_files import open_regular
 from rallypoint.control.protocol.messages import CollectRequested
+from rallypoint.features.incidents import last_lines
 from rallypoint.observe.worker_logs import CONSOLE, OVERHEAD, OVERHEAD_OF_PIECE, LogPiece, NodeLogs, encode_logs
 from rallypoint.workers.logs.outputs import Relay
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable, Mapping
 from subprocess import DEVNULL, PIPE, Popen
 
-from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.agent.feature import Agent, Feature
+from rallypoint.base.light_typing import Any
 from rallypoint.base.log import get_logger
-from rallypoint.control.protocol.messages import Fault, FaultRequested
-
-if TYPE_CHECKING:
-    from rallypoint.agent.workers import WorkerController
+from rallypoint.control.protocol.messages import Fault, FaultRequested, HangReport
 
 log = get_logger(__name__)
 
@@ -40,20 +39,23 @@ tell(int(last))
 """Stops the processes of some pidfds, and sends them a last signal after some seconds, or when its input ends."""
 
 
-class Drills:
-    """The drills of one agent, on its loop's thread. Nothing here waits.
+class Drills(Feature):
+    """The drills of one agent. Nothing here waits."""
 
-    Args:
-        workers: of this node.
-    """
-
-    def __init__(self, workers: WorkerController) -> None:
-        self._workers = workers
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
         self._freezers: list[Popen[bytes]] = []
         self._hang: Popen[bytes] | None = None
-        workers.at_end.callback(self._close)
 
-    def begin(self, request: FaultRequested) -> None:
+    def messages(self) -> Mapping[type, Callable[[Any, int], None]]:
+        return {FaultRequested: self._begin, HangReport: self._end_hang}
+
+    def close(self) -> None:
+        for freezer in self._freezers:
+            _release(freezer)
+            freezer.wait()
+
+    def _begin(self, request: FaultRequested, _round: int) -> None:
         """Do what is requested; a cut is the link's to do."""
         self._freezers = [each for each in self._freezers if each.poll() is None]
         fault, workers = request.fault, self._targets(request)
@@ -73,7 +75,7 @@ class Drills:
             case Fault.KILL_AGENT:
                 os.kill(os.getpid(), signal.SIGKILL)
             case Fault.PAUSE_WORKER | Fault.HANG:
-                if fault is Fault.HANG and self._workers.hang_watch is None:
+                if fault is Fault.HANG and not self.workers.group.spec.features.hangs.hang_timeout:
                     log.warning("this node was started without --hang-timeout: nothing looks for this hang")
                 freezer = self._freeze(workers, request.lasts)
                 if fault is Fault.HANG:
@@ -85,7 +87,7 @@ class Drills:
                 finally:
                     os.close(own)
 
-    def end_hang(self) -> None:
+    def _end_hang(self, _report: HangReport, _round: int) -> None:
         """The hang is reported: the worker continues, unless it is ended for that."""
         freezer, self._hang = self._hang, None
         if freezer is not None:
@@ -93,9 +95,9 @@ class Drills:
 
     def _targets(self, request: FaultRequested) -> list[int]:
         """The descriptors of the workers that are concerned and run."""
-        context = self._workers.pcontext
+        context = self.workers.pcontext
         fds = {} if context is None else context.descriptors()
-        ranks = {each.local_rank: each.global_rank for each in self._workers.group.workers}
+        ranks = {each.local_rank: each.global_rank for each in self.workers.group.workers}
         return [fd for local, fd in fds.items() if not request.fault.is_of_worker or ranks[local] == request.rank]
 
     def _freeze(self, targets: list[int], seconds: float, *, kill: bool = False) -> Popen[bytes]:
@@ -104,11 +106,6 @@ class Drills:
         freezer = Popen(words, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, pass_fds=targets, start_new_session=True)
         self._freezers.append(freezer)
         return freezer
-
-    def _close(self) -> None:
-        for each in self._freezers:
-            _release(each)
-            each.wait()
 
 
 def _release(freezer: Popen[bytes]) -> None:

@@ -1,0 +1,17 @@
+"""Equal teed lines of several ranks are shown once (`--tee-collapse`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rallypoint.agent.feature import Feature
+
+if TYPE_CHECKING:
+    from rallypoint.workers.context import ProcessOptions
+
+
+class Collapse(Feature):
+    """Has the outputs of one agent's workers collapsed."""
+
+    def process_options(self, options: ProcessOptions) -> ProcessOptions:
+        return options._replace(collapse=self.workers.group.spec.features.output.tee_collapse)

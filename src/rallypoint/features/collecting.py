@@ -1,0 +1,35 @@
+"""Sends what a watcher, or the search for a hang, has asked this node to collect: in parts, from a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+
+from rallypoint.base.log import get_logger
+from rallypoint.base.side_thread import start_thread
+from rallypoint.control.protocol.messages import MAX_PART, CollectedPart, CollectRequested
+
+log = get_logger(__name__)
+
+
+def start_collecting(
+    request: CollectRequested, gather: Callable[[], bytes], send: Callable[[CollectedPart], None]
+) -> threading.Thread | None:
+    """Gather the data on a thread and send it; None where this machine allows no further one, which is sent too."""
+    thread = start_thread(partial(_collect, request, gather, send), "collect")
+    if thread is None:
+        log.warning("the data that rallyctl asked for is not collected: this machine allows no further thread")
+        send(CollectedPart(request.number, b"", True))
+    return thread
+
+
+def _collect(request: CollectRequested, gather: Callable[[], bytes], send: Callable[[CollectedPart], None]) -> None:
+    try:
+        data = gather()
+    except Exception:
+        log.exception("the data that rallyctl asked for could not be collected")
+        data = b""
+    cuts = range(0, max(1, len(data)), MAX_PART)
+    for at in cuts:
+        send(CollectedPart(request.number, data[at : at + MAX_PART], at + MAX_PART >= len(data)))

@@ -1,0 +1,79 @@
+"""The part of one agent in a hang: it looks for signs of life if that was asked for, and tells what its workers do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rallypoint.agent.feature import Agent, Feature
+from rallypoint.agent.steps import StopWorkers, WorkersStarted
+from rallypoint.control.protocol.messages import CollectedPart, CollectionEnded, CollectKind, CollectRequested
+from rallypoint.features.collecting import start_collecting
+from rallypoint.features.hangs.rules import HangRules, OnHang
+
+if TYPE_CHECKING:
+    from rallypoint.agent.policy import PolicyState, Rules
+    from rallypoint.agent.sources import Source
+    from rallypoint.agent.steps import Event, Step
+    from rallypoint.features.hangs.evidence import HangReporter
+    from rallypoint.features.hangs.watch import HangWatch
+    from rallypoint.workers.context import ProcessOptions
+
+
+class Hangs(Feature):
+    """The part of one node. Without `--hang-timeout` it never counts as quiet, and only reports."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
+        self._options = self.workers.group.spec.features.hangs
+        self._watch: HangWatch | None = None
+        self._reporter: HangReporter | None = None
+        if self._options.hang_timeout:
+            from rallypoint.features.hangs.watch import HangWatch
+
+            self._watch = HangWatch(self._options.hang_timeout, self.workers)
+
+    def watchers(self) -> Iterable[Source]:
+        return () if self._watch is None else (self._watch,)
+
+    def process_options(self, options: ProcessOptions) -> ProcessOptions:
+        return options if self._watch is None else options._replace(reads_all_output=True)
+
+    def rules(self) -> Rules:
+        return HangRules(self._options.hang_timeout, OnHang(self._options.reaction)).rules()
+
+    def messages(self) -> Mapping[type, Callable[[Any, int], None]]:
+        return {
+            CollectRequested: self._collect,
+            CollectedPart: self._add_part,
+            CollectionEnded: self._add_part,
+            WorkersStarted: self._on_workers_started,
+        }
+
+    def observe(self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...]) -> None:
+        if self._watch is not None and any(isinstance(step, StopWorkers) for step in steps):
+            self._watch.end_round()
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+
+    def _on_workers_started(self, event: WorkersStarted, _round: int) -> None:
+        if self._watch is not None:
+            self._watch.begin_round(event.round)
+
+    def _collect(self, request: CollectRequested, _round: int) -> None:
+        if request.kind is not CollectKind.HANG:
+            return
+        from rallypoint.features.hangs.evidence import collect
+
+        gather = partial(collect, self.workers.look(), self.workers.pcontext, self._options.reaction)
+        start_collecting(request, gather, self.workers.rendezvous.send)
+
+    def _add_part(self, message: CollectedPart | CollectionEnded, _round: int) -> None:
+        if self._reporter is None:
+            from rallypoint.features.hangs.evidence import HangReporter
+
+            self._reporter = HangReporter(self.workers.rendezvous.send)
+        self._reporter.add(message)

@@ -1,0 +1,75 @@
+"""What a node does about a job that hangs. Pure.
+
+Laws:
+
+1. First all evidence about the workers is collected and shown, then the agent acts: no worker is ended before.
+2. The action is the one that this node was started with, and a hang costs a restart as a failure does. The first node
+   to request it decides for all. Events of any other round than the one that runs here change nothing.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from rallypoint.agent import steps
+from rallypoint.agent.policy import Decision, Phase, PolicyState, Rules, warning
+from rallypoint.base.light_typing import NamedTuple
+from rallypoint.control.protocol.messages import HangFound, HangReport
+from rallypoint.failures.cause import Ending
+
+
+class OnHang(StrEnum):
+    """The action after a hang has been reported."""
+
+    REPORT = "report"
+    RESTART = "restart"
+    FAIL = "fail"
+
+
+GRACE = 3
+"""The number of timeouts that a round has until its workers report progress."""
+_FOUND = (
+    "the job hangs: no rank of its {} has written output or reported progress for {:g} s (--hang-timeout; before the "
+    f"first progress of a round it is {GRACE} times that); collecting what the workers do"
+)
+_CAUSE = "the job hangs: no rank has given a sign of life for {:g} s (--hang-timeout)"
+_THEN = {
+    OnHang.REPORT: "nothing else is done (--on-hang=report)",
+    OnHang.RESTART: "it counts as a failure: the workers restart if a restart is left (--on-hang=restart)",
+    OnHang.FAIL: "the job ends (--on-hang=fail)",
+}
+
+
+class HangRules(NamedTuple):
+    """What follows from the coordinator's words about a hang.
+
+    Args:
+        timeout: seconds, for messages.
+        reaction: what this node does besides reporting.
+    """
+
+    timeout: float
+    reaction: OnHang
+
+    def rules(self) -> Rules:
+        """By the types of events."""
+        return {HangFound: self._on_found, HangReport: self._on_report}
+
+    def _on_found(self, status: PolicyState, event: HangFound) -> Decision:
+        if not _concerns(status, event.round):
+            return status, ()
+        nodes = "node" if event.nodes == 1 else f"{event.nodes} nodes"
+        return status, (warning(_FOUND.format(nodes, self.timeout)),)
+
+    def _on_report(self, status: PolicyState, event: HangReport) -> Decision:
+        if not _concerns(status, event.round):
+            return status, ()
+        line = warning(f"{event.report.rstrip()}\n{_THEN[self.reaction]}")
+        if self.reaction is OnHang.REPORT:
+            return status, (line,)
+        ends_job = self.reaction is OnHang.FAIL
+        return status, (line, steps.FailNode(event.round, _CAUSE.format(self.timeout), Ending.HANG, ends_job))
+
+
+def _concerns(status: PolicyState, round_: int) -> bool:
+    return round_ == status.round and status.phase in (Phase.RUNNING, Phase.FINISHED)

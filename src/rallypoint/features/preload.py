@@ -1,0 +1,70 @@
+"""Workers are forked from a process that has imported what is slow to import (`--preload`, and `--standby`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+from rallypoint.agent.feature import Agent, Feature
+from rallypoint.agent.sources import Preparation
+from rallypoint.agent.workers import per_worker_variables
+from rallypoint.base.log import get_logger
+from rallypoint.workers.context import macros
+
+if TYPE_CHECKING:
+    from rallypoint.workers.context import ProcessOptions
+    from rallypoint.workers.preload.client import PreloadManager
+
+log = get_logger(__name__)
+
+
+class Preload(Feature, Preparation):
+    """The preloading of one agent. Workers that are to be forked wait until all is imported."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
+        self._manager: PreloadManager | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is being imported, or will be soon."""
+        return self._manager is not None and self._manager.busy
+
+    @property
+    def early_readers(self) -> Collection[str]:
+        """What reads, while it is imported, a variable that each worker has of its own, as far as is known."""
+        return () if self._manager is None else self._manager.read_too_early
+
+    def preparations(self) -> Iterable[Preparation]:
+        return (self,)
+
+    def prepare(self) -> None:
+        """Begin to import, with the variables that all workers have."""
+        workers, spec = self.workers, self.workers.group.spec
+        if not isinstance(spec.entrypoint, str):
+            log.warning("Workers start without preloading: they are functions, and --preload forks scripts only")
+            return
+        from rallypoint.workers.preload.client import PreloadManager
+
+        names, argv = spec.features.recovery.preloaded, [spec.entrypoint, *map(str, macros.substitute(spec.args, "0"))]
+        constant = workers.constant_environment()
+        sources = workers.group.variable_sources
+        own = per_worker_variables(spec, constant).union(*(source.names for source in sources))
+        environ = {name: value for name, value in os.environ.items() if name not in own} | constant
+        self._manager = PreloadManager(names, argv, environ, own, spec.local_world_size, progress=workers.folder.made)
+        self._manager.ensure_zygote(workers.ensure_reaper())
+        workers.sources.append(self._manager)
+
+    def preparing(self) -> bool:
+        return self._manager is not None and self._manager.importing
+
+    def process_options(self, options: ProcessOptions) -> ProcessOptions:
+        if self._manager is None:
+            return options
+        self._manager.ensure_zygote(self.workers.ensure_reaper())
+        return options._replace(preload=self._manager)
+
+    def on_reaper_closed(self) -> None:
+        if self._manager is not None:
+            self._manager.close()

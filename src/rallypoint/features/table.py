@@ -1,0 +1,63 @@
+"""The features, a row each. Cheap to import: a feature itself is imported when its row says so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from rallypoint.agent.feature import Load, Row
+
+NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
+"""One of these exists where programs can reach NVIDIA's driver: on Linux, and in the Linux of Windows."""
+
+
+def sees_gpus(environ: Mapping[str, str]) -> bool:
+    """Whether workers may see GPUs of NVIDIA; cheap, and True if that is not certain."""
+    return environ.get("CUDA_VISIBLE_DEVICES") != "" and any(map(os.path.exists, NVIDIA_DEVICES))
+
+
+FEATURES = (
+    Row(
+        "incidents",
+        ":Incidents",
+        wanted=lambda options: bool(options.output.incident_dir),
+        messages=("CollectRequested",),
+    ),
+    Row(
+        "hangs",
+        "agent:Hangs",
+        wanted=lambda options: bool(options.hangs.hang_timeout),
+        messages=("HangFound", "HangReport", "CollectRequested", "CollectedPart", "CollectionEnded"),
+    ),
+    Row(
+        "preemption",
+        "agent:WholeJobPreemption",
+        wanted=lambda options: options.preemption.wanted,
+        messages=("Preempted",),
+    ),
+    Row(
+        "preflight",
+        "mesh:Mesh",
+        wanted=lambda options: bool(options.checks.preflight),
+        admits=":admit_node",
+    ),
+    Row("node_check", ":NodeChecks", wanted=lambda options: bool(options.checks.node_check)),
+    Row("worker_env", ":WorkerEnv", wanted=lambda options: bool(options.frameworks.worker_env)),
+    Row("socket_ifname", ":SocketIfname", wanted=lambda options: bool(options.frameworks.socket_ifname)),
+    Row(
+        "gpu_memory",
+        ":MemoryWait",
+        Load.WHEN_STARTED,
+        wanted=lambda options: bool(options.recovery.gpu_memory_timeout) and sees_gpus(os.environ),
+    ),
+    Row("flight_recorder", ":FlightRecorder", wanted=lambda options: options.hangs.flight_recorder),
+    Row("preload", ":Preload", wanted=lambda options: bool(options.recovery.preloaded)),
+    Row("collapse", ":Collapse", wanted=lambda options: bool(options.output.tee_collapse)),
+    Row("topology", ":Topology", wanted=lambda options: bool(options.topology.node_domain)),
+    Row("standby", ":StandbyWorkers", wanted=lambda options: bool(options.recovery.standby)),
+    Row("pages", serves=":begin_pages"),
+    Row("local_jobs", ":LocalJobs", Load.WHEN_PLACED),
+    Row("live_line", ":WaitingLine", Load.ON_MESSAGE, messages=("ProgressText",)),
+    Row("reports", ":Reports", Load.ON_MESSAGE, messages=("ReportRequested", "CollectRequested")),
+    Row("drills", ":Drills", Load.ON_MESSAGE, messages=("FaultRequested",)),
+)

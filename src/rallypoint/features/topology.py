@@ -1,0 +1,22 @@
+"""The domain of a node (`--node-domain`), by which the coordinator keeps well connected nodes together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rallypoint.agent.feature import Agent, Feature
+from rallypoint.clusters.topology import node_domain
+
+if TYPE_CHECKING:
+    from rallypoint.control.membership.state import NodeInfo
+
+
+class Topology(Feature):
+    """The domain of one node, found once."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
+        self._domain = node_domain(self.workers.group.spec.features.topology.node_domain)
+
+    def node_info(self, info: NodeInfo) -> NodeInfo:
+        return info._replace(domain=self._domain)

@@ -1,0 +1,118 @@
+"""The wall between the core and the features: no file of the core names one, and without one the core works."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tokenize
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import rallypoint
+from rallypoint.agent.feature import Row
+from rallypoint.agent.options import Features
+from rallypoint.features.table import FEATURES
+
+SOURCE = Path(rallypoint.__file__).parent
+CORE = ("agent", "workers", "rendezvous", "base", "failures", "store")
+"""Packages that name no feature, except for the table of all options."""
+OPTIONS = SOURCE / "agent/options.py"
+
+_ONE_JOB = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Without(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "rallypoint.features.{name}" or name.startswith("rallypoint.features.{name}."):
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Without())
+from rallypoint.cli.rallyrun import main
+sys.argv = ["rallyrun", "--standalone", *{flags!r}, "--no-python", "true"]
+sys.exit(main())
+"""
+
+
+@cache
+def names(path: Path) -> frozenset[str]:
+    """All identifiers of a file."""
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+    return frozenset(token.string for token in tokens if token.type == tokenize.NAME)
+
+
+@pytest.mark.parametrize("row", FEATURES, ids=lambda row: row.name)
+def test_no_file_of_the_core_names_a_feature(row: Row) -> None:
+    classes = {place.partition(":")[2] for place in (row.place, row.admits, row.serves)}
+    own = {row.name, *classes} - {""}
+    found = {
+        f"{path.relative_to(SOURCE)}: {name}"
+        for package in CORE
+        for path in (SOURCE / package).rglob("*.py")
+        if path != OPTIONS and path.parent.name != row.name and path.parent.parent.name != row.name
+        for name in names(path) & own
+    }
+    assert found == ALLOWED.get(row.name, set())
+
+
+ALLOWED = {
+    "standby": {"agent/facts.py: standby", "agent/workers.py: standby", "workers/context.py: standby"},
+    "preload": {"workers/context.py: preload"},
+    "collapse": {"workers/context.py: collapse", "workers/logs/outputs.py: collapse"},
+    "preflight": {"agent/round_setup.py: preflight"},
+    "topology": {
+        "agent/launch.py: topology",
+        # The processors of a machine.
+        "base/numa.py: topology",
+        "base/numa.py: Topology",
+    },
+    "reports": {"rendezvous/shared_state.py: reports"},  # whether a node does
+}
+"""What is left of features that are not behind the wall altogether, and words that mean something else there."""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("row", FEATURES, ids=lambda row: row.name)
+def test_without_a_feature_a_job_runs(row: Row) -> None:
+    done = _run(row, ())
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+_FLAGS = {
+    "incidents": ("--incident-dir=incidents",),
+    "hangs": ("--hang-timeout=60",),
+    "preemption": ("--preempt-signals=SIGUSR2",),
+    "preflight": ("--preflight=warn",),
+    "node_check": ("--node-check=true",),
+    "worker_env": ("--worker-env=ompi",),
+    "socket_ifname": ("--socket-ifname=lo",),
+    "flight_recorder": ("--flight-recorder",),
+    "standby": ("--standby=1",),
+    "preload": ("--preload=json",),
+    "collapse": ("--tee-collapse=1", "--tee=3"),
+    "topology": ("--node-domain=rack",),
+}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("row", [row for row in FEATURES if row.name in _FLAGS], ids=lambda row: row.name)
+def test_asking_for_a_feature_that_is_not_there_gives_one_sentence(row: Row, tmp_path: Path) -> None:
+    done = _run(row, _FLAGS[row.name], tmp_path)
+    assert done.returncode == 1
+    assert f"this installation does not have the feature {row.name!r}; install Rallypoint whole" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_each_feature_with_an_option_of_its_own_is_tried_without() -> None:
+    asked_for = {row.name for row in FEATURES if not row.wanted(Features()) and row.name != "gpu_memory"}
+    assert asked_for == _FLAGS.keys()
+
+
+def _run(row: Row, flags: tuple[str, ...], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    code = _ONE_JOB.format(name=row.name, flags=list(flags))
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=folder
+    )
