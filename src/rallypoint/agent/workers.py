@@ -138,9 +138,9 @@ class WorkerController:
         self._stuck_after = stuck_after
         self._reaper: ReaperClient | None = None
         self._watchdog: WorkerMonitor | None = None
-        scheduled = scheduler(os.environ) is not None
-        self._signals = SignalForwarding(self._signals_received, self._send_signal, scheduled)
-        if scheduled:  # otherwise it never has anything to send later
+        self._scheduled = scheduler(os.environ) is not None
+        self._signals = SignalForwarding(self._signals_received, self._send_signal, self._scheduled)
+        if self._scheduled:  # otherwise it never has anything to send later
             self.sources.append(self._signals)
         self._forwarded: set[int] = set()
         self._held: HeldWorkers | None = None
@@ -535,7 +535,10 @@ class WorkerController:
         if self.pcontext is None:
             return None
         death_sig, timeout = Signals(step.signal), self.grace.of(step.failed)
-        limit, sent = self.grace.of(failed=False), self._workers_have_signal(death_sig)
+        limit = self.grace.of(failed=False)
+        # Only a scheduler, or whoever has signalled this agent, may have signalled the workers: else the reaper, which
+        # would have been signalled with them, is not asked.
+        sent = (step.shared or self._scheduled) and self._workers_have_signal(death_sig)
         if step.restarts and not step.ends_all and (held := self.can_be_held()) is not None:
             return held.begin_release(self.pcontext, death_sig, timeout, limit, sent=sent)
         return self.pcontext.begin_close(death_sig, timeout, limit, sent=sent)

@@ -232,7 +232,7 @@ def test_a_stopped_one_that_is_given_up_is_killed_with_what_it_guards(
         os.kill(pid, signal.SIGSTOP)
     if how == "a_request":
         with pytest.raises(ReaperLost, match="it does not answer"):
-            reaper.set_cleanup()
+            reaper.signals_received()
     reaper.close()
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
     process.release()

@@ -219,13 +219,14 @@ class ReaperClient:
         Raises:
             ReaperLost: see the class.
         """
-        self._request(protocol.CLEANUP, [os.fsencode(each) for each in empty], [os.fsencode(each) for each in whole])
+        folders = [os.fsencode(path) for path in empty], [os.fsencode(path) for path in whole]
+        self._request(protocol.CLEANUP, *folders, answered=False)
 
     def set_record(self, folder: str, text: str) -> None:
         """Set what to leave in this folder if this process ends without closing the reaper: a file whose name is the
         moment and our pid, with this text and a line that has the moment. Raises ReaperLost.
         """
-        self._request(protocol.RECORD, os.fsencode(folder), os.getpid(), text.encode())
+        self._request(protocol.RECORD, os.fsencode(folder), os.getpid(), text.encode(), answered=False)
 
     def begin_sweep(self, seconds: float = 0.0, spared: Collection[int] = ()) -> int:
         """Begin to end all workers and all that they have left; replaces a running sweep. Raises ReaperLost.

@@ -388,11 +388,9 @@ class Reaper:
 
     def _set_cleanup(self, empty: list[bytes], whole: list[bytes]) -> None:
         self._cleanup = (empty, whole)
-        self._answer(None)
 
     def _set_record(self, folder: bytes, agent: int, text: bytes) -> None:
         self._record = folder, agent, text
-        self._answer(None)
 
     def _begin_sweep(self, seconds: float, spared: list[int]) -> None:
         self._end_sweep()

@@ -34,8 +34,8 @@ KILL      pids -> nothing; SIGKILL to these workers
 ADOPT     pid, excluded -> whether it exists; it will become a child of the reaper as an orphan. It counts as a worker
           from now on; excluded: it may become one, and until it is adopted as such no sweep touches it
 SIGNALS   -> numbers of the signals that the reaper was sent since it was last asked, or last started a worker
-CLEANUP   folders to remove where they are empty, folders to remove whole -> nothing
-RECORD    folder, pid of the agent, text to leave there if the agent ends without closing the reaper -> nothing
+CLEANUP   folders to remove where they are empty, folders to remove whole
+RECORD    folder, pid of the agent, text to leave there if the agent ends without closing the reaper
 SWEEP     seconds, pids, with the writing end of a pipe: SIGTERM to all that is below, after so many seconds SIGKILL,
           again and again until nothing is left; 0 for SIGKILL at once. It spares the workers with these pids, and
           what is below them or in their sessions. It replaces a sweep before it. When it is over, or given up, a
