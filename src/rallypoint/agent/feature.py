@@ -20,7 +20,7 @@ from enum import Enum, auto
 from importlib import import_module
 
 from rallypoint.agent.policy import PolicyState, Rules
-from rallypoint.agent.sources import Preparation, Source, guarded
+from rallypoint.agent.sources import Keeper, Preparation, Source, guarded
 from rallypoint.base.clock import Clock
 from rallypoint.base.errors import UserError
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,6 +49,8 @@ class Load(Enum):
     """After the first look at all events in which the rendezvous says where commands find the job."""
     WHEN_STARTED = auto()
     """Once workers have been started: only what comes later needs it, and no worker waits for its imports."""
+    WITH_FOLDER = auto()
+    """Once workers have made the folder that they share with the agent: only then have they said anything of it."""
     ON_MESSAGE = auto()
     """With the first message of its row, whatever was asked for."""
 
@@ -153,6 +155,10 @@ class Feature:
 
     def take_places(self, context: PContext) -> None:
         """Let processes that wait take the places of workers for which this context has no process yet."""
+
+    def keeper(self) -> Keeper | None:
+        """What keeps workers in their processes between rounds, if those of all local ranks can."""
+        return None
 
     def holds_folder(self) -> bool:
         """Whether such a process knows the folder that is shared with workers."""

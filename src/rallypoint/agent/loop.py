@@ -120,6 +120,7 @@ class AgentLoop:
         workers.finish = self._features.finish
         self._actions.features = self._features
         self._features.load(Load.AT_START)
+        workers.on_folder = lambda: self._features.load(Load.WITH_FOLDER)
         self._state = PolicyState(notice_timeout=self._rendezvous.notice_timeout, checks_node=workers.gate is not None)
         self._mail = _Mail(self)
         self._sources = workers.sources

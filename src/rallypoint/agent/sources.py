@@ -10,18 +10,22 @@ Laws of what only watches (`Watchers`, `Observer`):
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from rallypoint.base.light_typing import TYPE_CHECKING, ParamSpec, Protocol
 from rallypoint.base.log import get_logger
 
 if TYPE_CHECKING:
+    from signal import Signals
+
     from rallypoint.agent.policy import PolicyState
     from rallypoint.agent.spec import WorkerGroup
     from rallypoint.agent.steps import Event, NodeChecked, Step, WorkersStopped
     from rallypoint.control.membership.state import NodeInfo
+    from rallypoint.failures.failure import ProcessFailure
     from rallypoint.workers.context import PContext, ProcessOptions
     from rallypoint.workers.resumable import StandbyFacts
+    from rallypoint.workers.stop import Stop
 
 
 log = get_logger(__name__)
@@ -108,6 +112,26 @@ class Gate(Protocol):
         """End it by this signal, and return when it is gone."""
 
 
+class Keeper(Protocol):
+    """Keeps workers in their processes from one round to the next."""
+
+    def make_ready(self) -> None:
+        """Import what the end of a round needs, while nothing waits for it."""
+
+    def begin_release(
+        self, context: PContext, death_sig: Signals, grace: float, limit: float, *, sent: bool
+    ) -> Stop | None:
+        """Let the workers leave their round, and end those that do not; see `PContext.begin_close`."""
+        ...
+
+    def enter(self, context: PContext) -> tuple[int, ...]:
+        """Let those that wait enter the round of a context that is not started yet. Returns their local ranks."""
+        ...
+
+    def note_failures(self, failures: Mapping[int, ProcessFailure], seconds: float, *, progress: bool) -> None:
+        """Workers of a round that some have entered so have failed, this long after its start; by local rank."""
+
+
 class Hooks:
     """What a run's features are called for at moments of its workers: methods of `feature.Feature`, in the order in
     which the features were made.
@@ -122,6 +146,7 @@ class Hooks:
         self.take_places: list[Callable[[PContext], None]] = []
         self.holds_folder: list[Callable[[], bool]] = []
         self.processes: list[Callable[[], tuple[StandbyFacts, ...]]] = []
+        self.keeper: list[Callable[[], Keeper | None]] = []
         self.leave: list[Callable[[], None]] = []
         self.finish: list[Callable[[BaseException | None], None]] = []
 

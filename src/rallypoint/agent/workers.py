@@ -27,7 +27,7 @@ from rallypoint.agent.facts import NodeFacts, worker_facts
 from rallypoint.agent.folder import WorkerFolder
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.signals import FORWARDED_SIGNALS, GracePeriods, SignalForwarding, scheduler
-from rallypoint.agent.sources import Gate, Hooks, Preparation, Source, Watchers, guarded
+from rallypoint.agent.sources import Gate, Hooks, Keeper, Preparation, Source, Watchers, guarded
 from rallypoint.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, node_failure
 from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.clock import SYSTEM_CLOCK
@@ -46,7 +46,6 @@ from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, take_pres
 
 if TYPE_CHECKING:
     from rallypoint.agent.events import AgentEvents
-    from rallypoint.agent.held_workers import HeldWorkers
     from rallypoint.control.membership.state import NodeRanks
     from rallypoint.failures.failure import ProcessFailure
     from rallypoint.workers.resumable import StandbyFacts
@@ -103,7 +102,9 @@ class WorkerController:
         """The processes of the present workers; None before the first, and if they are not our processes."""
         self.folder = WorkerFolder(self.awaited, rendezvous.send, spec.features.recovery.progress_file)
         """The folder that is shared with the workers."""
-        self.folder.on_folder = self._look_ahead
+        self.folder.on_folder = self._look_at_folder
+        self.on_folder: Callable[[], None] = lambda: None
+        """Called where workers have made the folder that they share with this agent."""
         self.sources: list[Source] = []
         """What the loop waits for and drives."""
         self.preparations: list[Preparation] = []
@@ -143,8 +144,8 @@ class WorkerController:
         if self._scheduled:  # otherwise it never has anything to send later
             self.sources.append(self._signals)
         self._forwarded: set[int] = set()
-        self._held: HeldWorkers | None = None
-        """Holds workers between rounds, once one has announced that it can be."""
+        self._keeper: Keeper | None = None
+        """What keeps workers in their processes since the last stop that was a restart."""
 
     def record_events(self) -> AgentEvents:
         """Record the run from now on; returns what does."""
@@ -264,7 +265,7 @@ class WorkerController:
         self.set_cleanup(reaper)
         for before_start in self.hooks.before_start:
             before_start(context)
-        group.survived = () if self._held is None else self._held.enter(context)
+        group.survived = () if self._keeper is None else self._keeper.enter(context)
         for take_places in self.hooks.take_places:
             take_places(context)
         context.start()
@@ -374,9 +375,10 @@ class WorkerController:
             result = self._stuck_result(self.pcontext, by_rank, stuck) if stuck else RunResult(WorkerState.HEALTHY)
         elif found.failures:
             self._add_reasons(found.failures.values())
-            if self._held is not None and self.group.survived:
+            if self._keeper is not None and self.group.survived:
                 self.folder.look()
-                self._held.note_failures(found.failures, time.time() - self.started_at, progress=self.folder.made())
+                seconds = time.time() - self.started_at
+                self._keeper.note_failures(found.failures, seconds, progress=self.folder.made())
             failures = {by_rank[rank]: failure for rank, failure in found.failures.items()}
             result = RunResult(WorkerState.FAILED, failures=failures)
         else:
@@ -539,8 +541,9 @@ class WorkerController:
         # Only a scheduler, or whoever has signalled this agent, may have signalled the workers: else the reaper, which
         # would have been signalled with them, is not asked.
         sent = (step.shared or self._scheduled) and self._workers_have_signal(death_sig)
-        if step.restarts and not step.ends_all and (held := self.can_be_held()) is not None:
-            return held.begin_release(self.pcontext, death_sig, timeout, limit, sent=sent)
+        if step.restarts and not step.ends_all and (keeper := self._find_keeper()) is not None:
+            self._keeper = keeper
+            return keeper.begin_release(self.pcontext, death_sig, timeout, limit, sent=sent)
         return self.pcontext.begin_close(death_sig, timeout, limit, sent=sent)
 
     def keep_nobody(self, number: int, *, failed: bool) -> None:
@@ -580,26 +583,22 @@ class WorkerController:
         """The processes of this node that wait for a place."""
         return tuple(process for known in self.hooks.processes for process in known())
 
-    def _look_ahead(self) -> None:
+    def _look_at_folder(self) -> None:
         """Workers have written something into their folder: import what reading it at the end of the round needs."""
-        if (held := self.can_be_held()) is not None:
-            held.make_ready()
+        if (keeper := self._find_keeper()) is not None:
+            keeper.make_ready()
 
     def restarts_all(self) -> bool:
         """Whether not all workers of this node can continue in their processes; asked before they are stopped."""
-        return bool(self.started_at) and self.can_be_held() is None
+        return bool(self.started_at) and self._find_keeper() is None
 
-    def can_be_held(self) -> HeldWorkers | None:
-        """Lets workers continue, if those of all local ranks of this node have announced that they can; asked before
+    def _find_keeper(self) -> Keeper | None:
+        """What lets workers continue in their processes, if those of all local ranks of this node can; asked before
         they are stopped.
         """
-        if self._held is None and self.group.notices and os.path.isdir(self.group.notices):
-            from rallypoint.agent.held_workers import find_held_workers
-
-            self._held = find_held_workers(self.group, self.grace, keeps_workers=self.rendezvous.keeps_workers)
-            if self._held is not None:
-                self.add_preparation(self._held)
-        return None if self._held is None or not self._held.all_announced() else self._held
+        if self.group.notices and os.path.isdir(self.group.notices):
+            self.on_folder()
+        return next((keeper for find in self.hooks.keeper if (keeper := find()) is not None), None)
 
 
 def workers_of(ranks: NodeRanks, spec: WorkerSpec) -> list[Worker]:

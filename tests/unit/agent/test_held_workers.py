@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent.held_workers import HeldWorkers
 from rallypoint.agent.options import Features
 from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
@@ -21,6 +20,7 @@ from rallypoint.base.kernel import until_readable
 from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
 from rallypoint.failures.failure import ProcessFailure
+from rallypoint.features.inprocess import HeldWorkers
 from rallypoint.workers.logs.outputs import Outputs
 from rallypoint.workers.resumable import WorkerChannel
 from rallypoint.workers.stop import run_to_end

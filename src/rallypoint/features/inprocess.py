@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM, Signals
 
+from rallypoint.agent.feature import Agent, Feature
 from rallypoint.agent.sources import Preparation
 from rallypoint.agent.spec import WorkerGroup
 from rallypoint.base.light_typing import TYPE_CHECKING
@@ -45,21 +46,29 @@ _FROM_OUTSIDE = frozenset((SIGHUP, SIGINT, SIGKILL, SIGTERM))
 """Signals that end a worker from outside, and say nothing about it."""
 
 
-def find_held_workers(group: WorkerGroup, grace: GracePeriods, *, keeps_workers: bool) -> HeldWorkers | None:
-    """Hold the workers that can be; None as long as none has announced itself.
+class InProcess(Feature):
+    """Has workers of one agent continue in their processes, once one has announced that it can."""
 
-    `keeps_workers`: whether the rendezvous can tell other nodes that they are.
-    """
-    if not WorkerChannel(group.notices).announced():
-        return None
-    spec, why = group.spec, ""
-    if not isinstance(spec.entrypoint, str):
-        why = "they are functions"
-    elif not keeps_workers:
-        why = f"the rendezvous backend {spec.rdzv_handler.get_backend()!r} cannot tell other nodes that they do"
-    if why:
-        log.warning("[%s] workers do not continue in their processes when a round ends: %s", spec.role, why)
-    return HeldWorkers(group, grace, possible=not why)
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent)
+        self._held: HeldWorkers | None = None
+
+    def keeper(self) -> HeldWorkers | None:
+        workers = self.workers
+        if self._held is None and WorkerChannel(workers.group.notices).announced():
+            self._held = HeldWorkers(workers.group, workers.grace, possible=self._is_possible())
+            workers.add_preparation(self._held)
+        return self._held if self._held is not None and self._held.all_announced() else None
+
+    def _is_possible(self) -> bool:
+        spec, why = self.workers.group.spec, ""
+        if not isinstance(spec.entrypoint, str):
+            why = "they are functions"
+        elif not self.workers.rendezvous.keeps_workers:
+            why = f"the rendezvous backend {spec.rdzv_handler.get_backend()!r} cannot tell other nodes that they do"
+        if why:
+            log.warning("[%s] workers do not continue in their processes when a round ends: %s", spec.role, why)
+        return not why
 
 
 class HeldWorkers(Preparation):
