@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from rallypoint.agent import policy
-from rallypoint.agent.policy import Decision, PolicyState
+from rallypoint.agent.policy import Decision, Phase, PolicyState
 from rallypoint.agent.steps import DrainArrived
 from rallypoint.control.coordinator import collection, coordinator
 from rallypoint.control.coordinator.coordinator import Coordinator
@@ -233,7 +233,7 @@ def _drained_stays() -> AbstractContextManager[object]:
         after, steps = policy._on_drain(status, event)
         return after._replace(leave_signal=0), steps
 
-    return patch.dict(policy._RULES, {DrainArrived: bad})
+    return patch.dict(policy._RULES[Phase.RUNNING], {DrainArrived: bad})
 
 
 def _all_survivors_stay() -> AbstractContextManager[object]:

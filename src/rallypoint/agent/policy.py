@@ -191,12 +191,12 @@ def decide(status: PolicyState, event: steps.Event, features: Iterable[Rules] = 
     Returns:
         The next state, and the steps to take.
     """
-    kind, own = type(event), _RULES_BY_PHASE.get(status.phase)
-    for rules in features if own is None else ():
+    kind = type(event)
+    for rules in features if status.phase not in LEAVES else ():
         rule = rules.get(kind)
         if rule is not None and (decision := rule(status, event)) is not None:
             return decision
-    found = (_RULES if own is None else own).get(kind)
+    found = _RULES[status.phase].get(kind)
     return (status, ()) if found is None else found(status, event)
 
 
@@ -270,40 +270,42 @@ def leave_job(status: PolicyState, number: int, *, saved: bool = False) -> Decis
 
 
 def _on_placed(status: PolicyState, event: messages.Placed) -> Decision:
-    if status.phase is not Phase.FORMING:
-        return status, ()
     if not status.stopping:
         return start_workers(status, event.placement)
     return status._replace(pending_placement=event.placement), ()
 
 
+def _check_once_stopped(status: PolicyState, event: steps.WorkersStopped) -> Decision:
+    return status._replace(stopping=0, waiting=event.waiting), (steps.CheckNode(),)
+
+
 def _on_workers_stopped(status: PolicyState, event: steps.WorkersStopped) -> Decision:
     gone = status._replace(stopping=0, pending_placement=None, waiting=event.waiting)
-    if status.phase is Phase.CHECKING:
-        return gone, (steps.CheckNode(),)
     if not status.stopping or status.pending_placement is None:
         return gone, ()
     return start_workers(gone, status.pending_placement)
 
 
 def _on_node_checked(status: PolicyState, event: steps.NodeChecked) -> Decision:
-    if status.phase is not Phase.CHECKING:
-        return status, ()
     if event.failure:
         return status._replace(phase=Phase.ENDED), (LeaveRequest(), steps.End(event))
     return status._replace(phase=Phase.FORMING), (steps.RequestJoin(),)
 
 
+def _note_round(status: PolicyState, event: messages.RoundEnded) -> Decision:
+    return status._replace(round=max(event.end.round, status.round)), ()
+
+
+def _on_missed_round(status: PolicyState, event: messages.RoundEnded) -> Decision:
+    """Our own round may have ended before we knew our place in it, or could take it: join the next."""
+    over, pending = event.end.round, status.pending_placement
+    missed = over > status.round if pending is None else over >= pending.round
+    join = steps.RequestJoin(event.keeps_place)
+    return (status._replace(round=over, pending_placement=None), (join,)) if missed else (status, ())
+
+
 def _on_round_ended(status: PolicyState, event: messages.RoundEnded) -> Decision:
-    over = event.end.round
-    if status.phase is Phase.CHECKING:
-        return status._replace(round=max(over, status.round)), ()
-    if status.phase is Phase.FORMING:
-        # Our own round ended before we knew our place in it, or could take it: join the next.
-        missed = over > status.round if status.pending_placement is None else over >= status.pending_placement.round
-        join = steps.RequestJoin(event.keeps_place)
-        return (status._replace(round=over, pending_placement=None), (join,)) if missed else (status, ())
-    if over != status.round:
+    if event.end.round != status.round:
         return status, ()
     if status.leave_signal:
         ending, then = leave_job(status, status.leave_signal, saved=event.end.reason is Reason.DRAINED)
@@ -350,15 +352,13 @@ _REASONS: dict[Reason, Callable[[RoundEnd], str]] = {
 
 
 def _on_workers_succeeded(status: PolicyState, _event: steps.WorkersSucceeded) -> Decision:
-    if status.phase is not Phase.RUNNING:
-        return status, ()
     # Workers that are done need no notice.
     consent = (_drain(status),) if status.posted_notice is not None and not status.posted_notice.ready else ()
     return status._replace(phase=Phase.FINISHED, posted_notice=None), (Succeed(status.round), *consent)
 
 
 def _on_workers_failed(status: PolicyState, event: steps.WorkersFailed) -> Decision:
-    if status.phase is not Phase.RUNNING or status.held_failure is not None:
+    if status.held_failure is not None:
         return status, ()
     if status.leave_signal and event.cause.exitcode in exit_codes_of(status.leave_signal):
         return leave_job(status, status.leave_signal)
@@ -368,8 +368,6 @@ def _on_workers_failed(status: PolicyState, event: steps.WorkersFailed) -> Decis
 
 
 def _on_workers_fenced(status: PolicyState, _event: steps.WorkersFenced) -> Decision:
-    if status.phase is not Phase.RUNNING:
-        return status, ()
     text = "nothing was heard from the control plane for the lease: the workers have been ended (--fence)"
     return status._replace(phase=Phase.BROKEN, held_failure=None), (warning(text), Drain(status.round))
 
@@ -399,16 +397,15 @@ def _on_job_ended(status: PolicyState, event: JobEnded) -> Decision:
 
 
 def _on_refused(status: PolicyState, event: messages.JoinRefused) -> Decision:
-    return end(status, steps.End(event)) if status.phase is Phase.FORMING else (status, ())
+    return end(status, steps.End(event))
+
+
+def _succeed_without_verdict(status: PolicyState, event: LinkLost) -> Decision:
+    line = warning(f"{event.detail}; this node's workers had all succeeded")
+    return end(status, steps.End(JobEnded(Verdict(Outcome.SUCCEEDED))), line)
 
 
 def _on_link_lost(status: PolicyState, event: LinkLost) -> Decision:
-    if status.phase is Phase.FINISHED:
-        return end(
-            status,
-            steps.End(JobEnded(Verdict(Outcome.SUCCEEDED))),
-            warning(f"{event.detail}; this node's workers had all succeeded"),
-        )
     failure = status.failure or (status.held_failure and status.held_failure.cause)
     if failure is not None:  # the failure of the line must not hide that of the workers
         line = warning(f"{event.detail}; the job ends here with the failure of this node's workers")
@@ -453,7 +450,7 @@ def _on_link_up(status: PolicyState, event: messages.LinkUp) -> Decision:
 
 
 def _on_progress_text(status: PolicyState, event: messages.ProgressText) -> Decision:
-    if status.phase is not Phase.FORMING or status.stopping:  # then this node waits for its own workers
+    if status.stopping:  # then this node waits for its own workers
         return status, ()
     return status, (steps.LogLine(event.text, warning=event.warning),)
 
@@ -461,14 +458,18 @@ def _on_progress_text(status: PolicyState, event: messages.ProgressText) -> Deci
 # Notices to the workers
 
 
+def _drain_before_start(status: PolicyState, event: messages.NodesWaiting) -> Decision:
+    """Nodes wait to join a round of which the workers are not started yet: none of them could save anything."""
+    pending = status.pending_placement
+    if pending is None or pending.round != event.round or not event.waiting:
+        return status, ()
+    line = steps.LogLine(_log_new_nodes(event, pending.group_rank))
+    return status, (line, Drain(pending.round, needs_consent=status.notice_timeout > 0))
+
+
 def _on_waiting(status: PolicyState, event: messages.NodesWaiting) -> Decision:
     """Nodes wait to join: the workers are asked to save, if they are given notice, and the round is drained."""
-    pending = status.pending_placement
-    if pending is not None and pending.round == event.round and event.waiting:
-        # The workers of the round before are still stopping: this round has none yet that could save anything.
-        line = steps.LogLine(_log_new_nodes(event, pending.group_rank))
-        return status, (line, Drain(pending.round, needs_consent=status.notice_timeout > 0))
-    if status.phase not in STARTED or event.round != status.round:
+    if event.round != status.round:
         return status, ()
     if not event.waiting:
         if status.posted_notice is None or status.posted_notice.reason != SCALE:
@@ -508,7 +509,7 @@ def _drain(status: PolicyState) -> Drain:
 
 def _on_node_preempted(status: PolicyState, event: messages.Preempted) -> Decision:
     """A node will be taken away: the workers are asked to save."""
-    if status.phase not in STARTED or event.round != status.round or status.leave_signal:
+    if event.round != status.round or status.leave_signal:
         return status, ()
     if status.phase is not Phase.RUNNING or (status.posted_notice is not None and status.posted_notice.ready):
         return status._replace(posted_notice=PostedNotice(PREEMPTION, ready=True)), (_drain(status),)
@@ -522,7 +523,7 @@ def _on_node_preempted(status: PolicyState, event: messages.Preempted) -> Decisi
 
 def _on_workers_ready(status: PolicyState, event: steps.WorkersReady) -> Decision:
     """All workers of this node have saved, or their time is over: the node consents."""
-    if status.phase is not Phase.RUNNING or status.posted_notice is None or status.posted_notice.ready:
+    if status.posted_notice is None or status.posted_notice.ready:
         return status, ()
     if status.leave_signal and event.is_late:  # it leaves now, and the others must not count it as saved
         return status, ()
@@ -531,7 +532,7 @@ def _on_workers_ready(status: PolicyState, event: steps.WorkersReady) -> Decisio
 
 def _on_drain(status: PolicyState, event: steps.DrainArrived) -> Decision:
     """An operator takes this node away."""
-    if status.leave_signal or status.phase in LEAVES:
+    if status.leave_signal:
         return status, ()
     drained = status._replace(drained_by=event.by)
     if event.notice and status.phase is Phase.RUNNING and status.held_failure is None:
@@ -590,50 +591,62 @@ def _on_signal_when_leaving(status: PolicyState, event: SignalArrived) -> Decisi
     return (status, ()) if event.number in FORWARDED_SIGNALS | {SIGTERM} else _leave_without_answer(status, event)
 
 
-# The tables
+# The table. What a phase does not list changes nothing there
 
-_RULES: dict[type, Callable[..., Decision]] = {
-    messages.Placed: _on_placed,
-    steps.WorkersStopped: _on_workers_stopped,
-    steps.NodeChecked: _on_node_checked,
-    messages.RoundEnded: _on_round_ended,
-    messages.NodesWaiting: _on_waiting,
-    messages.NodesSucceeded: _on_nodes_succeeded,
-    messages.Preempted: _on_node_preempted,
-    steps.WorkersReady: _on_workers_ready,
-    steps.WorkersSucceeded: _on_workers_succeeded,
-    steps.WorkersFailed: _on_workers_failed,
-    steps.WorkersFenced: _on_workers_fenced,
-    TimerFired: _on_timer,
+_ANYWHERE: dict[type, Callable[..., Decision]] = {
     JobEnded: _on_job_ended,
-    messages.JoinRefused: _on_refused,
     LinkLost: _on_link_lost,
-    SignalArrived: _on_signal,
     LinkDown: _on_link_down,
     messages.LinkUp: _on_link_up,
-    messages.ProgressText: _on_progress_text,
+    messages.NodesSucceeded: _on_nodes_succeeded,
+    SignalArrived: _on_signal,
     steps.DrainArrived: _on_drain,
 }
-"""The rules of most phases. Events that are not listed change nothing."""
+"""Until the end of the agent is decided."""
 
-_RULES_WHEN_ENDING: dict[type, Callable[..., Decision]] = {
-    steps.WorkersStopped: _on_final_stop,
-    SignalArrived: _on_signal_when_ending,
+_STARTED: dict[type, Callable[..., Decision]] = _ANYWHERE | {
+    messages.RoundEnded: _on_round_ended,
+    messages.NodesWaiting: _on_waiting,
+    messages.Preempted: _on_node_preempted,
+    TimerFired: _on_timer,
 }
-"""While the workers are stopped."""
+"""While workers of a round run, or have ended in it."""
 
-_RULES_WHEN_LEAVING: dict[type, Callable[..., Decision]] = {
-    LeaveReply: _on_left,
-    TimerFired: _on_timer_when_leaving,
-    SignalArrived: _on_signal_when_leaving,
-    LinkDown: _leave_without_answer,
-    LinkLost: _leave_without_answer,
-}
-"""When only the query for the state of the job is left."""
-
-_RULES_BY_PHASE: dict[Phase, dict[type, Callable[..., Decision]]] = {
-    Phase.ENDING: _RULES_WHEN_ENDING,
-    Phase.LEAVING: _RULES_WHEN_LEAVING,
+_RULES: dict[Phase, dict[type, Callable[..., Decision]]] = {
+    Phase.CHECKING: _ANYWHERE
+    | {
+        messages.RoundEnded: _note_round,
+        steps.WorkersStopped: _check_once_stopped,
+        steps.NodeChecked: _on_node_checked,
+    },
+    Phase.FORMING: _ANYWHERE
+    | {
+        messages.Placed: _on_placed,
+        messages.RoundEnded: _on_missed_round,
+        messages.JoinRefused: _on_refused,
+        messages.NodesWaiting: _drain_before_start,
+        messages.ProgressText: _on_progress_text,
+        steps.WorkersStopped: _on_workers_stopped,
+    },
+    Phase.RUNNING: _STARTED
+    | {
+        steps.WorkersSucceeded: _on_workers_succeeded,
+        steps.WorkersFailed: _on_workers_failed,
+        steps.WorkersFenced: _on_workers_fenced,
+        steps.WorkersReady: _on_workers_ready,
+    },
+    Phase.BROKEN: _STARTED,
+    Phase.FINISHED: _STARTED | {LinkLost: _succeed_without_verdict},
+    Phase.ENDING: {
+        steps.WorkersStopped: _on_final_stop,
+        SignalArrived: _on_signal_when_ending,
+    },
+    Phase.LEAVING: {
+        LeaveReply: _on_left,
+        TimerFired: _on_timer_when_leaving,
+        SignalArrived: _on_signal_when_leaving,
+        LinkDown: _leave_without_answer,
+        LinkLost: _leave_without_answer,
+    },
     Phase.ENDED: {},
 }
-"""The rules once the end of the agent is decided."""

@@ -126,7 +126,7 @@ def test_an_argument_that_no_program_can_get(reaper: ReaperClient) -> None:
 def test_a_machine_without_descriptors_is_not_the_programs_fault(reaper: ReaperClient, spare: int) -> None:
     """With `spare` descriptors left: none for the start, or none for what comes back."""
     former = resource.getrlimit(resource.RLIMIT_NOFILE)
-    reaper.set_cleanup()
+    reaper.signals_received()
     highest = os.dup(0)
     os.close(highest)
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + spare if spare else 0, former[1]))

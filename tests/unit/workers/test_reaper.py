@@ -370,7 +370,7 @@ from rallypoint.workers.reaper.client import ReaperClient
 for fd in range(40):
     os.dup(0)
 reaper = ReaperClient()
-reaper.set_cleanup()
+reaper.signals_received()
 print(len(os.listdir(f"/proc/{reaper.pid}/fd")))
 reaper.close()
 """
