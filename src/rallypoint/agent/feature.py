@@ -238,7 +238,7 @@ class FeatureSet:
                 self._waiting = [other for other in self._waiting if other is not row]
                 guarded(f"the feature {row.name!r}", self._add, row)
         for handle in self._handlers.get(type(event), ()):
-            guarded(f"what follows from {type(event).__name__}", handle, event, round_)
+            self._agent.workers.watchers.call(handle, handle, event, round_)
 
     def finish(self, error: BaseException | None) -> None:
         """See `Feature.finish`; also of features that wait for a place which never came."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.light_typing import TYPE_CHECKING, ParamSpec, Protocol
 from rallypoint.base.log import get_logger
 
@@ -166,6 +167,8 @@ class Watchers(Source):
     def __init__(self) -> None:
         self._sources: list[Source] = []
         self._observers: list[Observer] = []
+        self.seconds: dict[str, float] = {}
+        """What each has taken of the loop's thread so far, by the name of its class."""
 
     def add(self, source: Source) -> None:
         """Drive this source too, from now on."""
@@ -178,7 +181,7 @@ class Watchers(Source):
     def observe(self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...]) -> None:
         """Tell all observers."""
         for observer in tuple(self._observers):
-            if not guarded(_name(observer), observer, before, event, after, steps):
+            if not self.call(observer, observer, before, event, after, steps):
                 self._observers.remove(observer)
 
     def fds(self) -> Iterable[int]:
@@ -198,9 +201,21 @@ class Watchers(Source):
 
     def _each(self, ask: Callable[[Source], None]) -> None:
         for source in tuple(self._sources):
-            if not guarded(_name(source), ask, source):
+            if not self.call(source, ask, source):
                 self._sources.remove(source)
+
+    def call(self, watcher: object, call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Call something of a watcher, or a method of it, guarded, and count its time. Returns whether it raised
+        nothing.
+        """
+        name, began = _name(watcher), SYSTEM_CLOCK.monotonic()
+        try:
+            return guarded(name, call, *args, **kwargs)
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + SYSTEM_CLOCK.monotonic() - began
 
 
 def _name(watcher: object) -> str:
-    return getattr(watcher, "__qualname__", type(watcher).__qualname__)
+    """The name of a watcher's class, also of a method's; of a function its own."""
+    owner = getattr(watcher, "__self__", watcher)
+    return getattr(owner, "__qualname__", type(owner).__name__)

@@ -537,6 +537,7 @@ def _report(report: NodeReport) -> dict[str, Any]:
         "standby_ready": report.standby_ready,
         "log_folder": report.log_folder or None,
         "console_blocked_seconds": _known(report.console_blocked),
+        "watching_seconds": {name: _known(seconds) for name, seconds in report.watching},
     }
 
 

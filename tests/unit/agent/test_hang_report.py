@@ -13,6 +13,7 @@ import pytest
 
 from rallypoint.agent.feature import Agent
 from rallypoint.agent.folder import WorkerFolder
+from rallypoint.agent.sources import Watchers
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.control.protocol.messages import (
     MAX_PART,
@@ -57,7 +58,7 @@ def test_a_status_is_reported_while_the_ages_of_outputs_are_awaited() -> None:
     group = SimpleNamespace(workers=[], spec=SimpleNamespace(in_place_of=""), group_rank=1)
     folder = WorkerFolder(set, sent.put)
     workers = SimpleNamespace(group=group, folder=folder, pcontext=Context(), standby_facts=tuple, began=math.inf)
-    workers.rendezvous = SimpleNamespace(send=sent.put)
+    workers.rendezvous, workers.watchers = SimpleNamespace(send=sent.put), Watchers()
     answer = reports.Reports(Agent(workers, print, SYSTEM_CLOCK, print)).messages()[ReportRequested]  # type: ignore[arg-type]
     for _ in range(2):
         answer(ReportRequested(), 3)

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from rallypoint.agent import sources
 from rallypoint.agent.policy import PolicyState
 from rallypoint.agent.sources import Source, Watchers, guarded
 from rallypoint.agent.steps import Event, Timer, TimerFired
+from tests.unit.clocks import HandClock
 
 STATE = PolicyState()
 
@@ -78,6 +80,22 @@ def test_an_observer_that_fails_is_dropped_and_the_others_are_told(caplog: pytes
     watchers.observe(STATE, TimerFired(Timer.NOTICE), STATE, ())
     assert told == [None, TimerFired(Timer.NOTICE)]
     assert len([record for record in caplog.records if "broken" in record.message]) == 1
+
+
+def test_the_time_of_each_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = HandClock()
+    monkeypatch.setattr(sources, "SYSTEM_CLOCK", clock)
+
+    class Slow(Usual):
+        def step(self) -> Iterable[Event]:
+            clock.now += 2.0
+            return ()
+
+    watchers = Watchers()
+    for watcher in (Slow(), Broken("step"), Slow()):
+        watchers.add(watcher)
+    list(watchers.step())
+    assert watchers.seconds == {Slow.__name__: 4.0, "Broken": 0.0}, "also of one that raises"
 
 
 def test_what_ends_the_agent_is_not_caught() -> None:

@@ -66,6 +66,8 @@ class NodeReport(NamedTuple):
     """For how long the node has had a part in the job."""
     console_blocked: float = 0.0
     """For how many seconds this node's console has taken nothing, so that workers that write to it wait."""
+    watching: tuple[tuple[str, float], ...] = ()
+    """What only watches the job in this agent, and the seconds that it has taken of the agent's loop so far."""
 
 
 class CollectKind(StrEnum):

@@ -126,6 +126,7 @@ class Reports(Feature):
             command="" if group.group_rank else self._shown_command(),
             step_before=folder.step_before,
             age=max(0.0, now - self.workers.began),
+            watching=tuple(self.workers.watchers.seconds.items()),
             console_blocked=max(STDERR_LOCK.blocked_for(), 0.0 if context is None else context.console_blocked_for()),
         )
         if (latest := folder.latest()) is not None:
