@@ -153,7 +153,7 @@ def test_a_job_survives_each_watcher_failing_alone(rallyrun: Launcher, at_once: 
     usual.pids(1)
     usual.job.stop()
     names = [line.split(": ", 1) for line in usual.seen()]
-    assert {"IncidentRecorder.observe", "HangWatch", "a report about this node"} <= {name for _, name in names}
+    assert {"Incidents", "HangWatch", "Reports"} <= {name for _, name in names}
     at_once(
         *(
             surviving(fault, name)

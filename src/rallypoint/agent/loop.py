@@ -96,8 +96,8 @@ def run_loop(
     workers: WorkerController, role: str, health: AbstractContextManager[ProgressProbe | None] | None
 ) -> RunResult:
     """Run the loop; when it returns or raises, no worker is left. Arguments are those of `run_agent`."""
-    loop = AgentLoop(workers)  # first: what is prepared may depend on its features
-    workers.prepare()
+    workers.prepare()  # first: it names all that this machine denies
+    loop = AgentLoop(workers)
     with health or nullcontext() as probe:
         log.info("[%s] starting workers for entrypoint: %s", role, workers.group.spec.get_entrypoint_name())
         return loop.run(handled_signals(), probe)
@@ -160,6 +160,8 @@ class AgentLoop:
 
     def _run_to_end(self) -> RunResult:
         self._rendezvous.listen(self._mailbox.post)
+        for prepare in self._workers.hooks.prepare:
+            prepare()
         self._hear(None)
         awaits_place = True
         while self._actions.result is None:

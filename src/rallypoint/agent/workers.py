@@ -163,10 +163,8 @@ class WorkerController:
         self.sources.append(made)
 
     def prepare(self) -> None:
-        """The run begins: prepare what can be prepared while the nodes find each other."""
+        """The run begins: start what starts the workers, while the nodes find each other."""
         self.ensure_reaper()
-        for prepare in self.hooks.prepare:
-            prepare()
 
     def close(self) -> None:
         """The run is over, for the other nodes too: release what was kept until now."""
