@@ -195,7 +195,7 @@ class Feature:
         """No worker is left, and the control plane can still be told something."""
 
     def close(self) -> None:
-        """The run is over: release everything."""
+        """Release everything: the run has ended."""
 
     def finish(self, error: BaseException | None) -> None:
         """The launch has ended: with this error, or without one. Only `launch_agent` calls it, and after `close`."""

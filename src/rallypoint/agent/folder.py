@@ -315,7 +315,7 @@ class WorkerFolder(Source):
 
     def began(self) -> Reached | None:
         """What the worker has reported that was the first to do so in this round; None if that is not known."""
-        known = (each for each in self._told if each is not None and each.first >= 0)
+        known = (reached for reached in self._told if reached is not None and reached.first >= 0)
         return min(known, key=lambda each: each.first_at, default=None)
 
     def file_mark(self) -> tuple[int, int, int] | None:

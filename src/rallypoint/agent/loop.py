@@ -133,8 +133,8 @@ class AgentLoop:
         """Run until the job ends. No worker is left, whatever happens.
 
         Args:
-            signals: the numbers of the signals that this agent handles, in addition to those of its features.
-            probe: is told when the loop sleeps, if there is a health check.
+            signals: the numbers of the signals to handle, besides those that features handle.
+            probe: for the health check, notified when the loop sleeps.
 
         Raises:
             RendezvousError: the nodes could not agree on a round.

@@ -96,11 +96,11 @@ class Gate(Protocol):
         ...
 
     def step(self) -> bool:
-        """Do what is due. Returns whether it is over, with nothing left of it."""
+        """Do what is due. Returns whether it has finished and has left nothing running."""
         ...
 
     def outcome(self) -> NodeChecked | WorkersStopped:
-        """Its result, once it is over."""
+        """The result, after `step` has returned True."""
         ...
 
     def begin_stop(self, number: int) -> None:

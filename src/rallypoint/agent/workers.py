@@ -536,8 +536,8 @@ class WorkerController:
             return None
         death_sig, timeout = Signals(step.signal), self.grace.of(step.failed)
         limit = self.grace.of(failed=False)
-        # Only a scheduler, or whoever has signalled this agent, may have signalled the workers: else the reaper, which
-        # would have been signalled with them, is not asked.
+        # Others can have signalled the workers only under a scheduler, or if this agent was signalled too. Only then is
+        # the reaper asked (a round trip): it would have been signalled with them.
         sent = (step.shared or self._scheduled) and self._workers_have_signal(death_sig)
         if step.restarts and not step.ends_all and (keeper := self._find_keeper()) is not None:
             self._keeper = keeper

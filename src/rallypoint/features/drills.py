@@ -97,7 +97,7 @@ class Drills(Feature):
         """The descriptors of the workers that are concerned and run."""
         context = self.workers.pcontext
         fds = {} if context is None else context.descriptors()
-        ranks = {each.local_rank: each.global_rank for each in self.workers.group.workers}
+        ranks = {worker.local_rank: worker.global_rank for worker in self.workers.group.workers}
         return [fd for local, fd in fds.items() if not request.fault.is_of_worker or ranks[local] == request.rank]
 
     def _freeze(self, targets: list[int], seconds: float, *, kill: bool = False) -> Popen[bytes]:

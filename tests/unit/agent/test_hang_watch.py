@@ -140,7 +140,7 @@ def test_the_report_comes_before_anything_is_done(then: OnHang, phase: Phase) ->
     assert after == status, "nothing is stopped before the round has ended for all"
     assert isinstance(steps[0], LogLine)
     assert steps[0].text.startswith("all sleep\n")
-    failed = [each for each in steps[1:] if isinstance(each, FailNode)]
+    failed = [step for step in steps[1:] if isinstance(step, FailNode)]
     assert len(steps) == 1 + len(failed)
     assert [(each.round, each.ends_job) for each in failed] == {
         OnHang.REPORT: [],

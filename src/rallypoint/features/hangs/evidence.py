@@ -32,14 +32,16 @@ def collect(facts: NodeFacts, context: PContext | None, on_hang: str) -> bytes:
     from rallypoint.observe.hangs.messages import encode_evidence
 
     workers = tuple(
-        ExaminedWorker(each.rank, each.pid, each.exit_code, recorder_of(each.rank, {**os.environ, **each.added}))
-        for each in facts.processes
+        ExaminedWorker(
+            process.rank, process.pid, process.exit_code, recorder_of(process.rank, {**os.environ, **process.added})
+        )
+        for process in facts.processes
     )
     ends_workers = on_hang in (OnHang.RESTART, OnHang.FAIL)
     evidence = collect_evidence(ExaminedNode(facts.host, workers, facts.attempt_folder, ends_workers))
     if context is not None and ends_workers:
-        local_ranks = {each.rank: each.local_rank for each in facts.processes}
-        context.without_stacks.update(local_ranks[each.rank] for each in evidence.ranks if each.why_none)
+        local_ranks = {process.rank: process.local_rank for process in facts.processes}
+        context.without_stacks.update(local_ranks[found.rank] for found in evidence.ranks if found.why_none)
     return encode_evidence(evidence)
 
 
@@ -88,7 +90,7 @@ class HangReporter:
 
     def _report(self, end: CollectionEnded, told: dict[str, list[bytes]], complete: set[str]) -> None:
         whole = {node: b"".join(parts) if node in complete else b"" for node, parts in told.items()}
-        silent = [each for each in end.silent if each not in whole]
+        silent = [node for node in end.silent if node not in whole]
         try:
             text = render_report(whole, silent, end.more)
         except Exception:
