@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from signal import SIGKILL, Signals
 
 from rallypoint.agent import steps
@@ -42,7 +42,6 @@ from rallypoint.rendezvous.handler import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_I
 from rallypoint.workers.process import is_shortage
 
 if TYPE_CHECKING:
-    from rallypoint.agent.feature import FeatureSet
     from rallypoint.agent.sources import Gate
 
 log = get_logger(__name__)
@@ -80,11 +79,11 @@ class Actions(Source):
         self.fence = self._confirmation if fenced else None
         self._query_every = FIRST_PROGRESS_REQUEST
         """Seconds between queries for the progress of others."""
-        self._timers: dict[Timer, float] = {}
+        self.timers: dict[Timer, float] = {}
         """When each fires, on the clock."""
         self.stop = WorkersStop(self._stopped)
         """The stop of the workers."""
-        self._check: Gate | None = None
+        self._gate: Gate | None = None
         """What has to pass before this node requests a place, while it runs."""
         self.starting: steps.StartWorkers | None = None
         """The start that is due as soon as its preparations are done, and it is certain that its round still stands."""
@@ -105,10 +104,10 @@ class Actions(Source):
         self._finished_at = 0.0
         self.at_end: list[Callable[[], str]] = []
         """Texts that belong to the reason of the end; each may wait for what it tells."""
-        self.features: FeatureSet | None = None
-        """Carry out their own steps."""
+        self.round = -1
+        """The round of the steps that are carried out."""
 
-        self._steps: Mapping[type, Callable[[Any], None]] = {
+        self.steps: dict[type, Callable[[Any], object]] = {
             steps.LogLine: lambda step: self._log(step.text, warning=step.warning),
             steps.RequestJoin: self._join,
             steps.StartWorkers: self._start,
@@ -117,7 +116,7 @@ class Actions(Source):
             Fail: self._fail,
             steps.FailNode: self._fail_node,
             Succeed: self._succeed,
-            steps.CheckNode: self._begin_check,
+            steps.CheckNode: self._check_node,
             steps.StopWorkers: self._stop,
             steps.KeepNobody: lambda step: workers.keep_nobody(step.signal, failed=step.failed),
             steps.KillWorkers: self._kill,
@@ -127,83 +126,69 @@ class Actions(Source):
             steps.WithdrawNotice: lambda _step: workers.folder.withdraw(),
             steps.End: self._end,
         }
-        self._notifications: Mapping[type, Callable[[Any], None]] = {
-            **dict.fromkeys((messages.Confirmed, LinkDown, messages.LinkUp), self._confirmation.heard),
-            messages.OperatorAction: lambda event: self._log(event.text),
-            ConfigDiffers: self._on_config_differs,
+        """What carries out a step of the policy or of a feature's rules, by its type; features add theirs."""
+        self.handlers: dict[type, list[Callable[[Any], object]]] = {
+            **{kind: [self._confirmation.heard] for kind in (messages.Confirmed, LinkDown, messages.LinkUp)},
+            messages.OperatorAction: [lambda event: self._log(event.text)],
+            ConfigDiffers: [self._on_config_differs],
         }
-        self._round = -1
-        """The present round."""
-
-    def carry_out(self, step: steps.Step, round_: int) -> None:
-        """Carry out a step of the policy, or of a feature's rules, which belongs to this round."""
-        self._round = round_
-        handle: Callable[[Any], object] | None = self._steps.get(type(step))
-        if handle is None:
-            assert self.features is not None, "only features have steps of their own"
-            handle = self.features.steps[type(step)]
-        handle(step)
-
-    def hear(self, event: steps.Event) -> None:
-        """Do what follows from an event whatever the policy decides."""
-        if (handle := self._notifications.get(type(event))) is not None:
-            handle(event)
+        """What follows from an event whatever is decided, by its type; features add theirs."""
 
     def _on_config_differs(self, event: ConfigDiffers) -> None:
         for difference in event.differences:
             self._log(f"{difference.sentence('this node')}; give all nodes of a job the same")
 
     def _set_timer(self, step: steps.SetTimer) -> None:
-        self._timers[step.timer] = self._clock.monotonic() + step.seconds
+        self.timers[step.timer] = self._clock.monotonic() + step.seconds
         if step.timer is Timer.SIGNAL:
             self.last, self._held = None, self.last
 
-    def _begin_check(self, _step: steps.CheckNode) -> None:
+    def _check_node(self, _step: steps.CheckNode) -> None:
         assert self._workers.gate is not None, "only where something has to pass"
-        self._check = self._workers.gate()
+        self._gate = self._workers.gate()
 
     def _kill(self, _step: steps.KillWorkers) -> None:
         log.warning("Killing the workers")
         self.stop.kill_now()
-        if self._check is not None:
-            self._check.kill_now()
+        if self._gate is not None:
+            self._gate.kill_now()
 
     def _forward(self, step: steps.ForwardSignal) -> None:
         log.info("Received %s for the workers", signal_name(step.signal))
         self._workers.forward(step.signal)
 
     def _post_notice(self, step: steps.PostNotice) -> None:
-        self._workers.folder.post(step.reason, step.node, self._round, step.seconds, waits=True)
+        self._workers.folder.post(step.reason, step.node, self.round, step.seconds, waits=True)
 
     def _post_stop_notice(self, _step: steps.PostStopNotice) -> None:
         seconds = self._workers.grace.of(failed=False)
-        self._workers.folder.post(PREEMPTION, "", self._round, seconds, waits=False)
+        self._workers.folder.post(PREEMPTION, "", self.round, seconds, waits=False)
 
     # What was begun, for the loop to drive
 
     def fds(self) -> list[int]:
-        return [*self.stop.fds(), *(self._check.fds() if self._check is not None else ())]
+        return [*self.stop.fds(), *(self._gate.fds() if self._gate is not None else ())]
 
     def wake_at(self) -> float:
         waits = self.starting is None or self._confirmation.awaited or self._workers.preparing()
         waits = waits and self._start_failure is None
-        check_at = math.inf if self._check is None else self._check.wake_at()
+        check_at = math.inf if self._gate is None else self._gate.wake_at()
         ask_at = math.inf if self.fence is None else self._clock.monotonic() + self.fence.wake_in()
         return min(
-            (math.inf if waits else self._start_at, ask_at, *self._timers.values(), self.stop.wake_at(), check_at)
+            (math.inf if waits else self._start_at, ask_at, *self.timers.values(), self.stop.wake_at(), check_at)
         )
 
     def step(self) -> Iterator[steps.Event]:
         yield from self.stop.step()
-        if self._check is not None and self._check.step():
-            check, self._check = self._check, None
-            yield check.outcome()
+        for outcome in () if self._gate is None else self._gate.step():
+            self._gate = None
+            yield outcome
         if self.fence is not None:
             self.fence.step()
         yield from self._start_if_ready()
         now = self._clock.monotonic()
-        for timer in [timer for timer, at in self._timers.items() if at <= now]:
-            if self._timers.pop(timer, None) is None:
+        for timer in [timer for timer, at in self.timers.items() if at <= now]:
+            if self.timers.pop(timer, None) is None:
                 continue
             if timer is Timer.PROGRESS:
                 self._query_progress(now)
@@ -220,7 +205,8 @@ class Actions(Source):
         if cause is None and self._confirmation.must_wait():
             return
         step, self.starting, self._start_failure = self.starting, None, None
-        cause = cause or self._start_workers(step)
+        if cause is None:
+            cause = self._try_start(step)
         if cause is not None:
             yield steps.WorkersFailed(cause, max_restarts=self._workers.restart_limit())
         elif self.starting is None:
@@ -230,7 +216,7 @@ class Actions(Source):
                 self._rendezvous.tell_next_store(step.placement.round)
             yield steps.WorkersStarted(step.placement.round)
 
-    def _start_workers(self, step: steps.StartWorkers) -> Cause | None:
+    def _try_start(self, step: steps.StartWorkers) -> Cause | None:
         """Start the workers. Returns why that is not possible; None if it was, or is tried again (`starting`).
 
         Raises:
@@ -261,22 +247,18 @@ class Actions(Source):
 
     def _query_progress(self, now: float) -> None:
         self._query_every = min(2 * self._query_every, MAX_PROGRESS_INTERVAL)
-        self._timers[Timer.PROGRESS] = now + self._query_every
+        self.timers[Timer.PROGRESS] = now + self._query_every
         if not self.stop.in_progress:  # otherwise it waits for its own workers
             self._rendezvous.send(ProgressRequest())
-
-    def waits_no_longer(self) -> None:
-        """This node does not wait for others any more. Idempotent."""
-        self._timers.pop(Timer.PROGRESS, None)
 
     # The end of what runs
 
     def leave_nothing(self, number: int) -> None:
         """End whatever runs by this signal, and return when it is gone."""
-        self.waits_no_longer()
+        self.timers.pop(Timer.PROGRESS, None)
         try:
-            if self._check is not None:
-                self._check.end(number)
+            if self._gate is not None:
+                self._gate.end(number)
             self._workers.shutdown(number)
         except BaseException:  # an unhandled ^C, say, must not cut the shutdown short
             self._workers.shutdown(SIGKILL)
@@ -300,10 +282,9 @@ class Actions(Source):
 
     def _join(self, step: steps.RequestJoin) -> None:
         spec = self._workers.group.spec
-        self._workers.folder.end_round()
         now = self._workers.group.join_requested_at = self._clock.monotonic()
         self._query_every = FIRST_PROGRESS_REQUEST
-        self._timers[Timer.PROGRESS] = now + self._query_every
+        self.timers[Timer.PROGRESS] = now + self._query_every
         log.info("[%s] Rendezvous'ing worker group", spec.role)
         if step.keeps_place:
             self._rendezvous.keep_place()
@@ -321,7 +302,7 @@ class Actions(Source):
 
     def _start(self, step: steps.StartWorkers) -> None:
         self.last = self._held = None
-        self._timers.pop(Timer.SIGNAL, None)
+        self.timers.pop(Timer.SIGNAL, None)
         self._workers.group.notices = self._workers.folder.reset(keep=self._workers.keeps_folder())
         self.starting, self._start_at, self._start_until = step, -math.inf, math.inf
         try:
@@ -365,8 +346,8 @@ class Actions(Source):
     # Steps: the workers
 
     def _stop(self, step: steps.StopWorkers) -> None:
-        if self._check is not None:
-            self._check.begin_stop(step.signal)
+        if self._gate is not None:
+            self._gate.begin_stop(step.signal)
             return
         self.starting = self._start_failure = None
         self._confirmation.awaited = False

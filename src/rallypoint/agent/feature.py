@@ -184,8 +184,8 @@ class Feature:
         """Signals that this agent handles too, and the event that each of them is."""
         return {}
 
-    def messages(self) -> Mapping[type, Callable[[Any, int], None]]:
-        """What follows from a message besides what is decided: it is called with the message and the round."""
+    def messages(self) -> Mapping[type, Callable[[Any], None]]:
+        """What follows from a message besides what is decided."""
         return {}
 
     def observe(self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...]) -> None:
@@ -206,16 +206,23 @@ class FeatureSet:
 
     Args:
         agent: the agent, whose spec says what was asked for.
+        steps: what carries out the steps of rules, by type; extended by the features.
+        handlers: what follows from events whatever is decided, by type; extended by the features.
     """
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        steps: dict[type, Callable[[Any], object]],
+        handlers: dict[type, list[Callable[[Any], object]]],
+    ) -> None:
         options = agent.workers.group.spec.features
         self.rules: list[Rules] = []
-        self.steps: dict[type, Callable[[Any], object]] = {}
         self.signals: dict[int, Callable[[int], Event]] = {}
         self._features: dict[str, Feature] = {}
         self._agent = agent._replace(find=self._features.get)
-        self._handlers: dict[type, list[Callable[[Any, int], None]]] = {}
+        self._steps = steps
+        self._handlers = handlers
         self._waiting = [
             row for row in _rows() if row.place and row.load is not Load.ON_MESSAGE and row.wanted(options)
         ]
@@ -231,14 +238,12 @@ class FeatureSet:
             self._waiting.remove(row)
             self._add(row)
 
-    def hear(self, event: Event, round_: int) -> None:
-        """Let all features that are concerned know of a message, in this round."""
+    def load_for(self, event: Event) -> None:
+        """Make the features that are due with the first message of this type."""
         for row in self._by_message.pop(type(event).__name__, ()):
             if row.name not in self._features:
                 self._waiting = [other for other in self._waiting if other is not row]
                 guarded(f"the feature {row.name!r}", self._add, row)
-        for handle in self._handlers.get(type(event), ()):
-            self._agent.workers.watchers.call(handle, handle, event, round_)
 
     def finish(self, error: BaseException | None) -> None:
         """See `Feature.finish`; also of features that wait for a place which never came."""
@@ -268,10 +273,10 @@ class FeatureSet:
         if type(made).observe is not Feature.observe:
             workers.watchers.observe_with(made.observe)
         self.rules.append(made.rules())
-        self.steps |= made.steps()
+        self._steps |= made.steps()
         self.signals |= made.signals()
         for kind, handle in made.messages().items():
-            self._handlers.setdefault(kind, []).append(handle)
+            self._handlers.setdefault(kind, []).append(workers.watchers.guard(handle))
         for name, methods in vars(workers.hooks).items():
             if getattr(type(made), name) is not getattr(Feature, name):
                 methods.append(getattr(made, name))

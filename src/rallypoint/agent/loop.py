@@ -21,6 +21,7 @@ from rallypoint.agent.steps import (
     DrainArrived,
     Event,
     SignalArrived,
+    Timer,
     WorkersFailed,
     WorkersFenced,
     WorkersStarted,
@@ -116,9 +117,8 @@ class AgentLoop:
         self._raise_interrupt: Callable[[], None] = lambda: None
         """Raises KeyboardInterrupt if there was a ^C that is not among the signals."""
         agent = Agent(workers, self._mailbox.post, clock, self._actions.at_end.append)
-        self._features = FeatureSet(agent)
+        self._features = FeatureSet(agent, self._actions.steps, self._actions.handlers)
         workers.finish = self._features.finish
-        self._actions.features = self._features
         self._features.load(Load.AT_START)
         workers.on_folder = lambda: self._features.load(Load.WITH_FOLDER)
         self._state = PolicyState(notice_timeout=self._rendezvous.notice_timeout, checks_node=workers.gate is not None)
@@ -178,20 +178,22 @@ class AgentLoop:
 
     def _hear(self, event: Event | None) -> None:
         """Do what follows from an event; None is the beginning of the run."""
-        before = self._state
+        before, actions = self._state, self._actions
         if event is not None:
-            self._actions.hear(event)
             if isinstance(event, WorkersStarted):
                 self._features.load(Load.WHEN_PLACED)  # before the workers can fail, which then costs no import
                 self._features.load(Load.WHEN_STARTED)
-            self._features.hear(event, before.round)
+            self._features.load_for(event)
+            for handle in actions.handlers.get(type(event), ()):
+                handle(event)
         after, steps = begin(before) if event is None else decide(before, event, self._features.rules)
         self._state = after
         self._workers.watchers.observe(before, event, after, steps)
         if before.phase is Phase.FORMING and after.phase is not Phase.FORMING:
-            self._actions.waits_no_longer()
+            actions.timers.pop(Timer.PROGRESS, None)  # this node does not wait for others any more
+        actions.round = after.round
         for step in steps:
-            self._actions.carry_out(step, after.round)
+            actions.steps[type(step)](step)
 
     # What the loop waits for
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from rallypoint.base.clock import SYSTEM_CLOCK
-from rallypoint.base.light_typing import TYPE_CHECKING, ParamSpec, Protocol
+from rallypoint.base.light_typing import TYPE_CHECKING, Any, ParamSpec, Protocol
 from rallypoint.base.log import get_logger
 
 if TYPE_CHECKING:
@@ -84,23 +84,11 @@ class Preparation(Source, Protocol):
         """The run is over. Idempotent."""
 
 
-class Gate(Protocol):
+class Gate(Source, Protocol):
     """What has to pass before this node requests a place; it has begun when it is made."""
 
-    def fds(self) -> Iterable[int]:
-        """See `Source`."""
-        ...
-
-    def wake_at(self) -> float:
-        """See `Source`."""
-        ...
-
-    def step(self) -> bool:
-        """Do what is due. Returns whether it has finished and has left nothing running."""
-        ...
-
-    def outcome(self) -> NodeChecked | WorkersStopped:
-        """The result, after `step` has returned True."""
+    def step(self) -> Iterable[NodeChecked | WorkersStopped]:
+        """Do what is due. Yields the result, once, when nothing of it is left running."""
         ...
 
     def begin_stop(self, number: int) -> None:
@@ -181,8 +169,13 @@ class Watchers(Source):
     def observe(self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...]) -> None:
         """Tell all observers."""
         for observer in tuple(self._observers):
-            if not self.call(observer, observer, before, event, after, steps):
+            if not self._call(_name(observer), observer, before, event, after, steps):
                 self._observers.remove(observer)
+
+    def guard(self, handle: Callable[[Any], object]) -> Callable[[Any], object]:
+        """The same handler of events, guarded, with its time counted."""
+        name = _name(handle)
+        return lambda event: self._call(name, handle, event)
 
     def fds(self) -> Iterable[int]:
         found: list[int] = []
@@ -201,14 +194,12 @@ class Watchers(Source):
 
     def _each(self, ask: Callable[[Source], None]) -> None:
         for source in tuple(self._sources):
-            if not self.call(source, ask, source):
+            if not self._call(_name(source), ask, source):
                 self._sources.remove(source)
 
-    def call(self, watcher: object, call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Call something of a watcher, or a method of it, guarded, and count its time. Returns whether it raised
-        nothing.
-        """
-        name, began = _name(watcher), SYSTEM_CLOCK.monotonic()
+    def _call(self, name: str, call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
+        """Call a watcher of this name, and count its time. Returns whether it raised nothing."""
+        began = SYSTEM_CLOCK.monotonic()
         try:
             return guarded(name, call, *args, **kwargs)
         finally:

@@ -47,7 +47,7 @@ class Drills(Feature):
         self._freezers: list[Popen[bytes]] = []
         self._hang: Popen[bytes] | None = None
 
-    def messages(self) -> Mapping[type, Callable[[Any, int], None]]:
+    def messages(self) -> Mapping[type, Callable[[Any], None]]:
         return {FaultRequested: self._begin, HangReport: self._end_hang}
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class Drills(Feature):
             _release(freezer)
             freezer.wait()
 
-    def _begin(self, request: FaultRequested, _round: int) -> None:
+    def _begin(self, request: FaultRequested) -> None:
         """Do what is requested; a cut is the link's to do."""
         self._freezers = [each for each in self._freezers if each.poll() is None]
         fault, workers = request.fault, self._targets(request)
@@ -87,7 +87,7 @@ class Drills(Feature):
                 finally:
                     os.close(own)
 
-    def _end_hang(self, _report: HangReport, _round: int) -> None:
+    def _end_hang(self, _report: HangReport) -> None:
         """The hang is reported: the worker continues, unless it is ended for that."""
         freezer, self._hang = self._hang, None
         if freezer is not None:

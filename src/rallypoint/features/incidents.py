@@ -255,7 +255,7 @@ class Incidents(Feature):
         if folder:
             self._recorder = IncidentRecorder(folder, lambda: incident_facts(workers), workers.rendezvous.snapshot)
 
-    def messages(self) -> Mapping[type, Callable[[Any, int], None]]:
+    def messages(self) -> Mapping[type, Callable[[Any], None]]:
         return {CollectRequested: self._collect}
 
     def observe(self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...]) -> None:
@@ -266,7 +266,7 @@ class Incidents(Feature):
         if self._recorder is not None:
             self._recorder.close()
 
-    def _collect(self, request: CollectRequested, _round: int) -> None:
+    def _collect(self, request: CollectRequested) -> None:
         if request.kind is CollectKind.BUNDLE:
             facts = incident_facts(self.workers)
             start_collecting(request, lambda: encode_bundle(demand(facts)), self.workers.rendezvous.send)

@@ -215,19 +215,21 @@ class LocalJobs(Feature):
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
         self._file = LocalFile(self.workers)
+        self._folder = ""
+        """Where the reaper leaves a record if this agent is killed; empty before the first start of workers."""
         if self.workers.rendezvous.local_job() is not None:  # else no command could reach it
             self._file.open()
 
-    def messages(self) -> Mapping[type, Callable[[Any, int], None]]:
+    def messages(self) -> Mapping[type, Callable[[Any], None]]:
         return {WorkersStarted: self._on_workers_started}
 
     def close(self) -> None:
         if not self.workers.is_launched:  # else a command must find one of the two: see `finish`
             self._file.close()
 
-    def _on_workers_started(self, _event: WorkersStarted, _round: int) -> None:
+    def _on_workers_started(self, _event: WorkersStarted) -> None:
         if self.workers.is_launched:
-            record_if_killed(self.workers)
+            self._folder = record_if_killed(self.workers, self._folder)
 
     def finish(self, error: BaseException | None) -> None:
         record_end(self.workers, error)
@@ -471,14 +473,20 @@ def record_end(workers: WorkerController, error: BaseException | None) -> None:
         _log.debug(_NOT_KEPT, trouble)
 
 
-def record_if_killed(workers: WorkerController) -> None:
-    """Have the reaper leave that this agent was killed, if it is."""
+def record_if_killed(workers: WorkerController, folder: str) -> str:
+    """Have the reaper leave a record in this folder if this agent is killed; empty for the user's, which is made.
+
+    Returns:
+        The folder; empty if it could not be made.
+    """
     try:
+        folder = folder or _make_folder()
         detail = "its agent was killed, or crashed; what became of other nodes is not known here"
         ended = _end_of(workers, "killed", detail, workers.group.restarts)
-        workers.ensure_reaper().set_record(_make_folder(), _record(ended))
+        workers.ensure_reaper().set_record(folder, _record(ended))
     except Exception as trouble:
         _log.debug(_NOT_KEPT, trouble)
+    return folder
 
 
 def ended_jobs() -> Iterator[EndedJob]:

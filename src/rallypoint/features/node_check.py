@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from signal import SIGKILL, SIGTERM
 
 from rallypoint.agent.feature import Agent, Feature
+from rallypoint.agent.sources import Gate
 from rallypoint.agent.steps import NodeChecked, WorkersStopped
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import UserError
@@ -51,7 +53,7 @@ class NodeChecks(Feature):
         return NodeCheck(self._options.node_check, self._options.node_check_timeout, self.workers.ensure_reaper())
 
 
-class NodeCheck:
+class NodeCheck(Gate):
     """One run of the check, which begins when this is created.
 
     Args:
@@ -116,21 +118,19 @@ class NodeCheck:
             return self._ending.wake_at()
         return 0.0 if self._process is None else min(self._deadline, self._warn_at)
 
-    def step(self) -> bool:
-        """Do what is due. Returns whether the check is over, with nothing left of it."""
+    def step(self) -> Iterator[NodeChecked | WorkersStopped]:
+        """Do what is due. Yields the result once the check has finished and nothing of it is left."""
         self._read(_READS)
-        if self._process is None:
-            self._close_output()
-            return True
-        if self._ending is None and not self._look(self._process):
-            return False
-        if self._ending is None or not self._ending.step():
-            return False
-        self._read(_READS)  # all writers are gone: read what the pipe holds
-        self._log_lines(b"\n" if self._line else b"")
+        if self._process is not None:
+            if self._ending is None:
+                self._look(self._process)
+            if self._ending is None or not self._ending.step():
+                return
+            self._read(_READS)  # all writers are gone: read what the pipe holds
+            self._log_lines(b"\n" if self._line else b"")
+            self._process.release()
         self._close_output()
-        self._process.release()
-        return True
+        yield self._outcome()
 
     def begin_stop(self, number: int) -> None:
         """End it by this signal: its exit code then says nothing about the node."""
@@ -145,11 +145,10 @@ class NodeCheck:
     def end(self, number: int) -> None:
         """End it by this signal, and return when it is gone."""
         self.begin_stop(number)
-        while not self.step():
+        while not any(self.step()):
             until_readable(self.fds(), self.wake_at() - self._clock.monotonic())
 
-    def outcome(self) -> NodeChecked | WorkersStopped:
-        """Its result, once it is over."""
+    def _outcome(self) -> NodeChecked | WorkersStopped:
         if self._stopped:
             return WorkersStopped(ended_in_order=True)
         if not self._why:
@@ -159,8 +158,8 @@ class NodeCheck:
 
     # Inside
 
-    def _look(self, process: WorkerProcess) -> bool:
-        """Check its progress; returns whether its end has begun."""
+    def _look(self, process: WorkerProcess) -> None:
+        """Begin its end, if it has ended or its time is over."""
         now = self._clock.monotonic()
         code = process.poll()
         if code is not None:
@@ -177,7 +176,6 @@ class NodeCheck:
             self._warn_at = now + self._warn_every
             took = now - self._began
             log.warning("the node check %r has run for %.0f s, of at most %g s", self._command, took, self._timeout)
-        return self._ending is not None
 
     def _begin_end(self, number: int) -> None:
         if self._process is not None and self._ending is None:

@@ -20,6 +20,6 @@ def agent_of(workers: WorkerController, post: Callable[[Event], None] = lambda _
 
 def with_features(workers: WorkerController, **options: Any) -> FeatureSet:
     """Give an agent that has not run yet the features that these options ask for."""
-    found = FeatureSet(agent_of(workers, **options))
+    found = FeatureSet(agent_of(workers, **options), {}, {})
     found.load(Load.AT_START)
     return found

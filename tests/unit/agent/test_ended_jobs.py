@@ -122,7 +122,7 @@ def test_the_reaper_of_an_agent_that_is_killed_leaves_it() -> None:
 
     workers = Workers()
     workers.ensure_reaper = Reaper  # type: ignore[attr-defined]
-    record_if_killed(workers)  # type: ignore[arg-type]
+    record_if_killed(workers, "")  # type: ignore[arg-type]
     (found,) = ended_jobs()
     assert (found.job.job, found.outcome, found.round, found.ending) == ("job", "killed", -1, "")
     assert found.detail.startswith("its agent was killed")

@@ -55,13 +55,14 @@ def test_a_status_is_reported_while_the_ages_of_outputs_are_awaited() -> None:
         def console_blocked_for(self) -> float:
             return 2.5
 
-    group = SimpleNamespace(workers=[], spec=SimpleNamespace(in_place_of=""), group_rank=1)
+    placed = SimpleNamespace(round=3)
+    group = SimpleNamespace(workers=[], placement=placed, spec=SimpleNamespace(in_place_of=""), group_rank=1)
     folder = WorkerFolder(set, sent.put)
     workers = SimpleNamespace(group=group, folder=folder, pcontext=Context(), standby_facts=tuple, began=math.inf)
     workers.rendezvous, workers.watchers = SimpleNamespace(send=sent.put), Watchers()
     answer = reports.Reports(Agent(workers, print, SYSTEM_CLOCK, print)).messages()[ReportRequested]  # type: ignore[arg-type]
     for _ in range(2):
-        answer(ReportRequested(), 3)
+        answer(ReportRequested())
     expected = NodeReport(3, (), log_folder="/logs/job_x", console_blocked=2.5)
     assert sent.get(timeout=TIMEOUT) == expected
     known.set()

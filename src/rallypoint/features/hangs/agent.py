@@ -43,7 +43,7 @@ class Hangs(Feature):
     def rules(self) -> Rules:
         return HangRules(self._options.hang_timeout, OnHang(self._options.reaction)).rules()
 
-    def messages(self) -> Mapping[type, Callable[[Any, int], None]]:
+    def messages(self) -> Mapping[type, Callable[[Any], None]]:
         return {
             CollectRequested: self._collect,
             CollectedPart: self._add_part,
@@ -59,11 +59,11 @@ class Hangs(Feature):
         if self._watch is not None:
             self._watch.close()
 
-    def _on_workers_started(self, event: WorkersStarted, _round: int) -> None:
+    def _on_workers_started(self, event: WorkersStarted) -> None:
         if self._watch is not None:
             self._watch.begin_round(event.round)
 
-    def _collect(self, request: CollectRequested, _round: int) -> None:
+    def _collect(self, request: CollectRequested) -> None:
         if request.kind is not CollectKind.HANG:
             return
         from rallypoint.features.hangs.evidence import collect
@@ -71,7 +71,7 @@ class Hangs(Feature):
         gather = partial(collect, self.workers.look(), self.workers.pcontext, self._options.reaction)
         start_collecting(request, gather, self.workers.rendezvous.send)
 
-    def _add_part(self, message: CollectedPart | CollectionEnded, _round: int) -> None:
+    def _add_part(self, message: CollectedPart | CollectionEnded) -> None:
         if self._reporter is None:
             from rallypoint.features.hangs.evidence import HangReporter
 

@@ -87,7 +87,7 @@ class Reports(Feature):
         self._outputs: OutputReader | None = None
         self._command: str | None = None
 
-    def messages(self) -> Mapping[type, Callable[[Any, int], None]]:
+    def messages(self) -> Mapping[type, Callable[[Any], None]]:
         return {ReportRequested: self._on_report_requested, CollectRequested: self._collect}
 
     def leave(self) -> None:
@@ -95,10 +95,10 @@ class Reports(Feature):
         if self._outputs is not None:
             self._outputs.close()
 
-    def _on_report_requested(self, _request: ReportRequested, round_: int) -> None:
-        self._report(self._present(round_))
+    def _on_report_requested(self, _request: ReportRequested) -> None:
+        self._report(self._present())
 
-    def _collect(self, request: CollectRequested, _round: int) -> None:
+    def _collect(self, request: CollectRequested) -> None:
         if request.kind is CollectKind.STACKS:
             start_collecting(request, _stacks(request, self.workers), self._send)
         elif request.kind is CollectKind.LOGS:
@@ -109,14 +109,14 @@ class Reports(Feature):
             if (thread := start_collecting(request, self._outputs.begin(request), self._send)) is not None:
                 self._outputs.watch(thread)
 
-    def _present(self, round_: int) -> NodeReport:
+    def _present(self) -> NodeReport:
         pids = tuple(each.id if isinstance(each.id, int) else 0 for each in self.workers.group.workers)
         folder, now = self.workers.folder, SYSTEM_CLOCK.monotonic()
         folder.look()
         context, group, standby = self.workers.pcontext, self.workers.group, self.workers.standby_facts()
         attempt = "" if context is None else attempt_folder(context.error_files.values())
         report = NodeReport(
-            round_,
+            -1 if group.placement is None else group.placement.round,
             pids,
             steps=folder.steps(),
             in_place_of=group.spec.in_place_of,
