@@ -170,7 +170,7 @@ class Actions(Source):
         return [*self.stop.fds(), *(self._gate.fds() if self._gate is not None else ())]
 
     def wake_at(self) -> float:
-        waits = self.starting is None or self._confirmation.awaited or self._workers.preparing()
+        waits = self.starting is None or self._confirmation.awaited or self._workers.preparations.preparing()
         waits = waits and self._start_failure is None
         check_at = math.inf if self._gate is None else self._gate.wake_at()
         ask_at = math.inf if self.fence is None else self._clock.monotonic() + self.fence.wake_in()
@@ -199,9 +199,11 @@ class Actions(Source):
         """Start the workers, if that is due and no preparation is left; or report why they cannot start."""
         if self.starting is None or self._clock.monotonic() < self._start_at:
             return
-        if self._start_failure is None and self._workers.preparing():
+        preparations, cause = self._workers.preparations, self._start_failure
+        if cause is None and preparations.preparing():
             return
-        cause = self._start_failure or self._workers.preparation_failure()
+        if cause is None and (failed := preparations.failed()) is not None:
+            cause = node_failure(failed.failure, Ending.INFRASTRUCTURE, exitcode=1, host=failed.failed_node)
         if cause is None and self._confirmation.must_wait():
             return
         step, self.starting, self._start_failure = self.starting, None, None
@@ -226,7 +228,7 @@ class Actions(Source):
         if self.fence is not None:
             self.fence.workers_start()
         try:
-            self._workers.start(step.placement)
+            self._workers.start()
         except _NO_START as error:
             cause, now = self._failed_start(error), self._clock.monotonic()
             self._start_until = min(self._start_until, now + _SHORTAGE_TIMEOUT)
@@ -306,7 +308,9 @@ class Actions(Source):
         self._workers.group.notices = self._workers.folder.reset(keep=self._workers.keeps_folder())
         self.starting, self._start_at, self._start_until = step, -math.inf, math.inf
         try:
-            self._workers.begin_round(step.placement)
+            self._workers.enter_round(step.placement)
+            for preparation in self._workers.preparations:
+                preparation.begin(self._workers.group)
         except _NO_START as error:
             self._start_failure = self._failed_start(error)
 
@@ -351,7 +355,8 @@ class Actions(Source):
             return
         self.starting = self._start_failure = None
         self._confirmation.awaited = False
-        self._workers.cancel_preparations()
+        for preparation in self._workers.preparations:
+            preparation.cancel()
         self._workers.folder.end_round()
         if (stopped := self.stop.begin(self._workers.stop(step))) is not None:
             self._post(stopped)

@@ -84,6 +84,23 @@ class Preparation(Source, Protocol):
         """The run is over. Idempotent."""
 
 
+class Preparations(list[Preparation]):
+    """All preparations of an agent. Its workers start when none is in progress and none has failed."""
+
+    def preparing(self) -> bool:
+        """Whether workers that are due to start have to wait."""
+        return any(preparation.preparing() for preparation in self)
+
+    def failed(self) -> Preparation | None:
+        """The first preparation that has failed, so that the workers of this round cannot start; None if they can."""
+        return next((preparation for preparation in self if preparation.failure), None)
+
+    @property
+    def end_job(self) -> bool:
+        """Whether one has failed in a way that no restart can help."""
+        return any(preparation.failure and preparation.ends_job for preparation in self)
+
+
 class Gate(Source, Protocol):
     """What has to pass before this node requests a place; it has begun when it is made."""
 

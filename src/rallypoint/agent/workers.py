@@ -27,15 +27,14 @@ from rallypoint.agent.facts import NodeFacts, worker_facts
 from rallypoint.agent.folder import WorkerFolder
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.signals import FORWARDED_SIGNALS, GracePeriods, SignalForwarding, scheduler
-from rallypoint.agent.sources import Gate, Hooks, Keeper, Preparation, Source, Watchers, guarded
-from rallypoint.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, node_failure
+from rallypoint.agent.sources import Gate, Hooks, Keeper, Preparation, Preparations, Source, Watchers, guarded
+from rallypoint.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.control.membership.state import Succeed
 from rallypoint.control.protocol.messages import Placement
-from rallypoint.failures.cause import Cause, Ending
 from rallypoint.failures.record import VARIABLE as ERROR_FILE_VARIABLE
 from rallypoint.notices import STANDBY_VARIABLE
 from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
@@ -107,8 +106,8 @@ class WorkerController:
         """Called where workers have made the folder that they share with this agent."""
         self.sources: list[Source] = []
         """What the loop waits for and drives."""
-        self.preparations: list[Preparation] = []
-        """The preparations that each round waits for before its workers start, in this order."""
+        self.preparations = Preparations()
+        """What each round waits for before its workers start."""
         self.watchers = Watchers()
         """What only watches this run. It cannot end it."""
         self.at_end = ExitStack()
@@ -157,10 +156,10 @@ class WorkerController:
             self.folder.on_progress = self.events.progress
         return self.events
 
-    def add_preparation(self, made: Preparation, *, first: bool = False) -> None:
-        """Let each round wait for it before its workers start; `first`: before those that are there."""
-        self.preparations.insert(0 if first else len(self.preparations), made)
-        self.sources.append(made)
+    def add_preparation(self, preparation: Preparation) -> None:
+        """Let each round wait for it before its workers start."""
+        self.preparations.append(preparation)
+        self.sources.append(preparation)
 
     def prepare(self) -> None:
         """The run begins: start what starts the workers, while the nodes find each other."""
@@ -175,14 +174,10 @@ class WorkerController:
 
     # A round begins
 
-    def begin_round(self, placement: Placement) -> None:
-        """Begin a round; `start` follows as soon as no preparation is left."""
-        self.enter_round(placement)
-        for preparation in self.preparations:
-            preparation.begin(self.group)
-
     def enter_round(self, placement: Placement) -> None:
-        """Take over the place of this node in a round: address of the store, group rank, worker ranks."""
+        """Take over the place of this node in a round: address of the store, group rank, worker ranks. `start` follows
+        as soon as the round has been prepared.
+        """
         group, spec = self.group, self.group.spec
         if not self.survivors():
             self.pcontext = None  # those of the previous round, which are gone
@@ -209,27 +204,11 @@ class WorkerController:
         """The workers of this node with their ranks, all of which the placement holds."""
         return workers_of(placement.ranks, self.group.spec)
 
-    def preparing(self) -> bool:
-        """Whether workers that are due to start have to wait."""
-        return any(preparation.preparing() for preparation in self.preparations)
-
-    def preparation_failure(self) -> Cause | None:
-        """Why the workers of this round cannot start; None if they can."""
-        failed = next((each for each in self.preparations if each.failure), None)
-        if failed is None:
-            return None
-        return node_failure(failed.failure, Ending.INFRASTRUCTURE, exitcode=1, host=failed.failed_node)
-
-    def cancel_preparations(self) -> None:
-        """The round is over, and its workers, if they have not started, never will."""
-        for preparation in self.preparations:
-            preparation.cancel()
-
     # The start
 
     @profiled("SimpleElasticAgent._initialize_workers")
-    def start(self, placement: Placement) -> None:
-        """Start the workers of the round that was begun."""
+    def start(self) -> None:
+        """Start the workers of the round that this node has entered."""
         self.started(self.start_workers())
 
     @profiled("LocalElasticAgent._start_workers")
@@ -440,8 +419,7 @@ class WorkerController:
 
     def restart_limit(self) -> int:
         """The number of failures that the job may survive, as far as this node knows."""
-        ends = self.beyond_help or any(each.failure and each.ends_job for each in self.preparations)
-        return 0 if ends else self.group.spec.max_restarts
+        return 0 if self.beyond_help or self.preparations.end_job else self.group.spec.max_restarts
 
     def remaining(self) -> int:
         """The number of further failures that the job would survive."""

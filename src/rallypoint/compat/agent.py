@@ -57,11 +57,12 @@ class OverriddenWorkers(WorkerController):
         """Whether the agent's class has another method of this name than `of`, or than `SimpleElasticAgent`, has."""
         return getattr(type(self.agent), name) is not getattr(of or SimpleElasticAgent, name)
 
-    def begin_round(self, placement: Placement) -> None:
+    def enter_round(self, placement: Placement) -> None:
+        """Note the place; `start` enters the round, by methods that a subclass may override."""
         self.group.placement, self.group.restarts = placement, placement.restarts
 
-    def start(self, placement: Placement) -> None:
-        self.agent._initialize_workers(self.group)  # it enters the round, by methods that a subclass may override
+    def start(self) -> None:
+        self.agent._initialize_workers(self.group)
 
     def assign(self, placement: Placement) -> list[Worker]:
         # An override may use the round's store. Ours does not, and then none is opened.
@@ -227,7 +228,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Apply a placement: address of the store, group rank, worker ranks."""
-        self._workers.enter_round(self._placement())
+        WorkerController.enter_round(self._workers, self._placement())
 
     def _placement(self) -> Placement:
         """The placement that the loop has been given. Raises UserError in another loop than ours."""

@@ -10,6 +10,7 @@ from rallypoint.agent.options import Features
 from rallypoint.agent.steps import Event
 from rallypoint.agent.workers import WorkerController
 from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.control.protocol.messages import Placement
 
 
 def agent_of(workers: WorkerController, post: Callable[[Event], None] = lambda _event: None, **options: Any) -> Agent:
@@ -23,3 +24,10 @@ def with_features(workers: WorkerController, **options: Any) -> FeatureSet:
     found = FeatureSet(agent_of(workers, **options), {}, {})
     found.load(Load.AT_START)
     return found
+
+
+def enter_round(workers: WorkerController, placement: Placement) -> None:
+    """What the agent's actions do when a round begins here."""
+    workers.enter_round(placement)
+    for preparation in workers.preparations:
+        preparation.begin(workers.group)

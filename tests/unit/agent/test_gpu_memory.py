@@ -130,10 +130,10 @@ class Waits:
         """Begin a restart, and return the seconds for which its workers had to wait."""
         began = time.monotonic()
         self.begin()
-        while self.workers.preparing():
+        while self.workers.preparations.preparing():
             assert time.monotonic() - began < TIMEOUT
             self.turn()
-        assert self.workers.preparation_failure() is None
+        assert self.workers.preparations.failed() is None
         return time.monotonic() - began
 
 
@@ -284,10 +284,10 @@ def test_a_round_that_ends_meanwhile_ends_the_wait(restarts: Callable[..., Waits
         while not driver.asked:
             waits.turn()
         waits.wait.cancel()
-        assert not waits.workers.preparing()
+        assert not waits.workers.preparations.preparing()
     driver.looks = (FREE,)
     waits.ends()
-    assert waits.workers.preparation_failure() is None
+    assert waits.workers.preparations.failed() is None
 
 
 def test_a_thread_of_an_earlier_round_is_out_of_the_driver_before_the_next_one_looks(
@@ -307,10 +307,10 @@ def test_a_thread_of_an_earlier_round_is_out_of_the_driver_before_the_next_one_l
     waits.begin()
     for _ in range(3):
         waits.wait.step()
-    assert waits.workers.preparing()
+    assert waits.workers.preparations.preparing()
     assert len(asked) == 1
     answers.set()
-    while waits.workers.preparing():
+    while waits.workers.preparations.preparing():
         waits.turn()
     assert len(asked) == 2
 
@@ -352,10 +352,10 @@ def test_survivors_that_are_being_ended_end_first(restarts: Callable[..., Waits]
     waits.workers.pcontext = context
     waits.begin()
     waits.wait.step()
-    assert waits.workers.preparing()
+    assert waits.workers.preparations.preparing()
     assert driver.asked == 0
     stop.done = True
-    while waits.workers.preparing():
+    while waits.workers.preparations.preparing():
         waits.turn()
     assert driver.asked == 1
     waits.workers.pcontext = None

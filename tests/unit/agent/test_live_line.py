@@ -130,9 +130,9 @@ def test_workers_start_when_the_line_is_gone(monkeypatch: pytest.MonkeyPatch) ->
     shown: list[bool] = []
 
     class Workers(ThreadWorkers):
-        def start(self, placement: Placement) -> None:
+        def start(self) -> None:
             shown.append(STDERR_LOCK.shows_live_line)
-            super().start(placement)
+            super().start()
 
     with terminal(monkeypatch):
         workers = Workers(lambda rank, start, stopping: rank)

@@ -20,7 +20,7 @@ from rallypoint.agent.workers import WorkerController
 from rallypoint.base.errors import UserError
 from rallypoint.control.coordinator.dispatcher import LocalLink
 from rallypoint.control.membership.state import Fail, Succeed
-from rallypoint.control.protocol.messages import JoinRequest, NextStore, Placement, Request
+from rallypoint.control.protocol.messages import JoinRequest, NextStore, Request
 from rallypoint.failures.cause import Ending
 from rallypoint.features.preemption.rules import PreemptionRequested
 from rallypoint.workers.logs.specs import DefaultLogsSpecs
@@ -101,10 +101,10 @@ class Starts(WorkerController):
         super().__init__(of, rendezvous_of(of), GracePeriods(), DefaultLogsSpecs(str(folder)))
         self.errors = errors
 
-    def start(self, placement: Placement) -> None:
+    def start(self) -> None:
         if self.started_at and self.errors:
             raise self.errors.pop(0)
-        super().start(placement)
+        super().start()
 
     def run(self) -> RunResult:
         try:

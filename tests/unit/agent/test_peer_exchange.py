@@ -257,9 +257,9 @@ def test_a_round_that_a_node_leaves_meanwhile_is_over_and_nothing_is_started() -
         handlers[1].next_rendezvous()  # and says nothing of itself
         try:
             assert user.asked.wait(TIMEOUT)
-            until(workers.preparing)  # a moment after it was asked
+            until(workers.preparations.preparing)  # a moment after it was asked
             handlers[1].shutdown()
-            until(lambda: not workers.preparing())
+            until(lambda: not workers.preparations.preparing())
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 

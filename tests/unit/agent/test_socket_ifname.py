@@ -19,7 +19,7 @@ from rallypoint.base.netlink import Interface, interface_addresses, interfaces
 from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
 from rallypoint.features.socket_ifname import Choice, choose
-from tests.unit.agent.features import with_features
+from tests.unit.agent.features import enter_round, with_features
 from tests.unit.agent.test_stopping import TIMEOUT
 from tests.unit.agent.thread_workers import ThreadWorkers
 
@@ -77,17 +77,18 @@ def given(asked: str, host: str = "127.0.0.1") -> tuple[Mapping[str, str], str]:
     """What a worker gets, and the failure if there is one; the agent's loop is played."""
     workers = ThreadWorkers(lambda rank, start, stopping: rank)
     with_features(workers, socket_ifname=asked)
-    workers.begin_round(Placement(0, 0, 2, NodeRanks(0, 2, 0, 2), host, 1, 0))
+    enter_round(workers, Placement(0, 0, 2, NodeRanks(0, 2, 0, 2), host, 1, 0))
     deadline = time.monotonic() + TIMEOUT
-    while workers.preparing():
+    while workers.preparations.preparing():
         assert time.monotonic() < deadline
         (search,) = workers.preparations
         until_readable(search.fds(), deadline - time.monotonic())
         search.step()
-    failure = workers.preparation_failure()
+    failed = workers.preparations.failed()
+    failure = failed.failure if failed else ""
     environment = worker_environment(workers.group, workers.group.workers[0], {}, os.environ)
     workers.close()
-    return {name: value for name, value in environment.items() if "IFNAME" in name}, failure.message if failure else ""
+    return {name: value for name, value in environment.items() if "IFNAME" in name}, failure
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

@@ -22,7 +22,7 @@ from rallypoint.features.worker_env import (
     ReservedPorts,
     WorkerPlace,
 )
-from tests.unit.agent.features import with_features
+from tests.unit.agent.features import enter_round, with_features
 from tests.unit.agent.thread_workers import ThreadWorkers
 from tests.unit.compat.test_subclass import ours
 
@@ -199,7 +199,7 @@ def test_a_new_round_has_another_coordinator() -> None:
     workers = entered("jax")
     before = environment(workers.group)["JAX_COORDINATOR_ADDRESS"]
     assert workers.group.placement is not None
-    workers.begin_round(workers.group.placement._replace(round=1))
+    enter_round(workers, workers.group.placement._replace(round=1))
     assert environment(workers.group)["JAX_COORDINATOR_ADDRESS"] != before
     workers.close()
 

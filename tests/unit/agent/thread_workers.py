@@ -11,7 +11,6 @@ from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.spec import RunResult, WorkerState
 from rallypoint.agent.steps import StopWorkers
 from rallypoint.agent.workers import WorkerController
-from rallypoint.control.protocol.messages import Placement
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.workers.logs.specs import DefaultLogsSpecs
@@ -44,11 +43,11 @@ class ThreadWorkers(WorkerController):
     def ended_in_order(self) -> bool:
         return False
 
-    def start(self, placement: Placement) -> None:
+    def start(self) -> None:
         self.calls.append("start")
         self._told_to_stop = threading.Event()
         self._result = RunResult(WorkerState.HEALTHY)
-        self._thread = threading.Thread(target=self._work, args=(placement.restarts, self._told_to_stop))
+        self._thread = threading.Thread(target=self._work, args=(self.group.restarts, self._told_to_stop))
         self._thread.start()
         self.started({0: self._thread.ident})
         self.runs.set()
