@@ -16,7 +16,6 @@ from rallypoint.agent.steps import (
     Event,
     FailNode,
     ForwardSignal,
-    KeepNobody,
     KillWorkers,
     LogLine,
     NodeChecked,
@@ -27,6 +26,7 @@ from rallypoint.agent.steps import (
     SignalArrived,
     StartWorkers,
     Step,
+    StopHeld,
     StopWorkers,
     TimerFired,
     WithdrawNotice,
@@ -262,7 +262,7 @@ class Agent:
     def _take(self, event: Event) -> None:
         if isinstance(event, DrainRequested):
             event = DrainArrived(event.by, self.status.notice_timeout)
-        self._confirmation.heard(event)
+        self._confirmation.on_event(event)
         if isinstance(event, Placed):
             self.place = event.placement
         self._answer(event)
@@ -404,7 +404,7 @@ class Agent:
         self._end_notice()
         self._post(WorkersStopped(ended_in_order=True, waiting=bool(self.workers.survivors)))
 
-    def _do_keep_nobody(self, _step: KeepNobody) -> None:
+    def _do_keep_nobody(self, _step: StopHeld) -> None:
         if self._stop is not None and self._releases:
             self._stop.cancel()
             self._releases = False
@@ -468,7 +468,7 @@ class Agent:
         StartWorkers: _do_start,
         CheckNode: _do_check,
         StopWorkers: _do_stop,
-        KeepNobody: _do_keep_nobody,
+        StopHeld: _do_keep_nobody,
         KillWorkers: _do_kill,
         Fail: _do_send,
         Succeed: _do_send,

@@ -118,7 +118,7 @@ class Actions(Source):
             Succeed: self._succeed,
             steps.CheckNode: self._check_node,
             steps.StopWorkers: self._stop,
-            steps.KeepNobody: lambda step: workers.keep_nobody(step.signal, failed=step.failed),
+            steps.StopHeld: lambda step: workers.stop_held(step.signal, failed=step.failed),
             steps.KillWorkers: self._kill,
             steps.ForwardSignal: self._forward,
             steps.PostNotice: self._post_notice,
@@ -128,7 +128,7 @@ class Actions(Source):
         }
         """What carries out a step of the policy or of a feature's rules, by its type; features add theirs."""
         self.handlers: dict[type, list[Callable[[Any], object]]] = {
-            **{kind: [self._confirmation.heard] for kind in (messages.Confirmed, LinkDown, messages.LinkUp)},
+            **{kind: [self._confirmation.on_event] for kind in (messages.Confirmed, LinkDown, messages.LinkUp)},
             messages.OperatorAction: [lambda event: self._log(event.text)],
             ConfigDiffers: [self._on_config_differs],
         }
@@ -161,7 +161,7 @@ class Actions(Source):
         self._workers.folder.post(step.reason, step.node, self.round, step.seconds, waits=True)
 
     def _post_stop_notice(self, _step: steps.PostStopNotice) -> None:
-        seconds = self._workers.grace.of(failed=False)
+        seconds = self._workers.grace.seconds(failed=False)
         self._workers.folder.post(PREEMPTION, "", self.round, seconds, waits=False)
 
     # What was begun, for the loop to drive
@@ -255,7 +255,7 @@ class Actions(Source):
 
     # The end of what runs
 
-    def leave_nothing(self, number: int) -> None:
+    def end_everything(self, number: int) -> None:
         """End whatever runs by this signal, and return when it is gone."""
         self.timers.pop(Timer.PROGRESS, None)
         try:

@@ -97,13 +97,13 @@ class Confirmation:
                 self._log()
         return self.awaited
 
-    def heard(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """An event has occurred that may be an answer, or the end or the beginning of a session."""
         match event:
-            case Confirmed(number=number, valid_for=valid_for) if number in self._sent:
-                self._until = max(self._until, self._sent[number] + min(self._rendezvous.lease, valid_for))
-                self._sent = {each: at for each, at in self._sent.items() if each > number}
-                self.awaited &= number < self._number
+            case Confirmed(number=answered, valid_for=valid_for) if answered in self._sent:
+                self._until = max(self._until, self._sent[answered] + min(self._rendezvous.lease, valid_for))
+                self._sent = {number: at for number, at in self._sent.items() if number > answered}
+                self.awaited &= answered < self._number
                 if self._ask_at < math.inf:
                     self._move_fence()
             case LinkDown():
@@ -146,7 +146,7 @@ class Confirmation:
 
     def _ask(self, now: float) -> None:
         self._number += 1
-        self._sent = {each: at for each, at in self._sent.items() if now - at <= self._rendezvous.lease}
+        self._sent = {number: at for number, at in self._sent.items() if now - at <= self._rendezvous.lease}
         self._sent[self._number] = now
         self._rendezvous.send(ConfirmRequest(self._number))
 

@@ -40,4 +40,4 @@ def _elected(params: RendezvousParameters) -> list[DialTarget]:
     if record is None:
         raise RallypointError(f"no agent of job {params.run_id!r} is coordinator at the moment; is the job running?")
     tls = control_tls(params.config)
-    return [DialTarget(Endpoint(each, record.port), record.secret.encode(), tls) for each in record.addresses]
+    return [DialTarget(Endpoint(address, record.port), record.secret.encode(), tls) for address in record.addresses]

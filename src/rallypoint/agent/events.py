@@ -389,7 +389,7 @@ class AgentEventLog:
 
     def started(self) -> None:
         """The workers run."""
-        pids = tuple(each.id if isinstance(each.id, int) else 0 for each in self._group.workers)
+        pids = tuple(worker.id if isinstance(worker.id, int) else 0 for worker in self._group.workers)
         self._tell(events.WorkersStarted, pids=pids, survived=self._group.survived)
         self._enter(NodePhase.RUNNING)
 

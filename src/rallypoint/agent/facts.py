@@ -80,16 +80,16 @@ class NodeFacts(NamedTuple):
             "group_rank": None if self.group_rank < 0 else self.group_rank,
             "group_world_size": self.group_world_size or None,
             "workers": [
-                {"local_rank": each.local_rank, "global_rank": each.rank, "pid": each.pid or None}
-                for each in self.workers
+                {"local_rank": worker.local_rank, "global_rank": worker.rank, "pid": worker.pid or None}
+                for worker in self.workers
             ],
         }
 
 
 def attempt_folder(error_files: Iterable[str]) -> str:
     """The folder of the start of workers that have these error files; empty if there is none."""
-    path = next((each for each in error_files if each and each != os.devnull), "")
-    return os.path.dirname(os.path.dirname(path))
+    paths = (path for path in error_files if path and path != os.devnull)
+    return os.path.dirname(os.path.dirname(next(paths, "")))
 
 
 def worker_facts(worker: Worker, context: PContext | None, codes: Mapping[int, int]) -> WorkerFacts:

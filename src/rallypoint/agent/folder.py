@@ -311,12 +311,12 @@ class WorkerFolder(Source):
         As the last `look` has found it, as what `latest` and `began` return: the three agree.
         """
         told = self._told if len(self._told) <= _MAX_TOLD else ()
-        return tuple(-1 if each is None else each.step for each in told) if any(told) else ()
+        return tuple(-1 if reached is None else reached.step for reached in told) if any(told) else ()
 
     def began(self) -> Reached | None:
         """What the worker has reported that was the first to do so in this round; None if that is not known."""
         known = (reached for reached in self._told if reached is not None and reached.first >= 0)
-        return min(known, key=lambda each: each.first_at, default=None)
+        return min(known, key=lambda reached: reached.first_at, default=None)
 
     def file_mark(self) -> tuple[int, int, int] | None:
         """A value that changes with the progress file; None if there is none or it was not read yet. Any thread."""
@@ -347,7 +347,7 @@ class WorkerFolder(Source):
         """The highest step that a worker of the round has reported, and when the first of them reached it."""
         self._told = steps_of_workers(self._folder, self._ranks, self._since)
         known = filter(None, self._told)
-        return min(known, key=lambda each: (-each.step, each.at), default=None)
+        return min(known, key=lambda reached: (-reached.step, reached.at), default=None)
 
     def _take_in(self, found: Reached) -> None:
         self._used = True

@@ -153,7 +153,7 @@ class AgentLoop:
                     number = SIGTERM if not self._actions.stop.in_progress else SIGKILL
                     raise
                 finally:
-                    self._actions.leave_nothing(number)
+                    self._actions.end_everything(number)
         finally:
             self._rendezvous.listen(None)
             self._mailbox.close()

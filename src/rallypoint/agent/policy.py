@@ -213,7 +213,7 @@ def end(status: PolicyState, last: steps.End, *before: steps.Step, by: int = SIG
     """Decide the end: first the workers are stopped, with the signal `by` unless they are stopping already."""
     if status.stopping:
         ending = status._replace(phase=Phase.ENDING, final_step=last, pending_placement=None)
-        return ending, (*before, steps.KeepNobody(by, failed))
+        return ending, (*before, steps.StopHeld(by, failed))
     if status.phase is not Phase.FORMING or status.waiting:
         stop = steps.StopWorkers(by, failed=failed, shared=isinstance(last.event, SignalArrived))
         return status._replace(phase=Phase.ENDING, final_step=last, stopping=by, waiting=False), (*before, stop)

@@ -112,7 +112,7 @@ class GracePeriods:
         """Seconds that the workers may be given to save, so that time is left to stop them; infinite before SIGTERM."""
         return self._total - min(self._stop, self._total / 2) if self._total < math.inf else math.inf
 
-    def of(self, failed: bool) -> float:
+    def seconds(self, *, failed: bool) -> float:
         """Seconds for a stop that begins now, after a failure or not."""
         if not failed:
             return self.within(self.stop)

@@ -129,7 +129,7 @@ def program_name(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -> s
         return str(getattr(entrypoint, "__qualname__", entrypoint))
     if not os.path.basename(entrypoint).startswith("python"):
         return entrypoint
-    return next((str(each) for each in args if not str(each).startswith("-")), entrypoint)
+    return next((str(arg) for arg in args if not str(arg).startswith("-")), entrypoint)
 
 
 def _unusable_in_text(text: str) -> UserError:

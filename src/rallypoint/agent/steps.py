@@ -171,7 +171,7 @@ class StopWorkers(NamedTuple):
     ends_all: bool = False
 
 
-class KeepNobody(NamedTuple):
+class StopHeld(NamedTuple):
     """Let no worker continue in its process after the stop in progress: those that would are stopped by it too.
 
     `failed`: see `StopWorkers`.
@@ -263,7 +263,7 @@ Step = (
     | RequestJoin
     | CheckNode
     | StopWorkers
-    | KeepNobody
+    | StopHeld
     | KillWorkers
     | ForwardSignal
     | SetTimer

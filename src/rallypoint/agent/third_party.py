@@ -310,16 +310,15 @@ def exchange_ranks(
     mine = {"role": role, "rank": group_rank, "local_world_size": local_world_size}
     store.set(f"{_ROLE_INFO}{group_rank}", json.dumps(mine))
     if group_rank == 0:
-        infos = [
-            json.loads(each) for each in store.multi_get([f"{_ROLE_INFO}{rank}" for rank in range(group_world_size)])
-        ]
+        keys = [f"{_ROLE_INFO}{rank}" for rank in range(group_world_size)]
+        infos = [json.loads(info) for info in store.multi_get(keys)]
         assigned = assign_worker_ranks([(str(info["role"]), int(info["local_world_size"])) for info in infos])
         before_answering()
         store.multi_set(
             [f"{_ASSIGNED}{rank}" for rank in range(group_world_size)],
             [
-                json.dumps([each.base_rank, each.world_size, each.base_role_rank, each.role_world_size])
-                for each in assigned
+                json.dumps([ranks.base_rank, ranks.world_size, ranks.base_role_rank, ranks.role_world_size])
+                for ranks in assigned
             ],
         )
     base_rank, world_size, base_role_rank, role_world_size = json.loads(store.get(f"{_ASSIGNED}{group_rank}"))

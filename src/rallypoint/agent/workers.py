@@ -342,7 +342,7 @@ class WorkerController:
     @profiled("LocalElasticAgent._monitor_workers")
     def poll(self) -> RunResult:
         """The result so far of the workers: state, return values and failures by global rank. Does not wait."""
-        if self.pcontext is None or set(self.pcontext.pids().values()) != {each.id for each in self.group.workers}:
+        if self.pcontext is None or set(self.pcontext.pids().values()) != {worker.id for worker in self.group.workers}:
             if self.pcontext is not None:
                 log.error("[%s] the workers' process ids are not those that were started", self.group.spec.role)
             return RunResult(WorkerState.UNKNOWN)
@@ -512,8 +512,8 @@ class WorkerController:
             log.info("[%s] Stopping worker group", self.group.spec.role)
         if self.pcontext is None:
             return None
-        death_sig, timeout = Signals(step.signal), self.grace.of(step.failed)
-        limit = self.grace.of(failed=False)
+        death_sig, timeout = Signals(step.signal), self.grace.seconds(failed=step.failed)
+        limit = self.grace.seconds(failed=False)
         # Others can have signalled the workers only under a scheduler, or if this agent was signalled too. Only then is
         # the reaper asked (a round trip): it would have been signalled with them.
         sent = (step.shared or self._scheduled) and self._workers_have_signal(death_sig)
@@ -522,10 +522,10 @@ class WorkerController:
             return keeper.begin_release(self.pcontext, death_sig, timeout, limit, sent=sent)
         return self.pcontext.begin_close(death_sig, timeout, limit, sent=sent)
 
-    def keep_nobody(self, number: int, *, failed: bool) -> None:
+    def stop_held(self, number: int, *, failed: bool) -> None:
         """Let no worker continue in its process after the stop in progress, whatever its reason."""
         if self.pcontext is not None:
-            self.pcontext.keep_nobody(Signals(number), self.grace.of(failed))
+            self.pcontext.stop_held(Signals(number), self.grace.seconds(failed=failed))
 
     def shutdown(self, number: int, timeout: float | None = None) -> None:
         """End the workers, and return when they are gone. Always called at the end; idempotent.

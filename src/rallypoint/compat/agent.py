@@ -83,7 +83,7 @@ class OverriddenWorkers(WorkerController):
         if step.signal == signal.SIGTERM:
             self.agent._stop_workers(self.group)
         else:
-            self.agent._shutdown(signal.Signals(step.signal), round(self.grace.of(step.failed)))
+            self.agent._shutdown(signal.Signals(step.signal), round(self.grace.seconds(failed=step.failed)))
         return None
 
     def shutdown(self, number: int, timeout: float | None = None) -> None:

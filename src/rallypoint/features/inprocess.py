@@ -153,7 +153,7 @@ class HeldWorkers(Preparation):
             "[%s] all workers are started again: not all workers of the job can continue in their processes",
             group.spec.role,
         )
-        context.begin_close(SIGTERM, self._grace.of(failed=True))
+        context.begin_close(SIGTERM, self._grace.seconds(failed=True))
 
     def preparing(self) -> bool:
         """Whether something of the previous round has to end first, as its owner has last seen it."""

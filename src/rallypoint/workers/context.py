@@ -476,7 +476,7 @@ class PContext(ABC):
         if self.stopping is not None:
             if self.stopping.over and not self._closed:
                 self._were_held = self.held
-            self.stopping.keep_nobody(number, timeout, sent=sent)
+            self.stopping.stop_held(number, timeout, sent=sent)
             return self.stopping
         from rallypoint.workers.stop import Stop
 
@@ -498,10 +498,10 @@ class PContext(ABC):
         if self.stopping is not None:
             self.stopping.shorten(until)
 
-    def keep_nobody(self, death_sig: signal.Signals, timeout: float) -> None:
+    def stop_held(self, death_sig: signal.Signals, timeout: float) -> None:
         """Hold no worker after the stop in progress: all are stopped by this signal, within `timeout` seconds."""
         if self.stopping is not None:
-            self.stopping.keep_nobody(death_sig, timeout)
+            self.stopping.stop_held(death_sig, timeout)
 
     def close(self, death_sig: signal.Signals | None = None, timeout: float = 30, *, sent: bool = False) -> None:
         """Stop what still runs, write all remaining output, and release everything. Idempotent.

@@ -3,7 +3,7 @@
     stage      on entry                                            for               then
     ---------  --------------------------------------------------  ----------------  --------------------------------
     LEAVING    it has been told to leave its round                 `leaving_time`    STACKS; WAITING once it has left
-    WAITING    it is held for the next round, with all its own     ever              SIGNALLED by `keep_nobody`
+    WAITING    it is held for the next round, with all its own     ever              SIGNALLED by `stop_held`
     SIGNALLED  the signal, to the worker itself and not to what    `grace`           STACKS
                it has started: a data loader that gets SIGTERM
                too takes away what its trainer needs to save
@@ -280,7 +280,7 @@ class Stop:
         if self._in(*_BEFORE_THE_SWEEP, Stage.WAITING) or (not self.done and self._kills_later()):
             self._kill_all()
 
-    def keep_nobody(self, number: int, grace: float, *, sent: bool = False) -> None:
+    def stop_held(self, number: int, grace: float, *, sent: bool = False) -> None:
         """Hold no worker: those that wait or were told to leave are stopped, by this signal and what follows it."""
         told = self._in(Stage.LEAVING, Stage.WAITING)
         if not told:

@@ -43,7 +43,7 @@ def test_an_older_one_waits_for_the_answer() -> None:
     assert place.holds_after(LEASE + 0.1)
     assert place.holds_after(0.0)
     assert place.sent == [ConfirmRequest(1)]
-    place.confirmation.heard(Confirmed(1))
+    place.confirmation.on_event(Confirmed(1))
     assert not place.holds_after(0.0)
 
 
@@ -52,11 +52,11 @@ def test_an_answer_is_as_old_as_its_request() -> None:
     place = Place()
     assert place.holds_after(LEASE + 0.1)
     place.now += LEASE + 0.1
-    place.confirmation.heard(Confirmed(1))
+    place.confirmation.on_event(Confirmed(1))
     assert place.holds_after(0.0)
-    place.confirmation.heard(Confirmed(1))
+    place.confirmation.on_event(Confirmed(1))
     assert place.holds_after(0.0)
-    place.confirmation.heard(Confirmed(2))
+    place.confirmation.on_event(Confirmed(2))
     assert not place.holds_after(0.0)
     assert place.sent == [ConfirmRequest(1), ConfirmRequest(2)]
 
@@ -115,8 +115,8 @@ def test_each_answer_moves_the_fence_to_a_lease_after_its_request() -> None:
     place.confirmation.workers_start()
     place.after(1.0)
     place.after(1.0)
-    place.confirmation.heard(Confirmed(2))
-    place.confirmation.heard(Confirmed(1))
+    place.confirmation.on_event(Confirmed(2))
+    place.confirmation.on_event(Confirmed(1))
     assert place.fences == [100.0 + LEASE, 102.0 + LEASE]
 
 
@@ -125,7 +125,7 @@ def test_an_answer_that_is_read_late_does_not_help() -> None:
     place.confirmation.workers_start()
     place.after(1.0)
     place.now += 10.0
-    place.confirmation.heard(Confirmed(1))
+    place.confirmation.on_event(Confirmed(1))
     assert place.confirmation.has_fenced()
 
 
@@ -152,7 +152,7 @@ def test_the_word_of_an_elected_coordinator_holds_no_longer_than_its_own_lease()
     place.confirmation.workers_start()
     place.after(1.0)
     place.after(1.0)
-    place.confirmation.heard(Confirmed(1, 2.5))
+    place.confirmation.on_event(Confirmed(1, 2.5))
     assert place.fences == [100.0 + LEASE, 101.0 + 2.5]
     place.now = 103.5
     assert place.confirmation.has_fenced()
@@ -164,5 +164,5 @@ def test_fenced_workers_do_not_start_on_the_answer_to_a_heartbeat() -> None:
     place.now += LEASE
     place.confirmed_at = place.now
     assert place.confirmation.must_wait()
-    place.confirmation.heard(Confirmed(1, LEASE))
+    place.confirmation.on_event(Confirmed(1, LEASE))
     assert not place.confirmation.must_wait()

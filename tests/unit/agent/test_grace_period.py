@@ -64,8 +64,8 @@ def test_notice_and_stop_share_what_there_is(
 
 
 def test_after_a_failure_workers_have_less_time_and_never_more() -> None:
-    assert [GracePeriods(stop).of(failed=True) for stop in (30, 3)] == [5, 3]
-    assert GracePeriods(3, failure=20).of(failed=True) == 20
+    assert [GracePeriods(stop).seconds(failed=True) for stop in (30, 3)] == [5, 3]
+    assert GracePeriods(3, failure=20).seconds(failed=True) == 20
 
 
 def test_kill_wait_is_read_where_slurm_has_it(tmp_path: Path) -> None:

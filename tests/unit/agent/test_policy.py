@@ -16,7 +16,6 @@ from rallypoint.agent.steps import (
     End,
     Event,
     ForwardSignal,
-    KeepNobody,
     KillWorkers,
     LogLine,
     NodeChecked,
@@ -27,6 +26,7 @@ from rallypoint.agent.steps import (
     SignalArrived,
     StartWorkers,
     Step,
+    StopHeld,
     StopWorkers,
     Timer,
     TimerFired,
@@ -319,9 +319,9 @@ WAITING = WorkersStopped(waiting=True)
 def test_nobody_goes_on_after_a_stop_during_which_the_end_was_settled(ending: Event) -> None:
     status, steps = after(placed(0), ended(0), placed(1), ending)
     number = ending.number if isinstance(ending, SignalArrived) else SIGTERM
-    assert (status.phase, steps[-1]) == (Phase.ENDING, KeepNobody(number, failed=ending == FAILED))
+    assert (status.phase, steps[-1]) == (Phase.ENDING, StopHeld(number, failed=ending == FAILED))
     assert decide(status, STOPPED)[0].phase in (Phase.ENDED, Phase.LEAVING)
-    assert KeepNobody not in kinds(placed(0), ending), "that stop is no restart"
+    assert StopHeld not in kinds(placed(0), ending), "that stop is no restart"
     status, (stop,) = decide(status, WAITING)
     assert stop == StopWorkers(number, failed=True), "it was done when the end was settled"
     assert decide(status, STOPPED)[0].phase in (Phase.ENDED, Phase.LEAVING)
@@ -652,7 +652,7 @@ class World:
                 asked = any(isinstance(each, RequestJoin) for each in before)
                 assert asked or not again or self.unchecked, "stopped before asking again"
                 self.stopping = True
-            case KeepNobody():
+            case StopHeld():
                 assert self.stopping, "stopped those who go on, and nobody else"
             case KillWorkers():
                 assert self.stopping, "killed without having asked"

@@ -37,7 +37,7 @@ def test_nobody_goes_on_if_that_is_said_when_all_have_left(rounds: Rounds) -> No
     stopping = rounds.end((0,))
     until((rounds.folder / "left.0.0").exists)
     assert not stopping.step(), "what the dead one has left is being ended"
-    context.keep_nobody(signal.SIGTERM, TIMEOUT)
+    context.stop_held(signal.SIGTERM, TIMEOUT)
     run_to_end(stopping)
     assert not waiting(context)
     assert not runs(pids[0])

@@ -162,7 +162,7 @@ def test_nobody_is_held_once_that_is_said(processes: dict[int, Process], number:
     leaving.gone = {8}
     assert not stop.step()
     clock.now = 10.0
-    stop.keep_nobody(number, 5.0)
+    stop.stop_held(number, 5.0)
     assert got(processes) == [[number]] * 3
     stop.shorten(12.0)
     for each in processes.values():
