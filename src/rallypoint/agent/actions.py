@@ -188,6 +188,7 @@ class Actions(Source):
         yield from self._start_if_ready()
         now = self._clock.monotonic()
         for timer in [timer for timer, at in self.timers.items() if at <= now]:
+            # The loop handles an event before this generator continues: it may have cancelled the next timer.
             if self.timers.pop(timer, None) is None:
                 continue
             if timer is Timer.PROGRESS:
@@ -206,13 +207,19 @@ class Actions(Source):
             cause = node_failure(failed.failure, Ending.INFRASTRUCTURE, exitcode=1, host=failed.failed_node)
         if cause is None and self._confirmation.must_wait():
             return
+        # Cleared before the start, not after it: an exception of the first round ends the run, and no start may be due
+        # any more when the rest of it is ended.
         step, self.starting, self._start_failure = self.starting, None, None
         if cause is None:
             cause = self._try_start(step)
         if cause is not None:
             yield steps.WorkersFailed(cause, max_restarts=self._workers.restart_limit())
         elif self.starting is None:
-            if self._rendezvous.hosts_coordinator:  # which needs it at a failure, before it tells the others
+            # Both are for the next failure, and done now, while nobody waits for this node:
+            #   1. a worker fails, and each node waits for the coordinator's `RoundEnded`;
+            #   2. an import then would cost all of them its time (20 ms on a busy disk);
+            #   3. a store that is opened only now would cost another message to the coordinator, and the answer.
+            if self._rendezvous.hosts_coordinator:
                 import rallypoint.control.membership.endings  # noqa: F401
             if step.placement.group_rank == 0 and self._workers.remaining():
                 self._rendezvous.tell_next_store(step.placement.round)
@@ -257,7 +264,7 @@ class Actions(Source):
 
     def end_everything(self, number: int) -> None:
         """End whatever runs by this signal, and return when it is gone."""
-        self.timers.pop(Timer.PROGRESS, None)
+        self.timers.pop(Timer.PROGRESS, None)  # or a pass of the loop that never comes would be waited for
         try:
             if self._gate is not None:
                 self._gate.end(number)
@@ -303,6 +310,8 @@ class Actions(Source):
         self._rendezvous.join(node, keeps_place=self._workers.gate is None)
 
     def _start(self, step: steps.StartWorkers) -> None:
+        # What is left of the round before must not speak for this one: a result that was held back while its signal was
+        # awaited, and the timer of that wait.
         self.last = self._held = None
         self.timers.pop(Timer.SIGNAL, None)
         self._workers.group.notices = self._workers.folder.reset(keep=self._workers.keeps_folder())
@@ -320,7 +329,8 @@ class Actions(Source):
         self._announced = cause
         self._workers.folder.end_round()
         self._rendezvous.send(step._replace(restarts_workers=self._workers.restarts_all()))
-        # Announced; all that takes time for the log and the report comes after it.
+        # Announced. What takes time for the log and the report comes after it: meanwhile the other nodes stop
+        # their workers too, which could not finish.
         if cause.rank >= 0:
             log.error(
                 "failed (exitcode: %d) local_rank: %d (pid: %d) of binary: %s",

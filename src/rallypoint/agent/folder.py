@@ -193,7 +193,9 @@ class WorkerFolder(Source):
         self._awaits_acknowledgements = waits
         self._reason = reason if waits else ""
         self._expires_at = over_at if waits else math.inf
-        self._poll_at = self._clock.monotonic() if waits else math.inf  # they may have acknowledged another one before
+        # At once, since acknowledgements of an earlier notice count for this one: nothing in the folder changes then,
+        # and no event would come.
+        self._poll_at = self._clock.monotonic() if waits else math.inf
 
     def withdraw(self) -> None:
         """Remove the notice and its acknowledgements."""
@@ -206,7 +208,11 @@ class WorkerFolder(Source):
 
     def clear(self, *, keep: bool = False) -> None:
         """The workers are gone: remove everything; if some continue (`keep`), the notice only. Idempotent."""
-        if self._round >= 0:  # they may have made a step since the round was known to be over
+        # Once more, before the files go:
+        #   1. the round ends by a failure on another node, and `end_round` reports step 41 of our workers;
+        #   2. they finish step 42 before SIGTERM reaches them;
+        #   3. `step_before`, which reports of the next round show, would be one too small.
+        if self._round >= 0:
             self._of_workers = self._newest() or self._of_workers
         self.withdraw()
         if keep:

@@ -126,7 +126,11 @@ class AgentLoop:
         self._sources = workers.sources
         """All that is waited for, in the order in which it is asked for events; grows and shrinks with the run."""
         self._sources.insert(0, self._mail)
-        # Exits before the folder, which goes by them: who ends without acknowledging a notice has finished, not saved.
+        # Exits before the folder, which goes by them:
+        #   1. the workers are asked to save; rank 0 acknowledges, rank 1 finishes its work and ends without;
+        #   2. were the folder asked first, it would still wait for rank 1, whose end nobody has looked at;
+        #   3. the exits are looked at next. Rank 1's descriptor is waited for no more, so nothing wakes us, and this
+        #      node would consent only when the time of the notice is over.
         self._sources += [self._actions, _Exits(self), workers.folder]
 
     def run(self, signals: Iterable[int], probe: ProgressProbe | None = None) -> RunResult:
@@ -143,7 +147,11 @@ class AgentLoop:
         self._progress_probe = probe
         try:
             signals = {*signals, *self._features.signals}
-            # The handlers stay until the workers are gone: a further signal must not end us before.
+            # The handlers stay until the workers are gone:
+            #   1. SIGTERM arrives, and the workers are being stopped, which takes their grace period;
+            #   2. the sender is impatient, and sends SIGTERM again;
+            #   3. with the default handler back in place, that would end us, and the reaper would kill workers that
+            #      are writing their checkpoint.
             with post_signals(lambda number: self._mailbox.post(SignalArrived(number)), signals) as self._mail.wakeup:
                 number = SIGTERM
                 try:
@@ -275,12 +283,18 @@ class _Exits(Source):
             case WorkerState.FAILED | WorkerState.UNHEALTHY:
                 cause = result.first_cause()
                 reached = frozenset[int]() if cause.exitcode == -SIGKILL else self._workers.shared_signals()
-                # A signal that has arrived since the mail was read is older than its effects on the workers.
+                # Read the mail once more before a death counts as a failure:
+                #   1. this pass reads the mail, and finds nothing;
+                #   2. a scheduler sends SIGTERM to all processes of the job, this agent and its workers;
+                #   3. a worker dies of it, which `poll` finds in the same pass: it would be announced as failed, and
+                #      cost the job a restart, although this node was told to leave.
+                # What the mail says may have ended the round, so what was found is dropped then (`_watches`).
                 round_ = loop._state.round
                 yield from loop._mail.step()
                 if self._watches() and loop._state.round == round_:
                     loop._actions.last = result
-                    # A signal to all has reached the workers, and will reach us in a moment.
+                    # The same where the signal has reached the workers and the reaper, but not this process yet: the
+                    # sender goes through the processes one after the other. It will be here in a moment.
                     if numbers := loop._features.signals.keys() & reached:
                         yield loop._features.signals[min(numbers)](min(numbers))
                     yield WorkersFailed(cause, reached, self._workers.restart_limit())

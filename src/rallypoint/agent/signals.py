@@ -256,12 +256,21 @@ class SignalForwarding:
             log.info(_SENT_TO_ALL_MESSAGE, signal_name(number))
             self._due.pop(number, None)
             return True
+        # Under a scheduler nothing is sent at once:
+        #   1. it signals the processes of the job one after the other, and this agent is the first;
+        #   2. if we forwarded the signal now, the workers would get it from us and then from the scheduler;
+        #   3. a worker that saves at the first SIGUSR1 and ends at the second one would cut its own save short.
+        # After `SETTLE_TIME` the reaper shows whether it was sent to all.
         if self._scheduled:
             self._due.setdefault(number, self._clock.monotonic() + SETTLE_TIME)
         return self._scheduled
 
     def reset(self) -> None:
         """Other workers are about to start: what was sent before was not for them."""
+        # Law 3, without which:
+        #   1. SIGUSR1 arrives 0.1 s before a worker fails, and is due in another 0.1 s;
+        #   2. the round ends, and the workers of the next one are started;
+        #   3. they would be sent the signal before Python has installed their handler, and end by it.
         self._shared.clear()
         self._due.clear()
 

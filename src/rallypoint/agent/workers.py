@@ -239,6 +239,8 @@ class WorkerController:
 
             kind = FunctionContext
         context = kind(spec.role, spec.entrypoint, args, envs, self.logs_specs, prefixes, reaper, options)
+        # Before anything is started: a worker may make the folder of notices as its first act, and if this agent is
+        # killed in the same moment, only the reaper knows what to remove.
         self.set_cleanup(reaper)
         for before_start in self.hooks.before_start:
             before_start(context)
@@ -342,6 +344,7 @@ class WorkerController:
     @profiled("LocalElasticAgent._monitor_workers")
     def poll(self) -> RunResult:
         """The result so far of the workers: state, return values and failures by global rank. Does not wait."""
+        # An override of a third party's agent may have replaced the ids; then nothing is known of these workers.
         if self.pcontext is None or set(self.pcontext.pids().values()) != {worker.id for worker in self.group.workers}:
             if self.pcontext is not None:
                 log.error("[%s] the workers' process ids are not those that were started", self.group.spec.role)
@@ -514,8 +517,11 @@ class WorkerController:
             return None
         death_sig, timeout = Signals(step.signal), self.grace.seconds(failed=step.failed)
         limit = self.grace.seconds(failed=False)
-        # Others can have signalled the workers only under a scheduler, or if this agent was signalled too. Only then is
-        # the reaper asked (a round trip): it would have been signalled with them.
+        # Whether the workers have been sent the signal by its sender is asked only where that can be, since it costs a
+        # round trip to the reaper: under a scheduler, or if this agent was signalled too. Without the question:
+        #   1. `kill -TERM -PGID` reaches this agent, and the workers with it;
+        #   2. each worker begins to save in its handler;
+        #   3. our SIGTERM comes a moment later, and a handler that gives up at the second signal ends the save.
         sent = (step.shared or self._scheduled) and self._workers_have_signal(death_sig)
         if step.restarts and not step.ends_all and (keeper := self._find_keeper()) is not None:
             self._keeper = keeper

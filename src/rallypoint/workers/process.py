@@ -85,6 +85,10 @@ class ChildProcess(ABC):
     def poll(self) -> int | None:
         """The exit code; None while it runs."""
         if self.exitcode is None and self._pidfd >= 0 and readable(self._pidfd):
+            # Law 4, without which:
+            #   1. the loop's thread and one that reports on a hang both find the descriptor readable;
+            #   2. both ask the reaper, which forgets the exit code once it has told it;
+            #   3. whoever asks second is told that it is not known, and a worker that has succeeded has failed.
             with self._collecting:
                 if self.exitcode is None:
                     final, code = self._exit_status()

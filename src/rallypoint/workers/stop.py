@@ -286,7 +286,8 @@ class Stop:
         if not told:
             return
         self._leave_no_more()
-        self.done, self._sweep_until = False, None  # what they leave must be ended too
+        # The stop may have been done, with these waiting: what they leave must be ended too.
+        self.done, self._sweep_until = False, None
         now = self._clock.monotonic()
         self._warn_at, self._warn_every = now + _WARN_AFTER, _WARN_AFTER
         self._spared_until = now + max(self._limit, grace)
@@ -331,7 +332,12 @@ class Stop:
             self._leave_no_more()
 
     def _ended_while_waiting(self, worker: _Worker) -> None:
-        self._sweep_until = None  # again: the one before has spared what it leaves
+        # Sweep once more, though no worker was in the round any more:
+        #   1. the sweep has spared the worker, and all that it had started;
+        #   2. it ends while it waits (out of memory, say), and leaves its data loaders;
+        #   3. the next sweep would come at the end of the next round: until then they would keep their memory and their
+        #      devices.
+        self._sweep_until = None
         if self.done:
             self.done = False
             pid, rank = worker.process.pid, worker.rank
@@ -363,7 +369,10 @@ class Stop:
             each.until = max(each.until, now + KILL_TIMEOUT)
         self._send(done)
         due = [each for each in signalled if now >= each.until]
-        # They may wait for one that writes: its checkpoint may be theirs too.
+        # None is killed while another one is spared, because they may wait for it:
+        #   1. rank 0 writes the checkpoint of all, and the others wait for it in a barrier;
+        #   2. the time of the others is over first, and SIGKILL breaks the barrier;
+        #   3. rank 0 fails in its collective, with half of the file written.
         if due and any(self._is_spared(each, now) for each in signalled):
             for each in due:
                 each.until = now + _POLL_INTERVAL
@@ -451,7 +460,11 @@ class Stop:
         return self._terminates_rest or self._sweep_until is None
 
     def _kill_all(self) -> None:
-        """Send SIGKILL to all at once: to workers last, since what a dead worker has left is harder to find."""
+        """Send SIGKILL to all at once, to workers last."""
+        # What a dead worker has left is harder to find, where the reaper is lost and only /proc shows it:
+        #   1. a worker has started a loader in a session of its own, and dies first;
+        #   2. the loader's parent is another process now, and its session is not one that a worker leads;
+        #   3. nothing shows any more that it is ours, and law 7 forbids to guess.
         self._leave_no_more()
         self.done = False
         until = self._clock.monotonic() + KILL_TIMEOUT
@@ -464,7 +477,8 @@ class Stop:
                 each.process.signal(SIGKILL)
 
     def _begin_sweep(self, seconds: float) -> None:
-        # The time last, so that an exception in here lets the next call begin again.
+        # The time last: an exception in here (a ^C, an answer of the reaper that does not come) leaves it unset, so
+        # that the next step begins the sweep again, instead of waiting for one that never ran.
         until = self._clock.monotonic() + seconds + max(self._limit, 1.0)
         waiting = {each.process.pid for each in self._in(Stage.WAITING)}
         self._sweep.begin(seconds, waiting | self._others)
