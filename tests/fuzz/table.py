@@ -46,7 +46,7 @@ TRUSTED: Mapping[str, str] = {
     "observe/telemetry/handlers.py": "the line of an event of ours as text",
     "workers/functions/worker.py": "pickles of a child that runs the user's own function, as the same user",
     "workers/reaper/protocol.py": _OURS,
-    "workers/preload/client.py": "no decoding of its own: `workers/reaper/protocol.py`",
-    "workers/preload/imports.py": "the kernel writes some of it; the user's own sources, in a process of its own",
+    "features/preload/client.py": "no decoding of its own: `workers/reaper/protocol.py`",
+    "features/preload/imports.py": "the kernel writes some of it; the user's own sources, in a process of its own",
 }
 """Files that turn bytes or texts into something, and why what they read needs no target of its own."""

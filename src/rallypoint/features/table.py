@@ -51,7 +51,7 @@ FEATURES = (
         wanted=lambda options: bool(options.recovery.gpu_memory_timeout) and sees_gpus(os.environ),
     ),
     Row("flight_recorder", ":FlightRecorder", wanted=lambda options: options.hangs.flight_recorder),
-    Row("preload", ":Preload", wanted=lambda options: bool(options.recovery.preloaded)),
+    Row("preload", "agent:Preload", wanted=lambda options: bool(options.recovery.preloaded)),
     Row("collapse", ":Collapse", wanted=lambda options: bool(options.output.tee_collapse)),
     Row("topology", ":Topology", wanted=lambda options: bool(options.topology.node_domain)),
     Row("inprocess", ":InProcess", Load.WITH_FOLDER),

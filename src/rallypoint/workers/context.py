@@ -34,9 +34,17 @@ if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import OomKills, ProcessFailure
     from rallypoint.workers.logs.outputs import Relay
-    from rallypoint.workers.preload.client import PreloadManager
+    from rallypoint.workers.reaper.client import StartedWorker
     from rallypoint.workers.resumable import LeavingWorkers
     from rallypoint.workers.stop import NoSweep, Stop
+
+    Fork = Callable[
+        [Sequence[str], Mapping[str, str], int | None, int | None, Collection[int]],
+        StartedWorker | None,
+    ]
+    """Called with a command, its environment, descriptors 1 and 2 (None for ours), and processors: forks that worker
+    below the reaper of its context, or returns None if it must be started afresh. Raises as `ReaperClient.spawn`.
+    """
 
 log = get_logger(__name__)
 
@@ -81,15 +89,15 @@ class ProcessOptions(NamedTuple):
     """Options of a job's processes.
 
     `numa_options` says which processors each is bound to, None for any. Teed lines that hold one of the filters' texts
-    also go to a file of their own. `start_method` is how functions are started. Programs are forked from what `preload`
-    has imported, as far as they can be; it is below the same reaper.
+    also go to a file of their own. `start_method` is how functions are started. `fork` is tried before a program is
+    started.
     """
 
     numa_options: NumaOptions | None = None
     stdout_filters: Sequence[str] | None = None
     stderr_filters: Sequence[str] | None = None
     start_method: str = "spawn"
-    preload: PreloadManager | None = None
+    fork: Fork | None = None
     collapse: float = 0.0
     """Seconds within which equal teed lines of several ranks are shown once; 0 for never."""
     ignored_signals: Collection[int] = ()
@@ -605,12 +613,12 @@ class PContext(ABC):
 class SubprocessContext(PContext):
     def _start_each(self, starts: Sequence[WorkerStart]) -> Iterator[tuple[int, ChildProcess]]:
         assert self._reaper is not None
-        preload, commands = self._options.preload, {}
+        fork, commands = self._options.fork, {}
         for rank, stdout, stderr, cpus in starts:
             argv = [str(self.entrypoint), *map(str, self.args[rank])]
             forked = None
-            if preload is not None:
-                forked = preload.start(argv, {**os.environ, **self.envs[rank]}, stdout, stderr, cpus)
+            if fork is not None:
+                forked = fork(argv, {**os.environ, **self.envs[rank]}, stdout, stderr, cpus)
             if forked is not None:
                 if self._options.standby:
                     self._reaper.adopt(forked.pid, excluded=True)

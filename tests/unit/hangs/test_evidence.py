@@ -16,6 +16,7 @@ from rallypoint.base.process_table import process_table
 from rallypoint.base.procfs import read_proc_state
 from rallypoint.features.flight_recorder import ENTRIES, constant_variables, switch_on
 from rallypoint.features.hangs.evidence import collect
+from rallypoint.features.preload.forkable import untracked_read
 from rallypoint.observe.hangs.dumps import (
     BUFFER,
     DUMP,
@@ -31,7 +32,6 @@ from rallypoint.observe.hangs.messages import NodeEvidence, decode_evidence, enc
 from rallypoint.observe.hangs.report import groups_of, report_lines
 from rallypoint.workers.context import SubprocessContext
 from rallypoint.workers.logs.specs import DefaultLogsSpecs
-from rallypoint.workers.preload.forkable import untracked_read
 from tests.processes import completed
 from tests.unit.agent.test_incident import node_of
 from tests.waiting import until

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.clock import SYSTEM_CLOCK
-from rallypoint.workers.preload import client
-from rallypoint.workers.preload.client import PreloadManager
+from rallypoint.features.preload import client
+from rallypoint.features.preload.client import PreloadManager
 from rallypoint.workers.process import AdoptedProcess, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.stop import Sweep

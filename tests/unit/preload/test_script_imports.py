@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.workers.preload.imports import MAX_FILES, Reader, in_a_copy, installed_imports
+from rallypoint.features.preload.imports import MAX_FILES, Reader, in_a_copy, installed_imports
 
 TRAINING = Path(__file__).parents[3] / "examples" / "train_ddp.py"
 

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
 
 from rallypoint.agent.feature import Agent, Feature
 from rallypoint.agent.sources import Preparation
 from rallypoint.agent.workers import per_worker_variables
 from rallypoint.base.log import get_logger
-from rallypoint.workers.context import macros
-
-if TYPE_CHECKING:
-    from rallypoint.workers.context import ProcessOptions
-    from rallypoint.workers.preload.client import PreloadManager
+from rallypoint.features.preload.client import PreloadManager
+from rallypoint.workers.context import ProcessOptions, macros
 
 log = get_logger(__name__)
 
@@ -45,8 +41,6 @@ class Preload(Feature, Preparation):
         if not isinstance(spec.entrypoint, str):
             log.warning("Workers start without preloading: they are functions, and --preload forks scripts only")
             return
-        from rallypoint.workers.preload.client import PreloadManager
-
         names, argv = spec.features.recovery.preloaded, [spec.entrypoint, *map(str, macros.substitute(spec.args, "0"))]
         constant = workers.constant_environment()
         sources = workers.group.variable_sources
@@ -63,7 +57,7 @@ class Preload(Feature, Preparation):
         if self._manager is None:
             return options
         self._manager.ensure_zygote(self.workers.ensure_reaper())
-        return options._replace(preload=self._manager)
+        return options._replace(fork=self._manager.start)
 
     def on_reaper_closed(self) -> None:
         if self._manager is not None:

@@ -38,7 +38,7 @@ import select
 import sys
 from _socket import socket, socketpair
 
-from rallypoint.workers.preload.imports import Imports, Unforkable, replace, threads
+from rallypoint.features.preload.imports import Imports, Unforkable, replace, threads
 from rallypoint.workers.reaper.protocol import CLOSED, Connection
 
 TYPE_CHECKING = False

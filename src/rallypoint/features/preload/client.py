@@ -39,7 +39,7 @@ from rallypoint.base.errors import ResourceError
 from rallypoint.base.kernel import memory_file, readable
 from rallypoint.base.log import get_logger
 from rallypoint.base.procfs import inherited_settings
-from rallypoint.workers.preload.forkable import (
+from rallypoint.features.preload.forkable import (
     NeverForkable,
     NotForkable,
     affinity_conflict,
@@ -288,7 +288,7 @@ class PreloadManager:
             self._give_up(zygote.reason)
             return
         why = f"{zygote.module} cannot be preloaded: {zygote.reason}"
-        from rallypoint.workers.preload.imports import READ_TOO_EARLY
+        from rallypoint.features.preload.imports import READ_TOO_EARLY
 
         if zygote.reason.endswith(READ_TOO_EARLY):
             self.read_too_early.append(f"{zygote.module}: {zygote.reason.removesuffix(READ_TOO_EARLY).rstrip()}")

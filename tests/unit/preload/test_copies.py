@@ -12,13 +12,13 @@ import pytest
 
 from rallypoint.base.kernel import readable
 from rallypoint.base.process_table import read_stat
-from rallypoint.workers.preload import client
-from rallypoint.workers.preload.client import PreloadManager
+from rallypoint.features.preload import client
+from rallypoint.features.preload.client import PreloadManager
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.stop import Sweep
 from tests.unit.clocks import HandClock
-from tests.unit.workers.test_preload_manager import command, copies, preloading, start, until
+from tests.unit.preload.test_manager import command, copies, preloading, start, until
 from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
 
 pytestmark = pytest.mark.process

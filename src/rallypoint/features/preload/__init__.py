@@ -1,5 +1,6 @@
 """Preloaded workers: a zygote imports what is slow to import once, and restarted workers are forked from it.
 
+    agent             the feature of an agent: when the imports begin, and what waits for them
     client            the zygotes of one agent, one after the other, and their copies that wait to become workers
     forkable          which workers can be forked: by their command and their variables (pure)
     hook/             the `sitecustomize` of an interpreter that becomes a zygote

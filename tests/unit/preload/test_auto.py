@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.workers.preload import client
-from rallypoint.workers.preload.client import PreloadManager
+from rallypoint.features.preload import client
+from rallypoint.features.preload.client import PreloadManager
 from rallypoint.workers.reaper.client import ReaperClient
 from tests.unit.clocks import HandClock
-from tests.unit.workers.test_preload_manager import command, forked_with, forks, until
+from tests.unit.preload.test_manager import command, forked_with, forks, until
 
 pytestmark = pytest.mark.process
 

@@ -11,7 +11,13 @@ import sys
 
 def _serve():
     # type: () -> None
-    packages = ("rallypoint", "rallypoint.workers", "rallypoint.workers.preload", "rallypoint.workers.reaper")
+    packages = (
+        "rallypoint",
+        "rallypoint.features",
+        "rallypoint.features.preload",
+        "rallypoint.workers",
+        "rallypoint.workers.reaper",
+    )
     hook = os.path.dirname(os.path.abspath(__file__))
     top = os.path.dirname(os.path.dirname(os.path.dirname(hook)))
     sys.path[:] = [each for each in sys.path if each != hook]
@@ -23,7 +29,7 @@ def _serve():
         package = type(sys)(name)
         package.__path__ = [os.path.join(top, *name.split(".")[1:])]
         sys.modules[name] = package
-    from rallypoint.workers.preload.zygote import serve
+    from rallypoint.features.preload.zygote import serve
 
     _take_ours()
     sys.path_importer_cache.clear()

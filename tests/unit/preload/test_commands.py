@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.workers.preload.forkable import (
+from rallypoint.features.preload.forkable import (
     UNTRACKED_READS,
     NotForkable,
     PreloadCommand,

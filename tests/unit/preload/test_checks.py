@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.workers.preload import imports
-from rallypoint.workers.preload.imports import EnvironRecorder
+from rallypoint.features.preload import imports
+from rallypoint.features.preload.imports import EnvironRecorder
 from tests.processes import completed
 
 pytestmark = pytest.mark.process
 
-ASKING = """from rallypoint.workers.preload import imports as checks
+ASKING = """from rallypoint.features.preload import imports as checks
 {}
 print(checks.fork_obstacle() or checks.thread_obstacle())"""
 
@@ -54,7 +54,7 @@ def test_what_is_found(done: str, said: str) -> None:
 
 THREADS = """
 import threading
-from rallypoint.workers.preload import imports
+from rallypoint.features.preload import imports
 
 def mine():
     begun.release(); done.wait()
@@ -143,7 +143,7 @@ def test_what_is_switched_off_for_the_imports_is_seen_by_no_worker(
         monkeypatch.setenv("JE_ARROW_MALLOC_CONF", given)
     code = (
         "import builtins, os\nbuiltins.N = 'JE_ARROW_MALLOC_CONF'\nbefore = dict(os.environ)\n"
-        "from rallypoint.workers.preload.imports import Imports\n"
+        "from rallypoint.features.preload.imports import Imports\n"
         "Imports(['reader'], (), '/', None, {0, 1, 2, *map(int, os.listdir('/proc/self/fd'))}).run((), print, int)\n"
         "import subprocess\nprint(subprocess.getoutput(f'echo ${N}'), dict(os.environ) == before)\n"
     )
