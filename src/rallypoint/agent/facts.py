@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rallypoint.agent.spec import Worker
     from rallypoint.failures.failure import ProcessFailure
     from rallypoint.workers.context import PContext
-    from rallypoint.workers.resumable import StandbyFacts
 
 
 class WorkerFacts(NamedTuple):
@@ -33,6 +32,13 @@ class WorkerFacts(NamedTuple):
     error_file: str
     added: Mapping[str, str]
     last_lines: Callable[[], bytes]
+
+
+class WaitingProcess(NamedTuple):
+    """A process that waits for a place in a round. `prepared`: whether it can take one at once."""
+
+    pid: int
+    prepared: bool
 
 
 class NodeFacts(NamedTuple):
@@ -60,8 +66,7 @@ class NodeFacts(NamedTuple):
     """By global rank."""
     output_ages: Callable[[], tuple[float, ...]]
     """Returns the seconds since each worker, by local rank, has written something, -1 if unknown; reads log files."""
-    standby: tuple[StandbyFacts, ...] = ()
-    """The standby workers, which are in no round."""
+    waiting: tuple[WaitingProcess, ...] = ()
 
     @property
     def attempt_folder(self) -> str:

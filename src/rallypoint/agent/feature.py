@@ -26,6 +26,7 @@ from rallypoint.base.errors import UserError
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from rallypoint.agent.facts import WaitingProcess
     from rallypoint.agent.options import Features
     from rallypoint.agent.spec import VariableSource
     from rallypoint.agent.steps import Event, Step
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from rallypoint.control.membership.state import NodeInfo
     from rallypoint.rendezvous.params import RendezvousParameters
     from rallypoint.workers.context import PContext, ProcessOptions
-    from rallypoint.workers.resumable import StandbyFacts
 
 TABLE = "rallypoint.features.table"
 """The module that has the table, as `FEATURES`."""
@@ -161,11 +161,11 @@ class Feature:
         return None
 
     def holds_folder(self) -> bool:
-        """Whether such a process knows the folder that is shared with workers."""
+        """Whether a process that waits for a place knows the folder that is shared with workers."""
         return False
 
-    def processes(self) -> tuple[StandbyFacts, ...]:
-        """What is known of such processes, for reports."""
+    def processes(self) -> tuple[WaitingProcess, ...]:
+        """Processes that wait for a place in a round, for reports."""
         return ()
 
     def process_options(self, options: ProcessOptions) -> ProcessOptions:
@@ -317,10 +317,12 @@ def part(feature: str, place: str) -> Any:
         UserError: this installation does not have it.
     """
     module, _, name = place.partition(":")
-    folder = f"{TABLE.rpartition('.')[0]}.{feature}"
+    home = TABLE.rpartition("table")[0]
     try:
-        return getattr(import_module(f"{folder}.{module}" if module else folder), name)
+        return getattr(import_module(f"{home}{feature}.{module}" if module else f"{home}{feature}"), name)
     except ModuleNotFoundError as error:
-        if not (error.name or "").startswith(folder):
+        absent = error.name or ""
+        if not absent.startswith(home):
             raise
-        raise UserError(f"this installation does not have the feature {feature!r}; install Rallypoint whole") from None
+        missing = absent.removeprefix(home).partition(".")[0]  # or a feature that this one needs
+        raise UserError(f"this installation does not have the feature {missing!r}; install Rallypoint whole") from None

@@ -12,7 +12,8 @@ Laws:
    touches no disk. Who finds it there uses it only if it is private (`base/private_files.py`): its name is in the
    workers' environment, which others may learn.
 2. When the workers are gone, so is the folder. It stays while some of them continue in their processes, and newly
-   started workers find it too; files that the others have left in it are removed first (`workers/resumable.py`).
+   started workers find it too; files that the others have left in it are removed first, by the feature that keeps
+   workers in their processes.
 
 Of notices:
 

@@ -19,13 +19,13 @@ from rallypoint.base.log import get_logger
 if TYPE_CHECKING:
     from signal import Signals
 
+    from rallypoint.agent.facts import WaitingProcess
     from rallypoint.agent.policy import PolicyState
     from rallypoint.agent.spec import WorkerGroup
     from rallypoint.agent.steps import Event, NodeChecked, Step, WorkersStopped
     from rallypoint.control.membership.state import NodeInfo
     from rallypoint.failures.failure import ProcessFailure
     from rallypoint.workers.context import PContext, ProcessOptions
-    from rallypoint.workers.resumable import StandbyFacts
     from rallypoint.workers.stop import Stop
 
 
@@ -151,7 +151,7 @@ class Hooks:
         self.before_start: list[Callable[[PContext], None]] = []
         self.take_places: list[Callable[[PContext], None]] = []
         self.holds_folder: list[Callable[[], bool]] = []
-        self.processes: list[Callable[[], tuple[StandbyFacts, ...]]] = []
+        self.processes: list[Callable[[], tuple[WaitingProcess, ...]]] = []
         self.keeper: list[Callable[[], Keeper | None]] = []
         self.leave: list[Callable[[], None]] = []
         self.finish: list[Callable[[BaseException | None], None]] = []

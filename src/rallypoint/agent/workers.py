@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from signal import SIGKILL, Signals
 
-from rallypoint.agent.facts import NodeFacts, worker_facts
+from rallypoint.agent.facts import NodeFacts, WaitingProcess, worker_facts
 from rallypoint.agent.folder import WorkerFolder
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.signals import FORWARDED_SIGNALS, GracePeriods, SignalForwarding, scheduler
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from rallypoint.agent.events import AgentEvents
     from rallypoint.control.membership.state import NodeRanks
     from rallypoint.failures.failure import ProcessFailure
-    from rallypoint.workers.resumable import StandbyFacts
     from rallypoint.workers.stop import Stop
     from rallypoint.workers.timers import FileTimerRequest
     from rallypoint.workers.watchdog import StuckProcess, WorkerMonitor
@@ -451,7 +450,7 @@ class WorkerController:
             running=frozenset(self.running()),
             failures={} if context is None else self.failures,
             output_ages=tuple if context is None else context.output_ages(),
-            standby=self.standby_facts(),
+            waiting=self.waiting_processes(),
         )
         return self.seen
 
@@ -561,8 +560,8 @@ class WorkerController:
         """Whether processes continue that know the folder which is shared with the workers."""
         return bool(self.survivors()) or any(holds() for holds in self.hooks.holds_folder)
 
-    def standby_facts(self) -> tuple[StandbyFacts, ...]:
-        """The processes of this node that wait for a place."""
+    def waiting_processes(self) -> tuple[WaitingProcess, ...]:
+        """The processes of this node that wait for a place in a round."""
         return tuple(process for known in self.hooks.processes for process in known())
 
     def _look_at_folder(self) -> None:

@@ -118,7 +118,7 @@ def incident_facts(workers: WorkerController) -> IncidentFacts:
     """What is known at this moment. On the loop's thread."""
     node = workers.look()
     found = {each.rank: read_stat(each.pid) for each in node.processes if each.exit_code is None}
-    found |= {-number: read_stat(each.pid) for number, each in enumerate(node.standby, 1)}
+    found |= {-number: read_stat(each.pid) for number, each in enumerate(node.waiting, 1)}
     return IncidentFacts(node, {rank: process for rank, process in found.items() if process is not None})
 
 
@@ -317,7 +317,7 @@ def summary_of(incident: Incident, facts: NodeFacts) -> dict[str, Any]:
             "group_world_size": facts.group_world_size,
             "ranks": [each.rank for each in facts.processes],
             "pids": [each.pid for each in facts.processes],
-            "standby": [each._asdict() for each in facts.standby],
+            "standby": [each._asdict() for each in facts.waiting],
         },
         "restarts_used": facts.restarts,
         "program": facts.program,

@@ -23,6 +23,7 @@ from contextlib import suppress
 from signal import SIGKILL
 from typing import Any
 
+from rallypoint.agent.facts import WaitingProcess
 from rallypoint.agent.feature import Agent, Feature
 from rallypoint.agent.sources import Source
 from rallypoint.agent.spec import WorkerState
@@ -32,10 +33,10 @@ from rallypoint.base.kernel import readable
 from rallypoint.base.log import get_logger
 from rallypoint.base.process_table import read_stat
 from rallypoint.base.side_thread import start_thread
+from rallypoint.features.inprocess.channel import WorkerChannel
 from rallypoint.notices import STANDBY_VARIABLE
 from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
 from rallypoint.workers.context import HeldWorker, PContext, SubprocessContext, macros
-from rallypoint.workers.resumable import StandbyFacts, WorkerChannel
 
 log = get_logger(__name__)
 
@@ -86,8 +87,8 @@ class StandbyWorkers(Feature, Source):
     def sources(self) -> Iterable[Source]:
         return (self,)
 
-    def processes(self) -> tuple[StandbyFacts, ...]:
-        return tuple(StandbyFacts(each.pid, each.prepared) for each in self._waiting)
+    def processes(self) -> tuple[WaitingProcess, ...]:
+        return tuple(WaitingProcess(each.pid, each.prepared) for each in self._waiting)
 
     def holds_folder(self) -> bool:
         return bool(self._waiting)
@@ -180,7 +181,7 @@ class StandbyWorkers(Feature, Source):
             STANDBY_VARIABLE: str(self._next),
             "TORCHELASTIC_RESTART_COUNT": "standby",  # the name of its folder for logs
         }
-        options = self.workers.process_options()._replace(standby=True)
+        options = self.workers.process_options()._replace(waits_for_place=True)
         args, logs = tuple(macros.substitute(spec.args, "0")), self.workers.logs_specs
         try:
             context = SubprocessContext("standby", spec.entrypoint, {0: args}, {0: env}, logs, None, reaper, options)

@@ -54,7 +54,7 @@ FEATURES = (
     Row("preload", "agent:Preload", wanted=lambda options: bool(options.recovery.preloaded)),
     Row("collapse", ":Collapse", wanted=lambda options: bool(options.output.tee_collapse)),
     Row("topology", ":Topology", wanted=lambda options: bool(options.topology.node_domain)),
-    Row("inprocess", ":InProcess", Load.WITH_FOLDER),
+    Row("inprocess", "agent:InProcess", Load.WITH_FOLDER),
     Row("standby", ":StandbyWorkers", wanted=lambda options: bool(options.recovery.standby)),
     Row("pages", serves=":begin_pages"),
     Row("local_jobs", ":LocalJobs", Load.WHEN_PLACED),

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from rallypoint.failures.failure import OomKills, ProcessFailure
     from rallypoint.workers.logs.outputs import Relay
     from rallypoint.workers.reaper.client import StartedWorker
-    from rallypoint.workers.resumable import LeavingWorkers
-    from rallypoint.workers.stop import NoSweep, Stop
+    from rallypoint.workers.stop import LeavingWorkers, NoSweep, Stop
 
     Fork = Callable[
         [Sequence[str], Mapping[str, str], int | None, int | None, Collection[int]],
@@ -104,7 +103,7 @@ class ProcessOptions(NamedTuple):
     """Signals that the processes ignore until they have handlers of their own."""
     reads_all_output: bool = False
     """Whether standard output that no file takes passes through this process too, so that `output_marks` shows it."""
-    standby: bool = False
+    waits_for_place: bool = False
     """Whether no sweep touches the processes: they are in no round before another context adopts them."""
 
 
@@ -205,7 +204,7 @@ class PContext(ABC):
         """The sweep that ends all that the workers have left."""
         from rallypoint.workers.stop import NoSweep, Sweep
 
-        if self._reaper is None or self._options.standby:
+        if self._reaper is None or self._options.waits_for_place:
             return NoSweep()
         return Sweep(self._reaper, self._processes.values())
 
@@ -620,11 +619,11 @@ class SubprocessContext(PContext):
             if fork is not None:
                 forked = fork(argv, {**os.environ, **self.envs[rank]}, stdout, stderr, cpus)
             if forked is not None:
-                if self._options.standby:
+                if self._options.waits_for_place:
                     self._reaper.adopt(forked.pid, excluded=True)
                 yield rank, AdoptedProcess(self._reaper, forked)
             else:
                 commands[rank] = Command(argv, self.envs[rank], (None, stdout, stderr), cpus)
-        excluded = self._options.standby
+        excluded = self._options.waits_for_place
         started = start_workers(self._reaper, [*commands.values()], os.environ, excluded=excluded) if commands else []
         yield from ((rank, AdoptedProcess(self._reaper, each)) for rank, each in zip(commands, started, strict=True))

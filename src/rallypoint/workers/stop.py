@@ -64,7 +64,6 @@ from rallypoint.workers.process import ChildProcess, poll_all
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
 
 if TYPE_CHECKING:
-    from rallypoint.workers.resumable import LeavingWorkers
 
     class StoppableProcess(Protocol):
         """The part of a `ChildProcess` that a stop needs."""
@@ -79,6 +78,20 @@ if TYPE_CHECKING:
         def poll(self) -> int | None: ...
 
         def signal(self, number: int) -> None: ...
+
+    class LeavingWorkers(Protocol):
+        """Workers that are told to leave their round: `told` and `left` are local ranks."""
+
+        told: frozenset[int]
+
+        def left(self) -> set[int]: ...
+
+        def fds(self) -> list[int]: ...
+
+        @property
+        def must_be_polled(self) -> bool: ...
+
+        def close(self) -> None: ...
 
 
 log = get_logger(__name__)

@@ -59,7 +59,6 @@ def test_no_file_of_the_core_names_a_feature(row: Row) -> None:
 
 
 ALLOWED = {
-    "standby": {"agent/facts.py: standby", "agent/workers.py: standby", "workers/context.py: standby"},
     "collapse": {"workers/context.py: collapse", "workers/logs/outputs.py: collapse"},
     "preflight": {"agent/round_setup.py: preflight"},
     "topology": {
@@ -99,9 +98,18 @@ _FLAGS = {
 @pytest.mark.process
 @pytest.mark.parametrize("row", [row for row in FEATURES if row.name in _FLAGS], ids=lambda row: row.name)
 def test_asking_for_a_feature_that_is_not_there_gives_one_sentence(row: Row, tmp_path: Path) -> None:
-    done = _run(row, _FLAGS[row.name], tmp_path)
+    _is_refused(_run(row, _FLAGS[row.name], tmp_path), row.name)
+
+
+@pytest.mark.process
+def test_so_does_asking_for_one_that_needs_it() -> None:
+    (needed,) = [row for row in FEATURES if row.name == "inprocess"]
+    _is_refused(_run(needed, _FLAGS["standby"]), needed.name)
+
+
+def _is_refused(done: subprocess.CompletedProcess[str], name: str) -> None:
     assert done.returncode == 1
-    assert f"this installation does not have the feature {row.name!r}; install Rallypoint whole" in done.stderr
+    assert f"this installation does not have the feature {name!r}; install Rallypoint whole" in done.stderr
     assert "Traceback" not in done.stderr
 
 

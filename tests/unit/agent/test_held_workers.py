@@ -20,9 +20,9 @@ from rallypoint.base.kernel import until_readable
 from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
 from rallypoint.failures.failure import ProcessFailure
-from rallypoint.features.inprocess import HeldWorkers
+from rallypoint.features.inprocess.agent import HeldWorkers
+from rallypoint.features.inprocess.channel import WorkerChannel
 from rallypoint.workers.logs.outputs import Outputs
-from rallypoint.workers.resumable import WorkerChannel
 from rallypoint.workers.stop import run_to_end
 from tests.unit.compat.test_subclass import ours
 from tests.unit.workers.rounds import Rounds, rounds_in, runs, waiting

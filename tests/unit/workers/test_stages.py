@@ -9,7 +9,6 @@ from signal import SIGABRT, SIGKILL, SIGTERM
 import pytest
 
 from rallypoint.workers import stop as module
-from rallypoint.workers.resumable import LeavingWorkers
 from rallypoint.workers.stop import KILL_TIMEOUT, STACKS_TIMEOUT, SWEEP_GRACE_PERIOD, NoSweep, Stop
 from tests.unit.clocks import HandClock
 
@@ -48,7 +47,7 @@ class Swept(NoSweep):
         self.begun.append((seconds, set(spared)))
 
 
-class Leaving(LeavingWorkers):
+class Leaving:
     """Workers that were told to leave, and leave when a test says so."""
 
     def __init__(self, told: Collection[int]) -> None:

@@ -41,7 +41,7 @@ _HERE = ("127.", "[::1]:")
 
 def _stacks(request: CollectRequested, workers: WorkerController) -> Callable[[], bytes]:
     found = {each.global_rank: each.id for each in workers.group.workers if isinstance(each.id, int)}
-    found |= {-number: each.pid for number, each in enumerate(workers.standby_facts(), 1)}  # they have no rank
+    found |= {-number: each.pid for number, each in enumerate(workers.waiting_processes(), 1)}  # they have no rank
     return partial(_stacks_of, {rank: pid for rank, pid in found.items() if not request.ranks or rank in request.ranks})
 
 
@@ -113,7 +113,7 @@ class Reports(Feature):
         pids = tuple(each.id if isinstance(each.id, int) else 0 for each in self.workers.group.workers)
         folder, now = self.workers.folder, SYSTEM_CLOCK.monotonic()
         folder.look()
-        context, group, standby = self.workers.pcontext, self.workers.group, self.workers.standby_facts()
+        context, group, standby = self.workers.pcontext, self.workers.group, self.workers.waiting_processes()
         attempt = "" if context is None else attempt_folder(context.error_files.values())
         report = NodeReport(
             -1 if group.placement is None else group.placement.round,

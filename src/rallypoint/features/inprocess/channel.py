@@ -22,7 +22,7 @@ import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.base.private_files import is_private, make_private, replace_file
 from rallypoint.notices import ACK_PREFIX, FIFO_PREFIX, LEFT_PREFIX, PREPARED_PREFIX, PROGRESS_PREFIX, ROUND_PREFIX
@@ -34,13 +34,6 @@ log = get_logger(__name__)
 
 POLL = 0.05
 """Seconds between looks at the folder if inotify is not available."""
-
-
-class StandbyFacts(NamedTuple):
-    """A standby worker. `prepared`: whether it waits for a place in a round."""
-
-    pid: int
-    prepared: bool
 
 
 class WorkerChannel:
@@ -145,12 +138,13 @@ class WorkerChannel:
                 yield f"{prefix}{rank}.{rest}" if rest else f"{prefix}{rank}"
 
 
-class LeavingWorkers:
-    """Workers that are told to leave a round, from now on, and which of them have left.
+class LeaveRequest:
+    """A request to workers to leave a round: which of them have received it, and which have left. What a stop needs of
+    its `LeavingWorkers`.
 
     Args:
         channel: to them.
-        ranks: the local ranks to tell.
+        ranks: the local ranks to ask.
         round_: the round that has ended.
     """
 
