@@ -32,7 +32,7 @@ def refusing(host: Host, other: Host) -> Iterator[None]:
 
 def lines(agent: Agent) -> list[str]:
     """What it has logged as a warning of nodes that are not reached."""
-    found = [line for line in agent.job.err.split("\n") if "round_setup.py:" in line and line.startswith("W")]
+    found = [line for line in agent.job.err.split("\n") if "mesh.py:" in line and line.startswith("W")]
     return [line.partition("] ")[2] for line in found]
 
 

@@ -18,7 +18,6 @@ from unittest.mock import patch
 from rallypoint import notices
 from rallypoint.agent import signals
 from rallypoint.agent.folder import WorkerFolder, _integer
-from rallypoint.agent.round_setup import PeerRecord, decode_record, encode_record
 from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.base.secrets import ETCD_PASSWORD, SECRET, etcd_password, job_secret
@@ -42,6 +41,7 @@ from rallypoint.failures.cause import Cause
 from rallypoint.failures.failure import ProcessFailure, error_data
 from rallypoint.failures.report import ChildFailedError
 from rallypoint.failures.texts import clean_lines, last_stacks, last_traceback
+from rallypoint.features.round_setup import PeerRecord, decode_record, encode_record
 from rallypoint.observe.goodput import agent_runs, report
 from rallypoint.observe.health import HealthView
 from rallypoint.observe.report import EventFiles, read_events, report_json, report_lines
@@ -316,7 +316,7 @@ TARGETS = {
     "peer-records": Target(
         peer_records,
         lambda: [encode_record(_PEER), encode_record(_PEER._replace(address="2001:db8::1", ports={}))],
-        ("agent/round_setup.py",),
+        ("features/round_setup.py",),
     ),
     "progress": Target(
         progress,

@@ -19,8 +19,8 @@ from rallypoint.base.log import get_logger
 from rallypoint.base.netlink import Interface, interfaces
 
 if TYPE_CHECKING:
-    from rallypoint.agent.round_setup import Round
     from rallypoint.agent.spec import VariableSource, Worker
+    from rallypoint.features.round_setup import Round
 
 log = get_logger(__name__)
 
@@ -38,7 +38,7 @@ class SocketIfname(Feature):
         asked = self.workers.group.spec.features.frameworks.socket_ifname
         self._choice = InterfaceChoice(interface_names(asked))
         if asked == AUTO:
-            from rallypoint.agent.round_setup import RoundSetup
+            from rallypoint.features.round_setup import RoundSetup
 
             RoundSetup.of(self.workers).steps.insert(0, self._choice)
 
@@ -93,7 +93,7 @@ class InterfaceChoice:
         return _failure(f"{round_.place.store_address} has not been resolved ({why})")
 
     def take(self, round_: Round) -> None:
-        from rallypoint.agent.round_setup import Unprepared
+        from rallypoint.features.round_setup import Unprepared
 
         found = self._found.pop(round_, Choice())
         self._chosen = found.name

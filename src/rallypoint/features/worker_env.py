@@ -37,11 +37,10 @@ from rallypoint.agent.feature import Agent, Feature
 from rallypoint.agent.options import checked_frameworks
 from rallypoint.base.devices import cuda_count
 from rallypoint.base.endpoint import Endpoint
+from rallypoint.features.round_setup import PeerRecord, PeerUser, Round, exchange_of
 
 if TYPE_CHECKING:
-    from rallypoint.agent.round_setup import PeerRecord
     from rallypoint.agent.spec import VariableSource, Worker, WorkerGroup
-    from rallypoint.control.protocol.messages import Placement
 
 
 class WorkerPlace(NamedTuple):
@@ -201,8 +200,6 @@ class WorkerEnv(Feature):
     """Gives the kinds of variables that were asked for to the workers of each round."""
 
     def __init__(self, agent: Agent) -> None:
-        from rallypoint.agent.round_setup import exchange_of
-
         super().__init__(agent)
         names = checked_frameworks(self.workers.group.spec.features.frameworks.worker_env)
         self._kinds = [FrameworkVariables(name, KINDS[name], self.workers.group) for name in names]
@@ -215,7 +212,7 @@ class WorkerEnv(Feature):
         return self._kinds
 
 
-class FrameworkVariables:
+class FrameworkVariables(PeerUser):
     """The variables of one kind: a `PeerUser` and a `VariableSource`."""
 
     def __init__(self, name: str, kind: Kind, group: WorkerGroup) -> None:
@@ -227,20 +224,19 @@ class FrameworkVariables:
         self._records: Mapping[int, PeerRecord] = {}
         self._gpus = -1
 
-    def reserve(self, group: WorkerGroup) -> Sequence[int]:
-        assert group.placement is not None
-        count = self.kind.ports(group.placement.group_rank, group.spec.local_world_size) if self.kind.ports else 0
-        return self._reserved.reserve(count)
+    def reserve(self, round_: Round) -> Sequence[int]:
+        workers = round_.group.spec.local_world_size
+        return self._reserved.reserve(self.kind.ports(round_.place.group_rank, workers) if self.kind.ports else 0)
 
-    def wanted(self, placement: Placement) -> Collection[int]:
-        return self.kind.wanted(placement.group_world_size) if self.kind.wanted else ()
+    def wanted(self, round_: Round) -> Collection[int]:
+        return self.kind.wanted(round_.place.group_world_size) if self.kind.wanted else ()
 
-    def take(self, records: Mapping[int, PeerRecord]) -> None:
-        for each in records.values():
+    def take(self, round_: Round) -> None:
+        for each in round_.records.values():
             wanted = self.kind.ports(each.group_rank, each.local_world_size) if self.kind.ports else 0
             if len(each.ports.get(self.use, ())) < wanted:
                 raise ValueError(f"{each.node} has no port for {self.use}; start all nodes with the same --worker-env")
-        self._records = records
+        self._records = round_.records
 
     def close(self) -> None:
         self._reserved.close()

@@ -60,7 +60,6 @@ def test_no_file_of_the_core_names_a_feature(row: Row) -> None:
 
 ALLOWED = {
     "collapse": {"workers/context.py: collapse", "workers/logs/outputs.py: collapse"},
-    "preflight": {"agent/round_setup.py: preflight"},
     "topology": {
         "agent/launch.py: topology",
         # The processors of a machine.

@@ -11,14 +11,21 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
-from rallypoint.agent import round_setup
-from rallypoint.agent.round_setup import PeerExchange, PeerRecord, Round, RoundSetup, encode_record
 from rallypoint.agent.spec import WorkerGroup
 from rallypoint.base.kernel import until_readable
 from rallypoint.clusters.preflight.dialing import MeshListener
 from rallypoint.clusters.preflight.results import REQUIRE, WARN
 from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
+from rallypoint.features.preflight import mesh
+from rallypoint.features.preflight.mesh import MeshDialer
+from rallypoint.features.round_setup import (
+    PeerExchange,
+    PeerRecord,
+    Round,
+    RoundSetup,
+    encode_record,
+)
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import StoreServer
 from tests.ports import free_port
@@ -30,7 +37,7 @@ from tests.unit.compat.test_subclass import ours, spec
 pytestmark = pytest.mark.process
 
 
-class Deaf(PeerExchange):
+class Deaf(MeshDialer):
     """Tells the others of a port at which nobody listens."""
 
     def listen(self, round_: Round) -> MeshListener:
@@ -40,7 +47,7 @@ class Deaf(PeerExchange):
 
 
 class Node:
-    """The exchange of one agent."""
+    """The exchange of one agent, and its mesh."""
 
     def __init__(
         self,
@@ -48,13 +55,14 @@ class Node:
         nodes: int,
         store: int,
         mode: str,
-        kind: type[PeerExchange] = PeerExchange,
+        kind: type[MeshDialer] = MeshDialer,
         timeout: float = TIMEOUT,
     ) -> None:
         self.group = WorkerGroup(spec(ours(), workers=1))
         self.clock = ShiftedClock()
-        self.exchange = kind(mesh=mode, timeout=timeout)
-        self.setup = RoundSetup([self.exchange], self.clock)
+        self.dialer = kind(mode)
+        self.exchange = PeerExchange([self.dialer], timeout)
+        self.setup = RoundSetup([self.exchange, self.dialer], self.clock)
         self._place = (rank, nodes, store)
 
     def enters(self, round_: int = 0) -> None:
@@ -66,11 +74,11 @@ class Node:
     @property
     def waits_for_verdict(self) -> bool:
         present = self.setup._round
-        return present is not None and present.seconds == round_setup._VERDICT
+        return present is not None and present.seconds == mesh._VERDICT
 
     def listens_at(self) -> list[str]:
         """Addresses of the sockets on which it listens."""
-        listener = None if self.setup._round is None else self.setup._round.listener
+        listener = None if self.setup._round is None else self.dialer._listeners.get(self.setup._round)
         return [] if listener is None else [str(listener._sock.getsockname()[0])]
 
     def close(self) -> None:
@@ -95,9 +103,7 @@ def round_of(
     with StoreServer("127.0.0.1") as store:
         with ExitStack() as stack:
             made = [
-                stack.enter_context(
-                    closing(Node(rank, nodes, store.port, mode, Deaf if rank in deaf else PeerExchange))
-                )
+                stack.enter_context(closing(Node(rank, nodes, store.port, mode, Deaf if rank in deaf else MeshDialer)))
                 for rank in range(nodes)
             ]
             change(made)
@@ -147,7 +153,7 @@ def test_where_it_is_required_one_node_ends_the_job_and_the_others_wait(
 
 
 def test_where_no_verdict_comes_each_node_has_the_same_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_setup, "_VERDICT", 0.05)
+    monkeypatch.setattr(mesh, "_VERDICT", 0.05)
     with round_of(2, REQUIRE, 1) as made:
         while any(each.setup.preparing() for each in made):
             until_readable([fd for each in made for fd in each.setup.fds()], TIMEOUT)
@@ -193,8 +199,8 @@ def test_who_else_needs_the_records_gets_them_in_each_round() -> None:
 
 def test_a_node_that_was_started_without_it_is_named(caplog: pytest.LogCaptureFixture) -> None:
     def replace(made: list[Node]) -> None:
-        made[1].exchange.users.append(User())
-        made[1].exchange.mesh = ""
+        made[1].exchange.users[:] = [User()]
+        made[1].setup.steps.remove(made[1].dialer)
 
     with round_of(2, WARN, change=replace) as made:
         drive(made)
@@ -211,6 +217,16 @@ def test_a_store_that_is_not_reached_is_a_warning_or_what_has_failed(caplog: pyt
             assert node.setup.failure.startswith(where) == (mode == REQUIRE)
     (line,) = told(caplog)
     assert line.startswith(f"this node does not dial the others: {where}")
+
+
+@pytest.mark.parametrize("mode", [WARN, REQUIRE])
+def test_it_ends_the_job_only_where_the_mesh_is_required(mode: str) -> None:
+    with closing(Node(1, 2, free_port(), mode, timeout=0.2)) as node:
+        node.exchange.users.append(User(0))
+        node.enters()
+        drive([node])
+        assert "cannot learn of the other nodes" in node.setup.failure
+        assert node.setup.ends_job == (mode == REQUIRE)
 
 
 @pytest.mark.parametrize("mode", [WARN, REQUIRE])

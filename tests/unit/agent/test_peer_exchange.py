@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from rallypoint.agent.loop import run_agent
-from rallypoint.agent.round_setup import PeerExchange, PeerRecord, RoundSetup, decode_record, encode_record
 from rallypoint.agent.spec import WorkerGroup, WorkerState
 from rallypoint.agent.third_party import exchange
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
@@ -22,6 +21,15 @@ from rallypoint.base.kernel import until_readable
 from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
 from rallypoint.failures.cause import Ending
+from rallypoint.features.round_setup import (
+    PeerExchange,
+    PeerRecord,
+    PeerUser,
+    Round,
+    RoundSetup,
+    decode_record,
+    encode_record,
+)
 from rallypoint.rendezvous.handler import RendezvousHandler, get_rendezvous_handler
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.store.client import TCPStore
@@ -38,7 +46,7 @@ from tests.waiting import until
 RECORD = PeerRecord(1, "n1", "10.0.0.1", 2, 2, {"jax": (4000,), "tf": (4001, 4002)})
 
 
-class User:
+class User(PeerUser):
     """Reserves one made-up port, and wants the records of these ranks."""
 
     use = "made-up"
@@ -48,23 +56,22 @@ class User:
         self.taken: Mapping[int, PeerRecord] = {}
         self.asked = threading.Event()
 
-    def reserve(self, group: WorkerGroup) -> Sequence[int]:
-        assert group.placement is not None
+    def reserve(self, round_: Round) -> Sequence[int]:
         self.asked.set()
-        return [5000 + group.placement.group_rank]
+        return [5000 + round_.place.group_rank]
 
-    def wanted(self, placement: Placement) -> Collection[int]:
-        return [rank for rank in self._wanted if rank < placement.group_world_size]
+    def wanted(self, round_: Round) -> Collection[int]:
+        return [rank for rank in self._wanted if rank < round_.place.group_world_size]
 
-    def take(self, records: Mapping[int, PeerRecord]) -> None:
-        self.taken = records
+    def take(self, round_: Round) -> None:
+        self.taken = round_.records
 
     def close(self) -> None:
         return
 
 
 class NoPort(User):
-    def reserve(self, group: WorkerGroup) -> Sequence[int]:
+    def reserve(self, round_: Round) -> Sequence[int]:
         raise OSError(98, "Address already in use")
 
 

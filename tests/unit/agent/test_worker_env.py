@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from rallypoint.agent.options import checked_frameworks
-from rallypoint.agent.round_setup import PeerExchange, PeerRecord, RoundSetup, exchange_of
 from rallypoint.agent.spec import Worker, WorkerGroup
 from rallypoint.agent.workers import constant_environment, per_worker_variables, worker_environment
+from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.errors import UserError
 from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
+from rallypoint.features.round_setup import PeerExchange, PeerRecord, Round, RoundSetup, exchange_of
 from rallypoint.features.worker_env import (
     KINDS,
     FrameworkVariables,
@@ -205,9 +206,12 @@ def test_a_new_round_has_another_coordinator() -> None:
 
 
 def test_a_node_that_was_started_without_it_is_named() -> None:
-    made = FrameworkVariables("tf", KINDS["tf"], entered().group)
+    group = entered().group
+    round_ = Round(group, SYSTEM_CLOCK)
+    round_.records = {**RECORDS, 1: RECORDS[1]._replace(ports={"tf": (42,)})}
+    made = FrameworkVariables("tf", KINDS["tf"], group)
     with pytest.raises(ValueError, match="n1 has no port for tf; start all nodes with the same --worker-env"):
-        made.take({**RECORDS, 1: RECORDS[1]._replace(ports={"tf": (42,)})})
+        made.take(round_)
 
 
 def test_no_store_before_the_workers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,29 +1,23 @@
-"""What the workers of a round have to wait for: this node's interface, and what nodes have to know of each other.
+"""What the workers of a round have to wait for, as features need it: this node's interface, and what nodes have to know
+of each other.
 
 The steps of a round run one after the other on a thread of its own, then the loop takes what they have found:
 
     InterfaceChoice   the network interface for gloo and NCCL (`socket_ifname`), with `--socket-ifname=auto`
-    PeerExchange      records of other nodes, over the round's worker store, for those who need them: a framework's
-                      variables that name every worker (`worker_env`), and the mesh of `--preflight`, which it dials
+    PeerExchange      records of other nodes, over the round's worker store, for its users: a framework's variables
+                      that name every worker (`worker_env`), and the mesh of `--preflight`
+    MeshDialer        this node dials others (`preflight/mesh`)
 
 A placement holds a node's own place only: so each agent writes one small record, and reads the ones it needs.
 
 Laws:
 
-1. Without steps, nothing happens: no connection, no thread, no import of this file.
+1. Without steps, nothing happens: no connection, no thread.
 2. The agent's loop never waits: the thread connects, dials and waits, and the loop is woken when it is done.
 3. A round that ends meanwhile is dropped with its thread's connection. A node that dies meanwhile is handled by its
    lease. A store that cannot be reached, or a record that does not arrive, is a failure of this node.
 4. What comes from the store is checked once, in `decode_record`.
 5. Only the required records are read: reading all on each of n nodes costs n times n reads.
-
-Of the mesh:
-
-6. It is done in the job's first round only, which all nodes know by its number: a later node would dial nodes that have
-   done it. If that round ends early, it is not done.
-7. Every node listens before another can know its address, and does so until it has the result, or its round is over.
-8. All nodes get the same result (`clusters.preflight.mesh`), over the round's worker store. If it is required that all
-   are reached, group rank 0 announces the failure, and the others wait for the verdict.
 """
 
 from __future__ import annotations
@@ -34,31 +28,16 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rallypoint.agent.sources import Preparation
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock, Deadline
-from rallypoint.base.endpoint import Endpoint, is_loopback, own_address, parse_endpoint
+from rallypoint.base.endpoint import Endpoint, own_address, parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger, printable
 from rallypoint.base.mailbox import Background
-from rallypoint.base.side_thread import start_thread
-from rallypoint.clusters.preflight.dialing import DIAL_TIMEOUT, MeshListener, Target, dial_all
-from rallypoint.clusters.preflight.mesh import (
-    Finding,
-    MeshLine,
-    MeshNode,
-    concerned,
-    decode_finding,
-    decode_lines,
-    dialled_ranks,
-    encode_finding,
-    encode_lines,
-    mesh_lines,
-)
-from rallypoint.clusters.preflight.results import REQUIRE
 from rallypoint.rendezvous.elastic import ElasticHandler
 
 if TYPE_CHECKING:
@@ -75,17 +54,9 @@ _LATE = 5.0
 """Seconds after a deadline for which the thread may still be busy: with a name server, say."""
 _WARN_AFTER = 10.0
 """Seconds until it is logged that the workers have to wait for records."""
-_FINDINGS, _LINES = 10.0, 20.0
-"""Seconds that group rank 0 waits for the findings of the others, beyond the time in which all have dialled; and that
-these wait for its summary.
-"""
-_VERDICT = 30.0
-"""Seconds that a node waits for the job's verdict before it announces the failure of the mesh itself."""
 _MAX_SENTENCE = 1000
 _FEW = 8
 """The number of missing nodes that are named."""
-MESH = "mesh"
-"""The name of the mesh's ports."""
 FIRST_ROUNDS = ("0", "restart0")
 """The names that `round_scope` gives the first round of a job."""
 
@@ -113,6 +84,7 @@ class Round:
         self.group = group
         self.place: Placement = group.placement
         self.scope = round_scope(group, self.place)
+        self.store_endpoint = Endpoint(self.place.store_address, self.place.store_port)
         self.clock = clock
         self.over = threading.Event()
         """Set when the round is over, or its steps are done."""
@@ -125,8 +97,6 @@ class Round:
         """The records that the exchange has read, by group rank, and this node's own."""
         self.own: PeerRecord | None = None
         """This node's record, if nodes exchange any."""
-        self.listener: MeshListener | None = None
-        """Greets those who dial this node; None if nodes do not dial each other."""
         self._lock = threading.Lock()
         self._close: list[Callable[[], None]] = []
 
@@ -151,15 +121,16 @@ class Round:
         for close in closing:
             close()
 
-    def open_store(self) -> Store:
-        """The round's store, for this thread alone. One of ours is new in each round; one from a third party's handler
-        may serve all rounds.
+    @cached_property
+    def store(self) -> Store:
+        """The round's store, for its thread alone, opened at the first use. One of ours is new in each round; one from
+        a third party's handler may serve all rounds.
         """
         seconds = self.deadline.remaining()
         if isinstance(self.group.spec.rdzv_handler, ElasticHandler):
             from rallypoint.store.client import TCPStore
 
-            own = TCPStore(self.place.store_address, self.place.store_port, timeout=seconds)
+            own = TCPStore(*self.store_endpoint, timeout=seconds)
             self.at_end(own.close)
             return own
         store = self.group.store
@@ -175,14 +146,14 @@ class Round:
         """A key of this round; that of a node's record has the group rank as its name."""
         return f"rallypoint/peers/{self.scope}/{name}"
 
-    def wait(self, store: Store, keys: list[str]) -> None:
-        """Wait for these keys until the deadline."""
-        store.wait(keys, timedelta(seconds=max(0.001, self.deadline.remaining())))
+    def wait(self, keys: list[str]) -> None:
+        """Wait for these keys of the store until the deadline."""
+        self.store.wait(keys, timedelta(seconds=max(0.001, self.deadline.remaining())))
 
 
 class SetupStep(Protocol):
-    """One step of what a round has to wait for. All but `run` is called on the loop's thread; all but `sentence` and
-    `close` raises Unprepared if the workers cannot start.
+    """One step of what a round has to wait for. All but `run`, and what that calls, is called on the loop's thread; all
+    but `sentence` and `close` raises Unprepared if the workers cannot start.
     """
 
     def begin(self, round_: Round) -> bool:
@@ -250,7 +221,7 @@ class RoundSetup(Preparation):
         self._look_at, self._warned = self._clock.monotonic() + _WARN_AFTER, False
         if not self._work.start(lambda: _run(round_, due)):
             self.cancel()
-            self._fail(Unprepared(_NO_THREAD))
+            self._fail(Unprepared(NO_THREAD))
 
     def preparing(self) -> bool:
         return self._round is not None
@@ -311,7 +282,7 @@ class RoundSetup(Preparation):
         self.failure, self.failed_node, self.ends_job = str(failure), failure.node, failure.ends_job
 
 
-_NO_THREAD = "this machine allows no further thread; raise the limit of processes (`ulimit -u`, pids.max)"
+NO_THREAD = "this machine allows no further thread; raise the limit of processes (`ulimit -u`, pids.max)"
 
 
 def _run(round_: Round, due: Sequence[SetupStep]) -> Round:
@@ -330,6 +301,12 @@ def _run(round_: Round, due: Sequence[SetupStep]) -> Round:
     return round_
 
 
+def missed_by(step: SetupStep, round_: Round, error: Exception) -> None:
+    """The `run` of a step was ended by an error of the store, which may be a third party's and raise anything."""
+    if not round_.over.is_set():
+        step.missed(round_, step.sentence(round_, printable(f"{error}" or type(error).__name__, _MAX_SENTENCE)))
+
+
 def round_scope(group: WorkerGroup, placement: Placement) -> str:
     """A name of the round, the same for all its agents. Agents with a third party's handler may number rounds
     differently: what they have in common is the number of restarts, larger in each round.
@@ -343,19 +320,29 @@ def round_scope(group: WorkerGroup, placement: Placement) -> str:
 
 
 class PeerUser(Protocol):
-    """Needs the records of other nodes in each round. All is called on the loop's thread."""
+    """Needs the records of other nodes. Its methods are called on the loop's thread, or on that of the round, which the
+    loop waits for.
+    """
 
     use: str
     """The name of its ports: lower-case letters, digits and hyphens."""
 
-    def reserve(self, group: WorkerGroup) -> Sequence[int]:
+    def takes_part(self, round_: Round) -> bool:
+        """Whether it needs them in this round; else nothing more is asked of it."""
+        return True
+
+    def reserve(self, round_: Round) -> Sequence[int]:
         """Reserve ports of this node for the round, and release those of the last one. Raises OSError."""
 
-    def wanted(self, placement: Placement) -> Collection[int]:
+    def wanted(self, round_: Round) -> Collection[int]:
         """The group ranks of the nodes whose records it needs."""
 
-    def take(self, records: Mapping[int, PeerRecord]) -> None:
-        """The records of all nodes that any user wants, by group rank, and this node's own.
+    def missed(self, round_: Round, why: str) -> None:
+        """There are no records, for this reason. Raises Unprepared if the workers cannot start without."""
+        raise Unprepared(why)
+
+    def take(self, round_: Round) -> None:
+        """The round has the records of all nodes that any user wants, and this node's own.
 
         Raises:
             ValueError: they do not fit; the text is a sentence.
@@ -370,7 +357,8 @@ def exchange_of(workers: WorkerController, nodes: int, why: str) -> PeerExchange
 
     Args:
         workers: of the agent.
-        nodes: the maximal number of nodes of the job. why: what needs it, for messages.
+        nodes: the maximal number of nodes of the job.
+        why: what needs it, for messages.
 
     Raises:
         UserError: the rounds have no store before their workers run.
@@ -390,33 +378,27 @@ def exchange_of(workers: WorkerController, nodes: int, why: str) -> PeerExchange
 
 
 class PeerExchange(SetupStep):
-    """The exchange of one agent, and the mesh of its first round.
+    """The exchange of one agent.
 
     Args:
         users: the users of the records; may grow until the first round.
-        mesh: whether nodes dial each other: `WARN` or `REQUIRE`; empty if not.
         timeout: seconds for the exchange of one round.
     """
 
-    def __init__(self, users: Sequence[PeerUser] = (), mesh: str = "", timeout: float = TIMEOUT) -> None:
+    def __init__(self, users: Sequence[PeerUser] = (), timeout: float = TIMEOUT) -> None:
         self.users = list(users)
-        self.mesh = mesh
         self._timeout = timeout
 
-    def _dials(self, round_: Round) -> bool:
-        return bool(self.mesh) and round_.place.group_world_size > 1 and round_.scope in FIRST_ROUNDS
+    def _users_in(self, round_: Round) -> list[PeerUser]:
+        return [user for user in self.users if user.takes_part(round_)]
 
     def begin(self, round_: Round) -> bool:
-        place, group = round_.place, round_.group
-        if not self.users and not self._dials(round_):
+        place, group, users = round_.place, round_.group, self._users_in(round_)
+        if not users:
             return False
         address = stated_address(round_)
         try:
-            ports = {each.use: tuple(each.reserve(group)) for each in self.users}
-            if self._dials(round_):
-                round_.listener = self.listen(round_)
-                round_.at_end(round_.listener.close)
-                ports[MESH] = (round_.listener.port,)
+            ports = {user.use: tuple(user.reserve(round_)) for user in users}
         except OSError as error:
             self.missed(round_, f"{socket.gethostname()} has no port for its workers: {error.strerror or error}")
             return False
@@ -428,69 +410,44 @@ class PeerExchange(SetupStep):
             round_.records = {0: round_.own}
         return place.group_world_size > 1
 
-    def listen(self, round_: Round) -> MeshListener:
-        """Listen for those who dial this node, where they can know its address without a name server."""
-        store, given = round_.place.store_address, stated_address(round_)
-        if not given and (":" in store or store.replace(".", "").isdigit()):
-            given = own_address(Endpoint(store, round_.place.store_port))
-        return MeshListener(given, only_here=is_loopback(store))
-
     def run(self, round_: Round) -> None:
         round_.limit(self._timeout)
         try:
-            store = round_.open_store()
-            round_.records = self._exchange(round_, store)
-            found = None if round_.listener is None else dial_others(round_, store, round_.listener)
-        except Exception as error:  # a store may be a third party's, and raise anything
-            if not round_.over.is_set():
-                self.missed(round_, self.sentence(round_, printable(f"{error}" or type(error).__name__, _MAX_SENTENCE)))
-            return
-        if found is not None:
-            self._judge(round_, *found)
+            round_.records = self._exchange(round_)
+        except Exception as error:
+            missed_by(self, round_, error)
 
     def missed(self, round_: Round, why: str) -> None:
-        if self._dials(round_) and self.mesh == REQUIRE:
-            raise Unprepared(why, ends_job=True)
-        if round_.records:
-            log.warning("it is not known whether the nodes reach each other: %s", why)
-            return
-        if self._dials(round_):
-            log.warning("this node does not dial the others: %s", why)
-        if self.users:
-            raise Unprepared(why)
+        for user in self._users_in(round_):
+            user.missed(round_, why)
 
     def sentence(self, round_: Round, why: str) -> str:
-        host, where = socket.gethostname(), Endpoint(round_.place.store_address, round_.place.store_port)
-        if round_.records:
-            return f"{host} cannot exchange what it has found over the worker store at {where}: {why}"
-        number = round_.place.round
-        return f"{host} cannot learn of the other nodes of round {number} over the worker store at {where}: {why}"
+        what = f"learn of the other nodes of round {round_.place.round}"
+        return f"{socket.gethostname()} cannot {what} over the worker store at {round_.store_endpoint}: {why}"
 
     def take(self, round_: Round) -> None:
         try:
-            for each in self.users if round_.records else ():
-                each.take(round_.records)
+            for user in self._users_in(round_) if round_.records else ():
+                user.take(round_)
         except ValueError as error:
             raise Unprepared(f"{socket.gethostname()} cannot start its workers: {error}") from None
 
     def close(self) -> None:
-        for each in self.users:
-            each.close()
+        for user in self.users:
+            user.close()
 
-    def _exchange(self, round_: Round, store: Store) -> Mapping[int, PeerRecord]:
-        place, own = round_.place, round_.own
+    def _exchange(self, round_: Round) -> Mapping[int, PeerRecord]:
+        place, own, store = round_.place, round_.own, round_.store
         assert own is not None
         if not own.address:
-            own = own._replace(address=own_address(Endpoint(place.store_address, place.store_port)))
+            own = own._replace(address=own_address(round_.store_endpoint))
         store.set(round_.key(own.group_rank), encode_record(own))
-        wanted = {rank for each in self.users for rank in each.wanted(place)}
-        if round_.listener is not None:
-            wanted.update(dialled_ranks(place.group_rank, place.group_world_size))
+        wanted = {rank for user in self._users_in(round_) for rank in user.wanted(round_)}
         keys = {rank: round_.key(rank) for rank in sorted(wanted - {own.group_rank})}
         if not keys:
             return {own.group_rank: own}
         try:
-            round_.wait(store, list(keys.values()))
+            round_.wait(list(keys.values()))
         except Exception as error:
             missing = [rank for rank, key in keys.items() if not store.check([key])]
             if not missing:
@@ -504,77 +461,11 @@ class PeerExchange(SetupStep):
         found = {rank: decode_record(bytes(data), rank, place.ranks.world_size) for rank, data in values}
         return {own.group_rank: own, **found}
 
-    def _judge(self, round_: Round, lines: Sequence[MeshLine], total: int) -> None:
-        """The nodes have been dialled."""
-        rank, required = round_.place.group_rank, self.mesh == REQUIRE
-        for line in lines:
-            if concerned(line, rank) and not (required and rank == 0 and line is lines[0]):
-                log.warning("%s", line.text)
-        if total > len(lines) and rank == 0:
-            log.warning("and %d more such findings", total - len(lines))
-        if not lines or not required:
-            return
-        if rank:
-            round_.limit(_VERDICT)
-            if round_.over.wait(_VERDICT):
-                return
-        more = f"; {total - 1} more such findings are in the log of group rank 0" if total > 1 else ""
-        raise Unprepared(f"{lines[0].text}{more}", lines[0].node, ends_job=True)
-
 
 def stated_address(round_: Round) -> str:
     """Where others reach this node, by its own flag or as the place of the store; empty if neither says."""
     place = round_.place
     return round_.group.spec.local_addr or (place.store_address if place.group_rank == 0 else "")
-
-
-# The mesh
-
-
-def dial_others(round_: Round, store: Store, listener: MeshListener) -> tuple[Sequence[MeshLine], int]:
-    """Dial the other nodes, and exchange the findings.
-
-    Returns:
-        The first lines about nodes that do not reach each other, the same on all nodes, and the number of all.
-    """
-    began = round_.clock.monotonic()
-    place, own = round_.place, round_.records[round_.place.group_rank]
-    rank, count = place.group_rank, place.group_world_size
-    round_.limit(DIAL_TIMEOUT + (_LINES if rank else _FINDINGS))
-    scope = f"{round_.group.spec.rdzv_handler.get_run_id()}/{place.origin}/{round_.scope}"
-    me = MeshNode(scope, rank, own.node)
-    if start_thread(lambda: listener.serve(me), "rallypoint-mesh") is None:
-        raise Unprepared(_NO_THREAD)
-    others = [round_.records[each] for each in dialled_ranks(rank, count)]
-    there = [each for each in others if MESH in each.ports]
-    failures = dial_all(
-        [Target(MeshNode(scope, each.group_rank, each.node), each.address, each.ports[MESH][0]) for each in there], me
-    )
-    where = str(Endpoint(own.address, listener.port))
-    store.set(round_.key(f"mesh/{rank}"), encode_finding(Finding(own.node, where, failures)))
-    if rank == 0:
-        absent = {each.group_rank: each.node for each in others if MESH not in each.ports}
-        data = encode_lines(mesh_lines(_findings(round_, store, absent), count, absent))
-        store.set(round_.key("mesh/lines"), data)
-    else:
-        round_.wait(store, [round_.key("mesh/lines")])
-        data = bytes(store.get(round_.key("mesh/lines")))
-    total, lines = decode_lines(data, count)
-    if not lines:
-        took = round_.clock.monotonic() - began
-        log.info("the nodes of the round reach each other (this one has dialled %d, in %.3f s)", len(others), took)
-    return lines, total
-
-
-def _findings(round_: Round, store: Store, absent: Collection[int]) -> Mapping[int, Finding]:
-    """The findings of all nodes except absent ones, as far as they arrive in time."""
-    count = round_.place.group_world_size
-    keys = {rank: round_.key(f"mesh/{rank}") for rank in range(count) if rank not in absent}
-    with suppress(Exception):  # missing ones are seen below
-        round_.wait(store, list(keys.values()))
-    there = [rank for rank in keys if store.check([keys[rank]])]
-    values = store.multi_get([keys[rank] for rank in there])
-    return {rank: decode_finding(bytes(data), rank, count) for rank, data in zip(there, values, strict=True)}
 
 
 # The record
