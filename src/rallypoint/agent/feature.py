@@ -78,7 +78,7 @@ class Row(NamedTuple):
     messages: tuple[str, ...] = ()
     admits: str = ""
     """A function, as `place`, that is called with the launch's config and the parameters of its rendezvous before
-    anything is started. What it raises keeps this node out of the job."""
+    anything is started. It may add to the parameters; what it raises keeps this node out of the job."""
     serves: str = ""
     """A function, as `place`, that is called with the workers and the options of the rendezvous where the health check
     has a server; it returns what answers all other requests there, and who may ask."""
@@ -283,7 +283,7 @@ class FeatureSet:
 
 
 def admit(config: Any, parameters: RendezvousParameters) -> None:
-    """Ask all features that check a node before it joins. Raises what they raise: this node stays out of the job.
+    """Call all features that have a say before a node joins. Raises what they raise: this node stays out of the job.
 
     Args:
         config: a `LaunchConfig`.

@@ -329,8 +329,6 @@ def _parameters(config: LaunchConfig, run_id: str) -> RendezvousParameters:
     options = dict(config.rdzv_configs)
     if config.node_rank is not None:
         options["rank"] = config.node_rank
-    if config.features.topology.segment != 1:
-        options["segment"] = config.features.topology.segment
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,

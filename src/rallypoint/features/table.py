@@ -53,7 +53,12 @@ FEATURES = (
     Row("flight_recorder", ":FlightRecorder", wanted=lambda options: options.hangs.flight_recorder),
     Row("preload", "agent:Preload", wanted=lambda options: bool(options.recovery.preloaded)),
     Row("collapse", ":Collapse", wanted=lambda options: bool(options.output.tee_collapse)),
-    Row("topology", ":Topology", wanted=lambda options: bool(options.topology.node_domain)),
+    Row(
+        "topology",
+        ":Topology",
+        wanted=lambda options: bool(options.topology.node_domain) or options.topology.segment != 1,
+        admits=":add_segment",
+    ),
     Row("inprocess", "agent:InProcess", Load.WITH_FOLDER),
     Row("standby", ":StandbyWorkers", wanted=lambda options: bool(options.recovery.standby)),
     Row("pages", serves=":begin_pages"),

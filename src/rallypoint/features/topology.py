@@ -1,4 +1,6 @@
-"""The domain of a node (`--node-domain`), by which the coordinator keeps well connected nodes together."""
+"""The domain of a node (`--node-domain`), by which the coordinator keeps well connected nodes together, and how many of
+them (`--segment`).
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from rallypoint.agent.feature import Agent, Feature
 from rallypoint.clusters.topology import node_domain
 
 if TYPE_CHECKING:
+    from rallypoint.agent.launch import LaunchConfig
     from rallypoint.control.membership.state import NodeInfo
+    from rallypoint.rendezvous.params import RendezvousParameters
+
+
+def add_segment(config: LaunchConfig, parameters: RendezvousParameters) -> None:
+    """Give the segment to the rendezvous, in place of one in `--rdzv-conf`."""
+    if config.features.topology.segment != 1:
+        parameters.config["segment"] = config.features.topology.segment
 
 
 class Topology(Feature):

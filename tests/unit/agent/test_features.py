@@ -60,12 +60,7 @@ def test_no_file_of_the_core_names_a_feature(row: Row) -> None:
 
 ALLOWED = {
     "collapse": {"workers/context.py: collapse", "workers/logs/outputs.py: collapse"},
-    "topology": {
-        "agent/launch.py: topology",
-        # The processors of a machine.
-        "base/numa.py: topology",
-        "base/numa.py: Topology",
-    },
+    "topology": {"base/numa.py: topology", "base/numa.py: Topology"},  # of the processors of a machine
     "reports": {"rendezvous/shared_state.py: reports"},  # whether a node does
 }
 """What is left of features that are not behind the wall altogether, and words that mean something else there."""
