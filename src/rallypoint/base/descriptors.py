@@ -84,7 +84,7 @@ def limits() -> tuple[int, int]:
         pass
     with contextlib.suppress(OSError, ValueError), open("/proc/self/limits", encoding="utf-8") as lines:
         found = next((line.split()[3:5] for line in lines if line.startswith("Max open files")), [])
-        soft, hard = (resource.RLIM_INFINITY if each == "unlimited" else int(each) for each in found)
+        soft, hard = (resource.RLIM_INFINITY if limit == "unlimited" else int(limit) for limit in found)
         return soft, hard
     return _USUAL, _USUAL
 

@@ -51,7 +51,7 @@ def parse_endpoint(text: str | None, default_port: int | None) -> Endpoint:
 
 def _is_plain(host: str) -> bool:
     """Whether it is an address, or a name in ASCII whose labels have 1 to 63 characters (RFC 1035)."""
-    return bool(_HOST.fullmatch(host)) and all(0 < len(each) < 64 for each in host.removesuffix(".").split("."))
+    return bool(_HOST.fullmatch(host)) and all(0 < len(label) < 64 for label in host.removesuffix(".").split("."))
 
 
 def _split(endpoint: str) -> tuple[str, str | None]:
@@ -207,8 +207,9 @@ def listening_addresses(host: str, *, only_here: bool) -> list[str]:
         addresses = resolve(host)
     except OSError:
         return []
-    found = [each for each in addresses if not is_loopback(each) or _is_own(each)]  # there may be no IPv6 here
-    fit = all(each not in _ALL and _is_own(each) and (only_here or not is_loopback(each)) for each in found)
+    # Without IPv6 here, `::1` is not an address of this machine.
+    found = [address for address in addresses if not is_loopback(address) or _is_own(address)]
+    fit = all(address not in _ALL and _is_own(address) and (only_here or not is_loopback(address)) for address in found)
     return found if fit else []
 
 

@@ -90,7 +90,7 @@ def user_error(text: str, like: type[BaseException] | BaseException) -> UserErro
     kind.
     """
     kind = like if isinstance(like, type) else type(like)
-    kind = next((each for each in kind.__mro__ if each.__module__ in _STANDARD and each not in _TOO_GENERAL), UserError)
+    kind = next((base for base in kind.__mro__ if base.__module__ in _STANDARD and base not in _TOO_GENERAL), UserError)
     if kind is UserError:
         return UserError(text)
     if kind not in _made_kinds:

@@ -158,5 +158,5 @@ def module_names(text: str) -> tuple[str, ...]:
 def signal_names() -> tuple[str, ...]:
     import signal
 
-    names = (each.name for each in signal.Signals if each not in (signal.SIGKILL, signal.SIGSTOP))
+    names = (member.name for member in signal.Signals if member not in (signal.SIGKILL, signal.SIGSTOP))
     return tuple(names)

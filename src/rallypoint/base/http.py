@@ -76,7 +76,7 @@ def parse(head: bytes) -> Request:
         fields = parse_qs(query, keep_blank_values=True, max_num_fields=_MAX_FIELDS)
     except ValueError:
         raise RequestError(HTTPStatus.BAD_REQUEST) from None
-    headers = (each.partition(b":") for each in rest.split(b"\r\n") if each)
+    headers = (line.partition(b":") for line in rest.split(b"\r\n") if line)
     return Request(
         unquote(path),
         {name: values[-1] for name, values in fields.items()},

@@ -36,8 +36,8 @@ async def serve(listeners: Sequence[socket.socket], handler: Handler, stop: asyn
     """Answer until `stop` is set; then all connections and the listeners are closed."""
     connections = HttpConnections(handler)
     servers = [
-        await asyncio.start_server(connections.connected, sock=each, limit=MAX_REQUEST, backlog=_MAX_CONNECTIONS)
-        for each in listeners
+        await asyncio.start_server(connections.connected, sock=listener, limit=MAX_REQUEST, backlog=_MAX_CONNECTIONS)
+        for listener in listeners
     ]
     try:
         await stop.wait()

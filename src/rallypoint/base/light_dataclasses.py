@@ -54,10 +54,10 @@ else:
             import dataclasses
 
             own = {"__annotations__": {name: kind for name, (kind, _) in self._fields.items()}}
-            for name, (_, each) in self._fields.items():
-                given = {"default": each.default, "default_factory": each.default_factory}
+            for name, (_, field) in self._fields.items():
+                given = {"default": field.default, "default_factory": field.default_factory}
                 given = {key: value for key, value in given.items() if value is not _NONE}
-                own[name] = dataclasses.field(**given, init=each.init, repr=each.repr, kw_only=each.kw_only)
+                own[name] = dataclasses.field(**given, init=field.init, repr=field.repr, kw_only=field.kw_only)
             shadow = dataclasses.dataclass(**self._options)(type("Shadow", (), own))
             return getattr(shadow, self._name)
 
@@ -70,9 +70,9 @@ else:
         options = {"eq": eq, "repr": repr, "frozen": frozen}
         own = {name: _Fields(name, fields, options) for name in ("__dataclass_fields__", "__dataclass_params__")}
         own["__init__"] = _init(cls, fields, frozen)
-        own["__match_args__"] = tuple([name for name, (_, each) in fields.items() if each.init and not each.kw_only])
+        own["__match_args__"] = tuple([name for name, (_, field) in fields.items() if field.init and not field.kw_only])
         own["__replace__"] = _replace
-        shown = [name for name, (_, each) in fields.items() if each.repr]
+        shown = [name for name, (_, field) in fields.items() if field.repr]
         if repr:
             own["__repr__"] = lambda self: (
                 f"{type(self).__qualname__}({', '.join([f'{name}={getattr(self, name)!r}' for name in shown])})"
@@ -83,9 +83,9 @@ else:
         if frozen:
             own["__setattr__"] = lambda self, name, value: _refuse(f"cannot assign to field {name!r}")
             own["__delattr__"] = lambda self, name: _refuse(f"cannot delete field {name!r}")
-        for name, (_, each) in fields.items():
-            if each.default is not _NONE:
-                setattr(cls, name, each.default)
+        for name, (_, field) in fields.items():
+            if field.default is not _NONE:
+                setattr(cls, name, field.default)
             elif name in vars(cls):
                 delattr(cls, name)
         if slots:
@@ -102,26 +102,26 @@ else:
         """The constructor: one function of all fields, as `dataclasses` writes it too."""
         scope, body = {"_FACTORY": _FACTORY, "_set": object.__setattr__}, []
         parameters, named = ["self"], []
-        for name, (_, each) in fields.items():
+        for name, (_, field) in fields.items():
             given, value = name, name
-            if each.default_factory is not _NONE:
-                scope[f"_make_{name}"] = each.default_factory
+            if field.default_factory is not _NONE:
+                scope[f"_make_{name}"] = field.default_factory
                 given = f"{name}=_FACTORY"
-                value = f"_make_{name}() if {name} is _FACTORY else {name}" if each.init else f"_make_{name}()"
-            elif each.default is not _NONE:
-                scope[f"_default_{name}"] = each.default
-                given, value = f"{name}=_default_{name}", name if each.init else f"_default_{name}"
-            elif not each.init:
+                value = f"_make_{name}() if {name} is _FACTORY else {name}" if field.init else f"_make_{name}()"
+            elif field.default is not _NONE:
+                scope[f"_default_{name}"] = field.default
+                given, value = f"{name}=_default_{name}", name if field.init else f"_default_{name}"
+            elif not field.init:
                 continue  # the class sets it itself
-            if each.init:
-                (named if each.kw_only else parameters).append(given)
+            if field.init:
+                (named if field.kw_only else parameters).append(given)
             body.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
         parameters += ["*", *named] if named else []
         body += ["self.__post_init__()"] if hasattr(cls, "__post_init__") else []
         exec(f"def __init__({', '.join(parameters)}):\n " + "\n ".join(body or ["pass"]), scope)
         made = scope["__init__"]
         made.__qualname__, made.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
-        made.__annotations__ = {name: kind for name, (kind, each) in fields.items() if each.init} | {"return": None}
+        made.__annotations__ = {name: kind for name, (kind, field) in fields.items() if field.init} | {"return": None}
         return made
 
     def _comparing(names):

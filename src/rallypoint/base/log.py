@@ -23,7 +23,7 @@ _ROOT = "rallypoint"
 def printable(text: str, most: int = 255) -> str:
     """At most `most` characters of a text from another machine; unprintable ones become question marks."""
     text = text[:most]
-    return text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
+    return text if text.isprintable() else "".join(character if character.isprintable() else "?" for character in text)
 
 
 def ranges(numbers: Iterable[int]) -> list[str]:

@@ -71,7 +71,7 @@ def interfaces() -> list[Interface]:
         name = dict(_attributes(message[_LINK.size :])).get(_IFLA_NAME, b"").rstrip(b"\0").decode(errors="replace")
         if flags & _UP and name:
             own = addresses.get(interface, {})
-            temporary = frozenset(each for each, changes in own.items() if changes)
+            temporary = frozenset(address for address, changes in own.items() if changes)
             found.append(Interface(name, bool(flags & _LOOPBACK), tuple(own), temporary))
     return found
 
@@ -88,8 +88,8 @@ def interface_addresses() -> tuple[str, ...] | None:
         return None
     addresses: dict[str, None] = {}
     for interface in found:
-        outward = (each for each in interface.addresses if not is_loopback(each))
-        addresses.update((f"{each}/64" if each in interface.temporary else each, None) for each in outward)
+        outward = (address for address in interface.addresses if not is_loopback(address))
+        addresses.update((f"{address}/64" if address in interface.temporary else address, None) for address in outward)
     return tuple(addresses) if len(addresses) <= MAX_ADDRESSES else None
 
 
@@ -244,7 +244,7 @@ class PeerUsers:
                 found = interfaces()
             except OSError:
                 found = []
-            self._own_addresses = frozenset(address for each in found for address in each.addresses)
+            self._own_addresses = frozenset(address for interface in found for address in interface.addresses)
         return self._own_addresses
 
 

@@ -120,9 +120,9 @@ def _exclusive(topology: Topology, allowed: Cpus, gpu: int) -> Cpus:
             f"NUMA node {topology.gpu_nodes[gpu]} has {len(cores)} cores that this process may use, which cannot be "
             f"shared out among its {sharers} GPUs"
         )
-    each, more = divmod(len(cores), sharers)
-    begin = position * each + min(position, more)
-    return frozenset().union(*cores[begin : begin + each + (position < more)])
+    share, more = divmod(len(cores), sharers)
+    begin = position * share + min(position, more)
+    return frozenset().union(*cores[begin : begin + share + (position < more)])
 
 
 def _of_cache(topology: Topology, allowed: Cpus, gpu: int) -> Cpus:
@@ -142,7 +142,7 @@ _BY_MODE: dict[AffinityMode, Callable[[Topology, Cpus, int], Cpus]] = {
 def _gpu_position(topology: Topology, gpu: int) -> tuple[int, int]:
     """The position of a GPU among those of its NUMA node, and their number."""
     node = topology.gpu_nodes[gpu]
-    on_node = [number for number, each in enumerate(topology.gpu_nodes) if each == node]
+    on_node = [number for number, gpu_node in enumerate(topology.gpu_nodes) if gpu_node == node]
     return on_node.index(gpu), len(on_node)
 
 
