@@ -269,7 +269,7 @@ def _init(self: Any, store: object) -> None:
 
 def _call(name: str) -> Any:
     def call(self: Any, *arguments: Any) -> Any:
-        plain = [each.total_seconds() if isinstance(each, timedelta) else each for each in arguments]
+        plain = [argument.total_seconds() if isinstance(argument, timedelta) else argument for argument in arguments]
         return getattr(self.ours, name)(*plain)
 
     return property(lambda self: self.ours.timeout) if name == "timeout" else call

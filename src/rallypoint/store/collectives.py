@@ -40,7 +40,7 @@ def get_all(store: Store, rank: int, prefix: str, world_size: int) -> list[bytes
     Raises:
         StoreTimeoutError: not all came, or not all had read, within the store's timeout.
     """
-    values = [bytes(value) for value in store.multi_get([f"{prefix}{each}" for each in range(world_size)])]
+    values = [bytes(value) for value in store.multi_get([f"{prefix}{rank}" for rank in range(world_size)])]
     last = _arrive(store, world_size, f"{prefix}/finished")
     if rank == 0:
         store.get(last)
@@ -110,11 +110,11 @@ def _trace_missing(store: Store, rank: int, world_size: int, key_prefix: str, ti
         if rank != 0:
             store.wait([gate], timedelta(seconds=deadline.remaining()))
             return []
-        traces = {each: f"{key_prefix}{each}{_TRACE}" for each in range(1, world_size)}
+        traces = {peer: f"{key_prefix}{peer}{_TRACE}" for peer in range(1, world_size)}
         with suppress(RuntimeError):
             store.wait(list(traces.values()), timedelta(seconds=deadline.remaining()))
-        for each, trace in traces.items():
+        for peer, trace in traces.items():
             if len(missing) < _MAX_NAMED and not store.check([trace]):
-                missing.append(each)
+                missing.append(peer)
         store.set(gate, _SET)
     return missing

@@ -77,8 +77,8 @@ class CompiledTransport:
         self._peers = peers
         packed = None
         if found is not None:  # single addresses, which may be many, come first
-            ordered = sorted(found, key=lambda each: each.bits < SINGLE_ADDRESS_BITS)
-            packed = b"".join(each.address + bytes([each.bits]) for each in ordered)
+            ordered = sorted(found, key=lambda network: network.bits < SINGLE_ADDRESS_BITS)
+            packed = b"".join(network.address + bytes([network.bits]) for network in ordered)
         self._sockets.set_peers(packed)
 
     def _refused(self, descriptor: int, reason: int, number: int, first: bytes, second: bytes) -> None:

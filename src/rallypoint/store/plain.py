@@ -621,7 +621,7 @@ class PlainTransport:
             address = packed_address(client.getpeername()[0])
         except OSError:
             return True  # it has left already, and reading will show it
-        return address in self._addresses or any(address in each for each in self._networks)
+        return address in self._addresses or any(address in network for network in self._networks)
 
     def _note_peers(self, peers: Sequence[str] | None) -> None:
         found = networks(peers)
@@ -629,8 +629,8 @@ class PlainTransport:
         self._networks: list[Network] | None = None
         """The networks that may connect; None where all may."""
         if found is not None:
-            self._networks = [each for each in found if each.bits < SINGLE_ADDRESS_BITS]
-        self._addresses = frozenset(each.address for each in found or () if each.bits == SINGLE_ADDRESS_BITS)
+            self._networks = [network for network in found if network.bits < SINGLE_ADDRESS_BITS]
+        self._addresses = frozenset(network.address for network in found or () if network.bits == SINGLE_ADDRESS_BITS)
 
     def _pause_accepting(self, listener: socket.socket, error: int) -> None:
         """Nobody is accepted for a while: there are no means, or with 0 as many connections as there may be."""
