@@ -559,8 +559,8 @@ def log_for_people(notification: Notification) -> None:
     if isinstance(notification, ProgressText):
         (log.warning if notification.warning else log.info)("%s", notification.text)
     if isinstance(notification, ConfigDiffers):
-        for each in notification.differences:
-            log.warning("%s; give all nodes of a job the same", each.sentence("this node"))
+        for difference in notification.differences:
+            log.warning("%s; give all nodes of a job the same", difference.sentence("this node"))
 
 
 def with_torch_store(info: RendezvousInfo) -> RendezvousInfo:

@@ -69,7 +69,7 @@ class _EtcdControl(ControlPlane):
         from rallypoint.control.election.shell import Candidate
 
         own = own_node()
-        leader = LeaderResolver(", ".join(str(each) for each in self._endpoints), self._control_tls)
+        leader = LeaderResolver(", ".join(str(endpoint) for endpoint in self._endpoints), self._control_tls)
         self._candidate = Candidate(
             self._connect, self._keys, self.settings, leader, self._addresses, self._listen, own
         )
@@ -114,8 +114,8 @@ def candidate_addresses(endpoints: list[Endpoint], local_addr: str | None) -> li
     """
     if local_addr:
         return [local_addr]
-    found = list(dict.fromkeys(own_address(each) for each in endpoints))
-    outside = [each for each in found if not is_loopback(each)]
+    found = list(dict.fromkeys(own_address(endpoint) for endpoint in endpoints))
+    outside = [address for address in found if not is_loopback(address)]
     if outside:
         return outside
     return [*found, socket.gethostname()]
@@ -193,4 +193,4 @@ def credentials_of(params: RendezvousParameters) -> Credentials | None:
 
 def _file(params: RendezvousParameters, *names: str) -> str | None:
     found = (params.get(name) for name in names)
-    return next((str(each) for each in found if each is not None), None)
+    return next((str(value) for value in found if value is not None), None)

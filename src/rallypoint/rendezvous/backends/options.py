@@ -211,7 +211,7 @@ def control_listeners(
     given = str(params.get(_LISTEN) or "")
     if given:
         return _chosen_listeners(given, port)
-    found = [listening_addresses(each, only_here=only_here or params.max_nodes == 1) for each in hosts]
+    found = [listening_addresses(host, only_here=only_here or params.max_nodes == 1) for host in hosts]
     if params.local_addr:
         found.append(listening_addresses(params.local_addr, only_here=True))
     return listening_sockets([] if [] in found else list(dict.fromkeys(itertools.chain(*found))), port)
