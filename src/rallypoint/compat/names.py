@@ -139,7 +139,7 @@ def _home(path: str, name: str) -> tuple[str, str]:
 def _of_torch(path: str, name: str) -> Any:
     module = _torchs(path)
     if name == "__all__":
-        return getattr(module, name, [each for each in vars(module) if not each.startswith("_")])
+        return getattr(module, name, [attribute for attribute in vars(module) if not attribute.startswith("_")])
     if hasattr(module, name):
         return getattr(module, name)
     raise AttributeError(f"neither Rallypoint nor {module.__name__} has {name!r}")

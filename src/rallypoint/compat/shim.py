@@ -153,9 +153,9 @@ def _torchs_own(module: str) -> ModuleType:
             for name in MODULES:
                 sys.modules.pop(name, None)
             sys.modules.update(hidden)
-            for name, each in hidden.items():
+            for name, shim in hidden.items():
                 parent, _, child = name.rpartition(".")
-                setattr(sys.modules[parent], child, each)
+                setattr(sys.modules[parent], child, shim)
     return _torchs[module]
 
 
@@ -180,10 +180,12 @@ def _launching(module: str, name: str) -> Any:
         if why := next(_changes(), ""):
             _log.warning("torch's own launcher is used in spite of rallyctl shim: the program has changed it (%s)", why)
             theirs = getattr(_torchs_own_changed(module), name)
-            return theirs(*map(_config_of_torch, given), **{key: _config_of_torch(each) for key, each in named.items()})
-        for each in (*given, *named.values()):
-            if isinstance(each, LaunchConfig):
-                _take_over(each, each.logs_specs, each.numa_options)
+            return theirs(
+                *map(_config_of_torch, given), **{key: _config_of_torch(value) for key, value in named.items()}
+            )
+        for config in (*given, *named.values()):
+            if isinstance(config, LaunchConfig):
+                _take_over(config, config.logs_specs, config.numa_options)
         context = copy_context()
         context.run(announce, module)
         try:
@@ -205,7 +207,7 @@ def _take_over(config: LaunchConfig, specs: Any, numa: Any) -> None:
 
 
 def _streams(value: Any) -> Std | dict[int, Std]:
-    return {rank: Std(each) for rank, each in value.items()} if isinstance(value, dict) else Std(value)
+    return {rank: Std(stream) for rank, stream in value.items()} if isinstance(value, dict) else Std(value)
 
 
 def _make_torchs(error: Exception) -> None:
@@ -225,7 +227,7 @@ def _changes() -> Iterator[str]:
     """What a program has changed in torch's launcher, or derived from its classes."""
     for name, module in list(sys.modules.items()):
         if isinstance(module, _InPlace):
-            yield from (f"{name}.{each}" for each in _set_by_program(module))
+            yield from (f"{name}.{changed}" for changed in _set_by_program(module))
         if not name.startswith(_ELASTIC):
             continue
         for attribute, value in list(vars(module).items()):
@@ -234,12 +236,14 @@ def _changes() -> Iterator[str]:
             elif isinstance(value, type) and value.__module__ == name:
                 yield from (f"{name}.{attribute}.{key}" for key, part in vars(value).items() if _is_foreign(part))
                 derived: list[type] = type.__subclasses__(value)
-                yield from (f"{each.__module__}.{each.__qualname__}" for each in derived if _is_foreign(each))
+                yield from (
+                    f"{subclass.__module__}.{subclass.__qualname__}" for subclass in derived if _is_foreign(subclass)
+                )
 
 
 def _set_by_program(module: ModuleType) -> dict[str, Any]:
     names = vars(module).items()
-    return {name: each for name, each in names if not (name.startswith("__") or isinstance(each, ModuleType))}
+    return {name: value for name, value in names if not (name.startswith("__") or isinstance(value, ModuleType))}
 
 
 def _is_foreign(value: Any) -> bool:
@@ -271,7 +275,7 @@ def _config_of_torch(value: Any) -> Any:
     from dataclasses import fields
 
     kind = _torchs["torch.distributed.launcher.api"].LaunchConfig
-    names = {each.name for each in fields(kind) if each.init} - {"metrics_cfg"}
+    names = {field.name for field in fields(kind) if field.init} - {"metrics_cfg"}
     values = {name: getattr(value, name) for name in names}
     if isinstance(value.logs_specs, LogsSpecs):
         values["logs_specs"] = None

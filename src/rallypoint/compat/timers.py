@@ -106,7 +106,7 @@ class TimerServer(ABC):
             return
         ended = set()
         for worker, timers in self.get_expired_timers(time.time()).items():
-            log.error("Reaping worker_id=[%s]. Expired timers: %s", worker, [each.scope_id for each in timers])
+            log.error("Reaping worker_id=[%s]. Expired timers: %s", worker, [timer.scope_id for timer in timers])
             if self._was_reaped(worker):
                 ended.add(worker)
             else:
@@ -182,7 +182,7 @@ class LocalTimerServer(TimerServer):
     def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
         self._asked = now = SYSTEM_CLOCK.monotonic() + (deadline - time.time())
         late = {
-            worker: sorted((each for each in own.values() if each[0] <= now), key=lambda each: each[0])
+            worker: sorted((timer for timer in own.values() if timer[0] <= now), key=lambda timer: timer[0])
             for worker, own in self._timers.items()
         }
         return {worker: [request for _, request in own] for worker, own in late.items() if own}
