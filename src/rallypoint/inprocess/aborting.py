@@ -172,10 +172,10 @@ def _end(number: int, gloo: set[int], store_port: int, workers: int) -> None:
             if is_gloo or _port(found) == store_port:
                 found.shutdown(socket.SHUT_RDWR)
         elif is_gloo:
-            for each in range(workers):
+            for worker in range(workers):
                 with socket.socket(found.family) as other:
                     other.connect(found.getsockname())
-                    other.send(_NUMBER.pack(each))
+                    other.send(_NUMBER.pack(worker))
 
 
 def _port(connection: socket.socket) -> int:

@@ -47,7 +47,7 @@ def agree(memory: dict[str, Any], state: Stateful | Mapping[str, Stateful] | Non
         return own
     steps: list[int | None] = [None] * groups.get_world_size()
     groups.all_gather_object(steps, own)
-    known = [each for each in steps if each is not None]
+    known = [step for step in steps if step is not None]
     if len(known) == len(steps) and min(known) == max(known):
         return own
     if not known or state is None:
@@ -56,14 +56,14 @@ def agree(memory: dict[str, Any], state: Stateful | Mapping[str, Stateful] | Non
     furthest = max(known)
     source = steps.index(furthest)
     parts = state if isinstance(state, Mapping) else {"": state}
-    mine = {name: on_host(each.state_dict()) for name, each in parts.items()} if groups.get_rank() == source else None
+    mine = {name: on_host(part.state_dict()) for name, part in parts.items()} if groups.get_rank() == source else None
     sent = [mine]
     groups.broadcast_object_list(sent, source)
     if own != furthest:
         assert sent[0] is not None
         with uninterrupted():
-            for name, each in parts.items():
-                each.load_state_dict(sent[0][name])
+            for name, part in parts.items():
+                part.load_state_dict(sent[0][name])
             memory[STEP] = furthest
     return furthest
 
@@ -76,11 +76,11 @@ def on_host(value: Any) -> Any:
     if isinstance(value, dict):
         # A copy of its own kind, with its attributes: a module's state has the versions of its parts in `_metadata`.
         copied = copy.copy(value)
-        for key, each in value.items():
-            copied[key] = on_host(each)
+        for key, item in value.items():
+            copied[key] = on_host(item)
         return copied
     if isinstance(value, Mapping):
-        return {key: on_host(each) for key, each in value.items()}
+        return {key: on_host(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(on_host, value))
     return value

@@ -133,7 +133,7 @@ class Interruption:
         #   2. so it would raise in whatever A was about to spare.
         self._looking = True
         try:
-            places = [Place(each.f_code, each.f_lasti) for each in self._frames(frame)]
+            places = [Place(caller.f_code, caller.f_lasti) for caller in self._frames(frame)]
             if _importing_or_finalizing(places):
                 return
             if frame is not None and cuts_in_between(places, block=block) and not self._waits(frame):
@@ -196,7 +196,9 @@ def _importing_or_finalizing(places: list[Place]) -> bool:
         if (found := getattr(sys.modules.get(module), name, None)) is not None
     ]
     return any(
-        code.co_filename == _IMPORT_SYSTEM or code.co_name == "__del__" or any(code is each for each in finalizers)
+        code.co_filename == _IMPORT_SYSTEM
+        or code.co_name == "__del__"
+        or any(code is finalizer for finalizer in finalizers)
         for code, _ in places
     )
 
@@ -254,8 +256,10 @@ def _is_at_the_edge(place: Place, *, after_with: bool) -> bool:
         return True
     line = place.line()
     return any(
-        line in each.lines and not (after_with and each.of_with) and not _is_within(place.offset, each.bodies)
-        for each in _edges(place.code).clean_ups
+        line in clean_up.lines
+        and not (after_with and clean_up.of_with)
+        and not _is_within(place.offset, clean_up.bodies)
+        for clean_up in _edges(place.code).clean_ups
     )
 
 
@@ -298,8 +302,8 @@ def _edges(code: CodeType) -> _Edges:
 
 def _lines(code: CodeType) -> list[tuple[int, int, int | None]]:
     """The lines in the order of their instructions, each with the offsets of the first and behind the last."""
-    groups = groupby(code.co_lines(), key=lambda each: each[2])
-    return [(parts[0][0], parts[-1][1], line) for line, each in groups if (parts := list(each))]
+    groups = groupby(code.co_lines(), key=lambda entry: entry[2])
+    return [(parts[0][0], parts[-1][1], line) for line, group in groups if (parts := list(group))]
 
 
 def _line_before(operations: bytes, lines: list[tuple[int, int, int | None]], begin: int) -> int | None:
@@ -309,7 +313,7 @@ def _line_before(operations: bytes, lines: list[tuple[int, int, int | None]], be
     """
     if operations[begin // 2 - 1] != opmap["NOP"]:
         return None
-    before = [each for each in lines if each[1] <= begin][:-1]  # without that of `try`
+    before = [line for line in lines if line[1] <= begin][:-1]  # without that of `try`
     falls_through = (line for first, last, line in reversed(before) if operations[last // 2 - 1] not in _LEAVES)
     return next(falls_through, None)
 
@@ -322,9 +326,9 @@ def _bodies(code: CodeType) -> dict[int, list[tuple[int, int]]]:
         todo, outer = [target], set[int]()
         while todo:
             outer.add(inner := todo.pop())
-            todo += {each[2] for each in table if each[0] <= inner < each[1]} - outer
-        for each in outer:
-            found.setdefault(each, []).append((begin, end))
+            todo += {entry[2] for entry in table if entry[0] <= inner < entry[1]} - outer
+        for handler in outer:
+            found.setdefault(handler, []).append((begin, end))
     return found
 
 

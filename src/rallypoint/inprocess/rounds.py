@@ -404,9 +404,9 @@ def resumable(function: Callable[..., Any] | None = None, /, *, prepare: Callabl
 
 
 def _for_each_round(function: Callable[..., R], prepare: Callable[..., object] | None) -> Callable[..., R]:
-    for each in (function, prepare):
-        if getattr(getattr(each, "__code__", None), "co_flags", 0) & _MAKES_AN_OBJECT:
-            raise TypeError(f"{each!r} cannot be resumable; wrap the plain function that runs it")
+    for callee in (function, prepare):
+        if getattr(getattr(callee, "__code__", None), "co_flags", 0) & _MAKES_AN_OBJECT:
+            raise TypeError(f"{callee!r} cannot be resumable; wrap the plain function that runs it")
 
     @wraps(function)
     def for_each_round(*args: Any, **kwargs: Any) -> R:
