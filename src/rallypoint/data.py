@@ -81,7 +81,7 @@ class ElasticDistributedSampler:
         left = len(self.dataset) - self.start_index
         order = permutation(left, self.epoch)
         if self.start_index:
-            order = [self.start_index + each for each in order]
+            order = [self.start_index + index for index in order]
         return islice(cycle(order), self.rank, self.total_size, self.num_replicas)
 
     def __len__(self) -> int:
