@@ -108,14 +108,14 @@ def mask_strings(value: Any) -> Any:
     if isinstance(value, str):
         return mask_text(value)
     if isinstance(value, dict):
-        return {name: mask_strings(each) for name, each in value.items()}
-    return [mask_strings(each) for each in value] if isinstance(value, list | tuple) else value
+        return {name: mask_strings(item) for name, item in value.items()}
+    return [mask_strings(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def helpful_variables(environ: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:
     """The variables that help to understand a failure, and `more`: `NAME*` for all that begin so, `*` for all."""
-    names = {each for each in more if not each.endswith("*")}
-    begin = tuple(each[:-1] for each in more if each.endswith("*"))
+    names = {pattern for pattern in more if not pattern.endswith("*")}
+    begin = tuple(pattern[:-1] for pattern in more if pattern.endswith("*"))
     return {
         name: value
         for name, value in environ.items()
@@ -183,10 +183,10 @@ def _looks_random(text: str) -> bool:
     if _UUID.search(text):
         return False
     if text.count("/") > 1 or text.startswith("/"):  # base64 changes between kinds of characters all the time
-        kinds_in_order = [each.isdigit() + 2 * each.isupper() + 4 * each.islower() for each in text]
+        kinds_in_order = [character.isdigit() + 2 * character.isupper() + 4 * character.islower() for character in text]
         changes = sum(one != other and one > 0 and other > 0 for one, other in pairwise(kinds_in_order))
         return changes >= _CHANGES * len(text)
-    kinds = (any(each.isdigit() for each in text), any(each.isalpha() for each in text))
+    kinds = (any(character.isdigit() for character in text), any(character.isalpha() for character in text))
     return all(kinds) and len(set(text)) >= _LEAST_DIFFERENT
 
 
@@ -240,7 +240,7 @@ def fit(pieces: Iterable[Piece], limit: int) -> Fitted:
 def bundle(summary: dict[str, Any], pieces: Sequence[Piece], limit: int) -> tuple[Piece, ...]:
     """The files of a bundle, its summary first, which says what has no room."""
     fitted = fit(pieces, max(0, limit - _SUMMARY_ROOM))
-    files = {each.name: len(each.data) for each in fitted.pieces}
+    files = {piece.name: len(piece.data) for piece in fitted.pieces}
     fields = {"version": VERSION, **summary, "files": files, "left_out": list(fitted.left_out)}
     text = json.dumps(fields, indent=2).encode()
     if len(text) > min(limit, _SUMMARY_ROOM):
@@ -262,7 +262,7 @@ def decode_bundle(data: bytes) -> tuple[Piece, ...]:
     be.
     """
     pieces = decoded(_decoder, inflated(data, 2 * ON_DEMAND_LIMIT))
-    names = {each.name for each in pieces}
+    names = {piece.name for piece in pieces}
     bad = next((name for name in names if not _NAME.fullmatch(name)), None)
     if bad is not None or len(pieces) > _MAX_FILES or len(names) < len(pieces):
         raise ValueError(f"it names its files in a way that is refused ({bad!r})" if bad else "it has too many files")
@@ -316,7 +316,7 @@ def _appear(parent: str, names: Iterator[str], make: Callable[[str], None]) -> s
     try:
         make(hidden)
         is_file = os.path.isfile(hidden)
-        for path in (os.path.join(parent, each) for each in names):
+        for path in (os.path.join(parent, entry) for entry in names):
             if os.path.lexists(path):
                 continue
             try:
@@ -384,24 +384,24 @@ def read_incidents(paths: Iterable[str]) -> Incidents:
         if len(found) >= _MAX_BUNDLES:
             notes.append(f"there are more than {_MAX_BUNDLES} incidents; the others are left out")
             break
-    return Incidents(tuple(sorted(found, key=lambda each: (each.at, each.group_rank))), tuple(notes))
+    return Incidents(tuple(sorted(found, key=lambda incident: (incident.at, incident.group_rank))), tuple(notes))
 
 
 def incident_lines(found: Sequence[Incident]) -> list[str]:
     """The incidents for people: each with its cause once, and the nodes that have kept something of it."""
     groups: dict[tuple[str, int, str], list[Incident]] = {}
-    for each in found:
-        groups.setdefault((each.job, each.round, os.path.dirname(each.folder)), []).append(each)
+    for incident in found:
+        groups.setdefault((incident.job, incident.round, os.path.dirname(incident.folder)), []).append(incident)
     lines: list[str] = []
     for (job, round_, folder), nodes in groups.items():
-        first = next((each for each in nodes if each.headline), nodes[0])
+        first = next((node for node in nodes if node.headline), nodes[0])
         lines.append(f"job {job}, round {round_}: {first.why}{f': {first.headline}' if first.headline else ''}")
         lines.append(f"    {len(nodes)} node{'' if len(nodes) == 1 else 's'} in {printable(folder, 400)}")
     return lines
 
 
 def incidents_json(incidents: Incidents) -> str:
-    rows = [each._asdict() for each in incidents.found]
+    rows = [incident._asdict() for incident in incidents.found]
     return json.dumps({"version": VERSION, "incidents": rows, "notes": incidents.notes}, indent=2)
 
 
@@ -410,7 +410,7 @@ def _summaries(paths: Iterable[str]) -> Iterator[str]:
         if os.path.isfile(path) and os.path.basename(path) == SUMMARY:
             yield path
         for folder, folders, files in os.walk(path):
-            folders[:] = sorted(each for each in folders if not each.startswith("."))
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
             if SUMMARY in files:
                 folders.clear()
                 yield os.path.join(folder, SUMMARY)
@@ -429,6 +429,6 @@ def _incident(fields: dict[str, Any], folder: str) -> Incident:
         host=printable(str(node["host"]), 255),
         pid=int(node["pid"]),
         group_rank=int(node["group_rank"]),
-        ranks=tuple(int(each) for each in node["ranks"]),
+        ranks=tuple(int(rank) for rank in node["ranks"]),
         folder=folder,
     )

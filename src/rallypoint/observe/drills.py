@@ -121,19 +121,19 @@ def choose(drill: Drill, number: int, seen: Snapshot) -> Victim:
 
 def victims(drill: Drill, seen: Snapshot) -> list[Victim]:
     """All whom the fault may befall."""
-    nodes = [each for each in seen.nodes if each.state is NodeState.PARTICIPANT and each.connected]
-    nodes = [each for each in nodes if not each.succeeded]
+    nodes = [node for node in seen.nodes if node.state is NodeState.PARTICIPANT and node.connected]
+    nodes = [node for node in nodes if not node.succeeded]
     if drill.fault in _TAKES_CONTROL_PLANE:
-        nodes = [each for each in nodes if not hosts_control_plane(each)]
+        nodes = [node for node in nodes if not hosts_control_plane(node)]
     if drill.node:
-        nodes = [each for each in nodes if drill.node in _names(each)]
+        nodes = [node for node in nodes if drill.node in _names(node)]
     if not drill.fault.is_of_worker:
-        return [Victim(each.name, _key(each)) for each in nodes]
+        return [Victim(node.name, _key(node)) for node in nodes]
     return [
-        Victim(each.name, _key(each), rank)
-        for each in nodes
-        if each.first_rank >= 0
-        for rank in range(each.first_rank, each.first_rank + each.workers)
+        Victim(node.name, _key(node), rank)
+        for node in nodes
+        if node.first_rank >= 0
+        for rank in range(node.first_rank, node.first_rank + node.workers)
         if drill.rank in (-1, rank)
     ]
 
@@ -188,9 +188,9 @@ def is_settled(seen: Snapshot) -> bool:
     """Whether all nodes of the round have reported, and have made a step again, if they had made any before: another
     fault now would be measured together with what was before it.
     """
-    reports = [each.report for each in seen.nodes if each.report is not None]
+    reports = [node.report for node in seen.nodes if node.report is not None]
     there = 0 < seen.totals.in_round <= seen.totals.reported
-    return there and all(each.progress >= 0 or each.step_before < 0 for each in reports)
+    return there and all(report.progress >= 0 or report.step_before < 0 for report in reports)
 
 
 # What became of it
@@ -199,13 +199,13 @@ def is_settled(seen: Snapshot) -> bool:
 def outcome(begun: Begun, seen: Snapshot) -> Trial | None:
     """What became of a fault, as far as this snapshot shows; None while that is open."""
     drill, before = begun.drill, begun.before
-    fault = next((each for each in reversed(seen.events) if _is_fault(each, begun)), None)
+    fault = next((event for event in reversed(seen.events) if _is_fault(event, begun)), None)
     if fault is None:
         return None
     since = _since(fault)
-    later = [each for each in seen.events if each.number > fault.number]
-    found = next((since(each.seconds_ago) for each in later if each.kind in _FOUND), None)
-    started = [since(each.seconds_ago) for each in later if _starts_round(each, seen.round)]
+    later = [event for event in seen.events if event.number > fault.number]
+    found = next((since(event.seconds_ago) for event in later if event.kind in _FOUND), None)
+    started = [since(event.seconds_ago) for event in later if _starts_round(event, seen.round)]
     trial = Trial(
         begun.number,
         drill.fault,
@@ -239,13 +239,13 @@ def _since(fault: JobEvent) -> Callable[[float], float]:
 
 def _recovered(begun: Begun, seen: Snapshot, trial: Trial, since: Callable[[float], float]) -> Trial | None:
     """The trial with its next step; None while there is none."""
-    reports = [each.report for each in seen.nodes if each.report is not None]
-    told = [each.report for each in begun.before.nodes if each.report is not None]
+    reports = [node.report for node in seen.nodes if node.report is not None]
+    told = [node.report for node in begun.before.nodes if node.report is not None]
     if seen.round > begun.before.round:
         if trial.round is None:
             return None
         wanted = min(sum(map(_has_made_steps, told)), seen.totals.in_round)
-        made = [each for each in reports if each.progress >= 0]
+        made = [report for report in reports if report.progress >= 0]
         if made and len(made) >= wanted:
             return _with_first_step(trial, reports, made, since)
         return None if wanted else _by_output(trial, told, reports, trial.round, since)
@@ -254,8 +254,8 @@ def _recovered(begun: Begun, seen: Snapshot, trial: Trial, since: Callable[[floa
     over = begun.drill.lasts if trial.detected is None else trial.detected
     if since(0.0) <= over or not _is_back(begun.victim, seen, over, since):
         return None
-    if any(each.progress >= 0 for each in told):
-        moments = [since(each.progress_age) for each in reports if each.progress >= 0]
+    if any(report.progress >= 0 for report in told):
+        moments = [since(report.progress_age) for report in reports if report.progress >= 0]
         if not moments or min(moments) <= over:
             return None
         return trial._replace(step=max(moments), is_exact=False, seen_by="progress", lost=0)
@@ -270,11 +270,13 @@ def _with_first_step(
     trial: Trial, reports: Sequence[NodeReport], made: Sequence[NodeReport], since: Callable[[float], float]
 ) -> Trial:
     """The trial with the first step of the next round. Workers that continue in their processes do not tell theirs."""
-    first = [each for each in made if each.first_step >= 0]
+    first = [report for report in made if report.first_step >= 0]
     if not first:
-        return trial._replace(step=max(since(each.progress_age) for each in made), is_exact=False, seen_by="progress")
-    at, before = max(since(each.first_step_age) for each in first), max(each.step_before for each in reports)
-    lost = None if before < 0 else max(0, before + 1 - min(each.first_step for each in first))
+        return trial._replace(
+            step=max(since(report.progress_age) for report in made), is_exact=False, seen_by="progress"
+        )
+    at, before = max(since(report.first_step_age) for report in first), max(report.step_before for report in reports)
+    lost = None if before < 0 else max(0, before + 1 - min(report.first_step for report in first))
     return trial._replace(step=at, seen_by="progress", lost=lost)
 
 
@@ -286,19 +288,19 @@ def _by_output(
     since: Callable[[float], float],
 ) -> Trial | None:
     """The trial with the first output after this moment. Where no worker had ever written any, none is waited for."""
-    moments = [since(age) for each in reports for age in each.output_ages if age >= 0]
-    after = [each for each in moments if each > over]
+    moments = [since(age) for report in reports for age in report.output_ages if age >= 0]
+    after = [moment for moment in moments if moment > over]
     if after:
         return trial._replace(step=min(after), is_exact=False, seen_by="output")
-    wrote = any(age >= 0 for each in told for age in each.output_ages)
+    wrote = any(age >= 0 for report in told for age in report.output_ages)
     return None if wrote or not reports else trial
 
 
 def _is_back(victim: Victim, seen: Snapshot, over: float, since: Callable[[float], float]) -> bool:
     """Whether the coordinator has heard from the victim's node after this moment."""
-    for each in seen.nodes:
-        if _key(each) == victim.key:
-            return each.connected and (each.silent_for < 0 or since(each.silent_for) > over)
+    for node in seen.nodes:
+        if _key(node) == victim.key:
+            return node.connected and (node.silent_for < 0 or since(node.silent_for) > over)
     return victim.rank >= 0
 
 
@@ -310,17 +312,17 @@ def trial_lines(trials: Sequence[Trial]) -> list[str]:
     rows: list[Sequence[str]] = [("#", "FAULT", "ON", "DETECTED", "ROUND", "STEP", "RESTARTS", "STEPS LOST", "")]
     rows += [
         (
-            str(each.number),
-            each.fault.value,
-            each.victim.text,
-            _seconds(each.detected),
-            _seconds(each.round),
-            _step(each),
-            str(each.restarts),
-            "-" if each.lost is None else str(each.lost),
-            "" if each.survived else "not survived",
+            str(trial.number),
+            trial.fault.value,
+            trial.victim.text,
+            _seconds(trial.detected),
+            _seconds(trial.round),
+            _step(trial),
+            str(trial.restarts),
+            "-" if trial.lost is None else str(trial.lost),
+            "" if trial.survived else "not survived",
         )
-        for each in trials
+        for trial in trials
     ]
     return table(rows)
 
@@ -336,17 +338,19 @@ def _step(trial: Trial) -> str:
 
 def sentence(trials: Sequence[Trial], stopped: str = "") -> str:
     """The result in one sentence; `stopped` says why no more were tried, if there were to be."""
-    parts = [f"{sum(each.survived for each in trials)} of {len(trials)} survived"]
-    parts += [f"fault {each.number} ({each.victim.text}) was not: {each.note}" for each in trials if not each.survived]
-    timed = [each for each in trials if each.survived and each.step is not None]
+    parts = [f"{sum(trial.survived for trial in trials)} of {len(trials)} survived"]
+    parts += [
+        f"fault {trial.number} ({trial.victim.text}) was not: {trial.note}" for trial in trials if not trial.survived
+    ]
+    timed = [trial for trial in trials if trial.survived and trial.step is not None]
     if timed:
-        middle, slowest = median(each.step or 0.0 for each in timed), max(timed, key=lambda each: each.step or 0.0)
-        bound = "" if all(each.is_exact for each in timed) else "at most "
+        middle, slowest = median(trial.step or 0.0 for trial in timed), max(timed, key=lambda trial: trial.step or 0.0)
+        bound = "" if all(trial.is_exact for trial in timed) else "at most "
         parts.append(f"median {bound}{_seconds(middle)}")
         parts.append(f"the slowest, {slowest.victim.text}, took {_step(slowest)}{_where(slowest)}")
-    elif any(each.survived and not each.note for each in trials):
+    elif any(trial.survived and not trial.note for trial in trials):
         parts.append("when the next step was is not known: the workers report no progress (notices.progress)")
-    known = [each.lost for each in trials if each.lost is not None]
+    known = [trial.lost for trial in trials if trial.lost is not None]
     if known:
         parts.append(f"{sum(known)} steps lost in all")
     if stopped:
@@ -373,24 +377,24 @@ def drill_fields(drill: Drill, job: str, trials: Sequence[Trial], stopped: str) 
         "fault": drill.fault.value.replace(" ", "_"),
         "times": drill.times,
         "seed": drill.seed,
-        "survived": sum(each.survived for each in trials),
+        "survived": sum(trial.survived for trial in trials),
         "succeeded": is_passed(drill, trials),
         "trials": [
             {
-                "number": each.number,
-                "node": each.victim.node,
-                "rank": None if each.victim.rank < 0 else each.victim.rank,
-                "survived": each.survived,
-                "detected_seconds": _rounded(each.detected),
-                "round_seconds": _rounded(each.round),
-                "step_seconds": _rounded(each.step),
-                "step_is_exact": each.is_exact and each.step is not None,
-                "seen_by": each.seen_by or None,
-                "restarts": each.restarts,
-                "steps_lost": each.lost,
-                "note": each.note,
+                "number": trial.number,
+                "node": trial.victim.node,
+                "rank": None if trial.victim.rank < 0 else trial.victim.rank,
+                "survived": trial.survived,
+                "detected_seconds": _rounded(trial.detected),
+                "round_seconds": _rounded(trial.round),
+                "step_seconds": _rounded(trial.step),
+                "step_is_exact": trial.is_exact and trial.step is not None,
+                "seen_by": trial.seen_by or None,
+                "restarts": trial.restarts,
+                "steps_lost": trial.lost,
+                "note": trial.note,
             }
-            for each in trials
+            for trial in trials
         ],
         "stopped": stopped,
         "sentence": sentence(trials, stopped),
@@ -403,4 +407,4 @@ def _rounded(value: float | None) -> float | None:
 
 def is_passed(drill: Drill, trials: Sequence[Trial]) -> bool:
     """Whether all faults that were asked for were done and survived."""
-    return len(trials) == drill.times and all(each.survived for each in trials)
+    return len(trials) == drill.times and all(trial.survived for trial in trials)

@@ -64,7 +64,7 @@ class AgentRun:
     @cached_property
     def placed(self) -> dict[RoundKey, float]:
         """When it was given a place in each of its rounds, in seconds since it began."""
-        return {self.key_of(each): each.elapsed for each in self.told if isinstance(each, events.RoundStarted)}
+        return {self.key_of(event): event.elapsed for event in self.told if isinstance(event, events.RoundStarted)}
 
     @property
     def first(self) -> float:
@@ -77,7 +77,7 @@ class AgentRun:
 
     @property
     def ended(self) -> bool:
-        return any(isinstance(each, events.AgentEnded) for each in self.told[-3:])
+        return any(isinstance(event, events.AgentEnded) for event in self.told[-3:])
 
     @staticmethod
     def key_of(event: events.RoundStarted) -> RoundKey:
@@ -86,11 +86,11 @@ class AgentRun:
     def in_rounds(self) -> Iterator[tuple[RoundKey, events.AgentEvent]]:
         """Each event that belongs to a round which it had a place in, with that."""
         keys: dict[int, RoundKey] = {}
-        for each in self.told:
-            if isinstance(each, events.RoundStarted):
-                keys[each.round] = self.key_of(each)
-            if each.round in keys:
-                yield keys[each.round], each
+        for event in self.told:
+            if isinstance(event, events.RoundStarted):
+                keys[event.round] = self.key_of(event)
+            if event.round in keys:
+                yield keys[event.round], event
 
 
 _Key = tuple[str, str, int]
@@ -117,9 +117,9 @@ def agent_runs(lines: Iterable[events.KINDS]) -> list[AgentRun]:
             run = open_runs[key] = _Open(event.time - event.elapsed)
             found.append((key, run))
         run.told.append(event)
-    found.sort(key=lambda each: (each[1].began, each[0]))
+    found.sort(key=lambda entry: (entry[1].began, entry[0]))
     return [
-        AgentRun(key[0], key[1], name, run.began, tuple(sorted(run.told, key=lambda each: each.elapsed)))
+        AgentRun(key[0], key[1], name, run.began, tuple(sorted(run.told, key=lambda event: event.elapsed)))
         for (key, run), name in zip(found, _names([key for key, _ in found]), strict=True)
     ]
 
@@ -235,8 +235,8 @@ def _job_spans(nodes: Sequence[Sequence[Span]], wall: float) -> Iterator[Span]:
 def _job_phase(active: Mapping[int, Counter[str]], idle: Counter[str]) -> tuple[str, int]:
     if active:
         newest = max(active)
-        return next(each.value for each in _ACTIVE if active[newest][each]), newest
-    return next((each.value for each in _IDLE if idle[each]), JobPhase.DOWN.value), -1
+        return next(phase.value for phase in _ACTIVE if active[newest][phase]), newest
+    return next((phase.value for phase in _IDLE if idle[phase]), JobPhase.DOWN.value), -1
 
 
 def _extended(last: Span, more: Span) -> tuple[Span, Span | None]:
@@ -302,7 +302,7 @@ class _Round:
 
     @property
     def end(self) -> tuple[float, events.RoundOver] | None:
-        return min(self.ends, key=lambda each: each[0], default=None)
+        return min(self.ends, key=lambda end: end[0], default=None)
 
     @property
     def end_seen(self) -> float | None:
@@ -311,7 +311,7 @@ class _Round:
 
     def entry(self) -> RoundEntry:
         """What is known without the job's timeline."""
-        at, first = min(self.placed, key=lambda each: each[0])
+        at, first = min(self.placed, key=lambda entry: entry[0])
         entry = RoundEntry(first.round, at, first.group_world_size, first.world_size)
         if self.end is None:
             return entry
@@ -347,16 +347,16 @@ def _rounds_of(runs: Sequence[AgentRun], shifts: Mapping[str, float]) -> dict[Ro
                     found[key].progress.append((event.source == "file", sample))
                 case _:
                     pass
-    rounds = dict(sorted(found.items(), key=lambda each: each[1].begun))
+    rounds = dict(sorted(found.items(), key=lambda entry: entry[1].begun))
     by_file = _by_file(rounds.values())
-    for index, each in enumerate(rounds.values()):
-        each.index = index
-        each.samples = sorted(sample for from_file, sample in each.progress if from_file is by_file)
+    for index, round_ in enumerate(rounds.values()):
+        round_.index = index
+        round_.samples = sorted(sample for from_file, sample in round_.progress if from_file is by_file)
     return rounds
 
 
 def _by_file(rounds: Iterable[_Round]) -> bool:
-    return any(from_file for each in rounds for from_file, _ in each.progress)
+    return any(from_file for round_ in rounds for from_file, _ in round_.progress)
 
 
 def _failure_text(failure: events.Failure) -> str:
@@ -372,23 +372,23 @@ def _with_losses(rounds: Sequence[_Round], timeline: Sequence[Span], outcome: st
     for span in timeline:
         if span.phase == JobPhase.RUNNING:
             running[span.round].append(span)
-    known = any(each.samples for each in rounds)
+    known = any(round_.samples for round_ in rounds)
     by_file = _by_file(rounds)
     entries: list[RoundEntry] = []
     limit: int | None = None
     after: _Round | None = None
-    for each in reversed(rounds):
-        spans = running[each.index]
+    for round_ in reversed(rounds):
+        spans = running[round_.index]
         kept = spans[-1].end if spans else 0.0
         goes_on = after is None and outcome in ("succeeded", "unfinished")
         if known and not goes_on:
-            kept = _kept_until(each.samples, None if by_file else limit)
+            kept = _kept_until(round_.samples, None if by_file else limit)
         lost = sum(span.end - min(span.end, max(span.start, kept)) for span in spans)
-        firsts = [sample.first for sample in each.samples if sample.first >= 0]
+        firsts = [sample.first for sample in round_.samples if sample.first >= 0]
         limit = min(firsts if limit is None else [limit, *firsts], default=limit)
         total = sum(span.seconds for span in spans)
-        entries.append(each.entry()._replace(running=total, lost=lost, recovery=_recovery(each, after, timeline)))
-        after = each
+        entries.append(round_.entry()._replace(running=total, lost=lost, recovery=_recovery(round_, after, timeline)))
+        after = round_
     entries.reverse()
     return tuple(entries)
 
@@ -401,15 +401,15 @@ def _kept_until(samples: Sequence[Sample], limit: int | None) -> float:
         return samples[-1].at
     reached = 0.0
     before: Sample | None = None
-    for each in samples:
-        if each.step >= limit - 1:
-            if before is not None and each.step > before.step:
-                part = max(0.0, (limit - 1 - before.step) / (each.step - before.step))
-                reached = before.at + part * (each.at - before.at)
-            elif each.step == limit - 1:
-                reached = each.at
+    for sample in samples:
+        if sample.step >= limit - 1:
+            if before is not None and sample.step > before.step:
+                part = max(0.0, (limit - 1 - before.step) / (sample.step - before.step))
+                reached = before.at + part * (sample.at - before.at)
+            elif sample.step == limit - 1:
+                reached = sample.at
             break
-        before, reached = each, each.at
+        before, reached = sample, sample.at
     return reached
 
 
@@ -483,12 +483,12 @@ class Report:
     @property
     def restarts(self) -> tuple[RoundEntry, ...]:
         """The rounds that have ended before the job did."""
-        return tuple(each for each in self.rounds if each.cause)
+        return tuple(entry for entry in self.rounds if entry.cause)
 
     @property
     def failures(self) -> int:
         """Failures of workers and losses of nodes, the one that ended the job among them."""
-        return sum(each.cause in _FAILURES for each in self.rounds) + bool(self.final_failure)
+        return sum(entry.cause in _FAILURES for entry in self.rounds) + bool(self.final_failure)
 
     @property
     def mean_time_between_failures(self) -> float | None:
@@ -497,23 +497,23 @@ class Report:
 
     @property
     def restarts_by_cause(self) -> Mapping[str, int]:
-        return dict(Counter(each.cause for each in self.restarts).most_common())
+        return dict(Counter(restart.cause for restart in self.restarts).most_common())
 
     @property
     def restarts_by_host(self) -> Mapping[str, int]:
-        return dict(Counter(each.host or _LAST_RESORT for each in self.restarts).most_common())
+        return dict(Counter(restart.host or _LAST_RESORT for restart in self.restarts).most_common())
 
     def slowest_recoveries(self, most: int = 5) -> tuple[RoundEntry, ...]:
         """The rounds after which it took the longest until workers ran again."""
-        found = [each for each in self.rounds if each.recovery is not None]
-        return tuple(sorted(found, key=lambda each: -each.recovery.seconds if each.recovery else 0.0)[:most])
+        found = [entry for entry in self.rounds if entry.recovery is not None]
+        return tuple(sorted(found, key=lambda entry: -entry.recovery.seconds if entry.recovery else 0.0)[:most])
 
 
 def report(runs: Sequence[AgentRun], notes: Iterable[str] = ()) -> Report:
     """Account for the time of the job with these agents, at least one; `notes` are of the reader of the files."""
     offsets, said = _offsets(runs)
-    began = min(each.began + each.first + offsets[each.name] for each in runs)
-    shifts = {each.name: each.began + offsets[each.name] - began for each in runs}
+    began = min(run.began + run.first + offsets[run.name] for run in runs)
+    shifts = {run.name: run.began + offsets[run.name] - began for run in runs}
     rounds = _rounds_of(runs, shifts)
     nodes = tuple(_nodes(runs, shifts, rounds))
     wall = max((span.end for node in nodes for span in node.spans), default=0.0)
@@ -526,7 +526,7 @@ def report(runs: Sequence[AgentRun], notes: Iterable[str] = ()) -> Report:
     lost = dict.fromkeys(Loss, 0.0)
     for phase, loss in _LOSS_OF.items():
         lost[loss] += phases[phase]
-    lost[Loss.LOST_WORK] = lost_work = sum(each.lost for each in entries)
+    lost[Loss.LOST_WORK] = lost_work = sum(entry.lost for entry in entries)
     return Report(
         job=runs[0].job,
         began=began,
@@ -548,29 +548,29 @@ _Rounds = Mapping[RoundKey, _Round]
 
 
 def _nodes(runs: Sequence[AgentRun], shifts: Mapping[str, float], rounds: _Rounds) -> Iterator[NodeEntry]:
-    for host in sorted({each.host for each in runs}, key=_natural):
-        agents = [_node(each, shifts[each.name], rounds) for each in runs if each.host == host]
-        agents.sort(key=lambda each: each.spans[:1])
-        spans = tuple(span for each in agents for span in each.spans)
+    for host in sorted({run.host for run in runs}, key=_natural):
+        agents = [_node(run, shifts[run.name], rounds) for run in runs if run.host == host]
+        agents.sort(key=lambda agent: agent.spans[:1])
+        spans = tuple(span for agent in agents for span in agent.spans)
         if all(before.end <= after.start for before, after in itertools.pairwise(spans)):
-            yield NodeEntry(host, spans, tuple(failure for each in agents for failure in each.failures))
+            yield NodeEntry(host, spans, tuple(failure for agent in agents for failure in agent.failures))
         else:
             yield from agents
 
 
 def _natural(name: str) -> tuple[tuple[int, str], ...]:
-    return tuple((int(each), "") if each.isdecimal() else (-1, each) for each in re.split(r"([0-9]+)", name))
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name))
 
 
 def _node(run: AgentRun, shift: float, rounds: _Rounds) -> NodeEntry:
-    failed = (each for each in run.told if isinstance(each, events.WorkerFailed))
+    failed = (event for event in run.told if isinstance(event, events.WorkerFailed))
     end = shift + run.told[-1].elapsed
     if not run.ended and (last := run.last_round) is not None and (over := rounds[last].end) is not None:
         end = max(end, over[0])  # it was killed: for others it ran until they saw the end of its round
     return NodeEntry(
         run.name,
         tuple(_node_spans(run, shift, end, rounds)),
-        tuple((shift + each.elapsed, _failure_text(each.failure)) for each in failed),
+        tuple((shift + event.elapsed, _failure_text(event.failure)) for event in failed),
     )
 
 
@@ -579,27 +579,29 @@ def _node(run: AgentRun, shift: float, rounds: _Rounds) -> NodeEntry:
 
 def _offsets(runs: Sequence[AgentRun]) -> tuple[dict[str, float], list[str]]:
     """What to add to the moments of each agent, so that all agree; and sentences about those whose clock is off."""
-    reference = max(runs, key=lambda each: len(each.placed))
+    reference = max(runs, key=lambda run: len(run.placed))
     ahead: dict[str, float] = {}
-    for each in runs:
-        common = each.placed.keys() & reference.placed.keys()
+    for run in runs:
+        common = run.placed.keys() & reference.placed.keys()
         if common:
-            found = (each.placed[key] + each.began - reference.placed[key] - reference.began for key in common)
-            ahead[each.name] = median(found)
+            found = (run.placed[key] + run.began - reference.placed[key] - reference.began for key in common)
+            ahead[run.name] = median(found)
     usual = median_low(ahead.values()) if ahead else 0.0
     wrong = {name: by - usual for name, by in ahead.items() if abs(by - usual) > _MAX_SKEW}
     notes = [
         f"the clock of {name} is {abs(by):.1f} s {'ahead of' if by > 0 else 'behind'} the others, and was set"
         for name, by in wrong.items()
     ]
-    return {each.name: -wrong.get(each.name, 0.0) for each in runs}, notes
+    return {run.name: -wrong.get(run.name, 0.0) for run in runs}, notes
 
 
 # The end, and what is to be said
 
 
 def _outcome(runs: Sequence[AgentRun]) -> events.JobOver | None:
-    found = [(run.began + each.elapsed, each) for run in runs for each in run.told if isinstance(each, events.JobOver)]
+    found = [
+        (run.began + event.elapsed, event) for run in runs for event in run.told if isinstance(event, events.JobOver)
+    ]
     return max(found, key=lambda entry: entry[0])[1] if found else None
 
 
@@ -610,24 +612,24 @@ def _outcome_detail(outcome: events.JobOver | None) -> str:
 
 
 def _notes(runs: Sequence[AgentRun], rounds: Sequence[_Round]) -> Iterator[str]:
-    if not any(each.samples for each in rounds):
+    if not any(round_.samples for round_ in rounds):
         yield (
             "no progress was reported (notices.progress or --progress-file), so lost work is not known, and all "
             "that ran counts as productive"
         )
-    for each in rounds:
-        here, all_of_it = len(each.placed), max(event.group_world_size for _, event in each.placed)
+    for round_ in rounds:
+        here, all_of_it = len(round_.placed), max(event.group_world_size for _, event in round_.placed)
         if here < all_of_it:
             yield (
-                f"of round {each.placed[0][1].round} only {here} of {all_of_it} nodes have left events here; give the "
-                "files of all for the whole job"
+                f"of round {round_.placed[0][1].round} only {here} of {all_of_it} nodes have left events here; give "
+                "the files of all for the whole job"
             )
             break
-    lost = sum(each.count for run in runs for each in run.told if isinstance(each, events.EventsLost))
+    lost = sum(event.count for run in runs for event in run.told if isinstance(event, events.EventsLost))
     if lost:
         yield f"{lost} events could not be written when they happened, and are missing"
-    open_ends = [each.name for each in runs if not each.ended]
+    open_ends = [run.name for run in runs if not run.ended]
     if open_ends:
         names = ", ".join(open_ends[:4]) + (f" and {len(open_ends) - 4} more" if len(open_ends) > 4 else "")
-        over = any(isinstance(each, events.JobOver) for run in runs for each in run.told)
+        over = any(isinstance(event, events.JobOver) for run in runs for event in run.told)
         yield f"the events of {names} have no final event: {'killed' if over else 'killed, or still running'}"

@@ -247,8 +247,8 @@ class Serving:
             if not self._ended.wait(_CLOSE_TIMEOUT):
                 log.warning("%s did not close in %.0f s; the loop of this process is stuck", self._what, _CLOSE_TIMEOUT)
         self._ended.set()
-        for each in self._listeners:
-            each.close()
+        for listener in self._listeners:
+            listener.close()
 
     def _begin(self) -> None:
         import asyncio

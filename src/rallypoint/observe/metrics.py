@@ -180,8 +180,8 @@ class Family(NamedTuple):
 
 def _family(metric: Metric[S], described: Iterable[tuple[tuple[str, ...], S]]) -> Family:
     samples: list[Sample] = []
-    for common, each in described:
-        values = metric.values(each)
+    for common, subject in described:
+        values = metric.values(subject)
         found = values if isinstance(values, Mapping) else {(): values}
         samples += [Sample((*common, *labels), value) for labels, value in found.items()]
     return Family(metric, samples)
@@ -210,7 +210,7 @@ def _remaining(job: Snapshot) -> Values:
 
 
 def _nodes(job: Snapshot) -> Values:
-    return {(each,): getattr(job.totals, each) for each in NODE_STATES}
+    return {(state,): getattr(job.totals, state) for state in NODE_STATES}
 
 
 def _job(
@@ -231,7 +231,7 @@ JOB_METRICS = (
         GAUGE,
         "job_phase",
         "1 for the current phase of the job, 0 for all others.",
-        lambda job: {(label(each),): float(each is job.phase) for each in Phase},
+        lambda job: {(label(phase),): float(phase is job.phase) for phase in Phase},
         "phase",
     ),
     _job(
@@ -270,7 +270,7 @@ JOB_METRICS = (
 
 
 def job_families(snapshots: Sequence[Snapshot]) -> list[Family]:
-    return [_family(metric, [((each.job,), each) for each in snapshots]) for metric in JOB_METRICS]
+    return [_family(metric, [((snapshot.job,), snapshot) for snapshot in snapshots]) for metric in JOB_METRICS]
 
 
 # One node, from what its agent has counted
@@ -338,7 +338,7 @@ NODE_METRICS = (
         COUNTER,
         "restarts",
         "Rounds of the node that ended, by reason.",
-        lambda node: {(each,): node.counted.restarts.get(each, 0) for each in _REASONS},
+        lambda node: {(reason,): node.counted.restarts.get(reason, 0) for reason in _REASONS},
         "reason",
     ),
     _node(COUNTER, "hangs", "Hangs of the job that were reported to the node.", lambda node: node.counted.hangs),
@@ -366,14 +366,14 @@ NODE_METRICS = (
         GAUGE,
         "phase",
         "1 for the current phase of the node, 0 for all others.",
-        lambda node: {(each.value,): float(each is node.counted.phase) for each in NodePhase},
+        lambda node: {(phase.value,): float(phase is node.counted.phase) for phase in NodePhase},
         "phase",
     ),
     _node(
         COUNTER,
         "phase_seconds",
         "Seconds that the node spent in each phase. They add up to the agent's uptime.",
-        lambda node: {(each.value,): seconds for each, seconds in node.counted.seconds.items()},
+        lambda node: {(phase.value,): seconds for phase, seconds in node.counted.seconds.items()},
         "phase",
     ),
     _node(
@@ -412,8 +412,8 @@ def node_families(node: NodeReading) -> list[Family]:
 
 
 def _jobs(jobs: Sequence[JobSummary]) -> Values:
-    counts = Counter(each.phase for each in jobs)
-    return {(label(each),): counts[each] for each in Phase}
+    counts = Counter(job.phase for job in jobs)
+    return {(label(phase),): counts[phase] for phase in Phase}
 
 
 def _versions(_: None) -> Values:
@@ -433,9 +433,11 @@ ENDED: Metric[Mapping[Outcome, int]] = Metric(
     "rallypoint_jobs_ended",
     "Jobs that have ended at this control plane, by outcome.",
     ("outcome",),
-    lambda counts: {(each.value,): counts.get(each, 0) for each in Outcome},
+    lambda counts: {(outcome.value,): counts.get(outcome, 0) for outcome in Outcome},
 )
-METRICS: Mapping[str, Metric[Any]] = {each.name: each for each in (BUILD, JOBS, ENDED, *JOB_METRICS, *NODE_METRICS)}
+METRICS: Mapping[str, Metric[Any]] = {
+    metric.name: metric for metric in (BUILD, JOBS, ENDED, *JOB_METRICS, *NODE_METRICS)
+}
 """All metrics."""
 
 
@@ -473,7 +475,7 @@ def exposition(families: Sequence[Family]) -> tuple[str, bytes]:
                     histogram = HistogramMetricFamily(name, text, labels=labels)
                     for values, value in samples:
                         if isinstance(value, Distribution):
-                            bounds = [*(f"{each:g}" for each in value.bounds), "+Inf"]
+                            bounds = [*(f"{bound:g}" for bound in value.bounds), "+Inf"]
                             histogram.add_metric(values, [*zip(bounds, value.counts, strict=True)], value.sum)
                     yield histogram
                     continue

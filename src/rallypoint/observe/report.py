@@ -44,7 +44,7 @@ def read_events(paths: Sequence[str]) -> EventFiles:
     Raises UserError: one is not there, cannot be read, or there is no event in any.
     """
     found = EventFiles()
-    files = list(dict.fromkeys(os.path.realpath(each) for path in paths for each in _files(path)))
+    files = list(dict.fromkeys(os.path.realpath(file) for path in paths for file in _files(path)))
     for path in files:
         _read(path, found)
     if not any(found.events.values()):
@@ -57,15 +57,15 @@ def _files(path: str) -> list[str]:
     """Oldest first."""
     try:
         if os.path.isdir(path):
-            names = [os.path.join(path, each) for each in os.listdir(path) if _NUMBERED.search(each)]
+            names = [os.path.join(path, name) for name in os.listdir(path) if _NUMBERED.search(name)]
         else:
             folder, name = os.path.split(path)
             beside = re.compile(re.escape(name) + r"\.[0-9]+")
-            older = [each for each in os.listdir(folder or ".") if beside.fullmatch(each)]
-            names = [path, *(os.path.join(folder, each) for each in older)]
+            older = [name for name in os.listdir(folder or ".") if beside.fullmatch(name)]
+            names = [path, *(os.path.join(folder, name) for name in older)]
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    return sorted(names, key=lambda each: (_stem(each), -_age(each)))
+    return sorted(names, key=lambda file: (_stem(file), -_age(file)))
 
 
 def _stem(path: str) -> str:
@@ -227,7 +227,7 @@ def _slowest(report: Report) -> Iterator[str]:
         return
     yield ""
     yield "slowest recoveries (end of a round seen, until the workers of the next one were started)"
-    yield from table([_recovery(each) for each in slowest])
+    yield from table([_recovery(round_) for round_ in slowest])
 
 
 def recovery_parts(recovery: Recovery) -> str:
@@ -245,7 +245,7 @@ def _recovery(entry: RoundEntry) -> tuple[str, ...]:
 def _notes(report: Report) -> Iterator[str]:
     if report.notes:
         yield ""
-        yield from (f"note: {printable(each, 1000)}" for each in report.notes)
+        yield from (f"note: {printable(note, 1000)}" for note in report.notes)
 
 
 def report_json(report: Report) -> str:
@@ -270,10 +270,10 @@ def report_fields(report: Report) -> dict[str, Any]:
         "mean_time_between_failures_seconds": None if between is None else _rounded(between),
         "restarts_by_cause": dict(report.restarts_by_cause),
         "restarts_by_host": dict(report.restarts_by_host),
-        "rounds": [_round(each) for each in report.rounds],
+        "rounds": [_round(round_) for round_ in report.rounds],
         "nodes": [
-            {"name": each.name, "failures": [{"seconds": _rounded(at), "failure": text} for at, text in each.failures]}
-            for each in report.nodes
+            {"name": node.name, "failures": [{"seconds": _rounded(at), "failure": text} for at, text in node.failures]}
+            for node in report.nodes
         ],
         "notes": list(report.notes),
     }
@@ -298,5 +298,7 @@ def _round(entry: RoundEntry) -> dict[str, Any]:
         "rank": None if entry.rank < 0 else entry.rank,
         "detail": entry.detail,
         "recovery_seconds": None if recovery is None else _rounded(recovery.seconds),
-        "recovery_parts": {} if recovery is None else {name: _rounded(each) for name, each in recovery.parts.items()},
+        "recovery_parts": {}
+        if recovery is None
+        else {name: _rounded(seconds) for name, seconds in recovery.parts.items()},
     }

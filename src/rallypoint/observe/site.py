@@ -145,7 +145,7 @@ class LocalJobs:
         last: list[JobSummary] | None = None
         while self._jobs.find("") is None:
             listed = self._jobs.listed()
-            now = [each._replace(phase_for=0.0) for each in (*listed.jobs, *listed.ended)]
+            now = [job._replace(phase_for=0.0) for job in (*listed.jobs, *listed.ended)]
             yield listed if now != last else None
             last = now
             await asyncio.sleep(_LIST_EVERY)

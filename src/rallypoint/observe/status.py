@@ -43,7 +43,7 @@ _TRACEBACK = 12
 """Lines of the last traceback that are shown: its end."""
 _STRAGGLERS = 10
 """How many ranks are shown that are behind the others: the last of them."""
-NODE_STATES = (*(each.value for each in NodeState), "unreachable", "succeeded")
+NODE_STATES = (*(state.value for state in NodeState), "unreachable", "succeeded")
 """The states of a node that `node_state` names, each a count of `Totals`."""
 _FORMING = frozenset({Phase.WAITING, Phase.FORMING, Phase.HELD_BACK})
 
@@ -82,7 +82,7 @@ class OnScreen(NamedTuple):
 
 
 def status_lines(snapshot: Snapshot, width: int = 120) -> list[str]:
-    return [cut(each.text, max(width, _LEAST_WIDTH)) for each in drawing(snapshot)]
+    return [cut(line.text, max(width, _LEAST_WIDTH)) for line in drawing(snapshot)]
 
 
 def drawing(snapshot: Snapshot, screen: OnScreen | None = None) -> list[Line]:
@@ -96,7 +96,7 @@ def drawing(snapshot: Snapshot, screen: OnScreen | None = None) -> list[Line]:
     ]
     events = _event_lines(snapshot, screen)[-3 if low else -_EVENTS :]
     if screen is not None:  # of the events fewer are shown before nodes are left out with whom something is the matter
-        rows = min(len(snapshot.nodes), max(_LEAST_NODES, sum(not _is_well(each) for each in snapshot.nodes)))
+        rows = min(len(snapshot.nodes), max(_LEAST_NODES, sum(not _is_well(node) for node in snapshot.nodes)))
         too_many = len(head) + rows + 2 + len(below) + len(_titled("", events)) - screen.height
         del events[: max(0, min(too_many, len(events) - (1 if low else 3)))]
     below += _titled("last events", events)
@@ -126,9 +126,9 @@ def cut(text: str, width: int) -> str:
 def job_lines(jobs: JobList, *, with_ended: bool) -> list[str]:
     """The jobs of a control plane, and those that have ended there, or how many there are."""
     rows = [("JOB", "PHASE", "AGE", "NODES", "RESTARTS")]
-    for each in jobs.jobs:
-        nodes = f"{each.nodes} of {each.max_nodes}"
-        rows.append((each.job, each.phase.value, duration(each.age), nodes, str(each.restarts)))
+    for job in jobs.jobs:
+        nodes = f"{job.nodes} of {job.max_nodes}"
+        rows.append((job.job, job.phase.value, duration(job.age), nodes, str(job.restarts)))
     lines = table(rows) if jobs.jobs else ["no jobs"]
     if jobs.ended and not with_ended:
         return [*lines, f"{len(jobs.ended)} {'has' if len(jobs.ended) == 1 else 'have'} ended: --all shows them"]
@@ -140,9 +140,9 @@ def ended_lines(jobs: Sequence[JobSummary]) -> list[str]:
     if not jobs:
         return []
     rows = [("JOB", "OUTCOME", "ENDED", "TOOK", "RESTARTS", "WHY")]
-    for each in jobs:
-        times = (f"{duration(each.phase_for)} ago", duration(each.age))
-        rows.append((each.job, each.phase.value, *times, str(each.restarts), each.detail))
+    for job in jobs:
+        times = (f"{duration(job.phase_for)} ago", duration(job.age))
+        rows.append((job.job, job.phase.value, *times, str(job.restarts), job.detail))
     return ["", "ended", *table(rows)]
 
 
@@ -164,7 +164,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 def cells(text: str) -> int:
     if text.isascii():
         return len(text)
-    return sum(0 if combining(each) else 2 if east_asian_width(each) in "WF" else 1 for each in text)
+    return sum(0 if combining(character) else 2 if east_asian_width(character) in "WF" else 1 for character in text)
 
 
 def phase_sentence(snapshot: Snapshot, screen: OnScreen | None = None) -> str:
@@ -224,8 +224,8 @@ def rank_range(node: NodeView) -> str:
 
 def standby_workers(snapshot: Snapshot) -> tuple[int, int]:
     """How many standby workers the nodes that are shown have: those that are ready, all."""
-    reports = [each.report for each in snapshot.nodes if each.report is not None]
-    return sum(each.standby_ready for each in reports), sum(len(each.standby) for each in reports)
+    reports = [node.report for node in snapshot.nodes if node.report is not None]
+    return sum(report.standby_ready for report in reports), sum(len(report.standby) for report in reports)
 
 
 def node_state(node: NodeView) -> str:
@@ -299,9 +299,9 @@ def _node_lines(snapshot: Snapshot, screen: OnScreen | None, others: int) -> lis
         if len(nodes) > room:  # those come first with whom something is the matter
             nodes = sorted(nodes, key=_is_well)[:room]
     more = len(snapshot.nodes) - len(nodes) + snapshot.not_shown
-    columns = [each for each in _COLUMNS if screen is None or screen.width >= each[1]]
-    columns = [each for each in columns if each[0] != "DOMAIN" or any(node.domain for node in snapshot.nodes)]
-    rows = ([text(each, screen) for _, _, text in columns] for each in nodes)
+    columns = [column for column in _COLUMNS if screen is None or screen.width >= column[1]]
+    columns = [column for column in columns if column[0] != "DOMAIN" or any(node.domain for node in snapshot.nodes)]
+    rows = ([text(node, screen) for _, _, text in columns] for node in nodes)
     title, *texts = table([[name for name, _, _ in columns], *rows])
     lines = [Line(text, _NODE_STYLES.get(node_state(node), "")) for text, node in zip(texts, nodes, strict=True)]
     return [Line(title, "bold"), *lines, *([Line(f"and {more} more nodes", "dim")] if more else [])]
@@ -330,9 +330,12 @@ def _straggler_lines(snapshot: Snapshot) -> list[Line]:
     if steps is None or not steps.behind:
         return []
     rows = [("RANK", "NODE", "STEP", "BEHIND")]
-    rows += [(str(each.rank), each.node, str(each.step), str(each.behind)) for each in steps.behind[:_STRAGGLERS]]
+    rows += [
+        (str(straggler.rank), straggler.node, str(straggler.step), str(straggler.behind))
+        for straggler in steps.behind[:_STRAGGLERS]
+    ]
     more = steps.late - _STRAGGLERS
-    lines = [Line(f"  {each}") for each in table(rows)] + ([Line(f"  and {more} more")] if more > 0 else [])
+    lines = [Line(f"  {row}") for row in table(rows)] + ([Line(f"  and {more} more")] if more > 0 else [])
     return _titled(f"steps behind the median of {steps.ranks} ranks, which is {steps.median}", lines)
 
 
@@ -342,7 +345,7 @@ def _traceback_lines(snapshot: Snapshot) -> list[Line]:
         return []
     lines = last.traceback.rstrip().splitlines()
     cut_off = [Line(f"  ({len(lines) - _TRACEBACK} more lines: --json)", "dim")] if len(lines) > _TRACEBACK else []
-    shown = [Line(f"  {each}") for each in lines[-_TRACEBACK:]]
+    shown = [Line(f"  {line}") for line in lines[-_TRACEBACK:]]
     return _titled(f"last traceback, of rank {last.rank} on {last.host}", [*cut_off, *shown])
 
 
@@ -352,11 +355,13 @@ def failure_text(failure: FailureView) -> str:
 
 
 def _failure_lines(snapshot: Snapshot, screen: OnScreen | None) -> list[Line]:
-    return [Line(f"  {_when(each.seconds_ago, screen)}, {failure_text(each)}", "red") for each in snapshot.failures]
+    return [
+        Line(f"  {_when(failure.seconds_ago, screen)}, {failure_text(failure)}", "red") for failure in snapshot.failures
+    ]
 
 
 def _event_lines(snapshot: Snapshot, screen: OnScreen | None) -> list[Line]:
-    return [Line(f"  {_when(each.seconds_ago, screen)}: {each.text}") for each in snapshot.events]
+    return [Line(f"  {_when(event.seconds_ago, screen)}: {event.text}") for event in snapshot.events]
 
 
 # Successive lines
@@ -373,8 +378,8 @@ class NewEvents:
     def take(self, snapshot: Snapshot) -> Sequence[JobEvent]:
         if snapshot.incarnation != self._incarnation:
             self._incarnation, self._number = snapshot.incarnation, 0
-        news = [each for each in snapshot.events if each.number > self._number]
-        self._number = max([self._number, *(each.number for each in news)])
+        news = [event for event in snapshot.events if event.number > self._number]
+        self._number = max([self._number, *(event.number for event in news)])
         return news
 
 
@@ -389,7 +394,7 @@ class ChangeLines:
         first = self._standing is None
         news = self._events.take(snapshot)
         if not first:  # who begins to watch is told how things stand, and not the past
-            yield from (f"{clock_time(now - each.seconds_ago)} {each.text}" for each in news)
+            yield from (f"{clock_time(now - event.seconds_ago)} {event.text}" for event in news)
         standing = _standing(snapshot)
         # That a round has started or ended was just said; who has come to one that forms was not.
         told_by_event = snapshot.phase not in _FORMING and bool(news)
@@ -420,7 +425,7 @@ def status_json(snapshot: Snapshot, now: float, ended: Sequence[JobSummary] | No
     """
     fields = status_fields(snapshot, now)
     if ended is not None:
-        fields["ended"] = [_summary(each, now) for each in ended]
+        fields["ended"] = [_summary(job, now) for job in ended]
     return msgspec.json.format(json.dumps(fields), indent=2)  # ten times as fast as by `dumps`
 
 
@@ -441,7 +446,7 @@ def status_fields(snapshot: Snapshot, now: float) -> dict[str, Any]:
         "max_nodes": snapshot.max_nodes,
         "missing_nodes": snapshot.missing,
         "expected": list(snapshot.expected),
-        "nodes": [_node(each) for each in snapshot.nodes],
+        "nodes": [_node(node) for node in snapshot.nodes],
         "nodes_not_shown": snapshot.not_shown,
         "totals": _totals(snapshot.totals),
         "stragglers": _stragglers(snapshot),
@@ -454,8 +459,8 @@ def status_fields(snapshot: Snapshot, now: float) -> dict[str, Any]:
             "left": left,
         },
         "backoff_seconds": round(snapshot.backoff, 3),
-        "failures": [_failure(each, now) for each in snapshot.failures],
-        "events": [_event(each, now) for each in snapshot.events],
+        "failures": [_failure(failure, now) for failure in snapshot.failures],
+        "events": [_event(event, now) for event in snapshot.events],
         "detail": snapshot.detail,
         "ending": None if snapshot.ending is None else snapshot.ending.name.lower(),
     }
@@ -472,8 +477,8 @@ def jobs_json(jobs: JobList, now: float) -> str:
 def jobs_fields(jobs: JobList, now: float) -> dict[str, Any]:
     return {
         "version": VERSION,
-        "jobs": [_summary(each, now) for each in jobs.jobs],
-        "ended": [_summary(each, now) for each in jobs.ended],
+        "jobs": [_summary(job, now) for job in jobs.jobs],
+        "ended": [_summary(job, now) for job in jobs.ended],
     }
 
 
@@ -527,11 +532,11 @@ def _report(report: NodeReport) -> dict[str, Any]:
         "pids": list(report.pids),
         "progress": None if report.progress < 0 else report.progress,
         "progress_seconds_ago": _known(report.progress_age),
-        "steps": [None if each < 0 else each for each in report.steps],
+        "steps": [None if step < 0 else step for step in report.steps],
         "first_step": None if report.first_step < 0 else report.first_step,
         "first_step_seconds_ago": _known(report.first_step_age),
         "step_before": None if report.step_before < 0 else report.step_before,
-        "output_seconds_ago": [_known(each) for each in report.output_ages],
+        "output_seconds_ago": [_known(age) for age in report.output_ages],
         "in_place_of": report.in_place_of or None,
         "standby_pids": list(report.standby),
         "standby_ready": report.standby_ready,
@@ -543,7 +548,7 @@ def _report(report: NodeReport) -> dict[str, Any]:
 
 def _totals(totals: Totals) -> dict[str, Any]:
     return {
-        "states": {each: getattr(totals, each) for each in NODE_STATES},
+        "states": {state: getattr(totals, state) for state in NODE_STATES},
         "quiet": totals.quiet,
         "reported": totals.reported,
         "workers": totals.workers,
@@ -556,7 +561,7 @@ def _stragglers(snapshot: Snapshot) -> dict[str, Any] | None:
     steps = snapshot.totals.steps
     if steps is None:
         return None
-    behind = [each._asdict() for each in steps.behind]
+    behind = [straggler._asdict() for straggler in steps.behind]
     return {"median_step": steps.median, "ranks": steps.ranks, "behind": behind}
 
 

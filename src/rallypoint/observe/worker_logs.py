@@ -47,7 +47,7 @@ def decode_logs(data: bytes) -> NodeLogs:
     if not data:
         return NodeLogs(())
     pieces, notes = decoded(_decoder, data)
-    return NodeLogs(pieces, tuple(_clean(each[:_LONGEST_NOTE]) for each in notes[:_MOST_NOTES]))
+    return NodeLogs(pieces, tuple(_clean(note[:_LONGEST_NOTE]) for note in notes[:_MOST_NOTES]))
 
 
 def log_lines(found: NodeLogs, node: str, *, labelled: bool) -> Iterator[str]:

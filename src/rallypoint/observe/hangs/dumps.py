@@ -214,8 +214,8 @@ class DumpedEntry(msgspec.Struct):
     def place(self) -> str:
         """Where in the user's code it was called; empty where that is not told."""
         frames = [
-            Frame(printable(each.name[-MAX_NAME:]), printable(each.filename[-MAX_FILE:], MAX_FILE), each.line)
-            for each in self.frames
+            Frame(printable(frame.name[-MAX_NAME:]), printable(frame.filename[-MAX_FILE:], MAX_FILE), frame.line)
+            for frame in self.frames
         ]
         return place_of(calls_of(frames))[:MAX_TEXT]
 
@@ -254,7 +254,7 @@ def record_of(rank: int, dump: Dump) -> RankRecord:
         if not entry.is_p2p and (entry.process_group in groups or len(groups) < MAX_GROUPS):
             # Of what was coalesced under one number, the last entry stays.
             groups.setdefault(entry.process_group, {})[entry.collective_seq_id] = entry
-    pending = [each for each in dump.entries if each.is_p2p and not each.done][-MAX_KEPT:]
+    pending = [entry for entry in dump.entries if entry.is_p2p and not entry.done][-MAX_KEPT:]
     return RankRecord(
         rank,
         tuple(
@@ -266,7 +266,7 @@ def record_of(rank: int, dump: Dump) -> RankRecord:
             )
             for name, found in groups.items()
         ),
-        tuple(printable(f"{each.operation} of {title(*each.process_group)}", MAX_TEXT) for each in pending),
+        tuple(printable(f"{entry.operation} of {title(*entry.process_group)}", MAX_TEXT) for entry in pending),
     )
 
 
@@ -277,8 +277,8 @@ def _collective(entry: DumpedEntry) -> Collective:
 def _members(config: Mapping[str, DumpedGroup]) -> dict[tuple[str, str], tuple[Run, ...]]:
     """The ranks of each process group, by its name and description, where they are told."""
     found = {}
-    for each in config.values():
-        listed = _RANKS.fullmatch(each.ranks)
+    for group in config.values():
+        listed = _RANKS.fullmatch(group.ranks)
         if listed is not None and listed[1]:
-            found[each.name, each.desc] = runs_of(map(int, listed[1].split(",")))
+            found[group.name, group.desc] = runs_of(map(int, listed[1].split(",")))
     return found

@@ -83,10 +83,10 @@ def stacks_of(pids: Mapping[int, int]) -> bytes:
 def encode_stacks(found: Sequence[WorkerStacks]) -> bytes:
     """The bytes for an operator: each text once."""
     alike: dict[object, list[WorkerStacks]] = {}
-    for each in found:
-        alike.setdefault((calls_of(main_frames(each.text)), each.error), []).append(each)
+    for worker in found:
+        alike.setdefault((calls_of(main_frames(worker.text)), worker.error), []).append(worker)
     sent = [
-        _SentStacks(tuple((each.rank, each.pid) for each in all_), all_[0].text, all_[0].error)
+        _SentStacks(tuple((worker.rank, worker.pid) for worker in all_), all_[0].text, all_[0].error)
         for all_ in alike.values()
     ]
     return deflated(msgspec.json.encode(sent))
@@ -110,9 +110,9 @@ def check_stacks(data: bytes) -> Sequence[WorkerStacks]:
     """The same for what is not compressed."""
     sent = decoded(_decoder, data)
     found = []
-    for each in sent:
-        text = "\n".join(printable(line, _MAX_LINE) for line in each.text[:MAX_STACK].split("\n"))
-        found += [WorkerStacks(rank, pid, text, printable(each.error)) for rank, pid in each.workers]
+    for group in sent:
+        text = "\n".join(printable(line, _MAX_LINE) for line in group.text[:MAX_STACK].split("\n"))
+        found += [WorkerStacks(rank, pid, text, printable(group.error)) for rank, pid in group.workers]
     return found
 
 
@@ -148,7 +148,7 @@ def _why(said: str) -> str:
             "the kernel does not permit to read the process; give the agent CAP_SYS_PTRACE, or set "
             "kernel.yama.ptrace_scope=0"
         )
-    lines = [each for each in said.strip().splitlines() if each.strip()]
+    lines = [line for line in said.strip().splitlines() if line.strip()]
     return lines[-1] if lines else "py-spy failed and said nothing"
 
 
@@ -180,21 +180,23 @@ class ExaminedNode(NamedTuple):
 def collect_evidence(node: ExaminedNode) -> NodeEvidence:
     """Look at the workers of this node; takes as long as py-spy and the flight recorders do, ten seconds at most."""
     deadline = Deadline.after(TIMEOUT)
-    running = {each.rank: each.pid for each in node.workers if each.exit_code is None and each.pid > 0}
-    recorders = {each.rank: each.recorder for each in node.workers if each.rank in running and each.recorder}
+    running = {worker.rank: worker.pid for worker in node.workers if worker.exit_code is None and worker.pid > 0}
+    recorders = {worker.rank: worker.recorder for worker in node.workers if worker.rank in running and worker.recorder}
     with ThreadPoolExecutor(1, "evidence") as beside:
         dumps = beside.submit(take_dumps, recorders, dump_folder(node.folder))
-        stacks = {each.rank: each for each in stacks_of_workers(running, deadline)}
-        found = {each.rank: _found(each, stacks.get(each.rank)) for each in sorted(node.workers)}
+        stacks = {worker.rank: worker for worker in stacks_of_workers(running, deadline)}
+        found = {worker.rank: _found(worker, stacks.get(worker.rank)) for worker in sorted(node.workers)}
         waiting = {rank: pid for rank, pid in running.items() if waits_for_children(calls_of(found[rank].frames))}
         children = children_of(waiting, deadline)
         records = tuple(dumps.result())
     ranks = tuple(
-        msgspec.structs.replace(each, children=tuple(child.found for child in children.get(rank, ())))
-        for rank, each in found.items()
+        msgspec.structs.replace(evidence, children=tuple(child.found for child in children.get(rank, ())))
+        for rank, evidence in found.items()
     )
     kept = _keep(node.folder, _whole_text(ranks, stacks, children)) if node.folder else ""
-    written = next((each.dump.removesuffix(f"{rank}") for rank, each in recorders.items() if _is_there(each.dump)), "")
+    written = next(
+        (recorder.dump.removesuffix(f"{rank}") for rank, recorder in recorders.items() if _is_there(recorder.dump)), ""
+    )
     where = printable(written, MAX_TEXT)
     return NodeEvidence(printable(node.host), ranks, printable(kept, MAX_TEXT), records, where, node.ends_workers)
 
@@ -228,14 +230,19 @@ def _whole_text(
     ranks: Sequence[RankEvidence], stacks: Mapping[int, WorkerStacks], children: Mapping[int, Sequence[Child]]
 ) -> str:
     lines: list[str] = []
-    for each in ranks:
-        state = each.state if each.exit_code is None else f"{each.state} with exit code {each.exit_code}"
-        lines.append(f"== rank {each.rank}: {state}{f' ({each.where})' if each.where else ''}")
-        lines += ["kernel stack:", *(f"    {line}" for line in each.kernel)] if each.kernel else []
-        stack = stacks.get(each.rank)
-        lines += [stack.text.rstrip() or f"no stacks: {each.why_none}"] if stack is not None else []
-        for child in children.get(each.rank, ()):
-            lines += ["", f"-- process {child.pid} below rank {each.rank}: {child.found.state} ({child.found.where})"]
+    for evidence in ranks:
+        state = (
+            evidence.state if evidence.exit_code is None else f"{evidence.state} with exit code {evidence.exit_code}"
+        )
+        lines.append(f"== rank {evidence.rank}: {state}{f' ({evidence.where})' if evidence.where else ''}")
+        lines += ["kernel stack:", *(f"    {line}" for line in evidence.kernel)] if evidence.kernel else []
+        stack = stacks.get(evidence.rank)
+        lines += [stack.text.rstrip() or f"no stacks: {evidence.why_none}"] if stack is not None else []
+        for child in children.get(evidence.rank, ()):
+            lines += [
+                "",
+                f"-- process {child.pid} below rank {evidence.rank}: {child.found.state} ({child.found.where})",
+            ]
             lines += [child.text.rstrip() or "no stacks"]
         lines.append("")
     return "\n".join(lines)
@@ -275,9 +282,9 @@ def children_of(workers: Mapping[int, int], deadline: Deadline) -> dict[int, lis
         return {}
     below = {rank: _below(pid)[:MAX_CHILDREN] for rank, pid in workers.items()}
     every = {pid: pid for pids in below.values() for pid in pids}
-    texts = {each.pid: each for each in stacks_of_workers(every, deadline)}
+    texts = {process.pid: process for process in stacks_of_workers(every, deadline)}
     found = {rank: [_child(pid, texts[pid].text) for pid in pids] for rank, pids in below.items()}
-    return {rank: [each for each in children if not _is_helper(each)] for rank, children in found.items()}
+    return {rank: [child for child in children if not _is_helper(child)] for rank, children in found.items()}
 
 
 def _below(root: int) -> list[int]:
@@ -287,7 +294,7 @@ def _below(root: int) -> list[int]:
         return []
     found, parents = [], {root}
     while parents:
-        parents = {pid for pid, each in table.items() if each.parent in parents and not each.ended}
+        parents = {pid for pid, entry in table.items() if entry.parent in parents and not entry.ended}
         found += sorted(parents)
     return found
 
@@ -366,10 +373,10 @@ def _uninterruptible(pid: int) -> Iterator[int]:
         threads = sorted(map(int, os.listdir(f"/proc/{pid}/task")))[:_MOST_THREADS]
     except (OSError, ValueError):
         return
-    for each in threads:
-        found = read_stat(each)
-        if each != pid and found is not None and found.state == "D":
-            yield each
+    for thread in threads:
+        found = read_stat(thread)
+        if thread != pid and found is not None and found.state == "D":
+            yield thread
 
 
 def _where(pid: int, thread: int) -> str:
@@ -378,12 +385,12 @@ def _where(pid: int, thread: int) -> str:
     calls = CALLS.get(platform.machine(), "").split()
     called = dict(zip(calls[::2], calls[1::2], strict=True)).get(number, number)
     names = (place, called if number.isdigit() else "")
-    return ", ".join(printable(each) for each in names if each)
+    return ", ".join(printable(name) for name in names if name)
 
 
 def _kernel_stack(pid: int, thread: int) -> tuple[str, ...]:
     lines = (line.rpartition(" ")[2] for line in _read(pid, thread, "stack").splitlines())
-    return tuple(printable(each) for each in lines if each)[:_MOST_STACK]
+    return tuple(printable(line) for line in lines if line)[:_MOST_STACK]
 
 
 def _read(pid: int, thread: int, name: str) -> str:

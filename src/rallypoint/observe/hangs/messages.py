@@ -109,13 +109,14 @@ def calls_of(frames: Sequence[Frame]) -> tuple[Call, ...]:
 def _calls_of(frames: tuple[Frame, ...]) -> tuple[Call, ...]:
     root = _root(frames)
     return tuple(
-        Call(each.function.rpartition(".")[2] or each.function, _short(each.file, root), _line(each)) for each in frames
+        Call(frame.function.rpartition(".")[2] or frame.function, _short(frame.file, root), _line(frame))
+        for frame in frames
     )
 
 
 def _root(frames: Sequence[Frame]) -> str:
     """The folder of the script: of the outermost call in the user's code."""
-    script = next((each.file for each in reversed(frames) if not _LIBRARY.fullmatch(each.file)), "")
+    script = next((frame.file for frame in reversed(frames) if not _LIBRARY.fullmatch(frame.file)), "")
     return script.rpartition("/")[0]
 
 
@@ -125,7 +126,7 @@ def _line(frame: Frame) -> int:
 
 def _short(file: str, root: str) -> str:
     if library := _LIBRARY.fullmatch(file):
-        return next(each for each in library.groups() if each)
+        return next(part for part in library.groups() if part)
     if root and file.startswith(f"{root}/"):
         return file[len(root) + 1 :]
     return "/".join(file.rsplit("/", 2)[-2:])
@@ -140,14 +141,14 @@ def summary_of(calls: Sequence[Call]) -> str:
     """
     if not calls:
         return ""
-    depth = next((at for at, each in enumerate(calls) if each.line), None)
+    depth = next((at for at, call in enumerate(calls) if call.line), None)
     if depth is None:
         return str(calls[0])
     inner, place = calls[:depth], calls[depth].place
-    collective = next((each for each in inner if each.file.endswith(_COLLECTIVES) and _is_named(each)), None)
+    collective = next((call for call in inner if call.file.endswith(_COLLECTIVES) and _is_named(call)), None)
     if collective is None and inner and inner[-1].file.startswith(_IMPORT):
         return f"import, {place}"
-    called = collective or next((each for each in reversed(inner) if _is_named(each)), None)
+    called = collective or next((call for call in reversed(inner) if _is_named(call)), None)
     if called is None:
         return f"{calls[depth].function}, {place}"
     name = (
@@ -163,11 +164,11 @@ _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 
 def waits_for_children(calls: Sequence[Call]) -> bool:
     """Whether a stack is in code that waits for processes: of data loaders, of pools, of programs."""
-    return any(each.file.startswith(_CHILDREN) for each in calls)
+    return any(call.file.startswith(_CHILDREN) for call in calls)
 
 
 def place_of(calls: Sequence[Call]) -> str:
-    return next((each.place for each in calls if each.line), "")
+    return next((call.place for call in calls if call.line), "")
 
 
 def _is_named(call: Call) -> bool:
@@ -258,9 +259,7 @@ def runs_of(ranks: Iterable[int]) -> tuple[Run, ...]:
 @lru_cache(maxsize=1024)
 def ranks_of(runs: tuple[Run, ...]) -> tuple[int, ...]:
     """The ranks of some runs."""
-    return tuple(
-        chain.from_iterable(range(each.first, each.first + each.count * each.step, each.step) for each in runs)
-    )
+    return tuple(chain.from_iterable(range(run.first, run.first + run.count * run.step, run.step) for run in runs))
 
 
 class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -356,14 +355,16 @@ class EvidenceReader:
         found = decode_evidence(data)
         ranks = (
             msgspec.structs.replace(
-                each,
-                frames=self._stack(each.frames),
-                kernel=self._once(each.kernel),
-                children=self._once(each.children),
+                rank,
+                frames=self._stack(rank.frames),
+                kernel=self._once(rank.kernel),
+                children=self._once(rank.children),
             )
-            for each in found.ranks
+            for rank in found.ranks
         )
-        records = (msgspec.structs.replace(each, groups=tuple(map(self._group, each.groups))) for each in found.records)
+        records = (
+            msgspec.structs.replace(record, groups=tuple(map(self._group, record.groups))) for record in found.records
+        )
         return msgspec.structs.replace(found, ranks=tuple(ranks), records=tuple(records))
 
     def _stack(self, frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
@@ -385,14 +386,14 @@ def _texts(found: NodeEvidence) -> Iterator[str]:
         yield from (rank.state, rank.where, rank.why_none, *rank.kernel)
         for child in rank.children:
             yield from (child.state, child.where)
-        for frame in (*rank.frames, *(each for child in rank.children for each in child.frames)):
+        for frame in (*rank.frames, *(frame for child in rank.children for frame in child.frames)):
             yield from (frame.function, frame.file)
     for record in found.records:
         yield from (record.why_none, *record.pending)
         for group in record.groups:
             yield from (group.name, group.description)
-            for each in group.last:
-                yield from (each.operation, each.place)
+            for operation in group.last:
+                yield from (operation.operation, operation.place)
 
 
 def title(name: str, description: str) -> str:

@@ -55,7 +55,7 @@ class Found(NamedTuple):
 
     @property
     def headline(self) -> str:
-        return ", ".join(each for each in (self.state, summary_of(self.calls)) if each) or "nothing is known"
+        return ", ".join(text for text in (self.state, summary_of(self.calls)) if text) or "nothing is known"
 
 
 class Group(NamedTuple):
@@ -73,7 +73,7 @@ class Group(NamedTuple):
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """Which ranks; standby workers have negative numbers (`features/reports`)."""
-    own = [each for each in ranks if each >= 0]
+    own = [rank for rank in ranks if rank >= 0]
     standby = len(ranks) - len(own)
     texts = [f"{len(own)} rank{'' if len(own) == 1 else 's'} ({_some(ranges(own))})"] if own else []
     texts += [f"{standby} standby worker{'' if standby == 1 else 's'}"] if standby else []
@@ -97,8 +97,8 @@ def found_of(process: RankEvidence | ProcessEvidence) -> Found:
 def groups_of(ranks: Iterable[RankEvidence]) -> list[Group]:
     """The groups, the largest first, then by their lowest rank; those that are smaller than the largest differ."""
     members: dict[Found, list[int]] = {}
-    for each in sorted(ranks, key=lambda one: one.rank):
-        members.setdefault(found_of(each), []).append(each.rank)
+    for evidence in sorted(ranks, key=lambda one: one.rank):
+        members.setdefault(found_of(evidence), []).append(evidence.rank)
     in_order = sorted(members.items(), key=lambda entry: (-len(entry[1]), entry[1]))
     most = len(in_order[0][1]) if in_order else 0
     return [Group(tuple(ranks), found, len(ranks) < most) for found, ranks in in_order]
@@ -122,9 +122,9 @@ def findings(records: Sequence[RankRecord], ranks: Collection[int]) -> list[str]
     """A sentence for each process group of which the ranks (of all, or only those that dumped) do not agree, or in
     which they wait together.
     """
-    known = {each.rank for each in records}
+    known = {record.rank for record in records}
     found = [text for group in _groups(records, ranks) for text in _of_group(group, known)]
-    found += [f"rank {each.rank} waits in {text}" for each in records for text in each.pending[-1:]]
+    found += [f"rank {record.rank} waits in {text}" for record in records for text in record.pending[-1:]]
     more = [f"and {len(found) - MAX_FINDINGS} more such lines"] if len(found) > MAX_FINDINGS else []
     return [*found[:MAX_FINDINGS], *more]
 
@@ -135,7 +135,7 @@ def _groups(records: Iterable[RankRecord], ranks: Collection[int]) -> list[_Proc
     for record in records:
         for group in record.groups:
             by_rank = found.setdefault((group.name, group.description, group.members), {})
-            by_rank[record.rank] = {each.sequence: each for each in group.last}
+            by_rank[record.rank] = {entry.sequence: entry for entry in group.last}
     return [
         _ProcessGroup(title(name, description), ranks_of(members) or _seen(description, by_rank, ranks), by_rank)
         for (name, description, members), by_rank in found.items()
@@ -158,18 +158,18 @@ def _of_group(group: _ProcessGroup, known: Collection[int]) -> Iterable[str]:
         number = least + 1
         there = [rank for rank, at in last.items() if at >= number]
         absent = [rank for rank, at in last.items() if at < number]
-        named = next((each for rank in there if (each := group.records[rank].get(number))), None)
+        named = next((entry for rank in there if (entry := group.records[rank].get(number))), None)
         what = f"{named.operation if named else 'a collective'} #{number} of {group.name}{_place(named)}"
         yield f"{what}: joined by {_ranks(there)}, not by {_ranks(absent)}{beyond}"
         return
     at_top = {rank: group.records[rank][top] for rank in last if top in group.records.get(rank, {})}
-    waiting = [rank for rank, each in at_top.items() if not each.done]
+    waiting = [rank for rank, entry in at_top.items() if not entry.done]
     if not waiting:
         return
-    operations = sorted({each.operation for each in at_top.values()})
+    operations = sorted({entry.operation for entry in at_top.values()})
     if len(operations) > 1:
         by_name = (
-            f"{name} on {_ranks([rank for rank, each in at_top.items() if each.operation == name])}"
+            f"{name} on {_ranks([rank for rank, entry in at_top.items() if entry.operation == name])}"
             for name in operations
         )
         yield f"#{top} of {group.name} is not the same on all ranks: {', '.join(by_name)}{beyond}"
@@ -225,11 +225,11 @@ class GatheredStacks:
         """Whether any worker has a stack."""
 
     def add(self, found: Iterable[WorkerStacks]) -> None:
-        for each in found:
-            rank = RankEvidence(each.rank, each.error or "running", frames=main_frames(each.text)[:MAX_FRAMES])
-            self._texts.setdefault(found_of(rank), each.text)
+        for stacks in found:
+            rank = RankEvidence(stacks.rank, stacks.error or "running", frames=main_frames(stacks.text)[:MAX_FRAMES])
+            self._texts.setdefault(found_of(rank), stacks.text)
             self._ranks.append(rank)
-            self.any_found |= not each.error
+            self.any_found |= not stacks.error
 
     def lines(self) -> list[str]:
         groups = groups_of(self._ranks)
@@ -250,38 +250,39 @@ def stack_lines(found: Iterable[WorkerStacks]) -> list[str]:
 def group_lines(groups: Sequence[Group]) -> list[str]:
     """A line for each group; of many, the largest and the smallest."""
     if len(groups) <= _MAX_GROUPS:
-        return [each.line for each in groups]
+        return [group.line for group in groups]
     half = _MAX_GROUPS // 2
     left = groups[half:-half]
-    between = sum(len(each.ranks) for each in left)
+    between = sum(len(group.ranks) for group in left)
     return [
-        *(each.line for each in groups[:half]),
+        *(group.line for group in groups[:half]),
         f"{between} more ranks in {len(left)} other places",
-        *(each.line for each in groups[-half:]),
+        *(group.line for group in groups[-half:]),
     ]
 
 
 def _recorded(nodes: Sequence[NodeEvidence]) -> Iterable[str]:
     records = [record for node in nodes for record in node.records]
-    told = [each for each in records if not each.why_none]
+    told = [record for record in records if not record.why_none]
     for text in findings(told, {rank.rank for node in nodes for rank in node.ranks}):
         yield f"flight recorder: {text}"
-    for why in sorted({each.why_none for each in records if each.why_none})[:_MAX_HOSTS]:
-        yield f"no flight recorder of {ranks_text([each.rank for each in records if each.why_none == why])}: {why}"
-    if told and (path := next((each.dumps for each in nodes if each.dumps), "")):
+    for why in sorted({record.why_none for record in records if record.why_none})[:_MAX_HOSTS]:
+        ranks = [record.rank for record in records if record.why_none == why]
+        yield f"no flight recorder of {ranks_text(ranks)}: {why}"
+    if told and (path := next((node.dumps for node in nodes if node.dumps), "")):
         folder, _, prefix = path.rpartition("/")
         others = ", with the dumps of all nodes in one folder" if len(nodes) > 1 else ""
         yield f"analysis: torchfrtrace --prefix {prefix} {folder}{others}"
 
 
 def _stacks(groups: Sequence[Group], ranks: Sequence[RankEvidence]) -> Iterable[str]:
-    kernel = {each.rank: each.kernel for each in ranks if each.kernel}
-    for group in sorted(groups[:_MAX_GROUPS], key=lambda each: not each.differs):
-        shown = [f"    {each}" for each in group.found.calls[:_MAX_CALLS]]
+    kernel = {rank.rank: rank.kernel for rank in ranks if rank.kernel}
+    for group in sorted(groups[:_MAX_GROUPS], key=lambda group: not group.differs):
+        shown = [f"    {call}" for call in group.found.calls[:_MAX_CALLS]]
         beyond = len(group.found.calls) - len(shown)
         shown += [f"    and {beyond} more"] if beyond > 0 else []
-        inside = next((kernel[each] for each in group.ranks if each in kernel), ())
-        shown += ["    in the kernel:", *(f"      {each}" for each in inside[:_MAX_CALLS])] if inside else []
+        inside = next((kernel[rank] for rank in group.ranks if rank in kernel), ())
+        shown += ["    in the kernel:", *(f"      {line}" for line in inside[:_MAX_CALLS])] if inside else []
         shown += [f"    {line}" for line in _children(ranks, group)]
         if shown:
             yield f"  {ranks_text(group.ranks)} in, the innermost call first:"
@@ -291,7 +292,7 @@ def _stacks(groups: Sequence[Group], ranks: Sequence[RankEvidence]) -> Iterable[
 def _children(ranks: Sequence[RankEvidence], group: Group) -> Iterable[str]:
     """What the processes below these ranks are in, those of all ranks counted together: what few are in first."""
     members = frozenset(group.ranks)
-    counted = Counter(found_of(child) for each in ranks if each.rank in members for child in each.children)
+    counted = Counter(found_of(child) for rank in ranks if rank.rank in members for child in rank.children)
     for found, count in sorted(counted.items(), key=lambda entry: entry[1])[:_MAX_CHILDREN]:
         yield f"{count} process{'' if count == 1 else 'es'} below: {found.headline}"
 
@@ -315,7 +316,7 @@ def _missing(names: Sequence[str], more: int) -> list[str]:
 
 
 def _where(nodes: Sequence[NodeEvidence]) -> list[str]:
-    kept = [f"{each.kept} on {each.host}" for each in nodes if each.kept]
+    kept = [f"{node.kept} on {node.host}" for node in nodes if node.kept]
     more = f" and on {len(kept) - _MAX_HOSTS} more nodes" if len(kept) > _MAX_HOSTS else ""
     return [f"  all of it: {', '.join(kept[:_MAX_HOSTS])}{more}"] if kept else []
 
@@ -324,4 +325,4 @@ def _names(names: Sequence[str], more: int = 0) -> str:
     named = names[:_MAX_HOSTS]
     more += len(names) - len(named)
     rest = f"{more} more" if named else f"{more} nodes"
-    return " and ".join(each for each in (", ".join(named), rest if more else "") if each)
+    return " and ".join(text for text in (", ".join(named), rest if more else "") if text)

@@ -81,14 +81,14 @@ def _check_size(value: object) -> None:
     """Raises: ValueError: as JSON the value would have more than `MAX_JSON` bytes: found before any of it is made."""
     size, pending = 0, [value]
     while pending:
-        each = pending.pop()
-        size += len(each) if isinstance(each, str) else 1
-        if isinstance(each, dict):
-            size += len(each)
-            pending += each
-            pending += each.values()
-        elif isinstance(each, list | tuple):
-            size += len(each)
-            pending += each
+        part = pending.pop()
+        size += len(part) if isinstance(part, str) else 1
+        if isinstance(part, dict):
+            size += len(part)
+            pending += part
+            pending += part.values()
+        elif isinstance(part, list | tuple):
+            size += len(part)
+            pending += part
         if size > MAX_JSON:
             raise ValueError("as JSON it is too large")
