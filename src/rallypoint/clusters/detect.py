@@ -272,9 +272,9 @@ _NAME = re.compile(r"[\w.@:-]{1,120}", re.ASCII)
 
 def launcher_of(environ: Mapping[str, str]) -> Launcher | None:
     """The launcher that has started this process, if it says enough for anybody to know."""
-    for each in LAUNCHERS:
-        if {each.size, each.rank, each.local_size} <= environ.keys():
-            return each
+    for launcher in LAUNCHERS:
+        if {launcher.size, launcher.rank, launcher.local_size} <= environ.keys():
+            return launcher
     return None
 
 

@@ -112,7 +112,7 @@ def judge_space(found: Room) -> CheckResult:
     files = ENOUGH_INODES if found.files < 0 else found.files
     inodes = f"{found.folder} has room for {found.files} more files (inodes)"
     by_files = by_amount(inodes, files, MIN_INODES, ENOUGH_INODES, remedy)
-    return max(by_size, by_files, key=lambda each: EXIT_CODES[each.status])
+    return max(by_size, by_files, key=lambda result: EXIT_CODES[result.status])
 
 
 def _free(found: Room) -> str:
@@ -259,12 +259,12 @@ def judge_gpus(health: NvmlHealth | None, listed: int = 0, visible: int = 0, wor
     if health.trouble:
         return failed(f"the NVIDIA driver does not work: {health.trouble}", see)
     known = health.gpus
-    lost = [f"{each.address} ({each.trouble})" for each in known if each.trouble]
+    lost = [f"{gpu.address} ({gpu.trouble})" for gpu in known if gpu.trouble]
     if lost:
         return failed(f"{len(lost)} of {len(known)} GPUs do not answer: {', '.join(lost)}", see)
     if len(known) < listed:
         return failed(f"the kernel lists {listed} GPUs, and the driver knows {len(known)}", see)
-    kinds = Counter(each.name for each in known)
+    kinds = Counter(gpu.name for gpu in known)
     text = f"{', '.join(f'{count} {name}' for name, count in kinds.items()) or 'none'}, driver {health.driver}"
     if workers > visible > 0:
         return warned(f"{text}: {workers} workers share {visible}", "give --nproc-per-node=gpu")
@@ -296,24 +296,24 @@ def _unnamed(gpus: Mapping[int, GpuMemory]) -> list[str]:
 
 def judge_gpu_memory(health: NvmlHealth | None, held: Sequence[str] = ()) -> CheckResult:
     """Whether the memory is sound and free; `held` says what processes outside the job have of it."""
-    known = [] if health is None else [each for each in health.gpus if not each.trouble]
+    known = [] if health is None else [gpu for gpu in health.gpus if not gpu.trouble]
     if not known:
         return skipped("there is no GPU")
-    worn = [each.address for each in known if each.remap_failed]
+    worn = [gpu.address for gpu in known if gpu.remap_failed]
     if worn:
         return failed(f"rows of memory could not be replaced on {', '.join(worn)}", "have the GPU replaced")
     reset = "reset the GPU (`nvidia-smi -r`) or restart the machine"
-    broken = [f"{each.errors} on {each.address}" for each in known if each.errors > 0]
+    broken = [f"{gpu.errors} on {gpu.address}" for gpu in known if gpu.errors > 0]
     if broken:
         return failed(f"memory errors that ECC could not correct: {', '.join(broken)}", reset)
-    pending = [each.address for each in known if each.remap_pending]
+    pending = [gpu.address for gpu in known if gpu.remap_pending]
     if pending:
         return warned(f"memory is to be replaced at the next reset of {', '.join(pending)}", reset)
     if held:
         more = f"; and {len(held) - _FEW} more" if len(held) > _FEW else ""
         fact = f"{'; '.join(held[:_FEW])}{more}"
         return warned(fact, "end that process, or choose other GPUs by CUDA_VISIBLE_DEVICES")
-    if all(each.errors < 0 for each in known):
+    if all(gpu.errors < 0 for gpu in known):
         return skipped("ECC is off, or not there")
     return passed(f"no errors on {len(known)} GPUs since the driver was loaded")
 
@@ -335,13 +335,13 @@ class Xid(NamedTuple):
 
 def xid_errors(entries: Iterable[LogEntry], now: float) -> list[Xid]:
     """The errors among entries of the log; `now` is on the same clock."""
-    found = ((now - each.moment, _XID.search(each.text)) for each in entries)
+    found = ((now - entry.moment, _XID.search(entry.text)) for entry in entries)
     return [Xid(ago, match[1], int(match[2])) for ago, match in found if match]
 
 
 def judge_xid(errors: Iterable[Xid]) -> CheckResult:
     """Errors of the last hours that a program's own mistakes do not cause."""
-    recent = [each for each in errors if each.ago < XID_HOURS * 3600 and each.number not in PROGRAM_XIDS]
+    recent = [error for error in errors if error.ago < XID_HOURS * 3600 and error.number not in PROGRAM_XIDS]
     if not recent:
         return passed(f"none in the last {XID_HOURS} hours apart from those that programs cause")
     last = recent[-1]

@@ -61,7 +61,7 @@ class MeshNode(NamedTuple):
 def dialled_ranks(rank: int, count: int) -> list[int]:
     """The group ranks that this one dials, in a round of so many nodes. As many dial it."""
     if count <= FULL_MESH:
-        return [each for each in range(count) if each != rank]
+        return [other for other in range(count) if other != rank]
     steps = [1 << power for power in range(count.bit_length()) if 1 << power < count]
     return sorted({(rank + sign * step) % count for step in steps for sign in (1, -1)} - {rank})
 
@@ -82,7 +82,7 @@ def mesh_lines(findings: Mapping[int, Finding], count: int, absent: Mapping[int,
         not_told = "did not report in time which nodes it reaches" if len(missing) == 1 else "have not reported theirs"
         text = f"{names.several(missing)} {not_told}"
         lines.append(MeshLine(text, "", tuple(missing)))
-    pairs = {(dialler, rank): why for dialler, each in findings.items() for rank, why in each.failures.items()}
+    pairs = {(dialler, rank): why for dialler, finding in findings.items() for rank, why in finding.failures.items()}
     tried = len(dialled_ranks(0, count))
     while pairs:
         by_target = Counter((rank, why) for (_, rank), why in pairs.items())
@@ -90,24 +90,24 @@ def mesh_lines(findings: Mapping[int, Finding], count: int, absent: Mapping[int,
         (target, why), many = max(by_target.items(), key=lambda entry: (entry[1], -entry[0][0]))
         (dialler, reason), more = max(by_dialler.items(), key=lambda entry: (entry[1], -entry[0][0]))
         if many >= more:
-            ranks = sorted(each for (each, rank), text in pairs.items() if (rank, text) == (target, why))
+            ranks = sorted(source for (source, rank), text in pairs.items() if (rank, text) == (target, why))
             who = names.of(ranks[0]) if many == 1 else names.share(ranks, tried)
             node = names.of(target if len(ranks) > FEW else ranks[0])
             lines.append(MeshLine(f"{who} cannot reach {names.at(target)}: {why}; {REMEDY}", node, (target, *ranks)))
             pairs = {pair: text for pair, text in pairs.items() if (pair[1], text) != (target, why)}
         else:
-            ranks = sorted(rank for (each, rank), text in pairs.items() if (each, text) == (dialler, reason))
+            ranks = sorted(rank for (source, rank), text in pairs.items() if (source, text) == (dialler, reason))
             whom = names.share(ranks, tried, places=True)
             text = f"{names.of(dialler)} cannot reach {whom}: {reason}; {REMEDY}"
             lines.append(MeshLine(text, names.of(dialler), (dialler, *ranks)))
-            pairs = {pair: each for pair, each in pairs.items() if (pair[0], each) != (dialler, reason)}
+            pairs = {pair: text for pair, text in pairs.items() if (pair[0], text) != (dialler, reason)}
     return lines
 
 
 class _Names:
     def __init__(self, findings: Mapping[int, Finding], absent: Mapping[int, str]) -> None:
         self._findings = findings
-        self._nodes = {rank: each.node for rank, each in findings.items()} | dict(absent)
+        self._nodes = {rank: finding.node for rank, finding in findings.items()} | dict(absent)
         self._often = Counter(self._nodes.values())
 
     def of(self, rank: int) -> str:
@@ -176,7 +176,7 @@ def decode_finding(data: bytes, rank: int, count: int) -> Finding:
     try:
         node, where, failures = _loaded(data, 3)
         dialled = set(dialled_ranks(rank, count))
-        found = {_rank(each, count): _text(why) for each, why in failures}
+        found = {_rank(peer, count): _text(why) for peer, why in failures}
         if not dialled.issuperset(found):
             raise ValueError("it reports nodes that it does not dial")
         return Finding(_text(node), _text(where), found)
@@ -195,7 +195,7 @@ def decode_lines(data: bytes, count: int) -> tuple[int, list[MeshLine]]:
         if type(total) is not int or not len(lines) <= total <= count * count or len(lines) > MAX_LINES:
             raise ValueError("a wrong number of lines")
         return total, [
-            MeshLine(_text(text, _MAX_LINE), _text(node, least=0), tuple(_rank(each, count) for each in ranks))
+            MeshLine(_text(text, _MAX_LINE), _text(node, least=0), tuple(_rank(rank, count) for rank in ranks))
             for text, node, ranks in lines
         ]
     except (ValueError, TypeError, RecursionError) as error:

@@ -40,7 +40,7 @@ def own_name(inputs: CheckInputs) -> Iterator[CheckResult]:
         yield skipped("the job has no other node that needs an address")
         return
     found = look_up(socket.gethostname())
-    yield judge_host_name(host_name(), found, [each for each in found.addresses if not is_local_address(each)])
+    yield judge_host_name(host_name(), found, [address for address in found.addresses if not is_local_address(address)])
 
 
 def judge_host_name(name: str, found: LookUp, foreign: Sequence[str]) -> CheckResult:
@@ -77,7 +77,7 @@ class Place(NamedTuple):
     is_here: bool = False
 
     def having(self, *outcomes: Outcome) -> list[Attempt]:
-        return [each for each in self.attempts if each.outcome in outcomes]
+        return [attempt for attempt in self.attempts if attempt.outcome in outcomes]
 
 
 _NO_ENDPOINT = "there is no endpoint to check"
@@ -87,7 +87,7 @@ def endpoint(inputs: CheckInputs) -> Iterator[CheckResult]:
     places: list[Place] = []
     if inputs.endpoints:
         with ThreadPoolExecutor(len(inputs.endpoints)) as pool:  # none takes longer than `LOOK_UP` and `CONNECT`
-            places = list(pool.map(_place, (Endpoint(*each) for each in inputs.endpoints)))
+            places = list(pool.map(_place, (Endpoint(*given) for given in inputs.endpoints)))
     is_ours = inputs.backend in ("c10d", "static")  # what listens there
     yield judge_endpoint(places, is_ours=is_ours, joins=inputs.joins)
     answer = _ask(inputs, places) if places else Answer()
@@ -98,7 +98,7 @@ def endpoint(inputs: CheckInputs) -> Iterator[CheckResult]:
 
 def _place(endpoint: Endpoint) -> Place:
     found = look_up(endpoint.host)
-    attempts = attempt_all([(each, endpoint.port) for each in found.addresses[:_MOST]])
+    attempts = attempt_all([(address, endpoint.port) for address in found.addresses[:_MOST]])
     return Place(endpoint, found, attempts, any(map(is_local_address, found.addresses)))
 
 
@@ -108,15 +108,15 @@ def judge_endpoint(places: Sequence[Place], *, is_ours: bool = True, joins: bool
     Where `is_ours` (what listens there is Rallypoint's), it is no fault that nobody does yet: nodes start in any
     order. A node that `joins` waits for a name that does not resolve, and for etcd.
     """
-    judged = [_judge_place(each, is_ours=is_ours, joins=joins) for each in places]
+    judged = [_judge_place(place, is_ours=is_ours, joins=joins) for place in places]
     if not judged:
         return skipped(_NO_ENDPOINT)
     if len(judged) == 1:
         return judged[0]
-    text = "; ".join(each.fact for each in judged)
-    if all(each.status == "FAIL" for each in judged):
+    text = "; ".join(result.fact for result in judged)
+    if all(result.status == "FAIL" for result in judged):
         return failed(text, judged[0].remedy)
-    bad = [each for each in judged if each.status != "PASS"]
+    bad = [result for result in judged if result.status != "PASS"]
     return warned(text, bad[0].remedy) if bad else passed(text)
 
 
@@ -153,8 +153,10 @@ _OUTCOMES = {
 
 def _words(attempts: Sequence[Attempt], host: str) -> str:
     groups: dict[str, list[str]] = {}
-    for each in attempts:
-        groups.setdefault(_OUTCOMES.get(each.outcome) or f"cannot be reached ({each.words})", []).append(each.address)
+    for attempt in attempts:
+        groups.setdefault(_OUTCOMES.get(attempt.outcome) or f"cannot be reached ({attempt.words})", []).append(
+            attempt.address
+        )
     if list(groups.values()) == [[host]]:
         return next(iter(groups))
     return ", ".join(f"{', '.join(addresses)} {words}" for words, addresses in groups.items())
@@ -259,7 +261,7 @@ def _port(place: Place) -> CheckResult:
     port = place.endpoint.port
     if place.having(Outcome.ACCEPTED):
         return passed(f"somebody listens at port {port} (see control-plane)")
-    low, high = ([int(each) for each in local_port_range().split()] or [0, 0])[:2]
+    low, high = ([int(part) for part in local_port_range().split()] or [0, 0])[:2]
     reserved = _ranges(read_text("/proc/sys/net/ipv4/ip_local_reserved_ports"))
     return judge_port(port, _trouble_with(place), (low, high), reserved)
 
@@ -292,8 +294,8 @@ def _trouble_with(place: Place) -> str:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("", place.endpoint.port))  # and nobody can connect
     except OSError as error:
-        again = attempt_all([(each.address, place.endpoint.port) for each in place.attempts])
-        return "" if any(each.outcome is Outcome.ACCEPTED for each in again) else error.strerror or str(error)
+        again = attempt_all([(attempt.address, place.endpoint.port) for attempt in place.attempts])
+        return "" if any(attempt.outcome is Outcome.ACCEPTED for attempt in again) else error.strerror or str(error)
     return ""
 
 
@@ -315,13 +317,13 @@ def proxy(inputs: CheckInputs) -> Iterator[CheckResult]:
 def judge_proxy(environ: Mapping[str, str], hosts: Sequence[str]) -> CheckResult:
     """Rallypoint itself takes no proxy; gRPC, requests and curl do, towards etcd and other nodes. Values of the
     variables are not shown: they may hold a password."""
-    names = ", ".join(name for each in VARIABLES for name in (each, each.upper()) if environ.get(name))
+    names = ", ".join(name for variable in VARIABLES for name in (variable, variable.upper()) if environ.get(name))
     if not names:
         return passed("no proxy variable is set")
     if not hosts:
         return skipped(f"{names} set, and no endpoint is given that they could divert")
     spared = ",".join(environ.get(name, "") for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"))
-    caught = [each for each in hosts if not is_spared(each, spared)]
+    caught = [host for host in hosts if not is_spared(host, spared)]
     if not caught:
         return passed(f"{names} set, and no_proxy spares {', '.join(hosts)}")
     return warned(

@@ -123,13 +123,13 @@ class Check(NamedTuple):
 
 
 def worst(results: Iterable[CheckResult]) -> Status:
-    made = (each.status for each in results if each.status is not Status.SKIP)
+    made = (result.status for result in results if result.status is not Status.SKIP)
     return max(made, key=EXIT_CODES.__getitem__, default=Status.PASS)
 
 
 def with_required(results: Iterable[CheckResult], names: Collection[str]) -> list[CheckResult]:
     """The results, where those of the checks that are required count as law 3 says."""
-    return [_required(each) if each.name in names else each for each in results]
+    return [_required(result) if result.name in names else result for result in results]
 
 
 def _required(result: CheckResult) -> CheckResult:
@@ -141,7 +141,7 @@ def _required(result: CheckResult) -> CheckResult:
 
 def counts(results: Sequence[CheckResult]) -> str:
     """How many there are of each status, for people: `12 PASS, 1 WARN`."""
-    found = [(sum(each.status is status for each in results), status.value) for status in Status]
+    found = [(sum(result.status is status for result in results), status.value) for status in Status]
     return ", ".join(f"{number} {status}" for number, status in found if number) or "no checks"
 
 
@@ -151,7 +151,7 @@ VERSION = 2
 
 def results_json(results: Sequence[CheckResult]) -> str:
     """The results as JSON; `docs/how-to/preflight.md` describes each field."""
-    checks = [each._asdict() for each in results]
+    checks = [result._asdict() for result in results]
     return json.dumps({"version": VERSION, "status": worst(results), "checks": checks}, indent=2)
 
 
@@ -163,11 +163,11 @@ def admit(results: Sequence[CheckResult], mode: str) -> None:
     """Log what has not passed, one line each, as a warning. Raises PreflightError: `mode` is `REQUIRE` and something
     has failed; this node is to stay out of the job.
     """
-    failures = [each for each in results if each.status is Status.FAIL] if mode == REQUIRE else []
+    failures = [result for result in results if result.status is Status.FAIL] if mode == REQUIRE else []
     told_by_error = failures if len(failures) == 1 else []
-    for each in results:
-        if EXIT_CODES[each.status] and each not in told_by_error:
-            _log.warning("%s", each)
+    for result in results:
+        if EXIT_CODES[result.status] and result not in told_by_error:
+            _log.warning("%s", result)
     if failures:
         raise PreflightError(_sentence(failures))
 
@@ -175,5 +175,5 @@ def admit(results: Sequence[CheckResult], mode: str) -> None:
 def _sentence(failures: Sequence[CheckResult]) -> str:
     if len(failures) == 1:
         return f"this node stays out of the job, by --preflight=require: {failures[0]}"
-    names = ", ".join(each.name for each in failures)
+    names = ", ".join(failure.name for failure in failures)
     return f"this node stays out of the job, by --preflight=require: {len(failures)} checks failed ({names}), see above"

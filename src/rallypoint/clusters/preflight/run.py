@@ -63,7 +63,7 @@ CHECKS = (
 )
 """All checks, in the order in which their results are shown; `docs/how-to/preflight.md` describes each."""
 
-NAMES = tuple(name for each in CHECKS for name in each.names)
+NAMES = tuple(name for check in CHECKS for name in check.names)
 
 DEADLINE = 16.0
 """Seconds that all checks together may take. Where nothing hangs they take some tenths of one."""
@@ -88,7 +88,7 @@ def run_checks(
     """
     deadline = Deadline.after(seconds)
     answers = _Answers()
-    wanted = {number: each for number, each in enumerate(CHECKS) if checks is None or each in checks}
+    wanted = {number: check for number, check in enumerate(CHECKS) if checks is None or check in checks}
     hanging = {number: check for number, check in wanted.items() if check.may_hang}
     child = _start_child(inputs, hanging, answers) if hanging else None
     for number in wanted.keys() - hanging.keys():
@@ -107,7 +107,7 @@ def run_checks(
         child.kill()
         assert child.stdin is not None
         child.stdin.close()
-    return [each for number, check in wanted.items() for each in found.get(number) or check.all(check.silence)]
+    return [result for number, check in wanted.items() for result in found.get(number) or check.all(check.silence)]
 
 
 def _answer(number: int, check: Check, inputs: CheckInputs, answers: _Answers) -> None:

@@ -111,8 +111,8 @@ def _read_hosts(word: str, source: str) -> Iterator[Host]:
         found = expand(word)
     except HostlistError as error:
         raise UsageError(f"{source}: {printable(word)!r} is not a list of hosts: {error}; write node[1-8]:4") from None
-    for each in found:
-        yield _read_host(each, source)
+    for host in found:
+        yield _read_host(host, source)
 
 
 def _read_host(word: str, source: str) -> Host:
@@ -180,7 +180,7 @@ def named_variables(words: Sequence[str], environ: Mapping[str, str]) -> dict[st
         if equals:
             found[_checked(name, "--env")] = value
         elif {"*", "?"} & set(word) and _PATTERN.fullmatch(word):
-            found |= {each: text for each, text in environ.items() if fnmatchcase(each, word)}
+            found |= {variable: text for variable, text in environ.items() if fnmatchcase(variable, word)}
         elif _checked(name, "--env") in environ:
             found[name] = environ[name]
         else:

@@ -106,9 +106,9 @@ class _Launch:
         try:
             await self._until_signalled(self._prepare())
             self._started = True
-            for each in self._connections:
-                each.send(Start())
-            await asyncio.gather(*(self._follow(each) for each in self._connections))
+            for connection in self._connections:
+                connection.send(Start())
+            await asyncio.gather(*(self._follow(connection) for connection in self._connections))
             await self._conclude()
         finally:
             heartbeats.cancel()
@@ -125,7 +125,7 @@ class _Launch:
         waiting = asyncio.create_task(self._signalled.wait())
         try:
             await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            if number := next((each for each in self._signals if each in _ENDS), 0):
+            if number := next((received for received in self._signals if received in _ENDS), 0):
                 if number == signal.SIGINT:
                     raise KeyboardInterrupt
                 raise SignalException(f"{signal_name(number)} came before the start", number)
@@ -140,9 +140,9 @@ class _Launch:
         """Make all hosts ready. Raises RallypointError after a line for each that is not."""
         gate = asyncio.Semaphore(_AT_ONCE)
 
-        async def reach(each: Connection) -> None:
+        async def reach(connection: Connection) -> None:
             async with gate:
-                hello = await _open(each)
+                hello = await _open(connection)
             if hello.version != __version__:
                 there = printable(hello.version) or "of unknown version"
                 raise HostError(f"has Rallypoint {there}, and {__version__} is here; install the same on all hosts")
@@ -151,12 +151,12 @@ class _Launch:
         endpoint = await self._find_endpoint()
         run_id = f"ssh-{secrets.token_hex(4)}"
 
-        ranks = {each: rank for rank, each in enumerate(self._connections)}
+        ranks = {connection: rank for rank, connection in enumerate(self._connections)}
 
-        async def make_ready(each: Connection) -> None:
-            chosen = node_variables(self._plan.hosts, ranks[each], endpoint, run_id)
+        async def make_ready(connection: Connection) -> None:
+            chosen = node_variables(self._plan.hosts, ranks[connection], endpoint, run_id)
             variables = {**chosen, **self._plan.given}
-            await each.ask(
+            await connection.ask(
                 Prepare(
                     [portable(word) for word in self._plan.command],
                     portable(self._plan.folder),
@@ -172,12 +172,12 @@ class _Launch:
 
     async def _on_all(self, work: Callable[[Connection], Awaitable[None]]) -> None:
         """Do something with all connections. Raises RallypointError after a line for each for which it failed."""
-        results = await asyncio.gather(*(work(each) for each in self._connections), return_exceptions=True)
+        results = await asyncio.gather(*(work(connection) for connection in self._connections), return_exceptions=True)
         failed = 0
-        for each, result in zip(self._connections, results, strict=True):
+        for connection, result in zip(self._connections, results, strict=True):
             if isinstance(result, HostError):
                 failed += 1
-                await self._console.say(f"{each.label} {result}")
+                await self._console.say(f"{connection.label} {result}")
             elif isinstance(result, BaseException):
                 raise result
         if failed:
@@ -189,7 +189,7 @@ class _Launch:
         """Where the control plane will be: on the first host."""
         first, *others = self._connections
         towards = ""
-        addresses = [each.hello.address for each in self._connections if each.hello is not None]
+        addresses = [connection.hello.address for connection in self._connections if connection.hello is not None]
         if others and not _is_global(addresses[0]):
             towards = next(filter(_is_global, addresses), "")
         try:
@@ -201,14 +201,14 @@ class _Launch:
 
     # While it runs
 
-    async def _follow(self, each: Connection) -> None:
-        ended = await each.follow(self._console, self._nonce)
-        self._ends.append(End(each.label, ended.code if ended is not None else None))
+    async def _follow(self, connection: Connection) -> None:
+        ended = await connection.follow(self._console, self._nonce)
+        self._ends.append(End(connection.label, ended.code if ended is not None else None))
         if self._left == 0:
             self._over.set()
         if ended is None:
-            await self._console.say(_lost_text(each.label, self._left, self._plan))
-        elif text := _end_text(each.label, ended, self._plan):
+            await self._console.say(_lost_text(connection.label, self._left, self._plan))
+        elif text := _end_text(connection.label, ended, self._plan):
             if not ended.why and ended.code > 0:
                 await self._others_end(_SETTLE)  # mostly they do, and it is the job's end
             if self._left or ended.code < 0 or ended.why:
@@ -217,7 +217,7 @@ class _Launch:
             await self._end_others()
         elif ended is None or ended.code:
             self._failed += 1
-            if why := self._why_it_cannot_go_on(each):
+            if why := self._why_it_cannot_go_on(connection):
                 await self._others_end(self._plan.ssh.lost_after)  # they may find out by themselves
                 await self._end_others(why)
 
@@ -258,9 +258,9 @@ class _Launch:
     async def _heartbeats(self) -> None:
         while True:
             await asyncio.sleep(max(0.5, min(5.0, self._plan.ssh.lost_after / 4)))
-            for each in self._connections:
-                if not each.ended:
-                    each.send(Alive())
+            for connection in self._connections:
+                if not connection.ended:
+                    connection.send(Alive())
             if failure := self._console.failure():
                 await self._console.say(failure)
 
@@ -270,23 +270,23 @@ class _Launch:
         if number in _ENDS:
             self._signalled.set()
         if self._started:
-            twice = sum(each in _ENDS for each in self._signals) > 1 and number in _ENDS
-            for each in self._connections:
-                each.send(Signal(number, _KILL_AFTER if twice else None))
+            twice = sum(received in _ENDS for received in self._signals) > 1 and number in _ENDS
+            for connection in self._connections:
+                connection.send(Signal(number, _KILL_AFTER if twice else None))
 
     async def _close(self) -> None:
         if not self._started:
-            for each in self._connections:
-                if each.hello is None:
-                    each.abandon()
-        await asyncio.gather(*(each.close() for each in self._connections if not each.ended))
+            for connection in self._connections:
+                if connection.hello is None:
+                    connection.abandon()
+        await asyncio.gather(*(connection.close() for connection in self._connections if not connection.ended))
 
 
-async def _open(each: Connection) -> Hello:
+async def _open(connection: Connection) -> Hello:
     """Reach a host, again where it is busy, as a gateway is to which all connections go. Raises HostError."""
     for attempt in range(_TRIES):
         try:
-            return await each.open()
+            return await connection.open()
         except HostError as error:
             if not error.busy or attempt == _TRIES - 1:
                 raise

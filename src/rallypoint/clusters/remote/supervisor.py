@@ -218,11 +218,11 @@ class Command:
         self.reaper = ReaperClient()
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            out, err = (each.command_end for each in self.relays)
-            words = [_native(each) for each in job.command]
+            out, err = (relay.command_end for relay in self.relays)
+            words = [_native(word) for word in job.command]
             self._process = WorkerProcess(self.reaper, words, os.environ, out, err, stdin=null)
         finally:
-            for fd in (null, *(each.command_end for each in self.relays)):
+            for fd in (null, *(relay.command_end for relay in self.relays)):
                 os.close(fd)
         self._sweep = Sweep(self.reaper, [self._process])
 
@@ -254,7 +254,7 @@ class Command:
             self._sweep.give_up()
             for relay in self.relays:
                 relay.give_up()
-        return self._swept and self._sweep.done() and all(each.done for each in self.relays)
+        return self._swept and self._sweep.done() and all(relay.done for relay in self.relays)
 
     def _wait(self, wakeup: SignalWakeup) -> None:
         poller = select.poll()
