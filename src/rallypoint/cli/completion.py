@@ -79,7 +79,7 @@ def _say_what_completes(action: argparse.Action) -> None:
     """Give shtab the words of a value, or that it is a file; and one spelling of each flag alone."""
     import shtab
 
-    action.option_strings = [each for each in action.option_strings if "_" not in each]
+    action.option_strings = [flag for flag in action.option_strings if "_" not in flag]
     names = {*action.option_strings, str(action.metavar or action.dest)}
     if action.choices is None:
         # Not enforced by the parser, which converts values first: these parsers are for completion only.

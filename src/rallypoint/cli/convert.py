@@ -131,7 +131,7 @@ def check_script(options: Options, environ: Mapping[str, str]) -> None:
     folder, name = os.path.split(os.path.abspath(script))
     try:
         # Without the ending: any two short names are alike by that.
-        stems = [each.removesuffix(".py") for each in os.listdir(folder) if each.endswith(".py")]
+        stems = [name.removesuffix(".py") for name in os.listdir(folder) if name.endswith(".py")]
         meant = closest_match(name.removesuffix(".py"), stems)
     except OSError:
         meant = ""
@@ -546,7 +546,7 @@ def warn_of_variables(environ: Mapping[str, str]) -> None:
     for name in sorted(name for name in environ if name.startswith("PET_")):
         flag = flags.get(name)
         if flag is None:
-            known = {each.variable.removeprefix("PET_"): each.variable for each in FLAGS if each.from_environment}
+            known = {flag.variable.removeprefix("PET_"): flag.variable for flag in FLAGS if flag.from_environment}
             meant = closest_match(name.removeprefix("PET_"), known)
             _log.warning(
                 "%s has no effect: no flag reads it%s", name, f"; did you mean {known[meant]}?" if meant else ""

@@ -153,6 +153,6 @@ class _Run:
             print_answer(json.dumps(drill_fields(self._drill, self._job, trials, stopped), indent=2))
         else:
             print_answer("\n".join([*trial_lines(trials), "", sentence(trials, stopped)]))
-        if all(each.survived for each in trials):
+        if all(trial.survived for trial in trials):
             return 0 if is_passed(self._drill, trials) else 1
         return NOT_SURVIVED

@@ -26,7 +26,7 @@ def _backends() -> tuple[str, ...]:
 def _backend_options() -> tuple[str, ...]:
     from rallypoint.rendezvous.backends.option_table import OPTIONS
 
-    return tuple(sorted(f"{each.name}=" for each in OPTIONS))
+    return tuple(sorted(f"{option.name}=" for option in OPTIONS))
 
 
 def _log_layouts() -> tuple[str, ...]:

@@ -50,7 +50,7 @@ class Terminal:
     def draw(self, lines: Sequence[Line]) -> None:
         width, height = self.size
         colours = colours_wanted()
-        shown = [_styled(cut(each.text, width), each.style if colours else "") for each in lines[:height]]
+        shown = [_styled(cut(line.text, width), line.style if colours else "") for line in lines[:height]]
         self._write(("" if self._taken else _TAKE) + "\x1b[H" + "\x1b[K\r\n".join(shown) + "\x1b[K\x1b[J")
         self._taken = True
 

@@ -169,7 +169,7 @@ def unnamed(jobs: JobList) -> RallypointError:
     """The error for a command that names no job, if the control plane has several or none."""
     if not jobs.jobs:
         return UnreachableError("no job is running at this control plane")
-    names = ", ".join(each.job for each in jobs.jobs[:_MOST_NAMED])
+    names = ", ".join(job.job for job in jobs.jobs[:_MOST_NAMED])
     more = f" and {len(jobs.jobs) - _MOST_NAMED} more" if len(jobs.jobs) > _MOST_NAMED else ""
     return UsageError(f"the control plane has several jobs ({names}{more}); name one with --rdzv-id")
 
@@ -285,7 +285,7 @@ def stacks(options: argparse.Namespace) -> int:
 
     def take(node: str, data: bytes) -> None:
         try:
-            gathered.add(each for each in decode_stacks(data) if options.rank in (-1, each.rank))
+            gathered.add(worker for worker in decode_stacks(data) if options.rank in (-1, worker.rank))
         except ValueError as error:
             print_error(f"rallyctl: what {node} has sent are not stacks: {error}")
 
@@ -310,7 +310,7 @@ def bundle(options: argparse.Namespace) -> int:
         session.send(CollectCommand(operator_name(), CollectKind.BUNDLE, _ranks(options)))
         moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         parent = os.path.join(options.output, safe_name(seen.job), f"on-demand-{moment}")
-        names = {each.name: f"{safe_name(each.host)}-{each.pid}" for each in seen.nodes}
+        names = {node.name: f"{safe_name(node.host)}-{node.pid}" for node in seen.nodes}
         answered = 0
 
         def take(node: str, data: bytes) -> None:

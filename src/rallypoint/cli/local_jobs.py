@@ -72,8 +72,8 @@ def running_jobs() -> list[RunningJob]:
     """The jobs on this machine that this user may see, their own first, then the oldest first."""
     found: dict[tuple[int, str, str, str], list[LocalJob]] = {}
     us = os.geteuid()
-    for each in sorted(local_jobs(), key=lambda each: (each.user != us, each.began)):
-        found.setdefault(_meeting(each), []).append(each)
+    for job in sorted(local_jobs(), key=lambda job: (job.user != us, job.began)):
+        found.setdefault(_meeting(job), []).append(job)
     return [RunningJob(tuple(agents)) for agents in found.values()]
 
 
@@ -85,22 +85,22 @@ def past_jobs() -> list[EndedJob]:
 def _past_agents() -> list[list[EndedJob]]:
     """The agents of each job, the newest first."""
     jobs: list[list[EndedJob]] = []
-    for each in ended_jobs():
+    for ended in ended_jobs():
         together = (
             agents
             for agents in jobs
-            if _meeting(agents[0].job) == _meeting(each.job) and _that_counts(agents).job.began < each.ended
+            if _meeting(agents[0].job) == _meeting(ended.job) and _that_counts(agents).job.began < ended.ended
         )
         if agents := next(together, None):
-            agents.append(each)
+            agents.append(ended)
         else:
-            jobs.append([each])
+            jobs.append([ended])
     return jobs
 
 
 def _that_counts(agents: Sequence[EndedJob]) -> EndedJob:
     """The last that knows how the job has ended."""
-    return next((each for each in agents if each.outcome not in UNKNOWN), agents[-1])
+    return next((agent for agent in agents if agent.outcome not in UNKNOWN), agents[-1])
 
 
 def _meeting(job: LocalJob) -> tuple[int, str, str, str]:
@@ -117,21 +117,21 @@ def is_endpoint(word: str) -> bool:
 
 def jobs_named(word: str, jobs: Sequence[RunningJob]) -> list[RunningJob]:
     user, _, name = word.partition("/")
-    if name and (owned := [each for each in jobs if user == user_name(each.first.user)]):
+    if name and (owned := [job for job in jobs if user == user_name(job.first.user)]):
         word, jobs = name, owned
-    exact = [each for each in jobs if any(_is_name(word, agent) for agent in each.agents)]
-    return exact or [each for each in jobs if _begins_id(word, each.first)]
+    exact = [job for job in jobs if any(_is_name(word, agent) for agent in job.agents)]
+    return exact or [job for job in jobs if _begins_id(word, job.first)]
 
 
 def past_jobs_named(word: str, job: str) -> list[EndedJob]:
     """The jobs of an id (empty for any) that have ended here, and that a word or an endpoint names; newest first."""
     jobs = [agents for agents in _past_agents() if job in {"", agents[0].job.job}]
     if is_endpoint(word):
-        found = [each for each in jobs if _on_loopback(each[0].job.endpoint) == _on_loopback(word)]
+        found = [agents for agents in jobs if _on_loopback(agents[0].job.endpoint) == _on_loopback(word)]
     else:
-        exact = [each for each in jobs if not word or any(_is_name(word, agent.job) for agent in each)]
-        found = exact or [each for each in jobs if _begins_id(word, each[0].job)]
-    return [_that_counts(each) for each in found]
+        exact = [agents for agents in jobs if not word or any(_is_name(word, agent.job) for agent in agents)]
+        found = exact or [agents for agents in jobs if _begins_id(word, agents[0].job)]
+    return [_that_counts(agents) for agents in found]
 
 
 def _is_name(word: str, job: LocalJob) -> bool:
@@ -155,14 +155,14 @@ def job_named(word: str, job: str) -> RunningJob | None:
     Raises:
         UsageError: there are several. NoJobError: there is none.
     """
-    jobs = [each for each in running_jobs() if job in {"", each.first.job}]
+    jobs = [running for running in running_jobs() if job in {"", running.first.job}]
     found = jobs_named(word, jobs) if word else jobs
     what = word or job
     if len(found) == 1:
         return found[0]
     if found:
         which = f"{what!r} names {len(found)} jobs" if what else f"there are {len(found)} jobs"
-        users = len({each.first.user for each in found}) > 1
+        users = len({running.first.user for running in found}) > 1
         how = "USER/NAME or the number" if users else "the number, port or endpoint of one"
         raise UsageError(f"{which} on this machine; give {how}:\n{_candidates(found)}")
     if past := past_jobs_named(word, job) if what else []:
@@ -178,11 +178,11 @@ def job_named(word: str, job: str) -> RunningJob | None:
 
 
 def _candidates(jobs: Sequence[RunningJob]) -> str:
-    firsts = [each.first for each in jobs[:_MOST_CANDIDATES]]
+    firsts = [job.first for job in jobs[:_MOST_CANDIDATES]]
     now = time.time()
     rows = [
-        (str(each.pid), each.job, each.script, each.endpoint, duration(now - each.began), user_name(each.user))
-        for each in firsts
+        (str(agent.pid), agent.job, agent.script, agent.endpoint, duration(now - agent.began), user_name(agent.user))
+        for agent in firsts
     ]
     lines = table([("NUMBER", "JOB", "SCRIPT", "ENDPOINT", "AGE", "USER"), *rows])
     more = [f"and {len(jobs) - len(firsts)} more; 'rallyctl status' lists all"] if len(jobs) > len(firsts) else []
@@ -196,11 +196,11 @@ def either_order(options: argparse.Namespace, operand: str, fits: re.Pattern[str
         UsageError: both could be.
     """
     first, second = getattr(options, operand), options.endpoint
-    orders = [each for each in ((first, second), (second, first)) if fits.fullmatch(each[0])] if second else []
-    found = [each for each in orders if is_endpoint(each[1])]
+    orders = [order for order in ((first, second), (second, first)) if fits.fullmatch(order[0])] if second else []
+    found = [order for order in orders if is_endpoint(order[1])]
     if len(orders) != 1 and not found and second:
         jobs = running_jobs()
-        found = [each for each in orders or [(second, first)] if is_endpoint(each[1]) or jobs_named(each[1], jobs)]
+        found = [order for order in orders or [(second, first)] if is_endpoint(order[1]) or jobs_named(order[1], jobs)]
     if len(found) > 1:
         raise UsageError(f"both {first} and {second} can be the job; give the job as --rdzv-endpoint")
     if chosen := found or orders:
@@ -220,10 +220,10 @@ def targets_of(job: LocalJob, config: Mapping[str, Any]) -> list[DialTarget]:
     from rallypoint.rendezvous.params import RendezvousParameters
 
     found = coordinators(RendezvousParameters(job.backend, job.endpoint, job.job, 1, 1, **config))
-    if all(each.key is not None for each in found) or not (token := local_token(job)):
+    if all(target.key is not None for target in found) or not (token := local_token(job)):
         return found
     key = Secret((token,)).keys(job.job)[0]
-    return [each._replace(key=key) for each in found]
+    return [target._replace(key=key) for target in found]
 
 
 def looked_at(jobs: Sequence[RunningJob], config: Mapping[str, Any]) -> list[RunningJob]:
@@ -276,7 +276,7 @@ def _is_stopped(agent: LocalJob) -> bool:
 
 
 def jobs_here_json(jobs: Sequence[RunningJob], past: Sequence[EndedJob], now: float) -> str:
-    rows = {"jobs": [_running_fields(each, now) for each in jobs], "ended": [_past_fields(each) for each in past]}
+    rows = {"jobs": [_running_fields(job, now) for job in jobs], "ended": [_past_fields(job) for job in past]}
     return json.dumps({"version": VERSION, **rows}, indent=2)
 
 
@@ -297,7 +297,7 @@ def show_jobs(jobs: Sequence[RunningJob], past: Sequence[EndedJob], options: arg
 
 def _running_lines(jobs: Sequence[RunningJob], now: float) -> list[str]:
     rows = [("JOB", "PHASE", "AGE", "NODES", "RESTARTS", "SCRIPT", "USER", "ENDPOINT", "NUMBER")]
-    for job, seen in ((each.first, each.seen) for each in jobs):
+    for job, seen in ((running.first, running.seen) for running in jobs):
         stands = ("unreachable", "-", "-")
         if seen is not None:
             nodes = f"{seen.totals.in_round} of {seen.max_nodes}"
@@ -310,18 +310,18 @@ def _running_lines(jobs: Sequence[RunningJob], now: float) -> list[str]:
 
 def _past_lines(jobs: Sequence[EndedJob], now: float) -> list[str]:
     rows = [("JOB", "OUTCOME", "ENDED", "TOOK", "RESTARTS", "SCRIPT", "NUMBER", "WHY")]
-    for each in jobs:
-        job = each.job
-        times = (f"{duration(now - each.ended)} ago", duration(each.seconds))
+    for ended in jobs:
+        job = ended.job
+        times = (f"{duration(now - ended.ended)} ago", duration(ended.seconds))
         rows.append(
             (
                 _short(job.job),
-                each.outcome,
+                ended.outcome,
                 *times,
-                str(each.restarts),
+                str(ended.restarts),
                 job.script or "-",
                 str(job.pid),
-                each.detail,
+                ended.detail,
             )
         )
     return table(rows)
@@ -384,7 +384,7 @@ def _running_fields(job: RunningJob, now: float) -> dict[str, Any]:
     return {
         **_job_fields(job.first),
         "age_seconds": round(now - job.first.began, 3),
-        "agents": [each.pid for each in job.agents],
+        "agents": [agent.pid for agent in job.agents],
         "phase": None if seen is None else seen.phase.value,
         "round": None if seen is None else seen.round,
         "restarts": None if seen is None else seen.ended_rounds.failures,

@@ -100,7 +100,7 @@ def report(options: argparse.Namespace) -> None:
     if job not in found.events:
         raise UserError(f"there are no events of the job {job!r}; the files have {_names(list(found.events))}")
     made = report(agent_runs(found.events[job]), found.notes)
-    own = [each for each in incidents.found if each.job == job]
+    own = [incident for incident in incidents.found if incident.job == job]
     more = ["", "Incidents", *(f"  {line}" for line in incident_lines(own))] if own else []
     print_answer(report_json(made) if options.json else "\n".join([*report_lines(made), *more]))
 
@@ -114,7 +114,7 @@ def _only_job(jobs: list[str]) -> str:
 def _names(jobs: list[str]) -> str:
     from rallypoint.base.log import printable
 
-    shown = ", ".join(printable(each, 80) for each in jobs[:4])
+    shown = ", ".join(printable(job, 80) for job in jobs[:4])
     return f"{shown} and {len(jobs) - 4} more" if len(jobs) > 4 else shown
 
 

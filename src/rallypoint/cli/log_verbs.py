@@ -71,18 +71,18 @@ def _take_operands(options: argparse.Namespace) -> tuple[int, ...]:
     """The ranks among the operands; what is none is the endpoint."""
     options.endpoint = ""
     ranks: dict[int, None] = {}
-    for each in options.operands:
-        if found := _RANKS.fullmatch(each):
+    for operand in options.operands:
+        if found := _RANKS.fullmatch(operand):
             first, last = int(found[1]), int(found[2] or found[1])
             if not first <= last < first + _MOST_RANKS:
-                raise UsageError(f"{each!r} is not a range of at most {_MOST_RANKS} ranks; give FIRST-LAST")
+                raise UsageError(f"{operand!r} is not a range of at most {_MOST_RANKS} ranks; give FIRST-LAST")
             ranks |= dict.fromkeys(range(first, last + 1))
         elif options.endpoint:
             raise UsageError(
-                f"{each!r} is not a rank, and the endpoint is {options.endpoint!r}; give ranks as 0 or 8-15"
+                f"{operand!r} is not a rank, and the endpoint is {options.endpoint!r}; give ranks as 0 or 8-15"
             )
         else:
-            options.endpoint = each
+            options.endpoint = operand
     if len(ranks) > _MOST_RANKS:
         raise UsageError(f"{len(ranks)} ranks are too many; name {_MOST_RANKS} at most, or none for all")
     return tuple(ranks)
@@ -210,9 +210,9 @@ class _EventLines(_Notes):
         from rallypoint.observe.status import event_json
 
         now = time.time()
-        for each in self._events.take(snapshot):
-            at = time.localtime(now - each.seconds_ago)
-            yield event_json(each, now) if self._as_json else f"{time.strftime('%Y-%m-%d %H:%M:%S', at)} {each.text}"
+        for event in self._events.take(snapshot):
+            at = time.localtime(now - event.seconds_ago)
+            yield event_json(event, now) if self._as_json else f"{time.strftime('%Y-%m-%d %H:%M:%S', at)} {event.text}"
 
 
 def _ended_soon(options: argparse.Namespace) -> EndedJob | None:

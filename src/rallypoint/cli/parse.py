@@ -203,7 +203,7 @@ class HelpFormatter(argparse.HelpFormatter):
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
             return super()._format_action_invocation(action)
-        spellings = ", ".join(each for each in action.option_strings if "_" not in each)
+        spellings = ", ".join(spelling for spelling in action.option_strings if "_" not in spelling)
         return spellings if action.nargs == 0 else f"{spellings} {action.metavar}"
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
@@ -251,8 +251,12 @@ class Parser(argparse.ArgumentParser):
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """argparse's candidates for a prefix, as far as they are torchrun's: `--te` means what it means to torchrun."""
-        found = [each for each in super()._get_option_tuples(option_string) if not isinstance(each[0], ShowVersion)]
-        return [each for each in found if each[0].dest not in BEYOND_TORCHRUN] or found
+        found = [
+            candidate
+            for candidate in super()._get_option_tuples(option_string)
+            if not isinstance(candidate[0], ShowVersion)
+        ]
+        return [candidate for candidate in found if candidate[0].dest not in BEYOND_TORCHRUN] or found
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """As argparse does, which before Python 3.12.5 makes an empty list of the one value in `--flag=--`."""

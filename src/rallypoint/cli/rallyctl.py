@@ -234,7 +234,7 @@ VERBS = (
         "-f 3 8-15 node1:29400",
         "log_verbs:logs",
         _value("operands", "RANK|ENDPOINT", "global ranks, as 3 or 8-15 (default: all); the job's endpoint", nargs="*"),
-        *(each for each in _JOB if isinstance(each, str) or each.names != ("endpoint",)),
+        *(argument for argument in _JOB if isinstance(argument, str) or argument.names != ("endpoint",)),
         "output",
         _switch("-f --follow", "follow the job until it ends"),
         _value("-n --lines", "N", "last lines of each output that are shown (default: 20)", type=int, default=20),
@@ -532,11 +532,11 @@ def build_parser() -> argparse.ArgumentParser:
         )
         page.set_defaults(work=verb.work, found=None)
         section: argparse._ActionsContainer = page
-        for each in verb.arguments:
-            if isinstance(each, str):
-                section = page.add_argument_group(each)
+        for argument in verb.arguments:
+            if isinstance(argument, str):
+                section = page.add_argument_group(argument)
             else:
-                section.add_argument(*each.names, **each.more)
+                section.add_argument(*argument.names, **argument.more)
     return parser
 
 

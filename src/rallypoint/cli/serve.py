@@ -153,7 +153,7 @@ def _pages(jobs: ManyJobs, options: argparse.Namespace) -> Serving | None:
     token = http_token(token_file, "--http-token-file") if token_file else ""
     endpoint = _endpoint(where)
     listeners = _listeners(endpoint)
-    here = all(is_loopback(each.getsockname()[0]) for each in listeners)
+    here = all(is_loopback(listener.getsockname()[0]) for listener in listeners)
     if not here and not token and job_secret() is not None:
         raise UsageError(
             f"--http={where} would show jobs to whoever reaches it, while this control plane has a secret; give "
@@ -167,8 +167,8 @@ def _pages(jobs: ManyJobs, options: argparse.Namespace) -> Serving | None:
 
     def gather() -> Sequence[Family]:
         summaries = jobs.listed().jobs
-        found = (jobs.find(each.job) for each in summaries)
-        snapshots = [each.snapshot() for each in found if each is not None]
+        found = (jobs.find(summary.job) for summary in summaries)
+        snapshots = [dispatcher.snapshot() for dispatcher in found if dispatcher is not None]
         return [build_family(), *jobs_families(summaries, jobs.ended_counts), *job_families(snapshots)]
 
     async def metrics() -> Sequence[Family]:

@@ -106,14 +106,14 @@ class _Environment:
         owner = self._prefix.stat().st_uid
         if owner != os.geteuid():
             return f"the environment {self._prefix} belongs to {_user(owner)}, and not to {_user(os.geteuid())}"
-        for each in (self._torchrun.parent, self._hook.parent):
-            if not os.access(each, os.W_OK | os.X_OK):
-                return f"the environment {self._prefix} is read-only: {each} cannot be written to"
+        for folder in (self._torchrun.parent, self._hook.parent):
+            if not os.access(folder, os.W_OK | os.X_OK):
+                return f"the environment {self._prefix} is read-only: {folder} cannot be written to"
         return ""
 
     @property
     def is_on(self) -> bool:
-        copied = all(read_text(str(each)) == read_text(str(_FOLDER / each.name)) for each in (self._module, self._hook))
+        copied = all(read_text(str(file)) == read_text(str(_FOLDER / file.name)) for file in (self._module, self._hook))
         return copied and read_text(str(self._torchrun)) == self._script()
 
     def lines(self) -> list[str]:
@@ -160,8 +160,8 @@ class _Environment:
 
     def switch_off(self) -> None:
         """Restore what was there."""
-        for each in (self._hook, self._module, Path(cache_from_source(str(self._module)))):
-            each.unlink(missing_ok=True)
+        for file in (self._hook, self._module, Path(cache_from_source(str(self._module)))):
+            file.unlink(missing_ok=True)
         if not _is_ours(self._torchrun):
             self._kept.unlink(missing_ok=True)
         elif self._kept.exists():

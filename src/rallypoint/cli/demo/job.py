@@ -99,7 +99,7 @@ def demo(plan: Plan, write: Write) -> None:
         enough = f"of which {NODES - 1} suffice: one whole node is lost at step {plan.fatal}."
         write(f"\nThe same on {NODES} nodes, {enough}\n\n")
         node = _node_lost(plan, Path(base, "3"), write)
-    difference = max(abs(each.loss - expected.loss) for each in (worker, node))
+    difference = max(abs(run.loss - expected.loss) for run in (worker, node))
     if not difference <= TOLERANCE:
         raise DemoError(f"the final losses differ by {difference:.3g}, which is more than {TOLERANCE:g}")
     rows = [

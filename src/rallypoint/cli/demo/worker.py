@@ -102,17 +102,17 @@ class Peers:
             if self._rank:
                 self._others[0].sendall(form.pack(*numbers))
                 return form.unpack(_receive(self._others[0], form.size))
-            parts = [tuple(numbers), *(form.unpack(_receive(each, form.size)) for each in self._others)]
+            parts = [tuple(numbers), *(form.unpack(_receive(peer, form.size)) for peer in self._others)]
             total = tuple(map(sum, zip(*parts, strict=True)))
-            for each in self._others:
-                each.sendall(form.pack(*total))
+            for peer in self._others:
+                peer.sendall(form.pack(*total))
             return total
         except OSError as error:
             raise PeersError(f"a worker is gone: {error}") from None
 
     def close(self) -> None:
-        for each in self._others:
-            each.close()
+        for peer in self._others:
+            peer.close()
 
 
 def _accept(world_size: int, store: TCPStore) -> list[socket.socket]:

@@ -6,6 +6,6 @@ import rallypoint_shim  # type: ignore[import-not-found] # noqa: F401
 
 # Be the user's own sitecustomize, or Python's, which this one has hidden.
 _here = os.path.dirname(os.path.abspath(__file__))
-sys.path[:] = [each for each in sys.path if os.path.abspath(each) != _here]
+sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _here]
 del sys.modules["sitecustomize"]
 __import__("sitecustomize")  # where there is none, Python expects just this ImportError
