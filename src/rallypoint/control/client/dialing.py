@@ -216,7 +216,7 @@ class Dialer:
                 return connected
         if len(failures) == 1 and (isinstance(failures[0], TimeoutError) or places[0][3][0] == self._endpoint.host):
             raise failures[0]
-        refused = all(isinstance(each, ConnectionRefusedError) for each in failures)
+        refused = all(isinstance(failure, ConnectionRefusedError) for failure in failures)
         kind = ConnectionRefusedError if failures and refused else OSError
         raise kind(
             "; ".join(f"{place[3][0]}: {error_words(error)}" for place, error in zip(places, failures, strict=True))

@@ -154,7 +154,7 @@ class Collection:
     def add(self, nodes: Iterable[NodeId], now: float) -> None:
         """Follow these nodes too."""
         known = {*self._left, *self._sizes, *self._unread}
-        self._left.extend(each for each in nodes if each not in known)
+        self._left.extend(node for node in nodes if node not in known)
         self._ask_more(now)
 
     def finish(self, now: float) -> None:
@@ -174,7 +174,7 @@ class Collection:
     def tick(self, now: float) -> None:
         """Time has passed."""
         self._is_full = self._is_full or now >= self._ends_at
-        for node in [each for each, until in self._until.items() if min(until, self._ends_at) <= now]:
+        for node in [node for node, until in self._until.items() if min(until, self._ends_at) <= now]:
             del self._until[node]
             if self._sizes.pop(node, None) is not None:
                 (self._left if self._asks_again else self.silent).append(node)
@@ -249,7 +249,7 @@ class HangCollection:
         if not hang_began(before, after):
             return False
         in_order = sorted(after.participants, key=lambda node: after.participants[node].rank)
-        nodes = [each for each in in_order if in_reach(each)]
+        nodes = [node for node in in_order if in_reach(node)]
         self._drop()
         if nodes:
             self._nodes, self._of = nodes, len(in_order)
@@ -316,7 +316,7 @@ class HangCollection:
         if asked is None or not asked.is_over:
             return
         silent = sorted(asked.silent)
-        named = tuple(self._name(each) for each in silent[:_MOST_NAMED])
+        named = tuple(self._name(node) for node in silent[:_MOST_NAMED])
         self._asked, self._until = None, now + _REPORT
         ended = CollectionEnded(self._number, self._round, named, len(silent) - len(named) + asked.not_asked)
         self._tell(self._nodes[:1], ended)

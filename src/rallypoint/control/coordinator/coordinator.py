@@ -241,7 +241,7 @@ class Coordinator:
         if speaker is None:
             return []
         self._node_heard(session, now)
-        self.ended += [(each, _REPLACED_DETAIL) for each in self.sessions.replace_earlier(speaker)]
+        self.ended += [(number, _REPLACED_DETAIL) for number in self.sessions.replace_earlier(speaker)]
         speaker.resumes = False
         self._RECEIVE[type(request)](self, speaker, request, now)
         return self.pop_sends()
@@ -264,7 +264,7 @@ class Coordinator:
         """The nodes of these numbers are lost according to others, unless they have a session, which is the better
         evidence.
         """
-        lost = [each for each in known_to(self.state) if each.number in numbers and each not in self.sessions]
+        lost = [node for node in known_to(self.state) if node.number in numbers and node not in self.sessions]
         self._lose(lost, now, Reason.LOST, detail)
         self._check_all_reported(now)
         return self.pop_sends()
@@ -288,19 +288,19 @@ class Coordinator:
             self._continue_join(next(iter(self.state.participants)), now)
         self._tell_waiting(now)
         self._tell_succeeded(now)
-        for each in self.parts:
-            each.tick(now)
+        for part in self.parts:
+            part.tick(now)
         return self.pop_sends()
 
     def wake_at(self) -> float:
         """The time at which `tick` has something to do, in seconds on the clock of `now`; infinity for never."""
         moments = [self.sessions.liveness.check_at(), self._next_deadline(), self._tells_waiting_at()]
         moments.append(self._tells_succeeded_at)
-        moments += [each.wake_at() for each in self.parts]
+        moments += [part.wake_at() for part in self.parts]
         if self._placeholders_until is not None:
             moments.append(self._placeholders_until)
         if self._waits_for_time():
-            moments += [each for each in self._completion_times() if each > self._ticked_at]
+            moments += [moment for moment in self._completion_times() if moment > self._ticked_at]
         return min(moments)
 
     def pop_sends(self) -> list[OutgoingNotification]:
@@ -377,7 +377,7 @@ class Coordinator:
             if self.state is not before:
                 self._pending.pop(speaker.node, None)
             self._settle(before, now)
-            self._sends = [each for each in self._sends if each[0] != speaker.number]  # it knows nothing of that round
+            self._sends = [send for send in self._sends if send[0] != speaker.number]  # it knows nothing of that round
             self._check_all_reported(now)
         if self._completed_a_round and not stranger:
             self.state = with_later_rounds(self.state, request)
@@ -396,8 +396,8 @@ class Coordinator:
         told = missed_notifications(self.state, speaker.node, request)
         place = self.state.participants.get(speaker.node) if self.state.complete else None
         misses_place = place is not None and self.state.round > request.round and not self.state.is_preempted
-        for each in told:
-            self._reply(speaker, each)
+        for notification in told:
+            self._reply(speaker, notification)
         if misses_place:
             self._send_placed(speaker.node, self._all_placements()[speaker.node])
         news = misses_place or bool(told)
@@ -435,8 +435,8 @@ class Coordinator:
         if before.complete and self.state.round > before.round:
             self.send_to(before.participants, RoundEnded(end_of(self.state, before.round)))
         restored = self.state
-        for each in list(self._pending):
-            self._retry_join(each, now)
+        for node in list(self._pending):
+            self._retry_join(node, now)
         self._settle(restored, now)
         if not self._any_unreported():
             self._all_reported(now)
@@ -465,8 +465,8 @@ class Coordinator:
         return self.pop_sends()
 
     def _on_answer(self, speaker: SessionRecord, answer: NodeAnswer, now: float) -> None:
-        for each in self.parts:
-            each.answered(speaker.node, answer, now)
+        for part in self.parts:
+            part.answered(speaker.node, answer, now)
 
     _RECEIVE: dict[type, Callable[[Any, SessionRecord, Any, float], None]] = {  # noqa: RUF012 - a table, never changed
         JoinRequest: _on_join,
@@ -482,11 +482,11 @@ class Coordinator:
     # The end of sessions
 
     def _end(self, sessions: Iterable[int], now: float, reason: Reason, detail: str = "") -> None:
-        gone = [node for each in sessions if (node := self.sessions.close(each)) is not None]
+        gone = [node for number in sessions if (node := self.sessions.close(number)) is not None]
         for node in gone:
             self._pending.pop(node, None)
-            for each in self.parts:
-                each.forget(node, now)
+            for part in self.parts:
+                part.forget(node, now)
         self._lose(gone, now, reason, detail)
 
     def _release_session(self, session: int, now: float) -> None:
@@ -593,11 +593,11 @@ class Coordinator:
         state = self.state
         if state.closed:
             return
-        held = (each for each in nodes if each in state.participants or each in state.survivors)
-        gone = [each for each in held if each not in state.succeeded]
+        held = (node for node in nodes if node in state.participants or node in state.survivors)
+        gone = [node for node in held if node not in state.succeeded]
         if state.complete and not state.is_preempted:
             gone = gone[1:]
-        names = [name_of(state, each) for each in gone[:_MOST_GONE]]
+        names = [name_of(state, node) for node in gone[:_MOST_GONE]]
         self.history.nodes_gone(names, len(gone) - len(names), reason, state.round, now)
 
     def _remove_waiting(self, nodes: list[NodeId], reason: Reason, now: float) -> None:
@@ -639,12 +639,12 @@ class Coordinator:
         # A round that is not complete at once may lose its host: then another node needs a store that listens.
         if some_go or after.restart_delay or not self.settings.min_nodes <= places <= self.settings.max_nodes:
             return {}
-        if any(each not in self._pending for each in (*after.wait_list, *(after.redundancy_list if segments else ()))):
+        if any(node not in self._pending for node in (*after.wait_list, *(after.redundancy_list if segments else ()))):
             return {}  # the round would wait for its join, and nobody's own would complete it
         if any((session := self.sessions.of(node)) is None or not session.keeps_place for node in ended):
             return {}
-        infos = {node: each.node_info for node, each in ended.items()}
-        host = next(node for node, each in ended.items() if each.rank == 0)
+        infos = {node: participant.node_info for node, participant in ended.items()}
+        host = next(node for node, participant in ended.items() if participant.rank == 0)
         return infos | {host: infos[host]._replace(store_port=self._next_store.store_port, restarts_workers=True)}
 
     def _unblocked(self, before: State, after: State) -> list[NodeId]:
@@ -658,7 +658,7 @@ class Coordinator:
             return list(self._pending)
         nodes = self._unblocked_spares(before, after)
         if is_settled and not was_settled:  # any node's join completes the round for all, if that can be now
-            nodes += islice((each for each in after.participants if each in self._pending), 1)
+            nodes += islice((node for node in after.participants if node in self._pending), 1)
         return nodes
 
     def _unblocked_spares(self, before: State, after: State) -> list[NodeId]:
@@ -668,17 +668,17 @@ class Coordinator:
         if not after.redundancy_list or _places(after) >= _places(before):
             return []
         free = max(0, self.settings.max_nodes - _places(after))
-        return list(islice((each for each in after.redundancy_list if each in self._pending), free))
+        return list(islice((node for node in after.redundancy_list if node in self._pending), free))
 
     def _notify(self, before: State, after: State, *, keeps_places: bool = False) -> None:
         if after.verdict is not None and before.verdict is None:
             self._pending.clear()
             for_all, for_some = end_notifications(after, after.verdict)
-            self._sends += [(each.number, for_some.get(each.node, for_all)) for each in self.sessions]
+            self._sends += [(session.number, for_some.get(session.node, for_all)) for session in self.sessions]
             return
         for nodes, notification in notification_diff(before, after, keeps_places=keeps_places):
             # A node that leaves by this very change need not be notified of it.
-            concerned = [each for each in nodes if after.knows(each) or each not in before.participants]
+            concerned = [node for node in nodes if after.knows(node) or node not in before.participants]
             self.send_to(concerned, notification)
         if newly_complete(before, after):
             for node, placement in self._all_placements().items():
@@ -730,7 +730,7 @@ class Coordinator:
     def send_to(self, nodes: Iterable[NodeId], notification: Notification) -> None:
         """Send to a node if it has a session; otherwise it asks when it is back."""
         sessions = (self.sessions.of(node) for node in nodes)
-        self._sends += [(each.number, notification) for each in sessions if each is not None]
+        self._sends += [(session.number, notification) for session in sessions if session is not None]
 
     def _reply(self, speaker: SessionRecord, notification: Notification) -> None:
         # Many that come back are told the same, such as a long traceback: it is one object, which is encoded once.
@@ -760,7 +760,7 @@ class Coordinator:
     def _all_placements(self) -> dict[NodeId, Placement]:
         """The placements of the running round, in order of rank: worked out once, while they stay the same."""
         state, places = self.state, self.state.participants
-        control_rank = next((places[each].rank for each in self.sessions.local_nodes if each in places), -1)
+        control_rank = next((places[node].rank for node in self.sessions.local_nodes if node in places), -1)
         host, origin = self.sessions.own_external_address, state.origin or self.incarnation
         follows_from = (places, state.finished, state.progress, state.size, state.max_restarts, control_rank, host)
         known, made = self._placements
@@ -772,7 +772,7 @@ class Coordinator:
 
     def _notify_peers(self, host: NodeId) -> None:
         """Tell the host of the round's store the addresses of workers, if the nodes have reported them."""
-        if any(each.addresses is not None for each in self.sessions):
+        if any(session.addresses is not None for session in self.sessions):
             from rallypoint.control.coordinator.store_peers import peers_notification
 
             for notification in peers_notification(self.state, self.sessions):
@@ -787,7 +787,7 @@ class Coordinator:
         if self.settings.run_id != DEFAULT_RUN_ID or state.is_initial or state.knows(speaker.node):
             return ""
         twin = self.settings.max_nodes == 1 and any(
-            each.node.host == speaker.node.host for each in self.sessions if state.knows(each.node)
+            session.node.host == speaker.node.host for session in self.sessions if state.knows(session.node)
         )
         own, job = speaker.settings, self._started_with
         other_size = own is not None and (own.min_nodes, own.max_nodes) != (job.min_nodes, job.max_nodes)
@@ -811,7 +811,9 @@ class Coordinator:
         from rallypoint.control.coordinator.job_log import differences
 
         found = tuple(
-            each for each in differences(node_info, own, state, job) if each not in speaker.differences_reported
+            difference
+            for difference in differences(node_info, own, state, job)
+            if difference not in speaker.differences_reported
         )
         if found:
             speaker.differences_reported += found
@@ -890,7 +892,9 @@ class Coordinator:
     def _reports_progress(self, node: NodeId) -> bool:
         """Whether a node logs the progress: among nodes that wait alike, the one in this process, or the first."""
         alike = nodes_waiting_alike(self.state, node)
-        return node == next((each for each in self.sessions.nodes_in_this_process if each in alike), next(iter(alike)))
+        return node == next(
+            (local for local in self.sessions.nodes_in_this_process if local in alike), next(iter(alike))
+        )
 
 
 def _all_joins_depend_on(state: State) -> tuple[object, ...]:

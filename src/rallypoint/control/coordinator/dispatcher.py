@@ -376,9 +376,9 @@ class Dispatcher:
         if self._coordinator.state is not self._numbered:
             self._numbered = self._coordinator.state
             self._number += 1
-        self._outbox += [_PendingNotification(self._number, *each) for each in sends]  # nodes come first
+        self._outbox += [_PendingNotification(self._number, *send) for send in sends]  # nodes come first
         if self._watchers is not None:
-            self._outbox += [_PendingNotification(self._number, *each) for each in self._watchers.pop_sends()]
+            self._outbox += [_PendingNotification(self._number, *send) for send in self._watchers.pop_sends()]
         if self._outbox or self._numbered.complete:
             self._awaited = self._number
 

@@ -77,9 +77,9 @@ def is_due(progress: Progress, said: ReportedProgress, now: float) -> bool:
 
     Nodes that join one after another do not count as a change: they may be many.
     """
-    short, lost = progress.joined < progress.min_nodes, tuple(each.name for each in progress.removed)
+    short, lost = progress.joined < progress.min_nodes, tuple(removed.name for removed in progress.removed)
     stands = progress.round, progress.complete, progress.spare, short, progress.starts_in >= 0, lost
-    if any(each[0] != progress.round for each in said):
+    if any(reported[0] != progress.round for reported in said):
         said.clear()
     if now - said.get(stands, -_REPEAT) < _REPEAT:
         return False
@@ -110,7 +110,7 @@ def timeout_sentence(subject: RendezvousName, progress: Progress, wall: float) -
         return f"{subject} did not take {who} in within {seconds}: {running}"
     missed = _fatal_losses(progress)
     if missed:
-        age = max(each.seconds_ago for each in missed)
+        age = max(node.seconds_ago for node in missed)
         fewer = f"{progress.joined}:{progress.max_nodes}" if progress.joined else f"1:{progress.max_nodes}"
         return (
             f"{subject} failed: {_removed_words(missed, wall)} within {age:.0f} s, "
@@ -137,7 +137,7 @@ def _joined_words(progress: Progress, *, past: bool = False) -> str:
     bounds = f"{progress.min_nodes}" if fixed else f"{progress.min_nodes} to {progress.max_nodes}"
     bounds = bounds if short > 0 or fixed else f"up to {progress.max_nodes}"
     missing = f", {short} {one if short == 1 else many} missing" if short > 0 else ""
-    awaited = join_names([printable(each) for each in progress.expected])
+    awaited = join_names([printable(name) for name in progress.expected])
     if awaited:  # all that are missing, if the number is fixed and no node has left for good
         awaited = f": {awaited}" if missing and fixed and not progress.removed else f", still to come: {awaited}"
     whole = f" (whole segments of {progress.segment} nodes of one domain)" if progress.segment > 1 else ""
@@ -155,11 +155,11 @@ def _fatal_losses(progress: Progress) -> Sequence[MissingNode]:
 
 
 def _removed_words(missed: Sequence[MissingNode], wall: float) -> str:
-    each = [
+    losses = [
         f"{printable(who.name)} {_REMOVAL_WORDS.get(who.reason, 'went')} at {_time_of_day(wall - who.seconds_ago)}"
         for who in missed
     ]
-    return f"{join_names(each)} and nobody has taken {'its place' if len(each) == 1 else 'their places'}"
+    return f"{join_names(losses)} and nobody has taken {'its place' if len(losses) == 1 else 'their places'}"
 
 
 def _time_left_words(progress: Progress) -> str:
@@ -170,11 +170,11 @@ def _time_left_words(progress: Progress) -> str:
     parts = [held] if progress.backoff and not progress.complete else []
     parts += [f"starting in {progress.starts_in:.0f} s"] if progress.starts_in >= 0 else []
     parts += [f"giving up in {progress.ends_in:.0f} s"] if progress.ends_in >= 0 else []
-    return "".join(f"; {each}" for each in parts)
+    return "".join(f"; {part}" for part in parts)
 
 
 def _names(names: Sequence[str]) -> str:
-    return f" ({', '.join(printable(each) for each in names)})" if names else ""
+    return f" ({', '.join(printable(name) for name in names)})" if names else ""
 
 
 def _nodes(number: int) -> str:
@@ -202,12 +202,12 @@ class JobLog:
 
     def log_differences(self, notification: ConfigDiffers) -> None:
         """Log that a node differs from the job; not for each that differs in the same way."""
-        for each in notification.differences:
-            if each not in self._differing and len(self._differing) >= _MAX_NAMED**2:
+        for difference in notification.differences:
+            if difference not in self._differing and len(self._differing) >= _MAX_NAMED**2:
                 continue
-            self._differing[each] += 1
-            if self._differing[each] <= _MAX_NAMED:
-                sentence = each.sentence(notification.node)
+            self._differing[difference] += 1
+            if self._differing[difference] <= _MAX_NAMED:
+                sentence = difference.sentence(notification.node)
                 log.warning("job %r: %s; give all nodes of a job the same", self._run_id, sentence)
 
     def log_progress(self, notification: Progress | JoinRefused, now: float) -> None:

@@ -135,7 +135,7 @@ class ManyJobs:
                 return next(iter(self._jobs.values())).dispatcher
             if job in self._jobs:
                 return self._jobs[job].dispatcher
-            ended = [(incarnation, each) for (name, incarnation), each in self._ended.items() if name == job]
+            ended = [(incarnation, ended_job) for (name, incarnation), ended_job in self._ended.items() if name == job]
             return self._verdict_dispatcher(*ended[-1]) if ended else None
 
     def listed(self) -> JobList:
@@ -146,11 +146,14 @@ class ManyJobs:
         now = self.now()
         with self._lock:
             jobs = [job.dispatcher for job in self._jobs.values()]
-            ended = {id(each.history): each for each in reversed(self._ended.values()) if each.until > now}
+            ended = {
+                id(ended_job.history): ended_job
+                for ended_job in reversed(self._ended.values())
+                if ended_job.until > now
+            }
         newest = itertools.islice(ended.values(), _MOST_LISTED)
         running, over = (
-            tuple(summary_of(each.state, each.settings, each.history, now) for each in every)
-            for every in (jobs, newest)
+            tuple(summary_of(job.state, job.settings, job.history, now) for job in every) for every in (jobs, newest)
         )
         return JobList(running, over)
 
@@ -220,7 +223,7 @@ class ManyJobs:
     def _make_room(self, jobs: Mapping[str, _Job], most: int, who: str) -> None:
         if len(jobs) < most:
             return
-        name = min(jobs, key=lambda each: jobs[each].forgotten_at)
+        name = min(jobs, key=lambda name: jobs[name].forgotten_at)
         if jobs[name].forgotten_at == math.inf:
             raise HandshakeError(
                 f"{who} {most} jobs that run already; end some of them, or start another control plane"
@@ -307,7 +310,7 @@ class ManyJobs:
         if at < math.inf:
             heapq.heappush(self._schedule, (at, next(self._numbers), job))
         if len(self._schedule) > 4 * MAX_JOBS:
-            self._schedule = list({id(each[2]): each for each in self._schedule if each[0] == each[2].at}.values())
+            self._schedule = list({id(entry[2]): entry for entry in self._schedule if entry[0] == entry[2].at}.values())
             heapq.heapify(self._schedule)
 
     def _next_due(self) -> float:

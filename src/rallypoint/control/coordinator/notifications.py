@@ -49,7 +49,7 @@ def notification_diff(
     due: list[tuple[Collection[NodeId], Notification]] = []
     if after.round > before.round:
         # A node that had succeeded and was unreachable for a while has no place there any more, but waits for the rest.
-        others = sorted(each for each in before.succeeded if each not in before.participants)
+        others = sorted(node for node in before.succeeded if node not in before.participants)
         due.append(([*before.participants, *others], RoundEnded(_round_end(before, after), keeps_places)))
     said = after.preempted
     if said is not None and (said != before.preempted or after.round != before.round):
@@ -119,14 +119,16 @@ def placements(state: State, origin: str = "", control_rank: int = -1, host: str
     coordinator's, which takes the place of a loopback address: a node of its process may know only that of itself.
     """
     in_order = sorted((*state.participants.items(), *state.finished.items()), key=lambda entry: entry[1].rank)
-    ranks = assign_worker_ranks([(each.node_info.role, each.node_info.local_world_size) for _, each in in_order])
+    ranks = assign_worker_ranks(
+        [(participant.node_info.role, participant.node_info.local_world_size) for _, participant in in_order]
+    )
     first = in_order[0][1].node_info
     address = (is_loopback(first.address) and host) or first.address
-    restart_workers = any(each.node_info.restarts_workers for _, each in in_order)
+    restart_workers = any(participant.node_info.restarts_workers for _, participant in in_order)
     return {
         node: Placement(
             round=state.round,
-            group_rank=each.rank,
+            group_rank=participant.rank,
             group_world_size=len(in_order),
             ranks=own,
             store_address=address,
@@ -139,7 +141,7 @@ def placements(state: State, origin: str = "", control_rank: int = -1, host: str
             size=state.size,
             restart_workers=restart_workers,
         )
-        for (node, each), own in zip(in_order, ranks, strict=True)
+        for (node, participant), own in zip(in_order, ranks, strict=True)
         if node in state.participants
     }
 
@@ -201,12 +203,12 @@ def abandoned_progress(state: State, settings: Settings, view: ClockView, *, rep
 
 def _missing_nodes(state: State, view: ClockView) -> tuple[MissingNode, ...]:
     pairs = zip(state.removed, view.removed_at, strict=False)
-    return tuple(MissingNode(each.name, each.reason, view.now - at) for each, at in pairs)
+    return tuple(MissingNode(removed.name, removed.reason, view.now - at) for removed, at in pairs)
 
 
 def placeholders_in(state: State) -> int:
     """How many places are held by nodes that have not reported to this coordinator."""
-    return sum(tally(each, _is_placeholder).get(True, 0) for each in (state.participants, state.survivors))
+    return sum(tally(nodes, _is_placeholder).get(True, 0) for nodes in (state.participants, state.survivors))
 
 
 def standing_without(state: State, node: NodeId, settings: Settings, placeholders: int) -> LeaveReply:
@@ -304,7 +306,7 @@ class JobHistory:
 
     def nodes_waiting(self, before: Collection[NodeId], state: State, now: float) -> None:
         """Nodes wait for the next round besides those that did `before`."""
-        came = [each for each in state.wait_list if each not in before]
+        came = [node for node in state.wait_list if node not in before]
         if came:
             text = f"{join_names(names_of(state, came))} wait{'s' if len(came) == 1 else ''} for the next round"
             self.add("node waiting", state.round, text, now)
@@ -354,7 +356,11 @@ class JobHistory:
 def _round_start(state: State) -> str:
     """The sentence about a round's start: its number of nodes, and those that are new in it, such as a spare."""
     count = len(state.participants)
-    came = [node for node, each in state.participants.items() if each.previous_rank is None] if state.round else []
+    came = (
+        [node for node, participant in state.participants.items() if participant.previous_rank is None]
+        if state.round
+        else []
+    )
     new = f", new: {', '.join(names_of(state, came))}" if came else ""
     return f"round {state.round} started with {count} node{'' if count == 1 else 's'}{new}"
 

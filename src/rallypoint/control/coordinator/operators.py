@@ -161,8 +161,8 @@ class Watchers:
             if isinstance(message, PendingSnapshot) and make is not None:
                 make(message)
                 return
-            for each in message.parts() if isinstance(message, PendingSnapshot) else (message,):
-                deliver(each)
+            for part in message.parts() if isinstance(message, PendingSnapshot) else (message,):
+                deliver(part)
 
         return made
 
@@ -178,7 +178,7 @@ class Watchers:
 
     def close(self, session: int) -> bool:
         """A session has ended. Returns whether it was a watcher's."""
-        for number in [each for each, asked in self._collections.items() if asked.watcher == session]:
+        for number in [number for number, asked in self._collections.items() if asked.watcher == session]:
             del self._collections[number]
         return self._watchers.pop(session, None) is not None
 
@@ -208,7 +208,7 @@ class Watchers:
         job = self._job
         plan = plan_command(command, job.state, job.settings, job.sessions)
         job.history.add(plan.kind.value, job.state.round, plan.text, now)
-        job.send_to([each.node for each in job.sessions], OperatorAction(command.by, plan.text, plan.size))
+        job.send_to([session.node for session in job.sessions], OperatorAction(command.by, plan.text, plan.size))
         if plan.request is not None:
             node, request = plan.request
             if isinstance(request, DrainRequested):
@@ -223,10 +223,10 @@ class Watchers:
         """The state has changed: followers must be sent a snapshot."""
         if self._collections:
             self._follow_nodes(now)
-        for each in self._watchers.values():
-            if each.follows:
-                each.wants = True
-                if not each.unread:
+        for watcher in self._watchers.values():
+            if watcher.follows:
+                watcher.wants = True
+                if not watcher.unread:
                     self._due_at = min(self._due_at, max(now, self._told_at + self._pause()))
         if self._job.state.verdict is not None:  # at once: the coordinator may end with its job
             self._tell(now)
@@ -282,7 +282,7 @@ class Watchers:
         ):
             self.changed(now)
         all_known = not self._awaited and self._ask_at == math.inf
-        if all_known and any(each.wants and not each.follows for each in self._watchers.values()):
+        if all_known and any(watcher.wants and not watcher.follows for watcher in self._watchers.values()):
             self._due_at = min(self._due_at, now)
 
     def forget(self, node: NodeId, now: float) -> None:
@@ -310,7 +310,7 @@ class Watchers:
 
     def wake_at(self) -> float:
         """The time at which `tick` has something to do."""
-        until = min((each.nodes.wake_at() for each in self._collections.values()), default=math.inf)
+        until = min((collection.nodes.wake_at() for collection in self._collections.values()), default=math.inf)
         return min(self._due_at, self._ask_at, self._refresh_at(), until)
 
     def snapshot(self, now: float) -> Callable[[], Snapshot]:
@@ -327,8 +327,8 @@ class Watchers:
         if sum(asked.watcher == session for asked in self._collections.values()) >= _MOST_COLLECTIONS:
             raise CommandRefused(f"{_MOST_COLLECTIONS} requests of this session are not answered yet; wait for these")
         job, number, kind = self._job, next(self._job.collections), command.kind
-        nodes = [each for each in self._nodes_of(command) if each in job.sessions]
-        nodes.sort(key=lambda each: each not in job.state.quiet)  # there may not be room for all
+        nodes = [node for node in self._nodes_of(command) if node in job.sessions]
+        nodes.sort(key=lambda node: node not in job.state.quiet)  # there may not be room for all
         is_logs = kind is CollectKind.LOGS
         follows = is_logs and command.cursor > 0 and job.state.verdict is None
         most = LIMITS[kind].of_node if follows else min(_MOST_OF_LOGS, room_for_each(kind, len(nodes)))
@@ -342,7 +342,7 @@ class Watchers:
     def _nodes_of(self, command: CollectCommand) -> Sequence[NodeId]:
         state = self._job.state
         if command.kind is CollectKind.LOGS and not state.complete:  # what the workers of the last round have written
-            return [each for each in known_to(state) if not each.is_placeholder]
+            return [node for node in known_to(state) if not node.is_placeholder]
         return nodes_with_ranks(command.ranks, state)
 
     def _follow_nodes(self, now: float) -> None:
@@ -369,7 +369,7 @@ class Watchers:
         self._end_collections()
 
     def _end_collections(self) -> None:
-        for number in [each for each, asked in self._collections.items() if asked.nodes.is_over]:
+        for number in [number for number, asked in self._collections.items() if asked.nodes.is_over]:
             watcher, nodes, _ = self._collections.pop(number)
             detail = "; ".join(self._left_out(nodes))
             self.sends.append((watcher, CommandReply(done=not detail, detail=detail)))
@@ -398,7 +398,7 @@ class Watchers:
     def _refresh_at(self) -> float:
         """When nodes must be asked again; infinity while there is no follower, or no round runs."""
         state = self._job.state
-        if not state.complete or state.closed or not any(each.follows for each in self._watchers.values()):
+        if not state.complete or state.closed or not any(watcher.follows for watcher in self._watchers.values()):
             return math.inf
         if self._asked_round != state.round and self._job.history.phase_since is not None:
             return self._job.history.phase_since + _STARTED
@@ -416,14 +416,14 @@ class Watchers:
     def _ask_more(self, now: float) -> None:
         job = self._job
         wave = list(islice(self._to_ask, _WAVE if self._asked_round == job.state.round else 0))
-        there = [each for each in wave if each in job.sessions]
+        there = [node for node in wave if node in job.sessions]
         self._awaited.update(there)
         job.send_to(there, ReportRequested())
         self._ask_at = now + _WAVES_APART if len(wave) == _WAVE else math.inf
 
     def _tell(self, now: float) -> None:
         over = self._job.state.verdict is not None
-        wanting = [each for each in self._watchers.items() if each[1].wants and (over or not each[1].unread)]
+        wanting = [entry for entry in self._watchers.items() if entry[1].wants and (over or not entry[1].unread)]
         if not wanting:
             return
         self._told_at = now
@@ -581,7 +581,7 @@ def find_node(wanted: str, state: State) -> NodeId:
     if len(found) == 1:
         return found[0]
     if found:
-        which = join_names([f"{each.pid}@{each}" for each in found[:_MOST_NAMED]])
+        which = join_names([f"{node.pid}@{node}" for node in found[:_MOST_NAMED]])
         raise CommandRefused(f"{wanted!r} names {len(found)} nodes; name one of them: {which}")
     have = join_names(names_of(state, nodes, _MOST_NAMED)) or "none"
     raise CommandRefused(f"the job has no node {wanted!r}; it has {have}")
@@ -598,8 +598,8 @@ def nodes_with_ranks(ranks: Sequence[int], state: State) -> list[NodeId]:
     in_order = sorted(state.participants.items(), key=lambda entry: entry[1].rank)
     if not ranks:
         return [node for node, _ in in_order]
-    known = [each for place, (_, each) in enumerate(in_order) if place == each.rank]
-    ends = list(itertools.accumulate(each.node_info.local_world_size for each in known))
+    known = [participant for place, (_, participant) in enumerate(in_order) if place == participant.rank]
+    ends = list(itertools.accumulate(participant.node_info.local_world_size for participant in known))
     found: dict[NodeId, None] = {}
     for rank in ranks:
         place = bisect_right(ends, rank)

@@ -164,10 +164,10 @@ def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: S
     ranks = range(request.group_world_size)
     held = {(node if rank == request.group_rank else NodeId.placeholder(rank)): rank for rank in ranks}
     forming = {} if state.complete else state.participants
-    new_nodes = {each: participant.node_info for each, participant in forming.items()} | dict(state.wait_list)
+    new_nodes = {other: participant.node_info for other, participant in forming.items()} | dict(state.wait_list)
     places = max(0, settings.max_nodes - len(held)) if settings.segment < 2 else 0
-    wait_list = {each: new_nodes[each] for each in sorted(new_nodes)[:places]}
-    spares = {each: new_nodes[each] for each in sorted(new_nodes)[places:]}
+    wait_list = {other: new_nodes[other] for other in sorted(new_nodes)[:places]}
+    spares = {other: new_nodes[other] for other in sorted(new_nodes)[places:]}
     running = state._replace(
         round=request.round,
         origin=request.origin,
@@ -176,7 +176,8 @@ def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: S
         last_call=0,
         restart_delay=0.0,
         participants={
-            each: Participant(request.node_info if each == node else _UNKNOWN_NODE, rank) for each, rank in held.items()
+            member: Participant(request.node_info if member == node else _UNKNOWN_NODE, rank)
+            for member, rank in held.items()
         },
         wait_list=wait_list,
         redundancy_list={**state.redundancy_list, **spares},

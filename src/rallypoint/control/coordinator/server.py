@@ -89,9 +89,9 @@ class ControlServer:
 
     def _warn_if_open(self) -> None:
         """Warn that anyone may connect, if other machines can."""
-        places = [each.getsockname()[:2] for each in self._listeners]
+        places = [listener.getsockname()[:2] for listener in self._listeners]
         outside = [Endpoint("*" if host in {"::", "0.0.0.0"} else host, port) for host, port in places]
-        outside = [each for each in outside if not is_loopback(each.host)]
+        outside = [place for place in outside if not is_loopback(place.host)]
         if outside:
             log.warning(
                 "the control plane listens at %s without a secret, so that whoever reaches it can join the job and "

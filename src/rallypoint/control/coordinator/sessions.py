@@ -102,8 +102,8 @@ class SessionRegistry:
         """A session speaks: end the earlier ones of its node (law 2). Returns their numbers."""
         sessions = self._by_node[session.node]
         earlier = sessions[: sessions.index(session.number)]
-        for each in earlier:
-            self.close(each)
+        for number in earlier:
+            self.close(number)
         return earlier
 
     def close(self, number: int) -> NodeId | None:
@@ -118,7 +118,7 @@ class SessionRegistry:
         if session.in_this_process:
             self._in_this_process.remove(number)
         self.liveness.closed(number)
-        others = tuple(each for each in self._by_node[session.node] if each != number)
+        others = tuple(other for other in self._by_node[session.node] if other != number)
         if others:
             self._by_node[session.node] = others
             return None
@@ -150,9 +150,9 @@ class SessionRegistry:
 
         def last_heard() -> Mapping[NodeId, float]:
             return {
-                each.node: heard.get(each.number, math.inf)
-                for each in sessions
-                if by_node[each.node][0] == each.number and not each.resumes
+                session.node: heard.get(session.number, math.inf)
+                for session in sessions
+                if by_node[session.node][0] == session.number and not session.resumes
             }
 
         return last_heard
@@ -170,7 +170,7 @@ class SessionRegistry:
     @property
     def local_nodes(self) -> list[NodeId]:
         """The nodes whose agent is in our own process and ends together with the coordinator."""
-        return [each.node for number in self._in_this_process if (each := self._sessions[number]).local]
+        return [session.node for number in self._in_this_process if (session := self._sessions[number]).local]
 
     @property
     def nodes_in_this_process(self) -> list[NodeId]:
@@ -264,7 +264,7 @@ class Liveness:
                 out_of_reach=tuple(self._heard) if now - self._heard_at >= self.outage_timeout else ()
             )
         return SilentSessions(
-            lost=tuple(each for each, heard_at in self._heard.items() if now - heard_at >= self.lease)
+            lost=tuple(number for number, heard_at in self._heard.items() if now - heard_at >= self.lease)
         )
 
     def _seem_cut_off(self, now: float) -> bool:

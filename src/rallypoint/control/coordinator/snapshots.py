@@ -193,7 +193,7 @@ class SnapshotMaker:
         members = yield from self._members_of(view.state)
         every = _all(view.state, members)
         yield
-        found = [each for each in every if each.node == node]
+        found = [place for place in every if place.node == node]
         return (yield from self._snapshot(view, members, view.last_heard(), found, len(every) - len(found)))
 
     def page(self, view: JobView, first: int) -> Making:
@@ -220,7 +220,7 @@ class SnapshotMaker:
         known = self._members
         if known.of is not state.participants or known.complete != state.complete:
             places = yield from _participants(state)
-            workers = sum(each.info.local_world_size for each in places if each.first_rank >= 0 and each.info)
+            workers = sum(place.info.local_world_size for place in places if place.first_rank >= 0 and place.info)
             known = self._members = _Members(state.participants, state.complete, places, workers)
             yield
         return known
@@ -248,7 +248,7 @@ class SnapshotMaker:
         yield
         rows: list[NodeView] = []
         for at in range(0, len(places), _SLICE):
-            rows += [_row(view, heard, each) for each in places[at : at + _SLICE]]
+            rows += [_row(view, heard, place) for place in places[at : at + _SLICE]]
             yield
         return Snapshot(
             job=settings.run_id,
@@ -267,7 +267,7 @@ class SnapshotMaker:
             max_restarts=state.max_restarts,
             backoff=max(0.0, backoff_ends(state, view.clock) - now) if held else 0.0,
             failures=_failures(view.failures, now),
-            events=tuple(_event(each, now) for each in view.events),
+            events=tuple(_event(event, now) for event in view.events),
             detail="" if state.verdict is None else verdict_sentence(state.verdict),
             ending=_ending(state),
             age=view.age,
@@ -392,10 +392,10 @@ def _first(
             break
         found[node] = None
     yield
-    places = {each.node: each for each in every if each.node in found} if found else {}
-    for each in every[:_LEAST_SHOWN]:
+    places = {place.node: place for place in every if place.node in found} if found else {}
+    for place in every[:_LEAST_SHOWN]:
         if len(places) < _LEAST_SHOWN:
-            found[each.node], places[each.node] = None, each
+            found[place.node], places[place.node] = None, place
     yield
     return [places[node] for node in found if node in places]
 
@@ -414,12 +414,12 @@ def _participants(state: State) -> _Slices[Sequence[_Place]]:
     yield
     found: list[_Place] = []
     base_rank = 0  # as `assign_worker_ranks` has it, which would take all of them at once
-    for place, (node, each) in enumerate(in_order):
+    for place, (node, participant) in enumerate(in_order):
         # Where an earlier one has succeeded and left, its number of workers is not known.
-        first = base_rank if state.complete and place == each.rank else -1
-        base_rank += each.node_info.local_world_size
-        rank = each.rank if state.complete else -1
-        found.append(_Place(node, NodeState.PARTICIPANT, each.node_info, rank, first))
+        first = base_rank if state.complete and place == participant.rank else -1
+        base_rank += participant.node_info.local_world_size
+        rank = participant.rank if state.complete else -1
+        found.append(_Place(node, NodeState.PARTICIPANT, participant.node_info, rank, first))
         if place % _SLICE == 0:
             yield
     return found
@@ -473,7 +473,7 @@ def _reported(view: JobView, places: Sequence[_Place]) -> _Slices[_Reported]:
     reached = [report.progress for _, report in found if report.progress >= 0]
     steps = [(place, report.steps) for place, report in found if place.first_rank >= 0 and report.steps]
     yield
-    every = sorted(chain.from_iterable(each for _, each in steps))
+    every = sorted(chain.from_iterable(local_steps for _, local_steps in steps))
     every = every[bisect_left(every, 0) :]
     yield
     behind: list[tuple[int, int, _Place]] = []
@@ -487,7 +487,7 @@ def _reported(view: JobView, places: Sequence[_Place]) -> _Slices[_Reported]:
                 for local, step in enumerate(told)
                 if 0 <= step < median
             )
-            behind = heapq.nsmallest(_MOST_BEHIND, chain(behind, late), key=lambda each: each[:2])
+            behind = heapq.nsmallest(_MOST_BEHIND, chain(behind, late), key=lambda entry: entry[:2])
             yield
     first = next((report for place, report in found if place.group_rank == 0), NodeReport(-1))
     in_place_of = tuple(sorted({report.in_place_of for _, report in found if report.in_place_of}))
@@ -509,7 +509,7 @@ def _totals(
 ) -> Totals:
     """`known` are the command and the log folder as they were last reported."""
     connected = sum(map(heard.__contains__, state.participants))
-    succeeded = sum(each in heard for each in state.succeeded if each in state.participants) if state.complete else 0
+    succeeded = sum(node in heard for node in state.succeeded if node in state.participants) if state.complete else 0
     return Totals(
         participant=connected - succeeded,
         unreachable=len(state.participants) - connected,
@@ -538,7 +538,7 @@ def _steps(state: State, every: Sequence[int], behind: Sequence[tuple[int, int, 
 
 
 def _failures(failures: Sequence[Failure], now: float) -> tuple[FailureView, ...]:
-    found = [_failure(each, now) for each in failures]
+    found = [_failure(failure, now) for failure in failures]
     if found and (cause := failures[-1][3]) is not None:
         found[-1] = found[-1]._replace(traceback=cause.traceback)
     return tuple(found)

@@ -56,9 +56,9 @@ def parse_policy(text: str) -> PeerPolicy:
     if parts == ["any"]:
         return PeerPolicy(members=False, explicit=True)
     networks = tuple(part for part in parts if part != "members")
-    for each in networks:
+    for part in networks:
         try:
-            network(each)
+            network(part)
         except UserError as error:
             raise UsageError(f"{error}; or members, or any alone") from None
     return PeerPolicy("members" in parts, networks, explicit=True)
@@ -73,12 +73,12 @@ def peers_notification(state: State, sessions: SessionRegistry) -> list[StorePee
         if session is not None:
             some = some or session.addresses is not None
             found.update(dict.fromkeys(session.addresses or ()))  # which are addresses, as all that nodes send
-            shown = (each.partition("%")[0] for each in (session.address, session.observed_address))
-            found.update((each, None) for each in shown if each not in found and _is_network(each))
+            shown = (address.partition("%")[0] for address in (session.address, session.observed_address))
+            found.update((address, None) for address in shown if address not in found and _is_network(address))
         doubt = doubt or _doubt(state, node, session, is_host=participant.rank == 0)
     if not some:
         return []
-    addresses = [each for each in found if not is_loopback(each)]
+    addresses = [address for address in found if not is_loopback(address)]
     if len(addresses) > _MAX_ADDRESSES:
         doubt = f"its members have {len(addresses)} addresses, more than the {_MAX_ADDRESSES} that a store can be given"
         addresses = []
@@ -92,7 +92,7 @@ def _doubt(state: State, node: NodeId, session: SessionRecord | None, *, is_host
     """Why the addresses of a member may differ from those that it has sent; empty if they do not."""
     if session is None or (session.addresses is None and not is_host):
         return f"the addresses of {name_of(state, node)} are not known"
-    seen, own = (each.partition("%")[0] for each in (session.observed_address, session.address))
+    seen, own = (address.partition("%")[0] for address in (session.observed_address, session.address))
     if seen and seen != own:
         return f"{name_of(state, node)} has the address {own} and is seen as {seen}, so addresses are translated"
     return ""
@@ -119,7 +119,7 @@ def peers_of(
     """
     if not policy.members and not policy.networks:
         return None, ""
-    doubt = next((each.reason_unrestricted for each in told if each.reason_unrestricted), "")
+    doubt = next((notification.reason_unrestricted for notification in told if notification.reason_unrestricted), "")
     doubt = doubt or ("" if told else "this backend does not tell the members' addresses")
     doubt = doubt or ("" if own is not None else "this machine's own addresses cannot be listed")
     in_vain = not told and not policy.networks  # with these alone, no other member's worker would be allowed
@@ -130,7 +130,7 @@ def peers_of(
             f"the worker store takes connections from any address, since {doubt}; give --store-peers the networks from "
             "which workers connect, as in 10.0.0.0/8, or any"
         )
-    members = itertools.chain.from_iterable(each.addresses for each in told) if policy.members else ()
+    members = itertools.chain.from_iterable(notification.addresses for notification in told) if policy.members else ()
     link = (_LINK_LOCAL,) if address.lower().startswith("fe80:") else ()
     peers = [*_LOOPBACK, *(own or ()), *policy.networks, *filter(_is_network, members), *link]
     if not (policy.members and doubt):

@@ -174,7 +174,7 @@ class Journal:
 
     def _explain(self, write: _Write, stored: RangeResult, own: RangeResult) -> Outcome:
         """A comparison did not hold: because the write was made already (law 4), or because we are deposed."""
-        elected = any(each.create_revision == self.fence[1] for each in own.kvs)
+        elected = any(kv.create_revision == self.fence[1] for kv in own.kvs)
         if elected and stored.kvs:
             if stored.kvs[0].value == write.value:
                 return self._is_written(write, stored.kvs[0].mod_revision)
@@ -211,7 +211,7 @@ def takeover_from(
             "or delete it, if no job of that --rdzv-id runs"
         ) from None
     known = known_to(state)
-    if snapshot.incarnation == met or any(each.number in nodes for each in known):
+    if snapshot.incarnation == met or any(node.number in nodes for node in known):
         return Takeover(snapshot.incarnation, state, snapshot.number, found.mod_revision, found.lease)
     # If they are alive after all, and only their leases have ended, they have the time to report.
     ran = state.verdict is None and bool(known)

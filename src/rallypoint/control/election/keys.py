@@ -93,7 +93,7 @@ class ElectionKeys(NamedTuple):
 
     def free_seats(self, taken: Iterable[KeyValue]) -> list[bytes]:
         """The keys that a candidate may still create."""
-        there = {each.key for each in taken}
+        there = {kv.key for kv in taken}
         return [key for key in map(self.seat, range(self.seats)) if key not in there]
 
     @property
@@ -141,9 +141,9 @@ def state_of(keys: ElectionKeys, snapshot: Snapshot, stored: Iterable[KeyValue])
     Raises:
         RendezvousStateError: they do not hold a state of a size that it may have.
     """
-    values = {each.key: each.value for each in stored}
+    values = {kv.key: kv.value for kv in stored}
     wanted = [keys.part(snapshot.number, index) for index in range(snapshot.parts)]
-    packed = b"".join(values.get(each, b"") for each in wanted) if wanted else snapshot.packed
+    packed = b"".join(values.get(key, b"") for key in wanted) if wanted else snapshot.packed
     unpacker = zlib.decompressobj()
     try:
         state = unpacker.decompress(packed, MAX_STATE)

@@ -205,7 +205,7 @@ class Election:
         if self.phase in _PAUSES and self._context.now >= self._rest_until:
             self.phase = CandidatePhase.ASKING
             return self._goal(self), None
-        chore = next((each for each in Chore if self._due.get(each, math.inf) <= self._context.now), None)
+        chore = next((chore for chore in Chore if self._due.get(chore, math.inf) <= self._context.now), None)
         if chore is None:
             return None
         del self._due[chore]
@@ -230,7 +230,7 @@ class Election:
         else:  # keeping the lease alive has its own time
             later = self._context.now + PAUSE
             self._due.setdefault(chore, later)
-            self._due = {each: at if each is Chore.KEEP_LEASE else max(at, later) for each, at in self._due.items()}
+            self._due = {chore: at if chore is Chore.KEEP_LEASE else max(at, later) for chore, at in self._due.items()}
 
     def _give_up(self, error: Exception) -> None:
         if self.phase is CandidatePhase.ENDING:

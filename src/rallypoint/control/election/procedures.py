@@ -133,7 +133,7 @@ class StepContext:
 
     def watched(self, number: int) -> Watched | None:
         """The kind of the watch with that number; None if it has ended."""
-        return next((kind for kind, each in self._watches.items() if each == number), None)
+        return next((kind for kind, watch in self._watches.items() if watch == number), None)
 
     def has_ended(self, kind: Watched) -> None:
         """The watch of that kind has ended on its own."""
@@ -291,9 +291,9 @@ def register(
         is_free, looking = Compare(key, "create_revision", "==", 0), _looking(keys)
         result = yield from transact((is_free,), (Put(key, encode_node(own), lease), *looking), looking)
         found = Look(result.ranges[0].kvs, result.ranges[1].kvs, result.revision)
-        for each in found.candidates:  # it may not be the seat that we asked for last, if an answer was lost
-            if each.lease == lease:
-                return Registration(lease, Fence((each.key, each.create_revision))), found
+        for candidate in found.candidates:  # it may not be the seat that we asked for last, if an answer was lost
+            if candidate.lease == lease:
+                return Registration(lease, Fence((candidate.key, candidate.create_revision))), found
     yield Revoke(lease)
     return None, found
 
@@ -313,13 +313,13 @@ class Presence:
     """
 
     def __init__(self, kvs: Iterable[KeyValue] = ()) -> None:
-        self._keys = {each.key: each for each in kvs}
+        self._keys = {kv.key: kv for kv in kvs}
         self._absent: dict[int, float] = {}
 
     @property
     def nodes(self) -> frozenset[int]:
         """The nodes that have a key."""
-        return frozenset(node.number for each in self._keys.values() if (node := decode_node(each.value)) is not None)
+        return frozenset(node.number for kv in self._keys.values() if (node := decode_node(kv.value)) is not None)
 
     @property
     def wake_at(self) -> float:
@@ -328,8 +328,8 @@ class Presence:
 
     def last_before(self, revision: int) -> KeyValue | None:
         """The youngest of the keys that were created before that revision."""
-        older = (each for each in self._keys.values() if each.create_revision < revision)
-        return max(older, key=lambda each: each.create_revision, default=None)
+        older = (kv for kv in self._keys.values() if kv.create_revision < revision)
+        return max(older, key=lambda kv: kv.create_revision, default=None)
 
     def change(self, events: Iterable[WatchEvent], until: float) -> None:
         """Keys have changed; a node that has none any more is awaited until then."""
@@ -343,7 +343,7 @@ class Presence:
 
     def replace(self, kvs: Iterable[KeyValue], until: float) -> None:
         """These are all keys now; nodes whose keys are gone are awaited until then."""
-        before, self._keys = self.nodes, {each.key: each for each in kvs}
+        before, self._keys = self.nodes, {kv.key: kv for kv in kvs}
         self._note_absent(before, until)
 
     def await_anew(self, since: float, until: float) -> None:
@@ -535,7 +535,7 @@ def _is_left_to_us(keys: ElectionKeys, stored: tuple[KeyValue, ...], own: NodeId
         state = decode_state(state_of(keys, snapshot, stored))
     except RendezvousStateError:
         return False
-    others = sum(each.number != own.number for each in known_to(state))
+    others = sum(node.number != own.number for node in known_to(state))
     # Those that have still to read how the job has ended have left their keys, or never had one.
     return snapshot.incarnation == met and others < (keys.seats if state.verdict is not None else 1)
 

@@ -201,9 +201,9 @@ class EffectRunner:
     def _watch(self, effect: steps.WatchKeys) -> None:
         def on_events(events: Sequence[WatchEvent]) -> None:
             if effect.kind is Watched.LEADER:
-                for each in events:
-                    if each.kind == "put":
-                        self._resolver.learn([each.kv], each.kv.mod_revision)
+                for event in events:
+                    if event.kind == "put":
+                        self._resolver.learn([event.kv], event.kv.mod_revision)
             self._put(steps.Changed(effect.number, tuple(events)))
 
         def on_lost(lost: WatchEnd) -> None:

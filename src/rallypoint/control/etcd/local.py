@@ -223,7 +223,7 @@ class LocalEtcd:
             connection.request("POST", "/v3/cluster/member/list", "{}")
             response = connection.getresponse()
             answer = json.loads(response.read())
-            return response.status == 200 and any(each.get("name") == self._name for each in answer["members"])
+            return response.status == 200 and any(member.get("name") == self._name for member in answer["members"])
         except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError):
             return False
         finally:

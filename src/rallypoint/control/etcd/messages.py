@@ -256,11 +256,11 @@ def decode_txn(data: bytes, then: Sequence[Operation], otherwise: Sequence[Opera
     read = Fields(data)
     succeeded, revision = bool(read.number(2)), _revision(read)
     responses = [Fields(response) for response in read.strings(3)]
-    kinds = [next((kind for field, kind in _ANSWERS.items() if field in each), None) for each in responses]
-    if kinds != [type(each) for each in (then if succeeded else otherwise)]:
+    kinds = [next((kind for field, kind in _ANSWERS.items() if field in response), None) for response in responses]
+    if kinds != [type(operation) for operation in (then if succeeded else otherwise)]:
         raise DecodingError("answers to other operations than those of the transaction")
-    found = (decode_range(each.string(1)) for each in responses if 1 in each)
-    return TxnResult(succeeded, revision, tuple(each._replace(revision=revision) for each in found))
+    found = (decode_range(response.string(1)) for response in responses if 1 in response)
+    return TxnResult(succeeded, revision, tuple(answer._replace(revision=revision) for answer in found))
 
 
 _ANSWERS: dict[int, type[Operation]] = {1: Range, 2: Put, 3: Delete}

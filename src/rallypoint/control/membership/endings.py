@@ -68,7 +68,7 @@ def is_hung(state: State) -> bool:
     """Whether all ranks of all nodes of the running round are quiet."""
     if not state.complete or state.closed or state.is_preempted or not 0 < len(state.participants) <= len(state.quiet):
         return False
-    return all(each in state.quiet for each in state.participants)
+    return all(node in state.quiet for node in state.participants)
 
 
 def hang_began(before: State, after: State) -> bool:
@@ -93,9 +93,9 @@ def abandoned_rendezvous(
 def hosts_of(nodes: Collection[NodeId], most: int = 8) -> tuple[str, ...]:
     """The hosts of some nodes, at most this many; with their pids if several of these are on one host."""
     few = list(itertools.islice(nodes, most))
-    hosts = [str(each) for each in few]
-    twins = {each for each in hosts if hosts.count(each) > 1}
-    names = [f"{host} pid {each.pid}" if host in twins else host for host, each in zip(hosts, few, strict=True)]
+    hosts = [str(node) for node in few]
+    twins = {host for host in hosts if hosts.count(host) > 1}
+    names = [f"{host} pid {node.pid}" if host in twins else host for host, node in zip(hosts, few, strict=True)]
     return tuple(names) if len(nodes) <= most else (*names, f"{len(nodes) - most} more")
 
 
@@ -158,9 +158,9 @@ def _without_excess(state: State, most: int) -> State:
     wait = list(state.wait_list)[max(0, room) :]
     if not out and not wait:
         return state
-    spares = {each: state.participants[each].node_info for each in out} | {each: state.wait_list[each] for each in wait}
+    spares = {node: state.participants[node].node_info for node in out} | {node: state.wait_list[node] for node in wait}
     return state._replace(
-        participants={node: each for node, each in state.participants.items() if node not in spares},
-        wait_list={node: each for node, each in state.wait_list.items() if node not in spares},
+        participants={node: participant for node, participant in state.participants.items() if node not in spares},
+        wait_list={node: node_info for node, node_info in state.wait_list.items() if node not in spares},
         redundancy_list={**state.redundancy_list, **spares},
     )

@@ -63,16 +63,16 @@ class LayeredMap(Mapping[K, V]):
         held = self.get(key, _NONE)
         tallies = self._tallies
         if tallies:
-            tallies = {of: _with_one(each, of(key, value), 1) for of, each in tallies.items()}
+            tallies = {of: _with_one(tally, of(key, value), 1) for of, tally in tallies.items()}
             if held is not _NONE:
-                tallies = {of: _with_one(each, of(key, held), -1) for of, each in tallies.items()}
+                tallies = {of: _with_one(tally, of(key, held), -1) for of, tally in tallies.items()}
         size = self._size + (held is _NONE)
         return LayeredMap(self._lower, {**self._added, key: value}, self._gone, size, tallies)
 
     def without(self, key: K) -> LayeredMap[K, V]:
         """The mapping without this key, which it has."""
         held = self[key]
-        tallies = {of: _with_one(each, of(key, held), -1) for of, each in self._tallies.items()}
+        tallies = {of: _with_one(tally, of(key, held), -1) for of, tally in self._tallies.items()}
         added, gone = self._added, self._gone
         if key in added:
             added = added.copy()

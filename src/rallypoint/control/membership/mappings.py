@@ -41,7 +41,7 @@ def without(mapping: Mapping[K, V], key: K) -> Mapping[K, V]:
 def without_all(mapping: Mapping[K, V], keys: AbstractSet[K]) -> Mapping[K, V]:
     """The mapping without these keys; itself if it has none of them."""
     if len(keys) > FEW:
-        left = {each: value for each, value in mapping.items() if each not in keys}
+        left = {key: value for key, value in mapping.items() if key not in keys}
         return mapping if len(left) == len(mapping) else left
     for key in keys:
         mapping = without(mapping, key)

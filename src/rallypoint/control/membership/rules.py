@@ -318,7 +318,11 @@ def _rejoin(operation: Rejoin, state: State, _node: NodeId, view: ClockView, set
 
 def _without_replaced(gone: tuple[RemovedNode, ...], node: NodeId) -> tuple[RemovedNode, ...]:
     """The removed nodes that are not replaced after a node has joined: it takes its own place, or that of the first."""
-    return tuple(each for each in gone if each.node != node) if node in {each.node for each in gone} else gone[1:]
+    return (
+        tuple(removed for removed in gone if removed.node != node)
+        if node in {removed.node for removed in gone}
+        else gone[1:]
+    )
 
 
 def _with_program(programs: Mapping[str, str], node_info: NodeInfo) -> Mapping[str, str]:
@@ -343,8 +347,10 @@ def _complete(state: State, settings: Settings) -> State:
         ranks, spares = ranks_and_spares(state, nodes, settings)
         nodes, state = [node for node in nodes if node in ranks], state._replace(redundancy_list=spares)
     else:
-        previous = {node: each.previous_rank for node, each in entries if each.previous_rank is not None}
-        hints = {node: hint for node, each in entries if (hint := each.node_info.rank_hint) is not None}
+        previous = {
+            node: participant.previous_rank for node, participant in entries if participant.previous_rank is not None
+        }
+        hints = {node: hint for node, participant in entries if (hint := participant.node_info.rank_hint) is not None}
         ranks = assign_group_ranks(nodes, None if settings.fixed_ranks else previous, hints)
     return state._replace(
         complete=True,
@@ -438,8 +444,8 @@ def without_nodes(state: State, nodes: Sequence[NodeId], reason: Reason, setting
     of those ends the round, except in a job that is preempted.
     """
     gone = frozenset(nodes)
-    held = (each for each in nodes if each in state.survivors or (each in state.participants and not state.closed))
-    removed = [RemovedNode(each, name_of(state, each), reason) for each in islice(held, _MAX_REMOVED)]
+    held = (node for node in nodes if node in state.survivors or (node in state.participants and not state.closed))
+    removed = [RemovedNode(node, name_of(state, node), reason) for node in islice(held, _MAX_REMOVED)]
     after = state._replace(
         participants=without_all(state.participants, gone),
         wait_list=without_all(state.wait_list, gone),
@@ -453,8 +459,8 @@ def without_nodes(state: State, nodes: Sequence[NodeId], reason: Reason, setting
         return after
     if state.complete:
         consents = after.consents
-        for each in nodes:
-            consents = with_member(consents, each) if each in state.participants else consents
+        for node in nodes:
+            consents = with_member(consents, node) if node in state.participants else consents
         return _end_job_if_all_done(after._replace(consents=consents))
     return after._replace(last_call=0) if number_fitting(after, settings) < settings.min_nodes else after
 
@@ -586,7 +592,7 @@ def end_round(state: State, end: RoundEnd) -> State:
         round=max(state.round + 1, state.next_round),
         complete=False,
         participants={},
-        survivors={each: participant.rank for each, participant in state.participants.items()},
+        survivors={node: participant.rank for node, participant in state.participants.items()},
         succeeded=frozenset(),
         finished={},
         consents=frozenset(),
@@ -612,7 +618,7 @@ def _are_all(state: State, some: AbstractSet[NodeId], others: AbstractSet[NodeId
     """Whether all participants are among these. While they are too few, nobody is looked at."""
     if len(some) + len(others) < len(state.participants):
         return False
-    return all(each in some or each in others for each in state.participants)
+    return all(node in some or node in others for node in state.participants)
 
 
 def _end_preempted_job(state: State) -> State:
@@ -775,7 +781,7 @@ class Observer:
         elif self._running_at is None:
             self._running_at = now
         if state.removed or self._removed:
-            self._removed = {each: self._removed.get(each, now) for each in state.removed}
+            self._removed = {removed: self._removed.get(removed, now) for removed in state.removed}
         if not state.last_call:
             self._last_call = None
         elif self._last_call is None or self._last_call[0] != state.last_call:

@@ -61,7 +61,7 @@ def segment_ranks(claims: Mapping[N, Claim], size: int, most: int) -> dict[N, in
         placed.update(zip(holes, new[:by_new] + old[left:], strict=True))
         rest = old[:left] + new[by_new:]
         further += [rest[start : start + size] for start in range(0, size * added[domain], size)]
-    taken = {slot for each in slots.values() for slot in each}
+    taken = {slot for domain_slots in slots.values() for slot in domain_slots}
     free = (slot for slot in range(number) if slot not in taken)
     further.sort(key=lambda nodes: min(_or_last(claims[node].previous) for node in nodes))
     for slot, nodes in zip(free, further, strict=True):
@@ -74,9 +74,12 @@ def ranks_and_spares(
 ) -> tuple[dict[NodeId, int], Mapping[NodeId, NodeInfo]]:
     """The group ranks in a round that is complete now, of the `nodes` that have joined, in order; and its spares."""
     places = [state.participants[node] for node in nodes]
-    claims = [Claim(each.node_info.domain, each.previous_rank, each.node_info.rank_hint) for each in places]
+    claims = [
+        Claim(participant.node_info.domain, participant.previous_rank, participant.node_info.rank_hint)
+        for participant in places
+    ]
     ranks = segment_ranks(dict(zip(nodes, claims, strict=True)), settings.segment, settings.max_nodes)
-    spares = {node: each.node_info for node, each in state.participants.items() if node not in ranks}
+    spares = {node: participant.node_info for node, participant in state.participants.items() if node not in ranks}
     return ranks, {**state.redundancy_list, **spares}
 
 
@@ -97,8 +100,8 @@ def _by_survivors(claims: Mapping[N, Claim], size: int, number: int) -> list[tup
         if previous is not None and previous < number * size:
             found.setdefault(previous // size, {}).setdefault(domain, {}).setdefault(previous, node)
     # They are of one domain, unless a node has come back with another name for it.
-    most = [(slot, *max(each.items(), key=lambda entry: len(entry[1]))) for slot, each in found.items()]
-    return sorted(most, key=lambda each: (-len(each[2]), each[0]))
+    most = [(slot, *max(by_domain.items(), key=lambda entry: len(entry[1]))) for slot, by_domain in found.items()]
+    return sorted(most, key=lambda entry: (-len(entry[2]), entry[0]))
 
 
 def _numbers_added(
@@ -118,7 +121,7 @@ def _whole_first(claims: Mapping[N, Claim], nodes: list[N], size: int) -> tuple[
     """The survivors among these, those of the segments with most of them first; and the others."""
     together = Counter(previous // size for node in nodes if (previous := claims[node].previous) is not None)
     ranked = [(-together[rank // size], rank, node) for node in nodes if (rank := claims[node].previous) is not None]
-    old = [node for *_, node in sorted(ranked, key=lambda each: each[:2])]
+    old = [node for *_, node in sorted(ranked, key=lambda entry: entry[:2])]
     return old, [node for node in nodes if claims[node].previous is None]
 
 
@@ -173,7 +176,7 @@ def completes_segment(state: State, node: NodeId, domain: str, settings: Setting
 
 def _numbers_waiting(state: State, domain: str) -> tuple[int, int]:
     """The spares of a domain, and its nodes that wait for the next round, each of which stands for a segment."""
-    spares, waiting = (tally(each, _domain_of_waiting) for each in (state.redundancy_list, state.wait_list))
+    spares, waiting = (tally(nodes, _domain_of_waiting) for nodes in (state.redundancy_list, state.wait_list))
     return spares.get(domain, 0), waiting.get(domain, 0)
 
 

@@ -331,20 +331,20 @@ def name_of(state: State, node: NodeId) -> str:
     others = itertools.islice(
         itertools.chain(state.participants, state.wait_list, state.redundancy_list, state.survivors), _MAX_COMPARED
     )
-    apart = any((each.host or each.addr) == called and each != node for each in others)
+    apart = any((other.host or other.addr) == called and other != node for other in others)
     return f"{called}{f' pid {node.pid}' if apart else ''}{'' if rank is None else f' (rank {rank})'}"
 
 
 def names_of(state: State, nodes: Collection[NodeId], most: int = 4) -> tuple[str, ...]:
     """The names of some nodes: at most this many, and the number of further ones."""
-    names = tuple(name_of(state, each) for each in itertools.islice(nodes, most))
+    names = tuple(name_of(state, node) for node in itertools.islice(nodes, most))
     return names if len(nodes) <= most else (*names, f"{len(nodes) - most} more")
 
 
 def nodes_waiting_alike(state: State, node: NodeId) -> Collection[NodeId]:
     """The nodes that wait in the same list as this one, including itself."""
     lists = (state.participants, state.wait_list, state.redundancy_list)
-    return next((each for each in lists if node in each), (node,))
+    return next((nodes for nodes in lists if node in nodes), (node,))
 
 
 def join_names(names: Sequence[str]) -> str:

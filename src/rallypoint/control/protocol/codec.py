@@ -350,7 +350,7 @@ def decode_state(data: bytes) -> State:
                     validated(held)
     except ValidationError as error:
         raise RendezvousStateError(f"the shared rendezvous state cannot be: {error}; use another --rdzv-id") from None
-    if not all(_with_printable_names(each) for each in (*known_to(state), *state.finished)):
+    if not all(_with_printable_names(node) for node in (*known_to(state), *state.finished)):
         raise RendezvousStateError(
             "the shared rendezvous state has node names that are not text; use another --rdzv-id"
         )

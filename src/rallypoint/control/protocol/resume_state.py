@@ -127,7 +127,7 @@ class ResumeState(NamedTuple):
     @property
     def needs_coordinator(self) -> bool:
         """Whether the node cannot continue without the control plane."""
-        return self.join is not None or any(isinstance(each, _NEEDS_ANSWER) for each in self.repeated_requests)
+        return self.join is not None or any(isinstance(request, _NEEDS_ANSWER) for request in self.repeated_requests)
 
 
 def after_request(held: ResumeState, request: Request, now: float) -> ResumeState:
@@ -136,7 +136,7 @@ def after_request(held: ResumeState, request: Request, now: float) -> ResumeStat
         case JoinRequest():
             return _joined(held, request, now)._replace(repeated_requests=(), ended=False, refused=False, leave=None)
         case LeaveRequest():
-            done = tuple(each for each in held.repeated_requests if isinstance(each, Succeed))
+            done = tuple(request for request in held.repeated_requests if isinstance(request, Succeed))
             return held._replace(leave=request, join=None, repeated_requests=done)
         case (
             Heartbeat() | ProgressRequest() | ResumeRequest() | NodeReport() | CollectedPart() | HangReport() | Taken()
@@ -152,7 +152,7 @@ def _joined(held: ResumeState, join: JoinRequest, now: float) -> ResumeState:
 
 def _with(requests: tuple[_Repeated, ...], request: _Repeated) -> tuple[_Repeated, ...]:
     """The requests, with this one in place of another of its kind."""
-    return (*(each for each in requests if type(each) is not type(request)), request)
+    return (*(earlier for earlier in requests if type(earlier) is not type(request)), request)
 
 
 def after_notification(held: ResumeState, notification: Notification, now: float) -> ResumeState:
@@ -187,9 +187,9 @@ def after_notification(held: ResumeState, notification: Notification, now: float
         case Confirmed(number=number):
             # Compared with its type: as tuples, `Succeed(2)` equals `ConfirmRequest(2)`.
             others = tuple(
-                each
-                for each in held.repeated_requests
-                if not (isinstance(each, ConfirmRequest) and each.number == number)
+                request
+                for request in held.repeated_requests
+                if not (isinstance(request, ConfirmRequest) and request.number == number)
             )
             return held._replace(repeated_requests=others)
         case JobEnded():
@@ -214,7 +214,7 @@ def _round_ended(held: ResumeState, ended: RoundEnded, now: float) -> ResumeStat
 
 def _begun_anew(join: JoinRequest, requests: tuple[_Repeated, ...]) -> JoinRequest:
     """The join of a node that keeps its place, as the coordinator has it (law 6)."""
-    ports = (each.store_port for each in requests if isinstance(each, NextStore))
+    ports = (request.store_port for request in requests if isinstance(request, NextStore))
     node_info = join.node_info._replace(store_port=next(ports, join.node_info.store_port))
     return join._replace(node_info=node_info, timeout=join.timeout + join.waited, waited=0.0)
 
@@ -223,7 +223,7 @@ def without_foreign_join(held: ResumeState, incarnation: str) -> ResumeState:
     """The state for a session with the coordinator `incarnation`: without what only another one may use (law 1)."""
     if held.opened in ("", incarnation):
         return held
-    others = tuple(each for each in held.repeated_requests if not isinstance(each, NextStore))
+    others = tuple(request for request in held.repeated_requests if not isinstance(request, NextStore))
     return held._replace(join=None, repeated_requests=others)
 
 
@@ -288,4 +288,4 @@ def _resume_request(held: ResumeState, join: JoinRequest) -> ResumeRequest:
 
 
 def _outside_rounds(held: ResumeState) -> tuple[NodeOperation, ...]:
-    return tuple(each for each in held.repeated_requests if isinstance(each, Close | PreemptJob))
+    return tuple(request for request in held.repeated_requests if isinstance(request, Close | PreemptJob))

@@ -136,7 +136,7 @@ def _value(value: Any, name: str, record: Any) -> Any:
         _count(value, _MAX_ITEMS_OF.get(name, _MAX_ITEMS), name, record)
         if name == "addresses":
             _check_addresses(value, record)
-        return type(value)(_value(each, name, record) for each in value)
+        return type(value)(_value(item, name, record) for item in value)
     return value  # an enumeration's member
 
 
@@ -153,10 +153,10 @@ def _number(value: float, name: str, record: Any) -> float:
 
 
 def _check_addresses(values: Collection[str], record: Any) -> None:
-    for each in values:
-        if not _ADDRESS.fullmatch(each):
+    for address in values:
+        if not _ADDRESS.fullmatch(address):
             raise ValidationError(
-                f"a {type(record).__name__} whose addresses have {_text(each[:64], '')!r} is refused: no address"
+                f"a {type(record).__name__} whose addresses have {_text(address[:64], '')!r} is refused: no address"
             )
 
 
@@ -172,7 +172,9 @@ def _text(text: str, name: str) -> str:
     most = _TEXTS[name] if lines else _LINES.get(name, _MAX_TEXT)
     if (text.isprintable() or (lines and _is_printable_lines(text))) and _size(text) <= most:
         return text
-    printable = "".join(each if each.isprintable() or (lines and each in "\n\t") else "?" for each in text[:most])
+    printable = "".join(
+        character if character.isprintable() or (lines and character in "\n\t") else "?" for character in text[:most]
+    )
     return printable if _size(printable) <= most else printable.encode()[:most].decode(errors="ignore")
 
 
