@@ -230,7 +230,7 @@ class TCPStore(RequestStore):
             present = int(self._exchange(read_value, Op.GET, _INIT))
 
 
-class _Connection(socket.socket):
+class _ClientConnection(socket.socket):
     """One that needs no `close`, as torch's users close no stores: without it, the collector's coming to it before its
     store would be a ResourceWarning.
     """
@@ -303,7 +303,7 @@ def _try_once(endpoint: Endpoint, deadline: Deadline) -> socket.socket:
     failure: OSError = OSError("the name has no address")
     for tried, (family, kind, protocol, _, address) in enumerate(found):
         share = Deadline.after(deadline.remaining() / (len(found) - tried))
-        connection = _Connection(family, kind, protocol)
+        connection = _ClientConnection(family, kind, protocol)
         try:
             connection.settimeout(min(max(share.remaining(), 0.001), _MAX_BLOCK))
             connection.connect(address)

@@ -23,7 +23,7 @@ from rallypoint.store.transport import (
     set_options,
     shown_peers,
 )
-from rallypoint.store.wire import Reason, refusal
+from rallypoint.store.wire import RefusalReason, refusal
 
 if getattr(_native, "INTERFACE", 0) != 5:
     raise ImportError("it was built from other sources; install again, or run `python build_native.py`")
@@ -84,7 +84,7 @@ class CompiledTransport:
     def _refused(self, descriptor: int, reason: int, number: int, first: bytes, second: bytes) -> None:
         client = socket.socket(fileno=descriptor)
         try:
-            error = refusal(Reason(reason), number, self._limit(Reason(reason)), first, second)
+            error = refusal(RefusalReason(reason), number, self._limit(RefusalReason(reason)), first, second)
             log_refusal(self._context.log_lines, peer_of(client), error)
         finally:
             client.detach()
@@ -96,19 +96,19 @@ class CompiledTransport:
         finally:
             client.detach()
 
-    def _limit(self, reason: Reason) -> float | str:
+    def _limit(self, reason: RefusalReason) -> float | str:
         guard = self._context.guard
-        limits: dict[Reason, float | str] = {
-            Reason.LONG_KEY: wire.MAX_KEY,
-            Reason.LONG_VALUE: wire.MAX_PAYLOAD,
-            Reason.MANY_KEYS: wire.MAX_KEYS,
-            Reason.WRONG_MAGIC: wire.MAGIC,
-            Reason.LONG_REQUEST: guard.request,
-            Reason.GROWN_VALUE: guard.value,
-            Reason.KEYS_OF_ONE: guard.keys,
-            Reason.BYTES_OF_ONE: guard.bytes,
-            Reason.SILENT: guard.validate_timeout,
-            Reason.NOT_A_PEER: shown_peers(self._peers),
+        limits: dict[RefusalReason, float | str] = {
+            RefusalReason.LONG_KEY: wire.MAX_KEY,
+            RefusalReason.LONG_VALUE: wire.MAX_PAYLOAD,
+            RefusalReason.MANY_KEYS: wire.MAX_KEYS,
+            RefusalReason.WRONG_MAGIC: wire.MAGIC,
+            RefusalReason.LONG_REQUEST: guard.request,
+            RefusalReason.GROWN_VALUE: guard.value,
+            RefusalReason.KEYS_OF_ONE: guard.keys,
+            RefusalReason.BYTES_OF_ONE: guard.bytes,
+            RefusalReason.SILENT: guard.validate_timeout,
+            RefusalReason.NOT_A_PEER: shown_peers(self._peers),
         }
         return limits.get(reason, 0)
 

@@ -83,7 +83,7 @@ from rallypoint.store.wire import (
     U32,
     U64,
     Op,
-    Reason,
+    RefusalReason,
     check,
     refusal,
     strings,
@@ -146,7 +146,7 @@ class Table(Generic[C]):
 
     def append(self, _client: C, key: bytes, value: bytes) -> Replies[C]:
         present = self.values.get(key, b"")
-        check(len(present) + len(value), self._value_limit, Reason.GROWN_VALUE)
+        check(len(present) + len(value), self._value_limit, RefusalReason.GROWN_VALUE)
         self.values[key] = present + value
         return self._changed(key)
 
@@ -267,7 +267,7 @@ def _number(key: bytes, text: bytes) -> int:
         number = int(found[1] + b"0" + found[2])
         if _LOWEST <= number <= _HIGHEST:
             return number
-    raise refusal(Reason.NO_NUMBER, first=text[:40], second=key[:200])
+    raise refusal(RefusalReason.NO_NUMBER, first=text[:40], second=key[:200])
 
 
 Request: TypeAlias = tuple[Op, tuple[Any, ...]]
@@ -308,18 +308,18 @@ class Decoder:
     def _parse(self) -> _Parser[None]:
         (first,) = yield from self._take(1)
         if first != Op.VALIDATE:
-            raise self._refusal(Reason.NO_GREETING)
+            raise self._refusal(RefusalReason.NO_GREETING)
         magic = yield from self._u32()
         if magic != MAGIC:
-            raise refusal(Reason.WRONG_MAGIC, magic, MAGIC)
+            raise refusal(RefusalReason.WRONG_MAGIC, magic, MAGIC)
         self.greeted = True
         while True:
             self._taken = 0
             (code,) = yield from self._take(1)
             if code == Op.VALIDATE:
-                raise self._refusal(Reason.GREETED_AGAIN)
+                raise self._refusal(RefusalReason.GREETED_AGAIN)
             if code not in _COMMANDS:
-                raise self._refusal(Reason.UNKNOWN_OPCODE)
+                raise self._refusal(RefusalReason.UNKNOWN_OPCODE)
             op = Op(code)
             if op is Op.MULTI_SET:
                 yield from self._pairs()
@@ -342,7 +342,7 @@ class Decoder:
     def _take(self, size: int, limit: float = inf) -> _Parser[bytes]:
         while len(self._data) - self._at < size:
             if self._taken + size > limit:
-                raise refusal(Reason.LONG_REQUEST, self._taken + size, limit)
+                raise refusal(RefusalReason.LONG_REQUEST, self._taken + size, limit)
             del self._data[: self._at]  # an idle connection must not hold on to the last large value
             self._at = 0
             yield None
@@ -357,34 +357,34 @@ class Decoder:
     def _i64(self) -> _Parser[int]:
         return int(I64.unpack((yield from self._take(8)))[0])
 
-    def _size(self, most: int, reason: Reason, limit: float = inf) -> _Parser[int]:
+    def _size(self, most: int, reason: RefusalReason, limit: float = inf) -> _Parser[int]:
         size = int(U64.unpack((yield from self._take(8, limit)))[0])
         check(size, most, reason)
         return size
 
     def _key(self, limit: float = inf) -> _Parser[bytes]:
-        size = yield from self._size(MAX_KEY, Reason.LONG_KEY, limit)
+        size = yield from self._size(MAX_KEY, RefusalReason.LONG_KEY, limit)
         return (yield from self._take(size, limit))
 
     def _value(self) -> _Parser[bytes]:
-        size = yield from self._size(MAX_PAYLOAD, Reason.LONG_VALUE)
+        size = yield from self._size(MAX_PAYLOAD, RefusalReason.LONG_VALUE)
         return (yield from self._take(size))
 
     def _keys(self) -> _Parser[list[bytes]]:
-        count = yield from self._size(MAX_KEYS, Reason.MANY_KEYS)
+        count = yield from self._size(MAX_KEYS, RefusalReason.MANY_KEYS)
         keys = []
         for _ in range(count):
             keys.append((yield from self._key(self._limit)))  # noqa: PERF401 - a comprehension cannot yield
         return keys
 
     def _pairs(self) -> _Parser[None]:
-        count = yield from self._size(MAX_KEYS, Reason.MANY_KEYS)
+        count = yield from self._size(MAX_KEYS, RefusalReason.MANY_KEYS)
         if not count:
             yield Op.MULTI_SET, ((),)
         for _ in range(count):
             yield Op.SET, ((yield from self._key()), (yield from self._value()))
 
-    def _refusal(self, reason: Reason) -> StoreProtocolError:
+    def _refusal(self, reason: RefusalReason) -> StoreProtocolError:
         return refusal(reason, first=bytes(self._data[self._at - 1 : self._at + 15]))
 
 
@@ -473,7 +473,7 @@ class PlainTransport:
         self._note_peers(peers)
         for connection in list(self._connections):
             if not self._is_peer(connection.socket):
-                self._refuse(connection, refusal(Reason.NOT_A_PEER, limit=shown_peers(peers)))
+                self._refuse(connection, refusal(RefusalReason.NOT_A_PEER, limit=shown_peers(peers)))
         self._send_owed()
 
     def close(self) -> None:
@@ -534,7 +534,7 @@ class PlainTransport:
         except StoreProtocolError as error:
             self._refuse(connection, error)
         except MemoryError:
-            self._refuse(connection, refusal(Reason.NO_MEMORY))
+            self._refuse(connection, refusal(RefusalReason.NO_MEMORY))
         except Exception:
             log.exception("a defect in the store ends the connection from %s", peer_of(connection.socket))
             self._drop(connection)
@@ -601,9 +601,9 @@ class PlainTransport:
 
     def _admit(self, client: socket.socket) -> _Connection | None:
         if not self._is_peer(client):
-            error = refusal(Reason.NOT_A_PEER, limit=shown_peers(self._peers))
+            error = refusal(RefusalReason.NOT_A_PEER, limit=shown_peers(self._peers))
         elif self._guard.own_user and self._users.peer_of(client) is Peer.OTHER_USER:
-            error = refusal(Reason.OTHER_USER)
+            error = refusal(RefusalReason.OTHER_USER)
         else:
             connection = _Connection(client, self._guard.request)
             self._connections[connection] = None
@@ -657,7 +657,7 @@ class PlainTransport:
                 break
             del self._ungreeted[oldest]
             if not oldest.decoder.greeted:
-                self._refuse(oldest, refusal(Reason.SILENT, limit=limit))
+                self._refuse(oldest, refusal(RefusalReason.SILENT, limit=limit))
         self._send_owed()
         if now >= self._accept_again_at or (self._full_house and len(self._connections) < self._guard.connections):
             self._resume_accepting(now)

@@ -82,7 +82,7 @@ FIELDS: dict[Op, tuple[str, ...]] = {
 """The fields of each request, in order. `_PACK` says how each kind travels."""
 
 
-class Reason(IntEnum):
+class RefusalReason(IntEnum):
     """Why a store refuses a connection or a request: `Reason` in native/store.h."""
 
     LONG_KEY = 1
@@ -104,25 +104,29 @@ class Reason(IntEnum):
 
 
 _SENTENCES = {
-    Reason.LONG_KEY: "a key of {number} bytes is too long for the store; at most {limit} are allowed",
-    Reason.LONG_VALUE: "a value of {number} bytes is too long for the store; at most {limit} are allowed",
-    Reason.MANY_KEYS: "{number} keys in one request are too many for the store; at most {limit} are allowed",
-    Reason.WRONG_MAGIC: "VALIDATE has the magic number {number:#x} instead of {limit:#x}",
-    Reason.NO_GREETING: "the first message is not VALIDATE, so this is not a store client (it begins with {first!r})",
-    Reason.GREETED_AGAIN: "VALIDATE came a second time (it begins with {first!r})",
-    Reason.UNKNOWN_OPCODE: "a request with an unknown opcode (it begins with {first!r})",
-    Reason.NO_NUMBER: "the value {first!r} of key {second!r} is not a number, so nothing can be added to it",
-    Reason.NO_MEMORY: "there is no memory for its request; see the limits of this process and its node",
-    Reason.LONG_REQUEST: "a request of {number:.0f} bytes or more is too long; this store allows {limit:.0f}",
-    Reason.GROWN_VALUE: "a value would grow to {number} bytes; this store allows {limit:.0f}",
-    Reason.KEYS_OF_ONE: "it has added {number} keys and deleted too few; this store allows {limit} a connection",
-    Reason.BYTES_OF_ONE: "it has added {number} bytes and deleted too few; this store allows {limit} a connection",
-    Reason.SILENT: "it has not greeted within {limit:g} s, so it is not a store client",
-    Reason.NOT_A_PEER: (
+    RefusalReason.LONG_KEY: "a key of {number} bytes is too long for the store; at most {limit} are allowed",
+    RefusalReason.LONG_VALUE: "a value of {number} bytes is too long for the store; at most {limit} are allowed",
+    RefusalReason.MANY_KEYS: "{number} keys in one request are too many for the store; at most {limit} are allowed",
+    RefusalReason.WRONG_MAGIC: "VALIDATE has the magic number {number:#x} instead of {limit:#x}",
+    RefusalReason.NO_GREETING: (
+        "the first message is not VALIDATE, so this is not a store client (it begins with {first!r})"
+    ),
+    RefusalReason.GREETED_AGAIN: "VALIDATE came a second time (it begins with {first!r})",
+    RefusalReason.UNKNOWN_OPCODE: "a request with an unknown opcode (it begins with {first!r})",
+    RefusalReason.NO_NUMBER: "the value {first!r} of key {second!r} is not a number, so nothing can be added to it",
+    RefusalReason.NO_MEMORY: "there is no memory for its request; see the limits of this process and its node",
+    RefusalReason.LONG_REQUEST: "a request of {number:.0f} bytes or more is too long; this store allows {limit:.0f}",
+    RefusalReason.GROWN_VALUE: "a value would grow to {number} bytes; this store allows {limit:.0f}",
+    RefusalReason.KEYS_OF_ONE: "it has added {number} keys and deleted too few; this store allows {limit} a connection",
+    RefusalReason.BYTES_OF_ONE: (
+        "it has added {number} bytes and deleted too few; this store allows {limit} a connection"
+    ),
+    RefusalReason.SILENT: "it has not greeted within {limit:g} s, so it is not a store client",
+    RefusalReason.NOT_A_PEER: (
         "its address is not among those that may use this store ({limit}); if it is the job's, add its network to "
         "--store-peers"
     ),
-    Reason.OTHER_USER: (
+    RefusalReason.OTHER_USER: (
         "it is of another user of this machine than the agent; if it is a worker that has changed its user, give "
         "--store-peers=any"
     ),
@@ -130,7 +134,7 @@ _SENTENCES = {
 
 
 def refusal(
-    reason: Reason, number: float = 0, limit: float | str = 0, first: bytes = b"", second: bytes = b""
+    reason: RefusalReason, number: float = 0, limit: float | str = 0, first: bytes = b"", second: bytes = b""
 ) -> StoreProtocolError:
     """The error for a reason: how many there were, how many are allowed, and the bytes that it is about."""
     sentence = _SENTENCES[reason].format(number=number, limit=limit, first=first, second=second)
@@ -157,29 +161,29 @@ def greeting() -> bytes:
     return encode(Op.VALIDATE, MAGIC)
 
 
-def check(size: int, limit: float, reason: Reason) -> None:
+def check(size: int, limit: float, reason: RefusalReason) -> None:
     """Raises StoreProtocolError for this reason if `size` is beyond the limit."""
     if size > limit:
         raise refusal(reason, size, limit)
 
 
 def _key(key: bytes) -> bytes:
-    check(len(key), MAX_KEY, Reason.LONG_KEY)
+    check(len(key), MAX_KEY, RefusalReason.LONG_KEY)
     return string(key)
 
 
 def _value(value: bytes) -> bytes:
-    check(len(value), MAX_PAYLOAD, Reason.LONG_VALUE)
+    check(len(value), MAX_PAYLOAD, RefusalReason.LONG_VALUE)
     return string(value)
 
 
 def _keys(keys: Sequence[bytes]) -> bytes:
-    check(len(keys), MAX_KEYS, Reason.MANY_KEYS)
+    check(len(keys), MAX_KEYS, RefusalReason.MANY_KEYS)
     return U64.pack(len(keys)) + b"".join(map(_key, keys))
 
 
 def _pairs(pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
-    check(len(pairs), MAX_KEYS, Reason.MANY_KEYS)
+    check(len(pairs), MAX_KEYS, RefusalReason.MANY_KEYS)
     return U64.pack(len(pairs)) + b"".join([_key(key) + _value(value) for key, value in pairs])
 
 
