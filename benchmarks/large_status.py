@@ -15,7 +15,7 @@ from functools import partial
 from benchmarks.case import OURS, THEIRS, Budget, Case, Row, Settings, in_turn, row
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.coordinator.snapshots import JobView, Reports, SnapshotMaker, at_once
+from rallypoint.control.coordinator.snapshots import JobView, NodeReports, SnapshotMaker, at_once
 from rallypoint.control.membership.state import NodeId, NodeInfo, Participant, State
 from rallypoint.control.membership.state import Settings as JobSettings
 from rallypoint.control.protocol.messages import NodeReport
@@ -36,7 +36,7 @@ class _Job:
 
     def __init__(self, nodes: int) -> None:
         self._coordinator = Coordinator(JobSettings("bench", nodes, nodes), "bench")
-        self._reports = Reports()
+        self._reports = NodeReports()
         self._maker = SnapshotMaker()
         self._members = {_node(number): _member(number) for number in range(nodes)}
         for number, node in enumerate(self._members):

@@ -84,9 +84,9 @@ from rallypoint.control.protocol.observation import (
     DrainCommand,
     FaultCommand,
     JobList,
+    JobPhase,
     JobSummary,
     ListRequest,
-    Phase,
     ResizeCommand,
     RestartCommand,
     SnapshotPart,
@@ -188,7 +188,7 @@ WATCHER_REQUESTS: tuple[object, ...] = (
     FaultCommand("u@h", Fault.CUT, -1, "n", 5.0),
 )
 WATCHER_NOTICES: tuple[object, ...] = (
-    *(SnapshotPart(b"x", True), JobList((JobSummary("j", Phase.RUNNING, 1, 2, 3),)), CommandReply(False, "d")),
+    *(SnapshotPart(b"x", True), JobList((JobSummary("j", JobPhase.RUNNING, 1, 2, 3),)), CommandReply(False, "d")),
     CollectedPart(1, b"[]", True, "n"),
 )
 ANSWERS: tuple[object, ...] = (

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.observe.goodput import JobPhase, Loss, agent_runs, report
+from rallypoint.observe.goodput import JobActivity, Loss, agent_runs, report
 from rallypoint.observe.report import read_events
 from rallypoint.observe.telemetry.agent_events import AgentEnded, NodePhase, ProgressMade
 from tests.jobs.launching import Job, Launcher
@@ -95,12 +95,12 @@ def test_events_in_a_file_make_a_report(rallyrun: Launcher, tmp_path: Path) -> N
     made = report(agent_runs(lines))
     assert (made.outcome, made.failures, len(made.rounds)) == ("succeeded", 2, 3)
     assert [(each.first_step, each.step) for each in lines if isinstance(each, ProgressMade)][-1] == (20, 39)
-    assert 0 < made.lost[Loss.LOST_WORK] < made.phases[JobPhase.RUNNING]
+    assert 0 < made.lost[Loss.LOST_WORK] < made.phases[JobActivity.RUNNING]
     last = lines[-1]
     assert isinstance(last, AgentEnded)
     assert sum(last.seconds.values()) == pytest.approx(last.elapsed)
     for phase in ("rendezvous", "starting", "running", "stopping", "held_back"):
-        assert made.phases[JobPhase(phase)] == pytest.approx(last.seconds[NodePhase(phase)]), phase
+        assert made.phases[JobActivity(phase)] == pytest.approx(last.seconds[NodePhase(phase)]), phase
 
 
 def test_a_file_that_cannot_be_written_starts_nothing(rallyrun: Launcher) -> None:

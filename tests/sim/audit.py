@@ -47,15 +47,15 @@ from rallypoint.control.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
+from rallypoint.control.protocol.observation import JobPhase as SnapshotPhase
 from rallypoint.control.protocol.observation import (
-    NodeState,
+    MemberState,
     ResizeCommand,
     RestartCommand,
     Snapshot,
     StopCommand,
     WatcherRequest,
 )
-from rallypoint.control.protocol.observation import Phase as SnapshotPhase
 from rallypoint.failures.cause import Ending
 from tests.sim.faults import OUTAGES
 from tests.sim.ground_truth import AuditStep, Facts, Round, RoundBook, RoundName, common, number_of
@@ -221,7 +221,7 @@ class Audit:
     def shown(self, snapshot: Snapshot) -> None:
         """An operator is shown how the job stands."""
         running = snapshot.phase is SnapshotPhase.RUNNING
-        ranks = [each.group_rank for each in snapshot.nodes if each.state is NodeState.PARTICIPANT]
+        ranks = [each.group_rank for each in snapshot.nodes if each.state is MemberState.PARTICIPANT]
         if running and not all(before < after for before, after in pairwise([-1, *ranks])):
             raise Violation("an operator is shown wrong ranks", f"{snapshot}")
         told_later = self._job.etcd is not None  # what is shown waits for the journal, as all else does

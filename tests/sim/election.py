@@ -106,7 +106,7 @@ class SimCandidate:
                 return (yield from client.make(request))
             case steps.Grant(ttl_s=ttl):
                 return (yield from client.lease_grant(ttl))
-            case steps.KeepLeaseAlive(lease=lease, timeout_s=seconds):
+            case steps.RenewLease(lease=lease, timeout_s=seconds):
                 asked_at = self._lead.now()
                 left = yield from client.lease_keep_alive(lease, seconds)
                 if left and lease == self._election.lease:

@@ -328,7 +328,7 @@ class SimClient:
 
 
 class SimWatch:
-    """See `rallypoint.control.etcd.client.Watch`."""
+    """See `rallypoint.control.etcd.client.EtcdWatch`."""
 
     def __init__(
         self,

@@ -26,12 +26,12 @@ from rallypoint.control.membership.state import (
     Close,
     Fail,
     Join,
+    NoChange,
     NodeId,
     Reason,
     RoundEnd,
     Settings,
     State,
-    Stop,
     Verdict,
 )
 from rallypoint.control.protocol import resume_state
@@ -139,7 +139,7 @@ def _counted_twice() -> AbstractContextManager[object]:
     def bad(operation: Fail, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
         after = fail(operation, state, node, view, settings)
         ended = state.ended
-        if after is Stop.DONE and node in state.survivors and ended is not None and ended.round == operation.round:
+        if after is NoChange.DONE and node in state.survivors and ended is not None and ended.round == operation.round:
             return rules.end_round(state, RoundEnd(state.round, Reason.FAILURE, "", operation.cause))
         return after
 

@@ -228,7 +228,7 @@ def _ended_soon(options: argparse.Namespace) -> EndedJob | None:
 def wait(options: argparse.Namespace) -> int:
     from rallypoint.cli.local_jobs import NoJobError, sentence_of
     from rallypoint.cli.verdict import CODES
-    from rallypoint.control.protocol.observation import Phase
+    from rallypoint.control.protocol.observation import JobPhase
     from rallypoint.failures.cause import Ending
     from rallypoint.features.local_jobs import EndedJob
 
@@ -248,4 +248,4 @@ def wait(options: argparse.Namespace) -> int:
         print_answer(sentence_of(seen))
         return 0 if seen.outcome == "succeeded" else CODES[Ending[seen.ending or "PROGRAM"]]
     print_answer(seen.detail)
-    return 0 if seen.phase is Phase.SUCCEEDED else CODES[seen.ending or Ending.PROGRAM]
+    return 0 if seen.phase is JobPhase.SUCCEEDED else CODES[seen.ending or Ending.PROGRAM]

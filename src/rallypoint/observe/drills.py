@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from rallypoint.control.protocol.messages import Fault, NodeReport
-from rallypoint.control.protocol.observation import EventKind, JobEvent, NodeState, NodeView, Phase, Snapshot
+from rallypoint.control.protocol.observation import EventKind, JobEvent, JobPhase, MemberState, NodeView, Snapshot
 from rallypoint.observe.status import table
 
 VERSION = 1
@@ -121,7 +121,7 @@ def choose(drill: Drill, number: int, seen: Snapshot) -> Victim:
 
 def victims(drill: Drill, seen: Snapshot) -> list[Victim]:
     """All whom the fault may befall."""
-    nodes = [node for node in seen.nodes if node.state is NodeState.PARTICIPANT and node.connected]
+    nodes = [node for node in seen.nodes if node.state is MemberState.PARTICIPANT and node.connected]
     nodes = [node for node in nodes if not node.succeeded]
     if drill.fault in _TAKES_CONTROL_PLANE:
         nodes = [node for node in nodes if not hosts_control_plane(node)]
@@ -164,7 +164,7 @@ def _nobody(drill: Drill) -> str:
 
 def _refusal(drill: Drill, number: int, seen: Snapshot) -> str:
     """Why this fault is not done; empty if it can be."""
-    if seen.phase is not Phase.RUNNING:
+    if seen.phase is not JobPhase.RUNNING:
         return seen.detail or f"no round is running (the job is {seen.phase.value})"
     if drill.forced:
         return ""
@@ -215,8 +215,8 @@ def outcome(begun: Begun, seen: Snapshot) -> Trial | None:
         restarts=seen.ended_rounds.failures - before.ended_rounds.failures,
     )
     if seen.detail:
-        return trial._replace(survived=seen.phase is Phase.SUCCEEDED, note=seen.detail)
-    if seen.phase is Phase.RUNNING and (done := _recovered(begun, seen, trial, since)) is not None:
+        return trial._replace(survived=seen.phase is JobPhase.SUCCEEDED, note=seen.detail)
+    if seen.phase is JobPhase.RUNNING and (done := _recovered(begun, seen, trial, since)) is not None:
         return done._replace(survived=True)
     if fault.seconds_ago < drill.limit:
         return None

@@ -145,7 +145,7 @@ def _names(keys: list[_Key]) -> Iterator[str]:
 # Phases over time
 
 
-class JobPhase(StrEnum):
+class JobActivity(StrEnum):
     """What a job is at: the phases of its nodes, and none."""
 
     RUNNING = "running"
@@ -213,7 +213,7 @@ def _job_spans(nodes: Sequence[Sequence[Span]], wall: float) -> Iterator[Span]:
     )
     active: dict[int, Counter[str]] = defaultdict(Counter)
     idle: Counter[str] = Counter()
-    since, last = 0.0, Span(0.0, 0.0, JobPhase.DOWN.value)
+    since, last = 0.0, Span(0.0, 0.0, JobActivity.DOWN.value)
     for at, by, number, phase in changes:
         if at > since:
             last, done = _extended(last, Span(since, at, *_job_phase(active, idle)))
@@ -225,7 +225,7 @@ def _job_spans(nodes: Sequence[Sequence[Span]], wall: float) -> Iterator[Span]:
         if phase in _ACTIVE and not any(counts.values()):
             del active[number]
     if wall > since:
-        last, done = _extended(last, Span(since, wall, JobPhase.DOWN.value))
+        last, done = _extended(last, Span(since, wall, JobActivity.DOWN.value))
         if done is not None:
             yield done
     if last.seconds:
@@ -236,7 +236,7 @@ def _job_phase(active: Mapping[int, Counter[str]], idle: Counter[str]) -> tuple[
     if active:
         newest = max(active)
         return next(phase.value for phase in _ACTIVE if active[newest][phase]), newest
-    return next((phase.value for phase in _IDLE if idle[phase]), JobPhase.DOWN.value), -1
+    return next((phase.value for phase in _IDLE if idle[phase]), JobActivity.DOWN.value), -1
 
 
 def _extended(last: Span, more: Span) -> tuple[Span, Span | None]:
@@ -370,7 +370,7 @@ def _with_losses(rounds: Sequence[_Round], timeline: Sequence[Span], outcome: st
     """
     running: dict[int, list[Span]] = defaultdict(list)
     for span in timeline:
-        if span.phase == JobPhase.RUNNING:
+        if span.phase == JobActivity.RUNNING:
             running[span.round].append(span)
     known = any(round_.samples for round_ in rounds)
     by_file = _by_file(rounds)
@@ -437,11 +437,11 @@ class Loss(StrEnum):
 
 
 _LOSS_OF = {
-    JobPhase.RENDEZVOUS: Loss.RENDEZVOUS,
-    JobPhase.STARTING: Loss.RESTART,
-    JobPhase.STOPPING: Loss.RESTART,
-    JobPhase.HELD_BACK: Loss.HELD_BACK,
-    JobPhase.DOWN: Loss.DOWN,
+    JobActivity.RENDEZVOUS: Loss.RENDEZVOUS,
+    JobActivity.STARTING: Loss.RESTART,
+    JobActivity.STOPPING: Loss.RESTART,
+    JobActivity.HELD_BACK: Loss.HELD_BACK,
+    JobActivity.DOWN: Loss.DOWN,
 }
 
 
@@ -461,7 +461,7 @@ class Report:
     job: str
     began: float
     wall: float
-    phases: Mapping[JobPhase, float]
+    phases: Mapping[JobActivity, float]
     productive: float
     lost: Mapping[Loss, float]
     rounds: tuple[RoundEntry, ...]
@@ -493,7 +493,7 @@ class Report:
     @property
     def mean_time_between_failures(self) -> float | None:
         """Seconds of running by failures; None without any."""
-        return self.phases[JobPhase.RUNNING] / self.failures if self.failures else None
+        return self.phases[JobActivity.RUNNING] / self.failures if self.failures else None
 
     @property
     def restarts_by_cause(self) -> Mapping[str, int]:
@@ -518,9 +518,9 @@ def report(runs: Sequence[AgentRun], notes: Iterable[str] = ()) -> Report:
     nodes = tuple(_nodes(runs, shifts, rounds))
     wall = max((span.end for node in nodes for span in node.spans), default=0.0)
     timeline = tuple(_job_spans([node.spans for node in nodes], wall))
-    phases = dict.fromkeys(JobPhase, 0.0)
+    phases = dict.fromkeys(JobActivity, 0.0)
     for span in timeline:
-        phases[JobPhase(span.phase)] += span.seconds
+        phases[JobActivity(span.phase)] += span.seconds
     outcome = _outcome(runs)
     entries = _with_losses([*rounds.values()], timeline, outcome.outcome if outcome else "unfinished")
     lost = dict.fromkeys(Loss, 0.0)
@@ -532,7 +532,7 @@ def report(runs: Sequence[AgentRun], notes: Iterable[str] = ()) -> Report:
         began=began,
         wall=wall,
         phases=phases,
-        productive=phases[JobPhase.RUNNING] - lost_work,
+        productive=phases[JobActivity.RUNNING] - lost_work,
         lost=lost,
         rounds=entries,
         nodes=nodes,

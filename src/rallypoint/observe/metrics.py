@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.version import __version__
 from rallypoint.control.membership.state import Outcome
-from rallypoint.control.protocol.observation import JobSummary, Phase, Snapshot
+from rallypoint.control.protocol.observation import JobPhase, JobSummary, Snapshot
 from rallypoint.observe.status import NODE_STATES
 from rallypoint.observe.telemetry import agent_events as events
 from rallypoint.observe.telemetry.agent_events import NodePhase, PhaseClock
@@ -231,7 +231,7 @@ JOB_METRICS = (
         GAUGE,
         "job_phase",
         "1 for the current phase of the job, 0 for all others.",
-        lambda job: {(label(phase),): float(phase is job.phase) for phase in Phase},
+        lambda job: {(label(phase),): float(phase is job.phase) for phase in JobPhase},
         "phase",
     ),
     _job(
@@ -413,7 +413,7 @@ def node_families(node: NodeReading) -> list[Family]:
 
 def _jobs(jobs: Sequence[JobSummary]) -> Values:
     counts = Counter(job.phase for job in jobs)
-    return {(label(phase),): counts[phase] for phase in Phase}
+    return {(label(phase),): counts[phase] for phase in JobPhase}
 
 
 def _versions(_: None) -> Values:

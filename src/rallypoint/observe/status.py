@@ -22,10 +22,10 @@ from rallypoint.control.protocol.observation import (
     FailureView,
     JobEvent,
     JobList,
+    JobPhase,
     JobSummary,
-    NodeState,
+    MemberState,
     NodeView,
-    Phase,
     Snapshot,
     Totals,
 )
@@ -43,9 +43,9 @@ _TRACEBACK = 12
 """Lines of the last traceback that are shown: its end."""
 _STRAGGLERS = 10
 """How many ranks are shown that are behind the others: the last of them."""
-NODE_STATES = (*(state.value for state in NodeState), "unreachable", "succeeded")
+NODE_STATES = (*(state.value for state in MemberState), "unreachable", "succeeded")
 """The states of a node that `node_state` names, each a count of `Totals`."""
-_FORMING = frozenset({Phase.WAITING, Phase.FORMING, Phase.HELD_BACK})
+_FORMING = frozenset({JobPhase.WAITING, JobPhase.FORMING, JobPhase.HELD_BACK})
 
 
 def duration(seconds: float) -> str:
@@ -104,7 +104,7 @@ def drawing(snapshot: Snapshot, screen: OnScreen | None = None) -> list[Line]:
 
 
 def _is_well(node: NodeView) -> bool:
-    return node.state is NodeState.PARTICIPANT and node.connected
+    return node.state is MemberState.PARTICIPANT and node.connected
 
 
 def _titled(title: str, lines: list[Line]) -> list[Line]:
@@ -171,17 +171,17 @@ def phase_sentence(snapshot: Snapshot, screen: OnScreen | None = None) -> str:
     since = f"for {duration(snapshot.phase_for)}" if screen is None else f"since {_when(snapshot.phase_for, screen)}"
     participants = snapshot.totals.in_round
     match snapshot.phase:
-        case Phase.WAITING:
+        case JobPhase.WAITING:
             who = f" ({', '.join(snapshot.expected)})" if snapshot.expected else ""
             joined = snapshot.min_nodes - snapshot.missing
             whole = " in whole segments" if joined < participants else ""
             return f"waiting {since}: {joined} of {snapshot.min_nodes} nodes{whole}, {snapshot.missing} missing{who}"
-        case Phase.FORMING:
+        case JobPhase.FORMING:
             return f"forming {since}: {participants} of at most {snapshot.max_nodes} nodes"
-        case Phase.HELD_BACK:
+        case JobPhase.HELD_BACK:
             next_at = f"in {duration(snapshot.backoff)}" if screen is None else f"at {_when(-snapshot.backoff, screen)}"
             return f"held back {since}: next round {next_at}"
-        case Phase.RUNNING:
+        case JobPhase.RUNNING:
             return f"running {since}"
         case _:
             when = f"{_when(snapshot.phase_for, screen)}, after {duration(snapshot.age)}"
@@ -207,7 +207,7 @@ def size_words(snapshot: Snapshot) -> str:
     """`min 2, max 4`; if the round that runs has fewer or more nodes, an operator has changed that since it began."""
     size = f"min {snapshot.min_nodes}, max {snapshot.max_nodes}"
     fits = snapshot.min_nodes <= snapshot.totals.in_round <= snapshot.max_nodes
-    return size if fits or snapshot.phase is not Phase.RUNNING else f"next round: {size}"
+    return size if fits or snapshot.phase is not JobPhase.RUNNING else f"next round: {size}"
 
 
 def age_words(snapshot: Snapshot, screen: OnScreen | None = None) -> str:
@@ -230,7 +230,7 @@ def standby_workers(snapshot: Snapshot) -> tuple[int, int]:
 
 def node_state(node: NodeView) -> str:
     """The role of a node in the job, in a word or two."""
-    if node.state is NodeState.PARTICIPANT and not node.connected:
+    if node.state is MemberState.PARTICIPANT and not node.connected:
         return "unreachable"
     return "succeeded" if node.succeeded else node.state.value
 
@@ -244,13 +244,13 @@ def state_words(node: NodeView) -> str:
 
 
 _STYLES = {
-    Phase.WAITING: "yellow",
-    Phase.FORMING: "yellow",
-    Phase.HELD_BACK: "yellow",
-    Phase.RUNNING: "green",
-    Phase.SUCCEEDED: "success",
-    Phase.FAILED: "failure",
-    Phase.STOPPED: "failure",
+    JobPhase.WAITING: "yellow",
+    JobPhase.FORMING: "yellow",
+    JobPhase.HELD_BACK: "yellow",
+    JobPhase.RUNNING: "green",
+    JobPhase.SUCCEEDED: "success",
+    JobPhase.FAILED: "failure",
+    JobPhase.STOPPED: "failure",
 }
 _BLOCKED = 1.0
 """Seconds for which a console takes nothing before that is shown."""

@@ -41,11 +41,12 @@ from rallypoint.control.coordinator.notifications import (
     progress,
     standing_without,
 )
-from rallypoint.control.membership.rules import Observer, renewed, step
+from rallypoint.control.membership.rules import StateObserver, renewed, step
 from rallypoint.control.membership.state import (
     Exit,
     Join,
     KeepLeaseAlive,
+    NoChange,
     NodeId,
     NodeInfo,
     Operation,
@@ -53,7 +54,6 @@ from rallypoint.control.membership.state import (
     Refusal,
     Settings,
     State,
-    Stop,
     name_of,
     nodes_waiting_alike,
 )
@@ -238,7 +238,7 @@ class SharedStateLink:
         self.address = address
         self._deliver = deliver
         self._clock = clock
-        self._observer = Observer(settings)
+        self._observer = StateObserver(settings)
         self._state = State()
         self._token: Token | None = None
         self._heartbeat_at: float | None = None
@@ -402,14 +402,14 @@ class SharedStateLink:
             return
         before = self._state
         end = self._step(self._node, join)
-        if end is Stop.WAIT:
+        if end is NoChange.WAIT:
             return
         self._pending = None
         if isinstance(end, Refusal):
             view = self._observer.clock_view(self._clock.monotonic())
             self._deliver_if_open(join_refusal(end, join, self._node, before, self._state, self._settings, view))
 
-    def _step(self, node: NodeId, operation: Operation) -> Stop | Refusal:
+    def _step(self, node: NodeId, operation: Operation) -> NoChange | Refusal:
         """Take steps until the operation ends or has to wait: each is decided on the state that is there by then."""
         while True:
             before, now = self._state, self._clock.monotonic()

@@ -14,7 +14,7 @@ from rallypoint.control.client.dialing import ClientSession, DialTarget
 from rallypoint.control.client.watcher import UnreachableError, WatcherSession
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.messages import CollectedPart
-from rallypoint.control.protocol.observation import JobList, JobSummary, Phase
+from rallypoint.control.protocol.observation import JobList, JobPhase, JobSummary
 
 KIB = 1024
 
@@ -71,6 +71,6 @@ def test_answers_that_end_are_not_counted_together(monkeypatch: pytest.MonkeyPat
 
 def test_a_list_of_jobs_that_never_ends_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watcher_module, "_MAX_LIST", 100 * KIB)
-    part = JobList((JobSummary("x" * 4000, Phase.RUNNING, 1, 2, 3),) * 5, is_last=False)
+    part = JobList((JobSummary("x" * 4000, JobPhase.RUNNING, 1, 2, 3),) * 5, is_last=False)
     lists = (part for _ in range(1 << 20))
     assert asyncio.run(until_refused(watching(lists))) == 0

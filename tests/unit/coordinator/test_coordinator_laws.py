@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from rallypoint.control.membership import mappings
 from rallypoint.control.membership.rules import step
-from rallypoint.control.membership.state import Outcome, Settings, State, Stop
+from rallypoint.control.membership.state import NoChange, Outcome, Settings, State
 from tests.effort import examples
 from tests.unit.rendezvous.jobs import EVENTS, SETTINGS, Life
 
@@ -113,7 +113,7 @@ def test_no_join_waits_that_could_continue(job: Settings, events: Events) -> Non
         coordinator = life.coordinator
         for node, join in coordinator._pending.items():
             view = coordinator.clock_view(life.now)
-            assert step(join, coordinator.state, node, view, coordinator.settings) is Stop.WAIT
+            assert step(join, coordinator.state, node, view, coordinator.settings) is NoChange.WAIT
 
 
 @settings(max_examples=examples(200))

@@ -35,7 +35,7 @@ from rallypoint.control.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
-from rallypoint.control.protocol.observation import EventKind, JobList, JobSummary, Phase, job_list_parts
+from rallypoint.control.protocol.observation import EventKind, JobList, JobPhase, JobSummary, job_list_parts
 from rallypoint.failures.cause import Cause
 
 CAUSE = Cause(0, 0, "a", 42, -9, "Signal 9 (SIGKILL)", "", 0.0, "")
@@ -167,7 +167,7 @@ def test_how_a_job_has_ended_stays() -> None:
     found = world.jobs.find("job")
     assert found is not None
     seen = found.snapshot()
-    assert (seen.phase, seen.phase_for, seen.age, seen.round) == (Phase.FAILED, 90.0, 10.0, 1)
+    assert (seen.phase, seen.phase_for, seen.age, seen.round) == (JobPhase.FAILED, 90.0, 10.0, 1)
     assert seen.ended_rounds.failures == 1, "the failure that has ended the job has used no restart"
     assert (seen.totals.command, seen.totals.log_folder) == ("rallyrun train.py", "/logs")
     assert [len(each.traceback) for each in seen.failures] == [0, 4096]
@@ -178,7 +178,7 @@ def test_how_a_job_has_ended_stays() -> None:
     listed = world.jobs.listed()
     assert listed.jobs == ()
     assert [(each.job, each.phase, each.phase_for, each.age, each.restarts) for each in listed.ended] == [
-        ("job", Phase.FAILED, 90.0, 10.0, 1)
+        ("job", JobPhase.FAILED, 90.0, 10.0, 1)
     ]
     assert listed.ended[0].detail == f"the job has failed: {CAUSE.headline}"
     for number in range(2, 130):
@@ -205,7 +205,7 @@ def test_ended_jobs_are_counted_from_their_end_on() -> None:
 
 
 def test_a_list_of_jobs_fits_into_messages() -> None:
-    jobs = tuple(JobSummary(f"{number:0255}", Phase.FAILED, 1, 2, 3, detail="x" * 200) for number in range(250))
+    jobs = tuple(JobSummary(f"{number:0255}", JobPhase.FAILED, 1, 2, 3, detail="x" * 200) for number in range(250))
     long = tuple(each._replace(job="x" * 4096, detail="\u20ac" * 1365) for each in jobs[:20])
     assert len(list(job_list_parts(JobList(long, long)))) == 8
     parts = list(job_list_parts(JobList(jobs + long, jobs[:20])))

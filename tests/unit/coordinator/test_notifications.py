@@ -19,7 +19,7 @@ from rallypoint.control.membership.state import (
     NodeInfo,
     Outcome,
     Participant,
-    Preemption,
+    PreemptionNotice,
     Refusal,
     Settings,
     State,
@@ -99,7 +99,7 @@ def test_who_hears_late_of_its_place_has_the_ranks_that_count_who_has_succeeded_
 
 
 def test_who_runs_hears_of_who_will_be_taken_away() -> None:
-    said = RUNS._replace(preempted=Preemption(A, 5.0))
+    said = RUNS._replace(preempted=PreemptionNotice(A, 5.0))
     assert names(RUNS, said) == {"b": ["Preempted"]}
     assert names(said, said) == {}
 

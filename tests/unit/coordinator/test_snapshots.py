@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.control.coordinator.coordinator import Coordinator
-from rallypoint.control.coordinator.operators import Watchers
+from rallypoint.control.coordinator.operators import WatcherSessions
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.coordinator.snapshots import PendingSnapshot
 from rallypoint.control.membership.state import NodeId, NodeInfo, Participant, Settings, State
@@ -18,7 +18,7 @@ from rallypoint.control.protocol.observation import (
     PAGE_NODES,
     SHOWN_NODES,
     CommandReply,
-    NodeState,
+    MemberState,
     Snapshot,
     SnapshotPart,
     WatcherNotification,
@@ -47,7 +47,7 @@ class Large:
             self.coordinator.open(number, SessionRecord(node, node.addr), self.now)
         members = {node: Participant(INFO, number) for number, node in enumerate(self.nodes)}
         self.coordinator.state = State(complete=True, participants=members)
-        self.watchers = Watchers(self.coordinator)
+        self.watchers = WatcherSessions(self.coordinator)
         self.watchers.open(WATCHER)
 
     def ask(self, request: WatchRequest | Taken) -> list[WatcherNotification]:
@@ -221,7 +221,7 @@ def test_totals_are_those_of_all_rows(kinds: list[str], complete: bool) -> None:
         job.coordinator.sessions.close(job.nodes.index(node))
     seen = job.snapshot()
     assert seen.totals == totals_of(seen.nodes)
-    assert seen.totals.in_round == sum(each.state is NodeState.PARTICIPANT for each in seen.nodes)
+    assert seen.totals.in_round == sum(each.state is MemberState.PARTICIPANT for each in seen.nodes)
 
 
 def test_a_snapshot_of_many_nodes_is_made_in_slices() -> None:

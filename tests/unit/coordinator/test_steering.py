@@ -9,7 +9,7 @@ from rallypoint.agent.policy import PolicyState, decide
 from rallypoint.agent.steps import DrainArrived
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.dispatcher import MAX_WATCHERS, Dispatcher
-from rallypoint.control.coordinator.operators import Watchers
+from rallypoint.control.coordinator.operators import WatcherSessions
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.rules import with_size
 from rallypoint.control.membership.state import (
@@ -46,7 +46,7 @@ from rallypoint.control.protocol.observation import (
     DrainCommand,
     EventKind,
     FaultCommand,
-    Phase,
+    JobPhase,
     ResizeCommand,
     RestartCommand,
     StopCommand,
@@ -83,7 +83,7 @@ def test_a_round_that_is_held_back_is_not_larger_than_the_job_was_made() -> None
     for name in "abc":
         job.hears(name, JOINED)
     assert hosts(job) == (["a", "b"], ["c"])
-    assert job.status().phase is Phase.HELD_BACK
+    assert job.status().phase is JobPhase.HELD_BACK
     assert "no round is running" in job.command(RestartCommand(BY)).detail
     job.wait(10.0)
     assert (job.coordinator.state.complete, job.coordinator.state.round) == (True, 1)
@@ -160,7 +160,7 @@ def test_who_watches_sees_that_a_job_is_preempted_and_which_nodes_are_lost_meanw
     job.hears("b", PreemptJob(60.0, "received SIGUSR2"))
     job.coordinator.close(ord("b"), job.now)
     seen = job.status()
-    assert seen.phase is Phase.RUNNING
+    assert seen.phase is JobPhase.RUNNING
     assert [(each.kind, each.text) for each in seen.events][-2:] == [
         ("job preempted", "b (rank 1) received SIGUSR2: the job is preempted"),
         ("node lost", "b (rank 1): a node was lost"),
@@ -243,7 +243,7 @@ def test_what_nobody_asked_for_is_not_listened_to() -> None:
     for said in (NodeReport(0, (666,)), CollectedPart(1, b"x", True)):
         assert coordinator.receive(1, said, 0.0) == []
     assert coordinator.parts == [], "nothing is kept for watchers before one has come"
-    watchers = Watchers(coordinator)
+    watchers = WatcherSessions(coordinator)
     watchers.open(WATCHER)
     coordinator.receive(1, NodeReport(0, (666,)), 0.0)
     assert all(each.report is None for each in watchers.snapshot(0.0)().nodes)
@@ -271,7 +271,7 @@ def test_more_nodes_than_there_are_have_to_be_forced_and_are_awaited_from_the_ne
     assert forced.done
     assert forced.detail.endswith("to 9:9 nodes, from the next round on, which needs 6 more nodes")
     seen = job.status()
-    assert (seen.phase, seen.min_nodes) == (Phase.RUNNING, 9)
+    assert (seen.phase, seen.min_nodes) == (JobPhase.RUNNING, 9)
     assert "nodes     3 (next round: min 9, max 9)" in status_lines(seen)
 
 

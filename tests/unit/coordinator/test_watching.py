@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
-from rallypoint.control.coordinator.operators import Watchers
+from rallypoint.control.coordinator.operators import WatcherSessions
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Outcome, Settings, State, Succeed
 from rallypoint.control.protocol.messages import (
@@ -33,8 +33,8 @@ from rallypoint.control.protocol.observation import (
     Command,
     CommandReply,
     DrainCommand,
-    NodeState,
-    Phase,
+    JobPhase,
+    MemberState,
     ResizeCommand,
     RestartCommand,
     Snapshot,
@@ -67,7 +67,7 @@ class Job:
     def __post_init__(self) -> None:
         self.coordinator = Coordinator(self.settings, "inc")
         self.sent: list[Told] = []
-        self.watchers = Watchers(self.coordinator)
+        self.watchers = WatcherSessions(self.coordinator)
         self.watchers.open(WATCHER)
 
     def node(self, name: str, size: int = 2) -> int:
@@ -151,8 +151,8 @@ def test_a_job_that_waits_says_for_how_many() -> None:
     job = Job()
     job.node("a")
     seen = job.status()
-    assert (seen.phase, seen.missing, seen.round) == (Phase.WAITING, 1, 0)
-    assert [(each.host, each.state, each.connected) for each in seen.nodes] == [("a", NodeState.PARTICIPANT, True)]
+    assert (seen.phase, seen.missing, seen.round) == (JobPhase.WAITING, 1, 0)
+    assert [(each.host, each.state, each.connected) for each in seen.nodes] == [("a", MemberState.PARTICIPANT, True)]
     assert seen.max_restarts == 3
 
 
@@ -209,7 +209,7 @@ def test_the_command_and_the_logs_of_a_job_that_has_ended_are_those_that_were_re
     job.hears("a", NodeReport(0, (1, 2), command="rallyrun train.py", log_folder="/logs", age=500.0))
     job.hears("a", Fail(0, CAUSE, 0))
     seen = job.status()
-    assert seen.phase is Phase.FAILED
+    assert seen.phase is JobPhase.FAILED
     assert (seen.totals.command, seen.totals.log_folder) == ("rallyrun train.py", "/logs")
     assert seen.age < 500.0, "this coordinator has known the job from its beginning"
 
@@ -243,7 +243,7 @@ def test_a_follower_is_told_of_changes_and_of_nothing_else() -> None:
     assert not [each for _, each in job.wait(0.9) if isinstance(each, SnapshotPart)]
     told = job.hears("b", Fail(0, CAUSE, 3))
     seen = snapshot_in(told + job.wait(0.2))
-    assert (seen.phase, seen.ended_rounds.failures) == (Phase.WAITING, 1)
+    assert (seen.phase, seen.ended_rounds.failures) == (JobPhase.WAITING, 1)
     (failure,) = seen.failures
     assert (failure.rank, failure.host, failure.exitcode, failure.round) == (3, "b", -9, 0)
     assert "round 0 ended" in seen.events[-1].text
@@ -309,7 +309,7 @@ def test_who_may_not_give_commands_changes_nothing_and_still_sees() -> None:
     job = running("a", "b")
     told = job.ask(StopCommand(BY), "not from there")
     assert told == [(WATCHER, CommandReply(False, "not from there"))]
-    assert job.status().phase is Phase.RUNNING
+    assert job.status().phase is JobPhase.RUNNING
 
 
 def test_what_is_collected_comes_from_each_node_and_then_the_end() -> None:
@@ -357,7 +357,7 @@ def test_the_laws_of_rounds_hold_whatever_operators_ask(
 ) -> None:
     life = Life(job)
     coordinator = life.coordinator
-    watchers = Watchers(coordinator)
+    watchers = WatcherSessions(coordinator)
     watchers.open(WATCHER)
     sizes = {(job.min_nodes, job.max_nodes)}
     for at, event in enumerate([*events, ("wait", 0, 30)]):
@@ -380,8 +380,8 @@ def test_the_laws_of_rounds_hold_whatever_operators_ask(
     failed = state.verdict is not None and state.verdict.outcome is Outcome.FAILED
     assert sum(ledger) - failed == state.round
     seen = watchers.snapshot(life.now)()
-    assert len([each for each in seen.nodes if each.state is NodeState.PARTICIPANT]) == len(state.participants)
-    assert (seen.phase is Phase.RUNNING) == (state.complete and state.verdict is None)
+    assert len([each for each in seen.nodes if each.state is MemberState.PARTICIPANT]) == len(state.participants)
+    assert (seen.phase is JobPhase.RUNNING) == (state.complete and state.verdict is None)
 
 
 def test_messages_of_nodes_are_the_same_with_a_watcher() -> None:

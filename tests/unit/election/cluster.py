@@ -112,7 +112,7 @@ class Agent:
                 lease = self.cluster.next_lease()
                 etcd.grant(lease, ttl)
                 return lease
-            case steps.KeepLeaseAlive(lease=lease):
+            case steps.RenewLease(lease=lease):
                 return etcd.keep_alive(lease)
             case steps.Revoke(lease=lease):
                 etcd.revoke(lease)

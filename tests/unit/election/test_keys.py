@@ -13,7 +13,7 @@ from rallypoint.base.log import printable
 from rallypoint.control.election.keys import (
     ElectionKeys,
     LeaderRecord,
-    Snapshot,
+    StoredSnapshot,
     decode_leader,
     decode_node,
     decode_snapshot,
@@ -94,7 +94,7 @@ def test_what_is_kept_is_read_as_it_was_written(incarnation: str, number: int, s
 
 def test_a_state_is_no_larger_when_it_is_unpacked_than_it_may_be() -> None:
     keys = ElectionKeys.of("/x", "job")
-    snapshot = Snapshot("a", 1, 0, zlib.compress(bytes(MAX_STATE + 1)))
+    snapshot = StoredSnapshot("a", 1, 0, zlib.compress(bytes(MAX_STATE + 1)))
     assert len(snapshot.packed) < 1 << 20
     with pytest.raises(RendezvousStateError, match="larger than it may be"):
         state_of(keys, snapshot, ())

@@ -398,7 +398,7 @@ def test_the_lease_is_kept_alive_during_a_take_over_from_a_slow_etcd(seconds: fl
         elif agent.election.wake_at <= cluster.now:
             agent.step(steps.Tick())
     assert cluster.now < 20
-    assert sum(isinstance(each, steps.KeepLeaseAlive) for each in agent.requests()) >= 1
+    assert sum(isinstance(each, steps.RenewLease) for each in agent.requests()) >= 1
     assert [each.ttl_s for each in agent.requests() if isinstance(each, steps.Grant)][1:] == [STATE_TTL]
 
 
@@ -411,7 +411,7 @@ def until_asked(agent: Agent, kind: type) -> None:
 def test_the_lease_of_the_job_s_state_is_renewed_by_the_coordinator() -> None:
     (agent,) = (cluster := Cluster(1)).agents
     cluster.pass_time(STATE_TTL / 2)
-    renewed = {each.lease for each in agent.requests() if isinstance(each, steps.KeepLeaseAlive)}
+    renewed = {each.lease for each in agent.requests() if isinstance(each, steps.RenewLease)}
     assert len(renewed) == 2
     assert agent.election.lease in renewed
 

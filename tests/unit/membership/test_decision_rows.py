@@ -11,6 +11,7 @@ from rallypoint.control.membership.state import (
     Exit,
     Join,
     KeepLeaseAlive,
+    NoChange,
     NodeId,
     NodeInfo,
     Operation,
@@ -18,7 +19,6 @@ from rallypoint.control.membership.state import (
     Refusal,
     Settings,
     State,
-    Stop,
 )
 
 JOB = Settings("job", 2, 3, counts_heartbeats=True)
@@ -28,8 +28,8 @@ IN = Participant(MEMBER)
 FULL = {A: IN, B: IN, C: IN}
 JOIN = Join(MEMBER, deadline=100.0)
 
-ROWS: list[tuple[str, Operation, State, ClockView, str | Stop | Refusal]] = [
-    ("exit: not known", Exit(), State(), ClockView(0), Stop.DONE),
+ROWS: list[tuple[str, Operation, State, ClockView, str | NoChange | Refusal]] = [
+    ("exit: not known", Exit(), State(), ClockView(0), NoChange.DONE),
     ("exit: past deadline", Exit(deadline=1), State(participants={ME: IN}), ClockView(2), Refusal.TIMEOUT),
     ("exit: participant", Exit(), State(participants={ME: IN}), ClockView(0), "out"),
     (
@@ -52,14 +52,14 @@ ROWS: list[tuple[str, Operation, State, ClockView, str | Stop | Refusal]] = [
         JOIN,
         State(participants=FULL, redundancy_list={ME: MEMBER}),
         ClockView(10, heartbeat_at=9),
-        Stop.WAIT,
+        NoChange.WAIT,
     ),
     (
         "4: no timeout applies to spares",
         JOIN,
         State(participants=FULL, redundancy_list={ME: MEMBER}),
         ClockView(500),
-        Stop.WAIT,
+        NoChange.WAIT,
     ),
     (
         "5: spare, a place is free",
@@ -68,7 +68,7 @@ ROWS: list[tuple[str, Operation, State, ClockView, str | Stop | Refusal]] = [
         ClockView(0),
         "out",
     ),
-    ("6: complete and in", JOIN, State(complete=True, participants={ME: IN, A: IN}), ClockView(500), Stop.DONE),
+    ("6: complete and in", JOIN, State(complete=True, participants={ME: IN, A: IN}), ClockView(500), NoChange.DONE),
     (
         "7: late, in",
         JOIN,
@@ -107,15 +107,15 @@ ROWS: list[tuple[str, Operation, State, ClockView, str | Stop | Refusal]] = [
     ),
     ("13: forming", JOIN, State(participants={A: IN}), ClockView(0), "participant"),
     ("14: heartbeat due", JOIN, State(participants={ME: IN}), ClockView(5, heartbeat_at=0), "heartbeat"),
-    ("15: otherwise", JOIN, State(participants={ME: IN}), ClockView(4, heartbeat_at=0), Stop.WAIT),
+    ("15: otherwise", JOIN, State(participants={ME: IN}), ClockView(4, heartbeat_at=0), NoChange.WAIT),
     (
         "15: last call runs",
         JOIN,
         State(participants={ME: IN, A: IN}, last_call=1),
         ClockView(30, last_call_at=1),
-        Stop.WAIT,
+        NoChange.WAIT,
     ),
-    ("close: closed", Close(), State(closed=True), ClockView(0), Stop.DONE),
+    ("close: closed", Close(), State(closed=True), ClockView(0), NoChange.DONE),
     ("close: late", Close(deadline=1), State(), ClockView(2), Refusal.TIMEOUT),
     ("close", Close(), State(), ClockView(0), "closed"),
     (
@@ -123,7 +123,7 @@ ROWS: list[tuple[str, Operation, State, ClockView, str | Stop | Refusal]] = [
         KeepLeaseAlive(),
         State(participants={ME: IN}),
         ClockView(4, heartbeat_at=0),
-        Stop.DONE,
+        NoChange.DONE,
     ),
     (
         "keep-alive: late",
@@ -160,7 +160,7 @@ ROWS: list[tuple[str, Operation, State, ClockView, str | Stop | Refusal]] = [
         JOIN,
         State(participants={ME: IN, A: IN}, last_call=1),
         ClockView(120, last_call_at=99),
-        Stop.WAIT,
+        NoChange.WAIT,
     ),
     (
         "late and waiting behind a round: it goes alone",
@@ -188,14 +188,14 @@ ROWS: list[tuple[str, Operation, State, ClockView, str | Stop | Refusal]] = [
         JOIN,
         State(round=1, participants={ME: IN._replace(previous_rank=0), A: IN}, survivors={B: 2}, last_call=1),
         ClockView(99, last_call_at=1),
-        Stop.WAIT,
+        NoChange.WAIT,
     ),
     (
         "nobody of the last round is in: the last call counts",
         JOIN,
         State(round=1, participants={ME: IN, A: IN}, last_call=1),
         ClockView(2, last_call_at=1),
-        Stop.WAIT,
+        NoChange.WAIT,
     ),
 ]
 
@@ -220,7 +220,7 @@ def place(state: State) -> str:
 
 
 @pytest.mark.parametrize(("operation", "state", "view", "act"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
-def test_row(operation: Operation, state: State, view: ClockView, act: str | Stop | Refusal) -> None:
+def test_row(operation: Operation, state: State, view: ClockView, act: str | NoChange | Refusal) -> None:
     shown = repr(state)
     after = step(operation, state, ME, view, JOB)
     assert (what(state, after) if isinstance(after, State) else after) == act

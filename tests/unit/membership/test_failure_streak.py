@@ -10,13 +10,13 @@ from rallypoint.control.membership.state import (
     Fail,
     FailureStreak,
     JobProgress,
+    NoChange,
     NodeId,
     NodeInfo,
     Participant,
     RecordProgress,
     Settings,
     State,
-    Stop,
 )
 from rallypoint.failures.cause import Cause, Ending
 
@@ -65,7 +65,7 @@ def told(state: State, *said: RecordProgress, node: NodeId = ME) -> State:
         if isinstance(after, State):
             assert after == state._replace(progress=after.progress)
             state = after
-        assert step(each, state, node, ClockView(0.0), SETTINGS) is Stop.DONE
+        assert step(each, state, node, ClockView(0.0), SETTINGS) is NoChange.DONE
     return state
 
 

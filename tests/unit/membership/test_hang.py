@@ -15,7 +15,7 @@ from rallypoint.control.membership.state import (
     Join,
     NodeId,
     Operation,
-    Preemption,
+    PreemptionNotice,
     Reason,
     ReportQuiet,
     Restart,
@@ -38,7 +38,7 @@ def running() -> State:
 
 
 def test_a_preempted_job_that_waits_for_a_lost_node_does_not_hang() -> None:
-    state = running()._replace(preempted=Preemption(NODES[0], 30.0, whole_job=True))
+    state = running()._replace(preempted=PreemptionNotice(NODES[0], 30.0, whole_job=True))
     state = run(run(state, NODES[1], ReportQuiet(0)), NODES[2], ReportQuiet(0))
     alone = state._replace(participants={node: each for node, each in state.participants.items() if node != NODES[0]})
     assert all(node in alone.quiet for node in alone.participants)

@@ -5,21 +5,21 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.control.membership.rules import Observer
+from rallypoint.control.membership.rules import StateObserver
 from rallypoint.control.membership.state import NodeId, Settings, State
 
 SETTINGS = Settings("job", 1, 2, keep_alive_interval=5.0, keep_alive_max_attempt=3, counts_heartbeats=True)
 ONE, OTHER = NodeId("a", 1, 0), NodeId("b", 1, 0)
 
 
-def look(observer: Observer, now: float, one: int, other: int) -> None:
+def look(observer: StateObserver, now: float, one: int, other: int) -> None:
     observer.observe(State(heartbeats={ONE: one, OTHER: other}), now)
 
 
 @given(st.floats(0.0, 5.0), st.floats(0.0, 600.0), st.floats(0.0, 5.0))
 def test_time_in_which_nothing_could_be_seen_is_held_against_nobody(before: float, away: float, after: float) -> None:
     """Who sends a heartbeat every five seconds while the state can be reached is not found, however long the gap."""
-    observer = Observer(SETTINGS)
+    observer = StateObserver(SETTINGS)
     now = 0.0
     for seconds in (0.0, before):
         now += seconds
@@ -36,7 +36,7 @@ def test_time_in_which_nothing_could_be_seen_is_held_against_nobody(before: floa
 
 
 def test_who_is_silent_while_others_are_seen_is_found() -> None:
-    observer = Observer(SETTINGS)
+    observer = StateObserver(SETTINGS)
     for second in range(15):
         look(observer, float(second), second, 0)
         assert observer.silent(float(second)) == []

@@ -12,9 +12,9 @@ from rallypoint.control.protocol.observation import (
     EventKind,
     FailureView,
     JobEvent,
-    NodeState,
+    JobPhase,
+    MemberState,
     NodeView,
-    Phase,
     Snapshot,
     Steps,
     Straggler,
@@ -30,7 +30,7 @@ CAUSE = Cause(3, 1, "b", 42, -9, "Signal 9 (SIGKILL)", "", 1e9, "")
 def node(number: int, **fields: Any) -> NodeView:
     """A node of a round that runs, with two workers."""
     report = NodeReport(4, (10 * number, 10 * number + 1), progress=7 + number, steps=(7 + number, 7 + number))
-    view = NodeView(f"n{number} (rank {number})", f"n{number}", f"10.0.0.{number}", 7, NodeState.PARTICIPANT, True)
+    view = NodeView(f"n{number} (rank {number})", f"n{number}", f"10.0.0.{number}", 7, MemberState.PARTICIPANT, True)
     return view._replace(silent_for=0.5, group_rank=number, first_rank=2 * number, workers=2, report=report)._replace(
         **fields
     )
@@ -75,7 +75,7 @@ def event(number: int, text: str, seconds_ago: float = 1.0) -> JobEvent:
     return JobEvent(number, seconds_ago, EventKind.ROUND_ENDED, 4, text)
 
 
-def snapshot(phase: Phase = Phase.RUNNING, nodes: int | Sequence[NodeView] = 2, **fields: Any) -> Snapshot:
+def snapshot(phase: JobPhase = JobPhase.RUNNING, nodes: int | Sequence[NodeView] = 2, **fields: Any) -> Snapshot:
     """A job of so many nodes, or of these, two of which it needs."""
     made = Snapshot(
         job="job",

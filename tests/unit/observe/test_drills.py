@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rallypoint.control.membership.state import Ledger
 from rallypoint.control.protocol.messages import Fault, NodeReport
-from rallypoint.control.protocol.observation import EventKind, JobEvent, NodeView, Phase, Snapshot
+from rallypoint.control.protocol.observation import EventKind, JobEvent, JobPhase, NodeView, Snapshot
 from rallypoint.observe.drills import (
     Begun,
     Drill,
@@ -144,8 +144,10 @@ def test_a_spare_takes_the_place_of_a_node_that_is_killed() -> None:
     choose(Drill(Fault.KILL_NODE), 1, seen._replace(totals=seen.totals._replace(spare=1)))
 
 
-@given(st.sampled_from(Fault), st.sampled_from([each for each in Phase if each is not Phase.RUNNING]), st.booleans())
-def test_only_a_round_that_runs_is_drilled(fault: Fault, phase: Phase, forced: bool) -> None:
+@given(
+    st.sampled_from(Fault), st.sampled_from([each for each in JobPhase if each is not JobPhase.RUNNING]), st.booleans()
+)
+def test_only_a_round_that_runs_is_drilled(fault: Fault, phase: JobPhase, forced: bool) -> None:
     with pytest.raises(DrillRefused):
         choose(Drill(fault, forced=forced), 1, job(phase=phase))
 
@@ -260,9 +262,9 @@ def test_a_hang_that_was_only_reported_is_over_with_the_next_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "survived"), [(Phase.FAILED, False), (Phase.STOPPED, False), (Phase.SUCCEEDED, True)]
+    ("phase", "survived"), [(JobPhase.FAILED, False), (JobPhase.STOPPED, False), (JobPhase.SUCCEEDED, True)]
 )
-def test_the_end_of_the_job_is_the_end_of_the_drill(phase: Phase, survived: bool) -> None:
+def test_the_end_of_the_job_is_the_end_of_the_drill(phase: JobPhase, survived: bool) -> None:
     done = outcome(begun(), killed()._replace(phase=phase, detail=f"the job has {phase.value}"))
     assert done is not None
     assert (done.survived, done.note) == (survived, f"the job has {phase.value}")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from rallypoint.observe.goodput import JobPhase, Loss, Report, agent_runs, report
+from rallypoint.observe.goodput import JobActivity, Loss, Report, agent_runs, report
 from rallypoint.observe.telemetry import agent_events as events
 from rallypoint.observe.telemetry.agent_events import KINDS, NodePhase
 
@@ -157,8 +157,8 @@ def test_who_waits_or_leaves_does_not_stop_the_clock_of_those_who_run() -> None:
     spare = Node("c")
     spare.add(events.AgentEnded, 20.0, outcome="succeeded")
     found = made(a, leaves, spare)
-    assert found.phases[JobPhase.STOPPING] == 1.0, "that of the others goes on until 15"
-    assert found.phases[JobPhase.RUNNING] == 18.0
+    assert found.phases[JobActivity.STOPPING] == 1.0, "that of the others goes on until 15"
+    assert found.phases[JobActivity.RUNNING] == 18.0
 
 
 def test_a_killed_agent_ran_until_others_saw_that() -> None:
@@ -198,7 +198,7 @@ def test_what_a_pod_ran_before_it_was_started_again_counts(last_pid: int, remove
     second.events[2] = replace(second.events[2], origin="another")
     second.events = second.events[removed:]
     found = made(first, second)
-    assert (found.phases[JobPhase.RUNNING], found.lost[Loss.DOWN]) == (198.0, 900.0)
+    assert (found.phases[JobActivity.RUNNING], found.lost[Loss.DOWN]) == (198.0, 900.0)
     names = [each.name for each in agent_runs([*first.events, *second.events])]
     assert names == (["pod-0 pid 7 run 1", "pod-0 pid 7 run 2"] if last_pid == 7 else ["pod-0 pid 7", "pod-0 pid 8"])
 

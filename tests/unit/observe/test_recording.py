@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from rallypoint.observe import site
-from rallypoint.observe.goodput import JobPhase, Loss, Report, agent_runs, report
+from rallypoint.observe.goodput import JobActivity, Loss, Report, agent_runs, report
 from rallypoint.observe.report import read_events, report_fields
 
 RECORDING = Path(__file__).with_name("recording")
@@ -98,10 +98,10 @@ def test_the_sums_agree_with_a_count_by_hand(noted: dict[str, Any], found: Repor
     phases = found.phases
     sums = {
         "wall": found.wall,
-        "running": phases[JobPhase.RUNNING],
-        "stopping": phases[JobPhase.STOPPING],
-        "held_back": phases[JobPhase.HELD_BACK],
-        "forming": phases[JobPhase.RENDEZVOUS] + phases[JobPhase.STARTING],
+        "running": phases[JobActivity.RUNNING],
+        "stopping": phases[JobActivity.STOPPING],
+        "held_back": phases[JobActivity.HELD_BACK],
+        "forming": phases[JobActivity.RENDEZVOUS] + phases[JobActivity.STARTING],
         "lost_work": found.lost[Loss.LOST_WORK],
     }
     assert sums[what] == pytest.approx(by_hand, rel=_LIKE)

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from rallypoint.cli.following import Screen, Terminal
-from rallypoint.control.protocol.observation import NodeState, Phase, Snapshot
+from rallypoint.control.protocol.observation import JobPhase, MemberState, Snapshot
 from rallypoint.observe.status import cells
 from tests.unit.observe.snapshots import LONG, event, node, snapshot
 
@@ -45,9 +45,9 @@ def test_a_screen_says_how_the_job_stands() -> None:
     assert "round 4 started" in text
 
 
-@pytest.mark.parametrize("phase", list(Phase))
+@pytest.mark.parametrize("phase", list(JobPhase))
 @pytest.mark.parametrize(("width", "height"), [(40, 10), (40, 24), (60, 24), (80, 50), (200, 60)])
-def test_a_screen_fits_the_terminal(phase: Phase, width: int, height: int) -> None:
+def test_a_screen_fits_the_terminal(phase: JobPhase, width: int, height: int) -> None:
     nodes = tuple(node(number, host=LONG if number % 2 else "日本語ホスト") for number in range(40))
     seen = snapshot(phase, nodes=0, expected=(LONG, LONG), detail=LONG * 2, events=(event(1, LONG * 3),) * 9)
     lines = drawn(seen._replace(nodes=nodes, failures=seen.failures * 9), width, height, "out of reach")
@@ -68,7 +68,7 @@ def test_of_the_events_the_newest_are_shown(height: int) -> None:
 def test_of_many_nodes_those_come_first_with_whom_something_is_the_matter() -> None:
     nodes = [node(number) for number in range(500)]
     nodes[321] = node(321, connected=False)
-    nodes += [node(500, state=NodeState.EXPECTED, connected=False)]
+    nodes += [node(500, state=MemberState.EXPECTED, connected=False)]
     lines = drawn(snapshot(nodes=0)._replace(nodes=tuple(nodes)), 80, 24)
     rows = lines[next(number for number, line in enumerate(lines) if line.startswith("RANK")) + 1 :]
     assert "n321" in rows[0]

@@ -16,9 +16,9 @@ from rallypoint.control.protocol.messages import NodeReport
 from rallypoint.control.protocol.observation import (
     EventKind,
     JobList,
+    JobPhase,
     JobSummary,
-    NodeState,
-    Phase,
+    MemberState,
     Snapshot,
     Straggler,
 )
@@ -59,7 +59,7 @@ def at(value: object, path: str) -> object:
     return value
 
 
-SUMMARY = JobSummary("job", Phase.RUNNING, 1, 2, 3)
+SUMMARY = JobSummary("job", JobPhase.RUNNING, 1, 2, 3)
 HERE = LocalJob(7, "job", "c10d", "node1:29400", "train.py", 1e9, 0)
 ENDED = EndedJob(HERE, 1e9 + 5, "failed", "rank 0 failed", 2, 2, 3, "/logs")
 
@@ -86,15 +86,15 @@ def test_each_field_is_documented_and_none_else(title: str, text: str) -> None:
 
 def test_values_that_a_word_may_have_are_all_documented() -> None:
     words = set(re.findall(r"`([a-z_ ]+)`", PAGE))
-    assert words >= {each.value for each in Phase}
-    assert words >= {each.value for each in NodeState} | {"unreachable", "succeeded"}
+    assert words >= {each.value for each in JobPhase}
+    assert words >= {each.value for each in MemberState} | {"unreachable", "succeeded"}
     assert words >= {each.value.replace(" ", "_") for each in EventKind}
 
 
 def test_exit_codes_are_documented() -> None:
     rows = re.findall(r"^\| (\d) \|", PAGE.partition("## Exit codes")[2].partition("\n## ")[0], re.MULTILINE)
     assert sorted(map(int, rows)) == sorted({*PHASE_CODES.values(), 1, 2})
-    assert set(PHASE_CODES) == {each.value for each in Phase}
+    assert set(PHASE_CODES) == {each.value for each in JobPhase}
     assert set(OUTCOME_CODES) == OUTCOMES
 
 
@@ -142,7 +142,7 @@ def test_a_node_that_is_drained_and_a_size_that_is_pending_say_so() -> None:
 
 
 def test_domains_are_shown_where_there_are_any_and_why_a_node_waits() -> None:
-    spare = node(1, state=NodeState.SPARE, group_rank=-1, waits_for="no whole segment in its domain (1 of 2 nodes)")
+    spare = node(1, state=MemberState.SPARE, group_rank=-1, waits_for="no whole segment in its domain (1 of 2 nodes)")
     lines = status_lines(snapshot(nodes=(node(0, domain="rack-7"), spare)))
     title = next(each for each in lines if each.startswith("RANK"))
     assert title.split()[:5] == ["RANK", "NODE", "ADDRESS", "DOMAIN", "STATE"]
@@ -152,7 +152,7 @@ def test_domains_are_shown_where_there_are_any_and_why_a_node_waits() -> None:
 
 
 def test_a_job_that_lacks_whole_segments_counts_no_others() -> None:
-    seen = snapshot(Phase.WAITING, nodes=3, missing=2, min_nodes=4)
+    seen = snapshot(JobPhase.WAITING, nodes=3, missing=2, min_nodes=4)
     assert "2 of 4 nodes in whole segments, 2 missing" in status_lines(seen)[1]
 
 
@@ -215,8 +215,8 @@ def test_what_has_not_changed_is_not_said_again() -> None:
 
 def test_an_event_is_a_line_with_its_time() -> None:
     news = (*snapshot().events, event(3, "round 4 ended: ann@login asks", seconds_ago=9.0))
-    waiting = snapshot(Phase.WAITING, nodes=1, events=news, missing=1, expected=("n1 (rank 1)",), phase_for=9.0)
-    joined = snapshot(Phase.FORMING, nodes=2, events=news, phase_for=9.0)
+    waiting = snapshot(JobPhase.WAITING, nodes=1, events=news, missing=1, expected=("n1 (rank 1)",), phase_for=9.0)
+    joined = snapshot(JobPhase.FORMING, nodes=2, events=news, phase_for=9.0)
     lines = told(snapshot(), waiting, waiting, joined)
     assert lines[1] == [
         "14:03:50 round 4 ended: ann@login asks",
@@ -228,7 +228,7 @@ def test_an_event_is_a_line_with_its_time() -> None:
 
 def test_the_end_is_told_once() -> None:
     end = (*snapshot().events, event(3, "the job has stopped: ann has stopped the job", seconds_ago=0.0))
-    stopped = snapshot(Phase.STOPPED, events=end, detail="the job has stopped: ann has stopped the job")
+    stopped = snapshot(JobPhase.STOPPED, events=end, detail="the job has stopped: ann has stopped the job")
     assert told(snapshot(), stopped)[1] == ["14:03:59 the job has stopped: ann has stopped the job"]
 
 

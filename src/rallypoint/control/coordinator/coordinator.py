@@ -57,7 +57,7 @@ from rallypoint.control.coordinator.recovery import (
 from rallypoint.control.coordinator.sessions import STRANGER_REFUSED, Liveness, SessionRecord, SessionRegistry
 from rallypoint.control.membership.rules import (
     ClockView,
-    Observer,
+    StateObserver,
     backoff_ends,
     last_call_decides,
     needs_all,
@@ -71,6 +71,7 @@ from rallypoint.control.membership.state import (
     Close,
     Exit,
     Join,
+    NoChange,
     NodeId,
     NodeInfo,
     NodeOperation,
@@ -82,7 +83,6 @@ from rallypoint.control.membership.state import (
     Rejoin,
     Settings,
     State,
-    Stop,
     known_to,
     name_of,
     nodes_waiting_alike,
@@ -167,7 +167,7 @@ class Coordinator:
         self.incarnation = incarnation
         self.state = State()
         self.sessions = SessionRegistry(Liveness(settings.lease, recovery_timeout(settings)))
-        self._observer = Observer(settings)
+        self._observer = StateObserver(settings)
         self._pending: dict[NodeId, Join] = {}
         """The waiting joins."""
         self._deadlines: list[tuple[float, NodeId]] = []
@@ -541,7 +541,7 @@ class Coordinator:
             return
         before = self.state
         end = self._run(node, join, now)
-        if end is Stop.WAIT:
+        if end is NoChange.WAIT:
             return
         if end is Refusal.TIMEOUT and node in before.participants and not before.complete:
             self.history.nodes_gone([name_of(before, node)], 0, Reason.GAVE_UP, before.round, now)
@@ -550,7 +550,7 @@ class Coordinator:
             view = self._observer.clock_view(now)
             self.send_to([node], join_refusal(end, join, node, before, self.state, self.settings, view))
 
-    def _run(self, node: NodeId, operation: Operation, now: float) -> Stop | Refusal:
+    def _run(self, node: NodeId, operation: Operation, now: float) -> NoChange | Refusal:
         """Take steps until the operation ends or has to wait."""
         while True:
             before = self.state

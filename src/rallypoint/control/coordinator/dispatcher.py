@@ -40,7 +40,7 @@ from rallypoint.control.protocol.messages import (
 if TYPE_CHECKING:
     from rallypoint.control.coordinator.job_log import JobLog
     from rallypoint.control.coordinator.notifications import JobHistory
-    from rallypoint.control.coordinator.operators import Watchers
+    from rallypoint.control.coordinator.operators import WatcherSessions
     from rallypoint.control.coordinator.snapshots import PendingSnapshot
     from rallypoint.control.protocol.handshake import Hello
     from rallypoint.control.protocol.observation import JobList, Snapshot, WatcherNotification, WatcherRequest
@@ -162,7 +162,7 @@ class Dispatcher:
         """Sessions that began after the end of the job."""
         self.remote_control = settings.remote_control
         """Whether commands from other machines are accepted if there is no secret."""
-        self._watchers: Watchers | None = None
+        self._watchers: WatcherSessions | None = None
         """The sessions that are not nodes, once there was one."""
         self._tick_again_at = float("-inf")
         self._delivering = threading.Lock()
@@ -281,11 +281,11 @@ class Dispatcher:
     def collects(self) -> bool:
         return self._watchers is not None and self._watchers.collects
 
-    def _opened_watchers(self) -> Watchers:
+    def _opened_watchers(self) -> WatcherSessions:
         if self._watchers is None:
-            from rallypoint.control.coordinator.operators import Watchers
+            from rallypoint.control.coordinator.operators import WatcherSessions
 
-            self._watchers = Watchers(self._coordinator)
+            self._watchers = WatcherSessions(self._coordinator)
         return self._watchers
 
     def receive(self, session: int, request: Request) -> bool:

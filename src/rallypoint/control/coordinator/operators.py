@@ -24,7 +24,7 @@ from typing import NamedTuple
 from rallypoint.control.coordinator.collection import LIMITS, Collection, room_for_each
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.sessions import SessionRegistry
-from rallypoint.control.coordinator.snapshots import JobView, PendingSnapshot, Reports, SnapshotMaker, at_once
+from rallypoint.control.coordinator.snapshots import JobView, NodeReports, PendingSnapshot, SnapshotMaker, at_once
 from rallypoint.control.membership.state import (
     Close,
     NodeId,
@@ -111,14 +111,14 @@ class _Collected(NamedTuple):
     ranks: tuple[int, ...] = ()
 
 
-class Watchers:
+class WatcherSessions:
     """All watchers of one job."""
 
     def __init__(self, job: Coordinator) -> None:
         self.sends: list[tuple[int, WatcherNotification | PendingSnapshot]] = []
         """Messages to watchers, by session; delivery removes them."""
         self._job = job
-        self._reports = Reports()
+        self._reports = NodeReports()
         self._maker = SnapshotMaker()
         self._watchers: dict[int, _Watcher] = {}
         self._awaited: set[NodeId] = set()
@@ -438,7 +438,7 @@ class Watchers:
 # Commands. One that cannot be done changes nothing, and the refusal says why and what to do.
 
 
-class Plan(NamedTuple):
+class CommandPlan(NamedTuple):
     """The effect of a command.
 
     `text` says what has happened, for people, as an event of this `kind`. `operation` is run on behalf of the operator,
@@ -460,7 +460,7 @@ class CommandRefused(Exception):
     """The command cannot be done; one sentence says why."""
 
 
-def plan_command(command: Command, state: State, settings: Settings, sessions: SessionRegistry) -> Plan:
+def plan_command(command: Command, state: State, settings: Settings, sessions: SessionRegistry) -> CommandPlan:
     """The plan of a command for the present state of the job.
 
     Raises:
@@ -475,7 +475,7 @@ def plan_command(command: Command, state: State, settings: Settings, sessions: S
             return _restart(state, command.by)
         case StopCommand():
             text = f"{command.by} has stopped the job"
-            return Plan(text, Close(detail=text))
+            return CommandPlan(text, Close(detail=text))
         case DrainCommand():
             return _drain(command, state, sessions)
         case ResizeCommand():
@@ -485,15 +485,15 @@ def plan_command(command: Command, state: State, settings: Settings, sessions: S
     raise CommandRefused(f"a {type(command).__name__} is not a command that changes a job")
 
 
-def _restart(state: State, by: str) -> Plan:
+def _restart(state: State, by: str) -> CommandPlan:
     if not state.complete:
         raise CommandRefused("no round is running that could be restarted; the next one is forming")
     if state.succeeded:
         raise CommandRefused("some nodes have succeeded already; a restart would do their work again")
-    return Plan(f"{by} has restarted round {state.round}", Restart(state.round))
+    return CommandPlan(f"{by} has restarted round {state.round}", Restart(state.round))
 
 
-def _drain(command: DrainCommand, state: State, sessions: SessionRegistry) -> Plan:
+def _drain(command: DrainCommand, state: State, sessions: SessionRegistry) -> CommandPlan:
     node = find_node(command.node, state)
     name = _connected(node, state, sessions)
     if node in sessions.local_nodes:
@@ -501,7 +501,7 @@ def _drain(command: DrainCommand, state: State, sessions: SessionRegistry) -> Pl
             f"{name} hosts the control plane of this job, which would end with it; "
             "to end the job use 'rallyctl stop', to host it elsewhere use 'rallyctl serve' or --rdzv-backend=etcd"
         )
-    return Plan(f"{command.by} drains {name}", request=(node, DrainRequested(command.by)))
+    return CommandPlan(f"{command.by} drains {name}", request=(node, DrainRequested(command.by)))
 
 
 def _connected(node: NodeId, state: State, sessions: SessionRegistry) -> str:
@@ -517,7 +517,7 @@ _DEATH_LEASES = 2
 """Leases for which a node is silent that a drill kills: by then it was counted as lost, which is what is tried."""
 
 
-def _fault(command: FaultCommand, state: State, settings: Settings, sessions: SessionRegistry) -> Plan:
+def _fault(command: FaultCommand, state: State, settings: Settings, sessions: SessionRegistry) -> CommandPlan:
     fault, rank = command.fault, command.rank if command.fault.is_of_worker else -1
     if fault.is_of_worker and rank < 0:
         raise CommandRefused(f"the drill '{fault.value}' needs a rank")
@@ -531,10 +531,10 @@ def _fault(command: FaultCommand, state: State, settings: Settings, sessions: Se
     lasts = _DEATH_LEASES * settings.lease if fault is Fault.KILL_NODE else command.lasts
     what = f"{fault.value}: {f'rank {rank} on ' if fault.is_of_worker else ''}{name}"
     text = f"{command.by} drills {what}{f', for {lasts:g} s at most' if lasts else ''}"
-    return Plan(text, request=(node, FaultRequested(command.by, fault, rank, lasts)), kind=EventKind.DRILL)
+    return CommandPlan(text, request=(node, FaultRequested(command.by, fault, rank, lasts)), kind=EventKind.DRILL)
 
 
-def _resize(command: ResizeCommand, state: State, settings: Settings, sessions: SessionRegistry) -> Plan:
+def _resize(command: ResizeCommand, state: State, settings: Settings, sessions: SessionRegistry) -> CommandPlan:
     least, most = command.min_nodes, command.max_nodes
     if settings.fixed_ranks:
         raise CommandRefused("a static job has fixed ranks; start it with --rdzv-backend=c10d to resize it")
@@ -560,7 +560,7 @@ def _resize(command: ResizeCommand, state: State, settings: Settings, sessions: 
     was, now = f"{settings.min_nodes}:{settings.max_nodes}", f"{least}:{most}"
     then = ", from the next round on" if state.complete else ""
     needs = f", which needs {_count(short, 'more ')}" if short else ""
-    return Plan(
+    return CommandPlan(
         f"{command.by} has resized the job from {was} to {now} nodes{then}{needs}", Resize(NodeRange(least, most))
     )
 

@@ -31,10 +31,10 @@ from rallypoint.control.protocol.observation import (
     EventKind,
     FailureView,
     JobEvent,
+    JobPhase,
     JobSummary,
-    NodeState,
+    MemberState,
     NodeView,
-    Phase,
     Snapshot,
     SnapshotPart,
     Steps,
@@ -86,7 +86,7 @@ class _Report(NamedTuple):
 
 
 @dataclass(slots=True)
-class Reports:
+class NodeReports:
     """The last report of each node."""
 
     by_node: dict[NodeId, _Report] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class JobView(NamedTuple):
     """See `JobHistory.known`."""
 
     @classmethod
-    def of(cls, job: Coordinator, reports: Reports, now: float, drained: Mapping[NodeId, str] = {}) -> JobView:
+    def of(cls, job: Coordinator, reports: NodeReports, now: float, drained: Mapping[NodeId, str] = {}) -> JobView:
         """The view of a job at this moment."""
         return cls(
             now,
@@ -150,7 +150,7 @@ class _Place(NamedTuple):
     """A node in its list of the state; for a participant of the running round with its ranks, -1 if not known."""
 
     node: NodeId
-    kind: NodeState
+    kind: MemberState
     info: NodeInfo | None = None
     group_rank: int = -1
     first_rank: int = -1
@@ -313,9 +313,9 @@ def _ending(state: State) -> Ending | None:
 
 
 _PHASE_OF_OUTCOME = {
-    Outcome.SUCCEEDED: Phase.SUCCEEDED,
-    Outcome.FAILED: Phase.FAILED,
-    Outcome.STOPPED: Phase.STOPPED,
+    Outcome.SUCCEEDED: JobPhase.SUCCEEDED,
+    Outcome.FAILED: JobPhase.FAILED,
+    Outcome.STOPPED: JobPhase.STOPPED,
 }
 
 
@@ -325,15 +325,15 @@ def _restarts_used(state: State) -> int:
     return max(0, state.ledger.failures - failed)
 
 
-def phase_of(state: State, settings: Settings) -> Phase:
+def phase_of(state: State, settings: Settings) -> JobPhase:
     """The phase of the job."""
     if state.verdict is not None:
         return _PHASE_OF_OUTCOME[state.verdict.outcome]
     if state.complete:
-        return Phase.RUNNING
+        return JobPhase.RUNNING
     if number_fitting(state, settings) < settings.min_nodes:
-        return Phase.WAITING
-    return Phase.HELD_BACK if state.restart_delay else Phase.FORMING
+        return JobPhase.WAITING
+    return JobPhase.HELD_BACK if state.restart_delay else JobPhase.FORMING
 
 
 def age_of(history: JobHistory, now: float, state: State) -> float:
@@ -362,9 +362,9 @@ def _all(state: State, members: _Members) -> Sequence[_Place]:
     """The nodes of all lists, those of the round by their ranks."""
     return [
         *members.places,
-        *(_Place(node, NodeState.WAITING, info) for node, info in state.wait_list.items()),
-        *(_Place(node, NodeState.SPARE, info) for node, info in state.redundancy_list.items()),
-        *(_Place(node, NodeState.EXPECTED, None, rank) for node, rank in state.survivors.items()),
+        *(_Place(node, MemberState.WAITING, info) for node, info in state.wait_list.items()),
+        *(_Place(node, MemberState.SPARE, info) for node, info in state.redundancy_list.items()),
+        *(_Place(node, MemberState.EXPECTED, None, rank) for node, rank in state.survivors.items()),
     ]
 
 
@@ -419,7 +419,7 @@ def _participants(state: State) -> _Slices[Sequence[_Place]]:
         first = base_rank if state.complete and place == participant.rank else -1
         base_rank += participant.node_info.local_world_size
         rank = participant.rank if state.complete else -1
-        found.append(_Place(node, NodeState.PARTICIPANT, participant.node_info, rank, first))
+        found.append(_Place(node, MemberState.PARTICIPANT, participant.node_info, rank, first))
         if place % _SLICE == 0:
             yield
     return found
@@ -429,7 +429,7 @@ def _row(view: JobView, heard: Mapping[NodeId, float], place: _Place) -> NodeVie
     node, kind, info, group_rank, first_rank = place
     state, heard_at = view.state, heard.get(node, math.inf)
     report = view.reports.get(node)
-    runs = kind is NodeState.PARTICIPANT and state.complete
+    runs = kind is MemberState.PARTICIPANT and state.complete
     return NodeView(
         name_of(state, node),
         node.host,

@@ -124,7 +124,7 @@ class LeaderRecord(NamedTuple):
     secret: str
 
 
-class Snapshot(NamedTuple):
+class StoredSnapshot(NamedTuple):
     """The data that a coordinator stores for its successor: its name, the number of writes, and the packed state, or in
     how many `parts` that is stored.
     """
@@ -135,7 +135,7 @@ class Snapshot(NamedTuple):
     packed: bytes
 
 
-def state_of(keys: ElectionKeys, snapshot: Snapshot, stored: Iterable[KeyValue]) -> bytes:
+def state_of(keys: ElectionKeys, snapshot: StoredSnapshot, stored: Iterable[KeyValue]) -> bytes:
     """The encoded state, from the values under its key and those of its parts.
 
     Raises:
@@ -193,7 +193,7 @@ def encode_snapshot(keys: ElectionKeys, incarnation: str, number: int, state: by
     return _STATE + f"{incarnation} {number} {len(parts)} ".encode() + packed, parts
 
 
-def decode_snapshot(key: bytes, value: bytes) -> Snapshot:
+def decode_snapshot(key: bytes, value: bytes) -> StoredSnapshot:
     """Decode what a coordinator has stored.
 
     Raises:
@@ -201,9 +201,9 @@ def decode_snapshot(key: bytes, value: bytes) -> Snapshot:
     """
     try:
         header, incarnation, number, parts, packed = value.split(b" ", 4)
-        snapshot = Snapshot(incarnation.decode("ascii"), int(number), int(parts), packed)
+        snapshot = StoredSnapshot(incarnation.decode("ascii"), int(number), int(parts), packed)
     except ValueError:
-        header, snapshot = b"", Snapshot("", 0, 0, b"")
+        header, snapshot = b"", StoredSnapshot("", 0, 0, b"")
     valid = 0 < len(snapshot.incarnation) <= _NAME and snapshot.number in _NUMBERS and snapshot.parts in _PARTS
     if header + b" " != _STATE or not valid:
         raise RendezvousStateError(

@@ -42,8 +42,8 @@ from rallypoint.control.election import procedures, steps
 from rallypoint.control.election.keys import ElectionKeys
 from rallypoint.control.election.procedures import (
     STATE_TTL,
+    ElectionView,
     Leadership,
-    Look,
     Presence,
     Registration,
     Runner,
@@ -318,7 +318,7 @@ class Election:
     def _keep_lease_alive(self) -> Procedure[None]:
         asked_at = self._context.now
         self._due[Chore.KEEP_LEASE] = asked_at + PAUSE
-        if (yield from number_of(steps.KeepLeaseAlive(self.lease, self._ttl / 2))) == 0:
+        if (yield from number_of(steps.RenewLease(self.lease, self._ttl / 2))) == 0:
             raise EtcdLeaseGone("its lease was not kept alive in time")
         # Not at once, even if etcd is slow: the goal makes its next request in between.
         self._due[Chore.KEEP_LEASE] = max(asked_at + self._ttl / 3, self._context.now + PAUSE)
@@ -387,7 +387,7 @@ class Election:
             self._due.setdefault(Chore.DEPOSE, self._deposing.earliest())
         self._plan_look()
 
-    def _see_leader(self, found: Look) -> None:
+    def _see_leader(self, found: ElectionView) -> None:
         self._context.add(steps.Publish(found.leader, found.revision))
         self._note_leader(bool(found.leader), found.revision if found.leader else 0)
         if not self._context.watches(Watched.LEADER):

@@ -53,10 +53,10 @@ from rallypoint.control.election.steps import (
     Fence,
     FindAddresses,
     Grant,
-    KeepLeaseAlive,
     Listening,
     NodesLost,
     Procedure,
+    RenewLease,
     Request,
     Revoke,
     StartTerm,
@@ -253,7 +253,7 @@ class Registration(NamedTuple):
     fence: Fence
 
 
-class Look(NamedTuple):
+class ElectionView(NamedTuple):
     """The candidates' keys and the leader's key at that revision."""
 
     candidates: tuple[KeyValue, ...]
@@ -274,23 +274,23 @@ def _looking(keys: ElectionKeys) -> tuple[Range, Range]:
     return Range(keys.candidates, prefix=True), Range(keys.leader)
 
 
-def look(keys: ElectionKeys) -> Procedure[Look]:
+def look(keys: ElectionKeys) -> Procedure[ElectionView]:
     """See who stands for election, and who leads."""
     result = yield from transact((), _looking(keys))
     candidates, leader = result.ranges
-    return Look(candidates.kvs, leader.kvs, result.revision)
+    return ElectionView(candidates.kvs, leader.kvs, result.revision)
 
 
 def register(
-    keys: ElectionKeys, own: NodeId, ttl_s: int, found: Look, rng: Random
-) -> Procedure[tuple[Registration | None, Look]]:
+    keys: ElectionKeys, own: NodeId, ttl_s: int, found: ElectionView, rng: Random
+) -> Procedure[tuple[Registration | None, ElectionView]]:
     """Take a lease, and hang a key on it; None if others have taken all seats before us."""
     lease = yield from number_of(Grant(ttl_s))
     while free := keys.free_seats(found.candidates):
         key = rng.choice(free)
         is_free, looking = Compare(key, "create_revision", "==", 0), _looking(keys)
         result = yield from transact((is_free,), (Put(key, encode_node(own), lease), *looking), looking)
-        found = Look(result.ranges[0].kvs, result.ranges[1].kvs, result.revision)
+        found = ElectionView(result.ranges[0].kvs, result.ranges[1].kvs, result.revision)
         for candidate in found.candidates:  # it may not be the seat that we asked for last, if an answer was lost
             if candidate.lease == lease:
                 return Registration(lease, Fence((candidate.key, candidate.create_revision))), found
@@ -484,7 +484,7 @@ class Leadership:
 
     def keep_state_alive(self) -> Procedure[None]:
         """Keep the lease alive that the state hangs on."""
-        yield from number_of(KeepLeaseAlive(self._state_lease))
+        yield from number_of(RenewLease(self._state_lease))
 
     def lose(self, nodes: frozenset[int], detail: str) -> None:
         """Treat these nodes as lost (law 2)."""

@@ -342,7 +342,7 @@ class Candidate:
                 return client.txn(compares, then, otherwise, timeout_s=timeout_s)
             case steps.Grant(ttl_s):
                 return client.lease_grant(ttl_s)
-            case steps.KeepLeaseAlive(lease, timeout_s):
+            case steps.RenewLease(lease, timeout_s):
                 asked_at = self._lead.now()
                 seconds = client.lease_keep_alive(lease, timeout_s=timeout_s)
                 if lease == self._election.lease:  # and not that of the job's state

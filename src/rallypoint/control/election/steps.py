@@ -82,7 +82,7 @@ class Grant(NamedTuple):
     ttl_s: int
 
 
-class KeepLeaseAlive(NamedTuple):
+class RenewLease(NamedTuple):
     """Renew a lease; answered with its seconds, 0 if it is gone."""
 
     lease: int
@@ -130,7 +130,7 @@ class EndTerm(NamedTuple):
     linger_s: float
 
 
-Request: TypeAlias = Txn | Grant | KeepLeaseAlive | Revoke | FindAddresses | StartTerm | EndTerm
+Request: TypeAlias = Txn | Grant | RenewLease | Revoke | FindAddresses | StartTerm | EndTerm
 
 
 class Addresses(NamedTuple):
@@ -299,7 +299,7 @@ def transact(
     return result
 
 
-def number_of(request: Grant | KeepLeaseAlive) -> Procedure[int]:
+def number_of(request: Grant | RenewLease) -> Procedure[int]:
     """Make a request that is answered with a number."""
     number = yield request
     assert isinstance(number, int)

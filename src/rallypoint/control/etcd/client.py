@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import ssl
 
     from rallypoint.base.endpoint import Endpoint
-    from rallypoint.control.etcd.cluster import Cluster
+    from rallypoint.control.etcd.cluster import EtcdMembers
 
 
 T = TypeVar("T")
@@ -85,14 +85,16 @@ class EtcdClient:
         if not endpoints:
             raise UserError("there is no endpoint of etcd; give at least one as host:port")
         _require_grpc()
-        from rallypoint.control.etcd.cluster import IDLE, Cluster
+        from rallypoint.control.etcd.cluster import IDLE, EtcdMembers
 
         self._several = len(endpoints) > 1
         self._timeout = timeout_s
         self._loop = loop or shared_loop()
-        self._cluster: Cluster = Cluster(endpoints, _load_tls(tls), credentials, IDLE if idle_s is None else idle_s)
+        self._cluster: EtcdMembers = EtcdMembers(
+            endpoints, _load_tls(tls), credentials, IDLE if idle_s is None else idle_s
+        )
         self._lock = threading.Lock()
-        self._watches: set[Watch] = set()
+        self._watches: set[EtcdWatch] = set()
         self._closed = False
 
     @property
@@ -161,7 +163,7 @@ class EtcdClient:
         on_lost: Callable[[WatchEnd], None],
         *,
         prefix: bool = True,
-    ) -> Watch:
+    ) -> EtcdWatch:
         """Report each change from `from_revision` on, each once and in order, whatever becomes of single members.
 
         Callbacks come on the loop's thread: they may not wait, nor ask the client for anything. While no member can be
@@ -174,7 +176,7 @@ class EtcdClient:
             on_events: takes all changes of one or more revisions, none of them in part.
             on_lost: the watch is over, and why; nothing comes after it.
         """
-        watch = Watch(on_events, on_lost)
+        watch = EtcdWatch(on_events, on_lost)
         with self._lock:
             self._check_open()
             task = watch.begin(self._loop, self._cluster, key, prefix, from_revision)
@@ -216,7 +218,7 @@ class EtcdClient:
         finally:
             asked.cancel()  # an exception from a signal handler, say: the result is no longer awaited
 
-    def _forget(self, watch: Watch) -> None:
+    def _forget(self, watch: EtcdWatch) -> None:
         with self._lock:
             self._watches.discard(watch)
 
@@ -228,7 +230,7 @@ def _read(decode: Callable[[bytes], T], answer: bytes) -> T:
         raise EtcdRefused(f"etcd's answer is not a message of etcd ({error}); check the endpoints") from None
 
 
-class Watch:
+class EtcdWatch:
     """A watch that runs until it is closed or lost. Made by `EtcdClient.watch`."""
 
     def __init__(self, on_events: Callable[[Sequence[WatchEvent]], None], on_lost: Callable[[WatchEnd], None]) -> None:
@@ -238,13 +240,13 @@ class Watch:
         self._task: concurrent.futures.Future[None] | None = None
 
     def begin(
-        self, loop: LoopThread, cluster: Cluster, key: bytes, prefix: bool, from_revision: int
+        self, loop: LoopThread, cluster: EtcdMembers, key: bytes, prefix: bool, from_revision: int
     ) -> concurrent.futures.Future[None]:
         """Follow, on the loop, until the returned future is done. Called once, by the client."""
         self._task = loop.submit(self._follow(cluster, key, prefix, from_revision))
         return self._task
 
-    async def _follow(self, cluster: Cluster, key: bytes, prefix: bool, from_revision: int) -> None:
+    async def _follow(self, cluster: EtcdMembers, key: bytes, prefix: bool, from_revision: int) -> None:
         lost: WatchEnd
         try:
             lost = await cluster.watch(key, prefix, from_revision, partial(self._report, self._on_events))

@@ -348,7 +348,7 @@ random part of it, so that the agents of a large job do not all return in the sa
 _PERMISSION_DENIED = 7
 
 
-class Cluster:
+class EtcdMembers:
     """The members at `endpoints`."""
 
     def __init__(
@@ -550,7 +550,7 @@ class _Watch:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: EtcdMembers,
         key: bytes,
         prefix: bool,
         from_revision: int,

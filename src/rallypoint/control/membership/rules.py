@@ -1,6 +1,6 @@
 """The rules of every rendezvous: one function, without side effects, that decides and applies the next step.
 
-    step(operation, state, node, view, settings) -> State | Stop | Refusal
+    step(operation, state, node, view, settings) -> State | NoChange | Refusal
 
 The coordinator, or a shared-state link, runs an operation by taking steps until the result is not a state. Tables and
 names follow the contract's section 4.6; if a row differs, a comment gives the reason.
@@ -49,6 +49,7 @@ from rallypoint.control.membership.state import (
     JobProgress,
     Join,
     KeepLeaseAlive,
+    NoChange,
     NodeId,
     NodeInfo,
     NodeRange,
@@ -57,7 +58,7 @@ from rallypoint.control.membership.state import (
     Outcome,
     Participant,
     Preempt,
-    Preemption,
+    PreemptionNotice,
     PreemptJob,
     Reason,
     RecordProgress,
@@ -70,7 +71,6 @@ from rallypoint.control.membership.state import (
     RoundEnd,
     Settings,
     State,
-    Stop,
     Succeed,
     Verdict,
     hint_of,
@@ -79,7 +79,7 @@ from rallypoint.control.membership.state import (
 )
 from rallypoint.failures.cause import Cause, Ending, Restarts
 
-Step = State | Stop | Refusal
+Step = State | NoChange | Refusal
 
 _MAX_REMOVED = 4
 """The number of removed nodes that are kept."""
@@ -216,7 +216,7 @@ def _join(operation: Join, state: State, node: NodeId, view: ClockView, settings
             return state._replace(redundancy_list=without(state.redundancy_list, node))
         return _heartbeat_or_wait(state, view, settings)
     if state.complete and node in state.participants:
-        return Stop.DONE
+        return NoChange.DONE
     if operation.since != state.abandoned.number:
         return Refusal.TIMEOUT
     if view.now >= operation.deadline and not (node in state.participants and settled(state, settings)):
@@ -276,7 +276,7 @@ def _rank_of(_node: NodeId, rank: int) -> int:
 
 
 def _heartbeat_or_wait(state: State, view: ClockView, settings: Settings) -> Step:
-    return state if _heartbeat_due(view, settings) else Stop.WAIT
+    return state if _heartbeat_due(view, settings) else NoChange.WAIT
 
 
 def _heartbeat_due(view: ClockView, settings: Settings) -> bool:
@@ -311,7 +311,7 @@ def _with_last_call(before: State, after: State, settings: Settings) -> State:
 def _rejoin(operation: Rejoin, state: State, _node: NodeId, view: ClockView, settings: Settings) -> Step:
     """In time that is linear in their number: what one `_add_participant` after the other would make."""
     if not state.survivors:
-        return _complete(state, settings) if ready(state, view, settings) else Stop.WAIT
+        return _complete(state, settings) if ready(state, view, settings) else NoChange.WAIT
     back = {node: Participant(info, previous_rank=state.survivors[node]) for node, info in operation.node_infos.items()}
     return _with_last_call(state, state._replace(participants={**state.participants, **back}, survivors={}), settings)
 
@@ -385,7 +385,7 @@ def _abandon(state: State, node: NodeId, seconds: float, settings: Settings) -> 
 def _exit(operation: Exit, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
     after = _removed(state, node, operation.reason, operation.detail, settings)
     if after is None:
-        return Stop.DONE
+        return NoChange.DONE
     return Refusal.TIMEOUT if view.now >= operation.deadline else after
 
 
@@ -470,7 +470,7 @@ def without_nodes(state: State, nodes: Sequence[NodeId], reason: Reason, setting
 
 def _fail(operation: Fail, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
     if not state.runs(node, operation.round):
-        return Stop.DONE
+        return NoChange.DONE
     if state.is_preempted:  # what has not been saved by now never will be
         return _consent(state, node, settings)
     from rallypoint.control.membership.endings import failure_streak_after
@@ -508,26 +508,26 @@ def _restart_delay(streak: FailureStreak, settings: Settings) -> float:
 
 def _succeed(operation: Succeed, state: State, node: NodeId, _view: ClockView, _settings: Settings) -> Step:
     if not state.runs(node, operation.round) or node in state.succeeded:
-        return Stop.DONE
+        return NoChange.DONE
     return _end_job_if_all_done(state._replace(succeeded=with_member(state.succeeded, node)))
 
 
 def _drain(operation: Drain, state: State, node: NodeId, _view: ClockView, settings: Settings) -> Step:
     if not state.runs(node, operation.round):
-        return Stop.DONE
+        return NoChange.DONE
     if state.is_preempted:
-        return _consent(state, node, settings) if operation.needs_consent else Stop.DONE
+        return _consent(state, node, settings) if operation.needs_consent else NoChange.DONE
     # Once a node has finished, new nodes are not worth the work that would be done again.
     if state.succeeded:
-        return Stop.DONE
+        return NoChange.DONE
     if not operation.needs_consent:
         return end_round(state, _round_end(state, Reason.DRAINED, name_of(state, node), settings))
     # Without a node that waits, it is no longer requested.
-    return _consent(state, node, settings) if state.wait_list or state.preempted else Stop.DONE
+    return _consent(state, node, settings) if state.wait_list or state.preempted else NoChange.DONE
 
 
 def _consent(state: State, node: NodeId, settings: Settings) -> Step:
-    return Stop.DONE if node in state.consents else with_consent(state, node, settings)
+    return NoChange.DONE if node in state.consents else with_consent(state, node, settings)
 
 
 def with_consent(state: State, node: NodeId, settings: Settings) -> State:
@@ -542,29 +542,29 @@ def with_consent(state: State, node: NodeId, settings: Settings) -> State:
 
 def _preempt(operation: Preempt, state: State, node: NodeId, _view: ClockView, _settings: Settings) -> Step:
     if state.closed or state.is_preempted or not state.runs(node, operation.round) or state.succeeded:
-        return Stop.DONE
-    said = Preemption(node, operation.seconds, why=operation.why)
-    return Stop.DONE if state.preempted == said else state._replace(preempted=said)
+        return NoChange.DONE
+    said = PreemptionNotice(node, operation.seconds, why=operation.why)
+    return NoChange.DONE if state.preempted == said else state._replace(preempted=said)
 
 
 def _preempt_job(operation: PreemptJob, state: State, node: NodeId, _view: ClockView, _settings: Settings) -> Step:
     if state.closed or state.is_preempted:
-        return Stop.DONE
+        return NoChange.DONE
     who = operation.who or name_of(state, node)
-    said = Preemption(node, operation.seconds, whole_job=True, who=who, why=operation.why)
+    said = PreemptionNotice(node, operation.seconds, whole_job=True, who=who, why=operation.why)
     after = state._replace(preempted=said, consents=frozenset())
     return after if after.complete else _end_preempted_job(after)  # without a running round there is nothing to save
 
 
 def _restart(operation: Restart, state: State, node: NodeId, _view: ClockView, settings: Settings) -> Step:
     if not state.complete or state.closed or state.round != operation.round or state.is_preempted:
-        return Stop.DONE
+        return NoChange.DONE
     return end_round(state, _round_end(state, Reason.REQUESTED, name_of(state, node), settings))
 
 
 def _close(operation: Close, state: State, _node: NodeId, view: ClockView, _settings: Settings) -> Step:
     if state.closed:
-        return Stop.DONE
+        return NoChange.DONE
     if view.now >= operation.deadline:
         return Refusal.TIMEOUT
     stopped = Verdict(Outcome.STOPPED, detail=operation.detail, ending=Ending.STOPPED)
@@ -647,23 +647,23 @@ def _record_progress(
     new = operation.made and (operation.step < 0 or operation.step > known.step)
     in_round = new and state.runs(node, operation.round)
     reached = JobProgress(max(known.step, operation.step), state.round if in_round else known.round, reported=True)
-    return Stop.DONE if state.closed or reached == known else state._replace(progress=reached)
+    return NoChange.DONE if state.closed or reached == known else state._replace(progress=reached)
 
 
 def _report_quiet(operation: ReportQuiet, state: State, node: NodeId, _view: ClockView, _settings: Settings) -> Step:
     changes = state.runs(node, operation.round) and (node in state.quiet) != operation.quiet
     change = with_member if operation.quiet else without_member
-    return state._replace(quiet=change(state.quiet, node)) if changes else Stop.DONE
+    return state._replace(quiet=change(state.quiet, node)) if changes else NoChange.DONE
 
 
 def _keep_alive(operation: KeepLeaseAlive, state: State, _node: NodeId, view: ClockView, settings: Settings) -> Step:
     if not _heartbeat_due(view, settings):
-        return Stop.DONE
+        return NoChange.DONE
     return Refusal.TIMEOUT if view.now >= operation.deadline else state
 
 
 def _resize(operation: Resize, state: State, _node: NodeId, _view: ClockView, settings: Settings) -> Step:
-    return Stop.DONE if state.size == operation.size else with_size(state, operation.size, settings)
+    return NoChange.DONE if state.size == operation.size else with_size(state, operation.size, settings)
 
 
 def with_size(state: State, size: NodeRange, settings: Settings) -> State:
@@ -742,7 +742,7 @@ def assign_worker_ranks(members: Sequence[tuple[str, int]]) -> list[NodeRanks]:
     ]
 
 
-class Observer:
+class StateObserver:
     """What one observer of a state has seen since when, on its own clock. Call `observe` with each new state first.
 
     The state holds counters instead of times (law 9 of `rules`): a node whose heartbeat counter has not changed for the

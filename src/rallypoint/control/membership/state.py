@@ -2,7 +2,7 @@
 
 Fields and lists are those of the contract's section 4.5, and ours: the nodes of the previous round, those that have
 succeeded, the ledger and the verdict. No field holds a time: moments are known only to the observer that saw them, on
-its own clock (`rules.Observer`). The state has counters instead.
+its own clock (`rules.StateObserver`). The state has counters instead.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class JobProgress(NamedTuple):
     reported: bool = False
 
 
-class Preemption(NamedTuple):
+class PreemptionNotice(NamedTuple):
     """A node that will be taken away in `seconds`, as `why` says if that is known; with `whole_job` all will be: `who`
     was told so.
     """
@@ -249,7 +249,7 @@ class State(NamedTuple):
     ledger: Ledger = Ledger()
     consents: AbstractSet[NodeId] = frozenset()
     """Nodes that agree to the end of the round, if workers are notified first."""
-    preempted: Preemption | None = None
+    preempted: PreemptionNotice | None = None
     """The last node to report that it will be taken away in this round, or the first to report it of the whole job."""
     failure_streak: FailureStreak = FailureStreak()
     restart_delay: float = 0.0
@@ -534,7 +534,7 @@ NodeOperation = Fail | Succeed | Drain | Preempt | PreemptJob | RecordProgress |
 Operation = NodeOperation | Join | Rejoin | Exit | Restart | Resize | KeepLeaseAlive
 
 
-class Stop(Enum):
+class NoChange(Enum):
     """Why `rules.step` changes nothing."""
 
     DONE = auto()

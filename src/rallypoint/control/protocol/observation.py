@@ -41,7 +41,7 @@ PAGE_NODES = 1000
 # The state of a job
 
 
-class Phase(StrEnum):
+class JobPhase(StrEnum):
     """The phase of a job. In the first three, no round runs."""
 
     WAITING = "waiting"
@@ -56,7 +56,7 @@ class Phase(StrEnum):
     STOPPED = "stopped"
 
 
-class NodeState(StrEnum):
+class MemberState(StrEnum):
     """The role of a node in the job."""
 
     PARTICIPANT = "participant"
@@ -80,7 +80,7 @@ class NodeView(NamedTuple):
     host: str
     address: str
     pid: int
-    state: NodeState
+    state: MemberState
     connected: bool
     silent_for: float = -1.0
     group_rank: int = -1
@@ -201,7 +201,7 @@ class Snapshot(NamedTuple):
 
     job: str
     incarnation: str
-    phase: Phase
+    phase: JobPhase
     phase_for: float
     round: int
     min_nodes: int
@@ -237,7 +237,7 @@ class JobSummary(NamedTuple):
     """One job of a control plane that serves many; `phase_for`, `age` and `detail` are those of `Snapshot`."""
 
     job: str
-    phase: Phase
+    phase: JobPhase
     round: int
     nodes: int
     max_nodes: int
