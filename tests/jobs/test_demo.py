@@ -13,7 +13,7 @@ import pytest
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.process_table import process_table
-from rallypoint.cli.demo.job import Plan, demo
+from rallypoint.cli.demo.job import DemoPlan, demo
 from tests.processes import below, completed
 
 RALLYCTL = str(Path(sys.executable).with_name("rallyctl"))
@@ -63,7 +63,7 @@ def test_a_job_whose_start_cannot_be_shown_is_ended() -> None:
 
     before = below(os.getpid())
     with pytest.raises(RallypointError, match="nobody sees it"):
-        demo(Plan(["-m", "rallypoint.cli.demo.worker"], 40, 60.0), write)
+        demo(DemoPlan(["-m", "rallypoint.cli.demo.worker"], 40, 60.0), write)
     assert below(os.getpid()) == before
 
 

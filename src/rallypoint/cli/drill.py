@@ -41,7 +41,7 @@ def drill(options: argparse.Namespace) -> int:
     wanted = _wanted(options)
 
     async def run(session: WatcherSession) -> int:
-        run = _Run(session, wanted, options.every)
+        run = _DrillRun(session, wanted, options.every)
         try:
             await run.all_trials()
         except (UnreachableError, KeyboardInterrupt, asyncio.CancelledError) as error:
@@ -83,7 +83,7 @@ def _fault(options: argparse.Namespace) -> tuple[Fault, float]:
     return Fault.PAUSE_NODE if options.node else Fault.PAUSE_WORKER, options.pause
 
 
-class _Run:
+class _DrillRun:
     """One drill, on a session with the job's coordinator."""
 
     def __init__(self, session: WatcherSession, drill: Drill, every: float) -> None:

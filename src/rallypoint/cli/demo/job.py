@@ -59,7 +59,7 @@ class DemoError(RallypointError):
     """Something is not as claimed; the text is the rest of a sentence that begins with the launcher's name."""
 
 
-class Plan(NamedTuple):
+class DemoPlan(NamedTuple):
     """The plan of a demo.
 
     `program` is what follows the launcher's flags: a module or a script that takes `--steps`, `--progress` and
@@ -76,7 +76,7 @@ class Plan(NamedTuple):
         return self.steps // 2 + 5
 
 
-class Outcome(NamedTuple):
+class DemoResult(NamedTuple):
     """What became of a run: the final loss, seconds of the whole job, and from the kill to the next step."""
 
     loss: float
@@ -84,7 +84,7 @@ class Outcome(NamedTuple):
     stopped: float | None
 
 
-def demo(plan: Plan, write: Write) -> None:
+def demo(plan: DemoPlan, write: Write) -> None:
     """Run all parts, and say what to make of them.
 
     Raises:
@@ -112,7 +112,7 @@ def demo(plan: Plan, write: Write) -> None:
     write("\nThe job lost a worker, then a node, and ended as if nothing had happened.\n")
 
 
-def _undisturbed(plan: Plan, folder: Path, write: Write) -> Outcome:
+def _undisturbed(plan: DemoPlan, folder: Path, write: Write) -> DemoResult:
     with _running(plan, [["--standalone", f"--nproc-per-node={WORKERS}"]], folder, write) as run:
         run.say(f"{WORKERS} workers started: pids {run.pids_of('start', WORKERS, _TIMEOUT)}")
         run.wait_for(lambda event: event.get("step") == 1, _TIMEOUT)
@@ -120,7 +120,7 @@ def _undisturbed(plan: Plan, folder: Path, write: Write) -> Outcome:
         return run.finish(_TIMEOUT)
 
 
-def _worker_lost(plan: Plan, folder: Path, write: Write) -> Outcome:
+def _worker_lost(plan: DemoPlan, folder: Path, write: Write) -> DemoResult:
     flags = ["--standalone", f"--nproc-per-node={WORKERS}", "--max-restarts=3"]
     with _running(plan, [flags], folder, write) as run:
         before = run.pids_of("start", WORKERS, _TIMEOUT)
@@ -134,7 +134,7 @@ def _worker_lost(plan: Plan, folder: Path, write: Write) -> Outcome:
         return run.finish(_TIMEOUT)
 
 
-def _node_lost(plan: Plan, folder: Path, write: Write) -> Outcome:
+def _node_lost(plan: DemoPlan, folder: Path, write: Write) -> DemoResult:
     endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
     node = [f"--nnodes={NODES - 1}:{NODES}", "--rdzv-backend=c10d", endpoint, "--max-restarts=3"]
     # The first hosts the control plane; on one machine every node could.
@@ -152,7 +152,7 @@ def _node_lost(plan: Plan, folder: Path, write: Write) -> Outcome:
         return run.finish(_TIMEOUT)
 
 
-def _resumed(run: Run, workers: int, plan: Plan) -> list[int]:
+def _resumed(run: DemoRun, workers: int, plan: DemoPlan) -> list[int]:
     """Wait for new workers and their first step. Returns their pids."""
 
     def left() -> float:
@@ -171,11 +171,11 @@ def _resumed(run: Run, workers: int, plan: Plan) -> list[int]:
 
 
 @contextmanager
-def _running(plan: Plan, flags: Sequence[Sequence[str]], folder: Path, write: Write) -> Iterator[Run]:
+def _running(plan: DemoPlan, flags: Sequence[Sequence[str]], folder: Path, write: Write) -> Iterator[DemoRun]:
     """A run, over at the end of the block. DemoError has what the job printed."""
     for text, times in Counter(" ".join(["rallyrun", *node, *plan.program]) for node in flags).items():
         write(f"$ {text}" + (f"  # {times} times" if times > 1 else "") + "\n")
-    run = Run(plan.steps, [[*_rallyrun(), *node, *plan.program] for node in flags], folder, write)
+    run = DemoRun(plan.steps, [[*_rallyrun(), *node, *plan.program] for node in flags], folder, write)
     try:
         yield run
     except DemoError as error:
@@ -184,7 +184,7 @@ def _running(plan: Plan, flags: Sequence[Sequence[str]], folder: Path, write: Wr
         run.close()
 
 
-class Run:
+class DemoRun:
     """Launchers that run one job; `stopped` is for how many seconds a kill has stopped it, if there was one."""
 
     def __init__(self, steps: int, launchers: Sequence[list[str]], folder: Path, write: Write) -> None:
@@ -279,7 +279,7 @@ class Run:
             pid = table[pid].parent
         return None
 
-    def finish(self, timeout: float) -> Outcome:
+    def finish(self, timeout: float) -> DemoResult:
         """Wait for the last loss and the launchers' end. DemoError if that is not exit code 0."""
         loss = self.wait_for(lambda event: event["event"] == "done", timeout)["loss"]
         deadline = time.monotonic() + timeout
@@ -290,7 +290,7 @@ class Run:
             time.sleep(0.005)  # a child's end is not to be waited for with a timeout in any better way everywhere
         self._check_launchers()
         self.say(f"finished: exit code 0, final loss {loss:.9f}")
-        return Outcome(loss, self.seconds(), self.stopped)
+        return DemoResult(loss, self.seconds(), self.stopped)
 
     def close(self) -> None:
         for agent in self.agents:

@@ -60,7 +60,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-class Progress:
+class TrainingProgress:
     """Lines of JSON for the demo that watches the job; short enough for a pipe to keep the lines of all workers apart.
 
     In a named pipe, spaces make each line so long that a pipe of one page (`cli.demo.job`) holds only a few of them:
@@ -190,7 +190,7 @@ def save(path: Path | None, state: dict[str, object]) -> None:
         draft.replace(path)
 
 
-def train(options: argparse.Namespace, progress: Progress, rank: int, peers: Peers, world_size: int) -> None:
+def train(options: argparse.Namespace, progress: TrainingProgress, rank: int, peers: Peers, world_size: int) -> None:
     """Train from the last checkpoint, if there is one, to the last step."""
     start = random.Random(options.seed)
     weights = [start.uniform(-0.5, 0.5) for _ in range(3 * _HIDDEN + 1)]
@@ -223,7 +223,7 @@ def main() -> int:
     """Meet the other workers, and train. A worker that is gone ends this one: the launcher starts all again."""
     options = arguments()
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    progress = Progress(options.progress, rank)
+    progress = TrainingProgress(options.progress, rank)
     progress.tell("start")
     try:
         store = (os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "29500")))
