@@ -23,8 +23,8 @@ from rallypoint.observe.hangs.messages import (
     GroupRecord,
     NodeEvidence,
     RankEvidence,
+    RankRange,
     RankRecord,
-    Run,
     encode_evidence,
 )
 
@@ -50,8 +50,10 @@ def _evidence(node: int, nodes: int) -> bytes:
                 RankRecord(
                     each,
                     (
-                        GroupRecord("0", "default_pg", (Run(0, world),), last[:-1] if each == _ELSEWHERE else last),
-                        GroupRecord("1", "dp", (Run(each % 1000, max(1, world // 1000), 1000),), last),
+                        GroupRecord(
+                            "0", "default_pg", (RankRange(0, world),), last[:-1] if each == _ELSEWHERE else last
+                        ),
+                        GroupRecord("1", "dp", (RankRange(each % 1000, max(1, world // 1000), 1000),), last),
                     ),
                 )
                 for each in ranks

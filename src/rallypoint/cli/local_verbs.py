@@ -19,7 +19,7 @@ _ETCD_ENDS = {signal.SIGTERM, signal.SIGINT}
 
 
 def demo(options: argparse.Namespace) -> None:
-    from rallypoint.cli.demo.job import Plan
+    from rallypoint.cli.demo.job import DemoPlan
     from rallypoint.cli.demo.job import demo as run_demo
 
     if options.steps < _LEAST_STEPS:
@@ -30,7 +30,7 @@ def demo(options: argparse.Namespace) -> None:
         raise UsageError(f"--program={options.program} is not a file; give the path of a Python script")
     _end_in_order()
     program = [options.program] if options.program else ["-m", "rallypoint.cli.demo.worker"]
-    run_demo(Plan(program, options.steps, options.deadline), write_answer)
+    run_demo(DemoPlan(program, options.steps, options.deadline), write_answer)
 
 
 def _end_in_order() -> None:

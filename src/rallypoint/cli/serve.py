@@ -27,7 +27,7 @@ from rallypoint.control.coordinator.jobs import ManyJobs
 from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.observe.health import Serving
 from rallypoint.observe.metrics import Family, build_family, job_families, jobs_families
-from rallypoint.observe.site import LocalJobs, Site
+from rallypoint.observe.site import InProcessJobs, Site
 from rallypoint.rendezvous.backends.options import accepted_keys, control_tls
 from rallypoint.rendezvous.params import C10D_PORT
 
@@ -174,7 +174,7 @@ def _pages(jobs: ManyJobs, options: argparse.Namespace) -> Serving | None:
     async def metrics() -> Sequence[Family]:
         return await asyncio.to_thread(gather)
 
-    site = Site(LocalJobs(jobs), Access(token, is_open=not here), metrics)
+    site = Site(InProcessJobs(jobs), Access(token, is_open=not here), metrics)
     pages = Serving(listeners, site.answer, shared_loop(), "the server of pages")
     print_error(f"rallyctl: the page of all jobs is at http://{Endpoint(endpoint.host, pages.port)}/")
     return pages

@@ -348,7 +348,7 @@ def _link(new: str, path: str) -> None:
 # Reading what a folder holds
 
 
-class Incident(NamedTuple):
+class IncidentSummary(NamedTuple):
     """What one node has kept of one failure. `at` is in seconds since 1970, by the clock of that node."""
 
     job: str
@@ -363,15 +363,15 @@ class Incident(NamedTuple):
     folder: str
 
 
-class Incidents(NamedTuple):
+class IncidentList(NamedTuple):
     """The bundles that were found, oldest first, and what could not be read, in sentences."""
 
-    found: tuple[Incident, ...]
+    found: tuple[IncidentSummary, ...]
     notes: tuple[str, ...]
 
 
-def read_incidents(paths: Iterable[str]) -> Incidents:
-    found: list[Incident] = []
+def read_incidents(paths: Iterable[str]) -> IncidentList:
+    found: list[IncidentSummary] = []
     notes: list[str] = []
     for path in _summaries(paths):
         try:
@@ -384,12 +384,12 @@ def read_incidents(paths: Iterable[str]) -> Incidents:
         if len(found) >= _MAX_BUNDLES:
             notes.append(f"there are more than {_MAX_BUNDLES} incidents; the others are left out")
             break
-    return Incidents(tuple(sorted(found, key=lambda incident: (incident.at, incident.group_rank))), tuple(notes))
+    return IncidentList(tuple(sorted(found, key=lambda incident: (incident.at, incident.group_rank))), tuple(notes))
 
 
-def incident_lines(found: Sequence[Incident]) -> list[str]:
+def incident_lines(found: Sequence[IncidentSummary]) -> list[str]:
     """The incidents for people: each with its cause once, and the nodes that have kept something of it."""
-    groups: dict[tuple[str, int, str], list[Incident]] = {}
+    groups: dict[tuple[str, int, str], list[IncidentSummary]] = {}
     for incident in found:
         groups.setdefault((incident.job, incident.round, os.path.dirname(incident.folder)), []).append(incident)
     lines: list[str] = []
@@ -400,7 +400,7 @@ def incident_lines(found: Sequence[Incident]) -> list[str]:
     return lines
 
 
-def incidents_json(incidents: Incidents) -> str:
+def incidents_json(incidents: IncidentList) -> str:
     rows = [incident._asdict() for incident in incidents.found]
     return json.dumps({"version": VERSION, "incidents": rows, "notes": incidents.notes}, indent=2)
 
@@ -416,11 +416,11 @@ def _summaries(paths: Iterable[str]) -> Iterator[str]:
                 yield os.path.join(folder, SUMMARY)
 
 
-def _incident(fields: dict[str, Any], folder: str) -> Incident:
+def _incident(fields: dict[str, Any], folder: str) -> IncidentSummary:
     if fields["version"] != VERSION:
         raise ValueError("another version")
     node = fields["node"]
-    return Incident(
+    return IncidentSummary(
         job=printable(str(fields["job"]), 200),
         round=int(fields["round"]),
         at=float(fields["at"]),

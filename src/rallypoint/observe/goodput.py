@@ -248,7 +248,7 @@ def _extended(last: Span, more: Span) -> tuple[Span, Span | None]:
 # Rounds
 
 
-class Recovery(NamedTuple):
+class RecoveryTime(NamedTuple):
     """The time from when the end of a round was seen to the workers of the next one; `parts` says what the job was at
     in it."""
 
@@ -271,10 +271,10 @@ class RoundEntry(NamedTuple):
     rank: int = -1
     running: float = 0.0
     lost: float = 0.0
-    recovery: Recovery | None = None
+    recovery: RecoveryTime | None = None
 
 
-class Sample(NamedTuple):
+class ProgressSample(NamedTuple):
     """Progress: when which step was reached (-1 for no number), and the first step of its round, if that is known."""
 
     at: float
@@ -291,9 +291,9 @@ class _Round:
     ends: list[tuple[float, events.RoundOver]] = field(default_factory=list)
     failed: list[float] = field(default_factory=list)
     started: list[float] = field(default_factory=list)
-    progress: list[tuple[bool, Sample]] = field(default_factory=list)
+    progress: list[tuple[bool, ProgressSample]] = field(default_factory=list)
     """Whether it was told by a file, and what."""
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[ProgressSample] = field(default_factory=list)
     """The progress that counts: where any is told by files, that alone."""
 
     @property
@@ -343,7 +343,7 @@ def _rounds_of(runs: Sequence[AgentRun], shifts: Mapping[str, float]) -> dict[Ro
                 case events.WorkersStarted():
                     found[key].started.append(at)
                 case events.ProgressMade():
-                    sample = Sample(at - event.age, event.step, event.first_step)
+                    sample = ProgressSample(at - event.age, event.step, event.first_step)
                     found[key].progress.append((event.source == "file", sample))
                 case _:
                     pass
@@ -393,14 +393,14 @@ def _with_losses(rounds: Sequence[_Round], timeline: Sequence[Span], outcome: st
     return tuple(entries)
 
 
-def _kept_until(samples: Sequence[Sample], limit: int | None) -> float:
+def _kept_until(samples: Sequence[ProgressSample], limit: int | None) -> float:
     """When the work was done that survived: all before step `limit`, with which a later round continued."""
     if not samples:
         return 0.0
     if limit is None or samples[-1].step < limit:
         return samples[-1].at
     reached = 0.0
-    before: Sample | None = None
+    before: ProgressSample | None = None
     for sample in samples:
         if sample.step >= limit - 1:
             if before is not None and sample.step > before.step:
@@ -413,7 +413,7 @@ def _kept_until(samples: Sequence[Sample], limit: int | None) -> float:
     return reached
 
 
-def _recovery(over: _Round, after: _Round | None, timeline: Sequence[Span]) -> Recovery | None:
+def _recovery(over: _Round, after: _Round | None, timeline: Sequence[Span]) -> RecoveryTime | None:
     seen = over.end_seen
     if seen is None or after is None or not after.started or (until := max(after.started)) < seen:
         return None
@@ -421,7 +421,7 @@ def _recovery(over: _Round, after: _Round | None, timeline: Sequence[Span]) -> R
     for span in timeline:
         if span.end > seen and span.start < until:
             parts[span.phase] += min(span.end, until) - max(span.start, seen)
-    return Recovery(until - seen, dict(parts))
+    return RecoveryTime(until - seen, dict(parts))
 
 
 # The report

@@ -134,13 +134,13 @@ def failure_kind(exit_code: int) -> str:
 S = TypeVar("S")
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
 
-COUNTER, GAUGE, HISTOGRAM = Kind
+COUNTER, GAUGE, HISTOGRAM = MetricKind
 
 
 class Distribution(NamedTuple):
@@ -159,7 +159,7 @@ Values = Mapping[tuple[str, ...], Value]
 class Metric(NamedTuple, Generic[S]):
     """A metric, of what `S` describes. The names of counters lack `_total`, which the text format adds."""
 
-    kind: Kind
+    kind: MetricKind
     name: str
     text: str
     labels: tuple[str, ...]
@@ -214,7 +214,7 @@ def _nodes(job: Snapshot) -> Values:
 
 
 def _job(
-    kind: Kind, name: str, text: str, values: Callable[[Snapshot], Value | Values], *labels: str
+    kind: MetricKind, name: str, text: str, values: Callable[[Snapshot], Value | Values], *labels: str
 ) -> Metric[Snapshot]:
     return Metric(kind, f"rallypoint_{name}", text, ("job_id", *labels), values)
 
@@ -306,7 +306,7 @@ def _workers(node: NodeReading) -> Values:
 
 
 def _node(
-    kind: Kind, name: str, text: str, values: Callable[[NodeReading], Value | Values], *labels: str
+    kind: MetricKind, name: str, text: str, values: Callable[[NodeReading], Value | Values], *labels: str
 ) -> Metric[NodeReading]:
     return Metric(kind, f"rallypoint_{name}", text, ("job_id", "node", *labels), values)
 

@@ -20,7 +20,7 @@ import msgspec
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import printable
-from rallypoint.observe.goodput import Loss, Recovery, Report, RoundEntry
+from rallypoint.observe.goodput import Loss, RecoveryTime, Report, RoundEntry
 from rallypoint.observe.status import duration, moment, table
 from rallypoint.observe.telemetry.agent_events import KINDS, AgentEvent, PhaseBegan, ProgressMade, TorchEvent
 
@@ -230,7 +230,7 @@ def _slowest(report: Report) -> Iterator[str]:
     yield from table([_recovery(round_) for round_ in slowest])
 
 
-def recovery_parts(recovery: Recovery) -> str:
+def recovery_parts(recovery: RecoveryTime) -> str:
     """What it took, as in `stopping 1.02 s, starting 0.05 s`."""
     told = {name: seconds for name, seconds in recovery.parts.items() if seconds >= _BRIEF}
     return ", ".join(f"{name.replace('_', ' ')} {seconds:.2f} s" for name, seconds in told.items())

@@ -100,7 +100,7 @@ class JobsSource(Protocol):
 # Dispatchers in this process
 
 
-class LocalJobs:
+class InProcessJobs:
     def __init__(self, jobs: ServedJobs) -> None:
         self._jobs = jobs
 

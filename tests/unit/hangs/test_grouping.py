@@ -17,8 +17,8 @@ from rallypoint.observe.hangs.messages import (
     NodeEvidence,
     ProcessEvidence,
     RankEvidence,
+    RankRange,
     RankRecord,
-    Run,
     calls_of,
     check_evidence,
     decode_evidence,
@@ -212,14 +212,14 @@ def test_ranks_are_the_same_after_runs(ranks: list[int]) -> None:
 
 
 def test_the_groups_of_a_mesh_are_one_run_each() -> None:
-    assert runs_of(range(100_000)) == (Run(0, 100_000, 1),)
-    assert runs_of(range(3, 100_000, 8)) == (Run(3, 12_500, 8),)
+    assert runs_of(range(100_000)) == (RankRange(0, 100_000, 1),)
+    assert runs_of(range(3, 100_000, 8)) == (RankRange(3, 12_500, 8),)
 
 
 def node_of_large_job(node: int) -> NodeEvidence:
     """One of 12,500 nodes with eight ranks, of which one is elsewhere, and the flight recorders of a mesh."""
     frames = [Frame(f"call_{at}", f"{PACKAGES}/torch/module_{at}.py", at + 1) for at in range(30)]
-    world, last = (Run(0, 100_000),), tuple(Collective(at, "all_reduce", at < 7) for at in range(8))
+    world, last = (RankRange(0, 100_000),), tuple(Collective(at, "all_reduce", at < 7) for at in range(8))
     ranks = range(8 * node, 8 * node + 8)
     return NodeEvidence(
         f"node-{node:05}.cluster.example.org",
@@ -233,7 +233,7 @@ def node_of_large_job(node: int) -> NodeEvidence:
                 each,
                 (
                     GroupRecord("0", "default_pg", world, last[:-1] if each == 77_777 else last),
-                    GroupRecord(str(each % 8), "dp", (Run(each % 8, 100, 8 * 125),), last),
+                    GroupRecord(str(each % 8), "dp", (RankRange(each % 8, 100, 8 * 125),), last),
                 ),
             )
             for each in ranks

@@ -18,7 +18,7 @@ from rallypoint.observe.metrics import (
     METRICS,
     AgentAccount,
     Family,
-    Kind,
+    MetricKind,
     NodeReading,
     build_family,
     exposition,
@@ -63,7 +63,11 @@ def series(text: str) -> dict[str, float]:
 
 def told_names() -> set[str]:
     """The names of all series, as in a query."""
-    suffixes = {Kind.COUNTER: ("_total",), Kind.GAUGE: ("",), Kind.HISTOGRAM: ("_bucket", "_sum", "_count")}
+    suffixes = {
+        MetricKind.COUNTER: ("_total",),
+        MetricKind.GAUGE: ("",),
+        MetricKind.HISTOGRAM: ("_bucket", "_sum", "_count"),
+    }
     return {name + suffix for name, metric in METRICS.items() for suffix in suffixes[metric.kind]}
 
 
@@ -102,7 +106,7 @@ def test_every_metric_is_documented_with_its_labels() -> None:
         if cells[0].startswith("`rallypoint_"):
             rows[cells[0].strip("`")] = (cells[1], tuple(re.findall(r"`(\w+)`", cells[2])))
     wanted = {
-        name + ("_total" if metric.kind is Kind.COUNTER else ""): (metric.kind.value, metric.labels)
+        name + ("_total" if metric.kind is MetricKind.COUNTER else ""): (metric.kind.value, metric.labels)
         for name, metric in METRICS.items()
     }
     assert rows == wanted

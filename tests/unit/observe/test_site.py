@@ -20,7 +20,7 @@ from rallypoint.control.membership.state import Close, NodeId, NodeInfo, Setting
 from rallypoint.control.protocol.handshake import Hello
 from rallypoint.control.protocol.messages import JoinRequest
 from rallypoint.observe.metrics import Family, build_family
-from rallypoint.observe.site import LocalJobs, Site
+from rallypoint.observe.site import InProcessJobs, Site
 from rallypoint.observe.status import status_fields
 
 NOW = 1.75e9
@@ -36,7 +36,7 @@ async def metrics() -> Sequence[Family]:
 
 
 def site_of(jobs: ServedJobs, access: Access | None = None) -> Site:
-    return Site(LocalJobs(jobs), access or Access(), metrics, lambda: NOW)
+    return Site(InProcessJobs(jobs), access or Access(), metrics, lambda: NOW)
 
 
 def joined(dispatcher: Dispatcher, host: str) -> int:

@@ -40,8 +40,8 @@ from rallypoint.observe.hangs.messages import (
     Collective,
     Frame,
     GroupRecord,
+    RankRange,
     RankRecord,
-    Run,
     calls_of,
     place_of,
     runs_of,
@@ -274,7 +274,7 @@ def _collective(entry: DumpedEntry) -> Collective:
     return Collective(entry.collective_seq_id, entry.operation, entry.done, entry.place)
 
 
-def _members(config: Mapping[str, DumpedGroup]) -> dict[tuple[str, str], tuple[Run, ...]]:
+def _members(config: Mapping[str, DumpedGroup]) -> dict[tuple[str, str], tuple[RankRange, ...]]:
     """The ranks of each process group, by its name and description, where they are told."""
     found = {}
     for group in config.values():

@@ -233,7 +233,7 @@ class Collective(msgspec.Struct, frozen=True, array_like=True):
     place: _Text = ""
 
 
-class Run(msgspec.Struct, frozen=True, array_like=True):
+class RankRange(msgspec.Struct, frozen=True, array_like=True):
     """Ranks at equal distances: the first, how many, and from one to the next."""
 
     first: _Rank
@@ -241,7 +241,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True):
     step: Annotated[int, msgspec.Meta(ge=1, lt=2**32)] = 1
 
 
-def runs_of(ranks: Iterable[int]) -> tuple[Run, ...]:
+def runs_of(ranks: Iterable[int]) -> tuple[RankRange, ...]:
     """Ranks in as few runs as can be found by going along them: a group of a mesh is one."""
     in_order = sorted(set(ranks))
     found, at = [], 0
@@ -251,13 +251,13 @@ def runs_of(ranks: Iterable[int]) -> tuple[Run, ...]:
         count = 1
         while at + count < len(in_order) and in_order[at + count] == first + count * step:
             count += 1
-        found.append(Run(first, count, step))
+        found.append(RankRange(first, count, step))
         at += count
     return tuple(found)
 
 
 @lru_cache(maxsize=1024)
-def ranks_of(runs: tuple[Run, ...]) -> tuple[int, ...]:
+def ranks_of(runs: tuple[RankRange, ...]) -> tuple[int, ...]:
     """The ranks of some runs."""
     return tuple(chain.from_iterable(range(run.first, run.first + run.count * run.step, run.step) for run in runs))
 
@@ -267,7 +267,7 @@ class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
 
     name: _Text
     description: _Text
-    members: Annotated[tuple[Run, ...], msgspec.Meta(max_length=_MAX_RUNS)]
+    members: Annotated[tuple[RankRange, ...], msgspec.Meta(max_length=_MAX_RUNS)]
     last: Annotated[tuple[Collective, ...], msgspec.Meta(max_length=MAX_KEPT)]
 
 

@@ -25,8 +25,8 @@ from rallypoint.observe.hangs.messages import (
     NodeEvidence,
     ProcessEvidence,
     RankEvidence,
+    RankRange,
     RankRecord,
-    Run,
     calls_of,
     main_frames,
     ranks_of,
@@ -46,7 +46,7 @@ _MAX_RANGES = 16
 """Ranges of ranks that a line names."""
 
 
-class Found(NamedTuple):
+class Situation(NamedTuple):
     """What a rank was found in, without what differs between ranks that do the same. `calls` are those of its main
     thread, the innermost first."""
 
@@ -58,11 +58,11 @@ class Found(NamedTuple):
         return ", ".join(text for text in (self.state, summary_of(self.calls)) if text) or "nothing is known"
 
 
-class Group(NamedTuple):
+class RankGroup(NamedTuple):
     """Ranks that were found in the same. `differs` if more ranks are in another group than in this."""
 
     ranks: tuple[int, ...]
-    found: Found
+    found: Situation
     differs: bool
 
     @property
@@ -85,23 +85,23 @@ def _some(found: Sequence[str]) -> str:
     return f"{', '.join(found[:_MAX_RANGES])}{more}"
 
 
-def found_of(process: RankEvidence | ProcessEvidence) -> Found:
+def found_of(process: RankEvidence | ProcessEvidence) -> Situation:
     calls = calls_of(process.frames)
     if isinstance(process, RankEvidence) and process.exit_code is not None:
-        return Found(f"{process.state} with exit code {process.exit_code}", calls)
+        return Situation(f"{process.state} with exit code {process.exit_code}", calls)
     if calls and process.state in _USUAL:
-        return Found("", calls)
-    return Found(f"{process.state} ({process.where})" if process.where else process.state, calls)
+        return Situation("", calls)
+    return Situation(f"{process.state} ({process.where})" if process.where else process.state, calls)
 
 
-def groups_of(ranks: Iterable[RankEvidence]) -> list[Group]:
+def groups_of(ranks: Iterable[RankEvidence]) -> list[RankGroup]:
     """The groups, the largest first, then by their lowest rank; those that are smaller than the largest differ."""
-    members: dict[Found, list[int]] = {}
+    members: dict[Situation, list[int]] = {}
     for evidence in sorted(ranks, key=lambda one: one.rank):
         members.setdefault(found_of(evidence), []).append(evidence.rank)
     in_order = sorted(members.items(), key=lambda entry: (-len(entry[1]), entry[1]))
     most = len(in_order[0][1]) if in_order else 0
-    return [Group(tuple(ranks), found, len(ranks) < most) for found, ranks in in_order]
+    return [RankGroup(tuple(ranks), found, len(ranks) < most) for found, ranks in in_order]
 
 
 # Collectives
@@ -131,7 +131,7 @@ def findings(records: Sequence[RankRecord], ranks: Collection[int]) -> list[str]
 
 def _groups(records: Iterable[RankRecord], ranks: Collection[int]) -> list[_ProcessGroup]:
     """By name, description and members: two groups may have the same name on different ranks."""
-    found: dict[tuple[str, str, tuple[Run, ...]], dict[int, dict[int, Collective]]] = {}
+    found: dict[tuple[str, str, tuple[RankRange, ...]], dict[int, dict[int, Collective]]] = {}
     for record in records:
         for group in record.groups:
             by_rank = found.setdefault((group.name, group.description, group.members), {})
@@ -220,7 +220,7 @@ class GatheredStacks:
 
     def __init__(self) -> None:
         self._ranks: list[RankEvidence] = []
-        self._texts: dict[Found, str] = {}
+        self._texts: dict[Situation, str] = {}
         self.any_found = False
         """Whether any worker has a stack."""
 
@@ -247,7 +247,7 @@ def stack_lines(found: Iterable[WorkerStacks]) -> list[str]:
     return gathered.lines()
 
 
-def group_lines(groups: Sequence[Group]) -> list[str]:
+def group_lines(groups: Sequence[RankGroup]) -> list[str]:
     """A line for each group; of many, the largest and the smallest."""
     if len(groups) <= _MAX_GROUPS:
         return [group.line for group in groups]
@@ -275,7 +275,7 @@ def _recorded(nodes: Sequence[NodeEvidence]) -> Iterable[str]:
         yield f"analysis: torchfrtrace --prefix {prefix} {folder}{others}"
 
 
-def _stacks(groups: Sequence[Group], ranks: Sequence[RankEvidence]) -> Iterable[str]:
+def _stacks(groups: Sequence[RankGroup], ranks: Sequence[RankEvidence]) -> Iterable[str]:
     kernel = {rank.rank: rank.kernel for rank in ranks if rank.kernel}
     for group in sorted(groups[:_MAX_GROUPS], key=lambda group: not group.differs):
         shown = [f"    {call}" for call in group.found.calls[:_MAX_CALLS]]
@@ -289,7 +289,7 @@ def _stacks(groups: Sequence[Group], ranks: Sequence[RankEvidence]) -> Iterable[
             yield from shown
 
 
-def _children(ranks: Sequence[RankEvidence], group: Group) -> Iterable[str]:
+def _children(ranks: Sequence[RankEvidence], group: RankGroup) -> Iterable[str]:
     """What the processes below these ranks are in, those of all ranks counted together: what few are in first."""
     members = frozenset(group.ranks)
     counted = Counter(found_of(child) for rank in ranks if rank.rank in members for child in rank.children)
