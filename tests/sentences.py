@@ -17,7 +17,8 @@ FILE = Path(__file__).with_suffix(".txt")
 VALUE = "…"
 
 _SAYING = re.compile(
-    r"(?!Exc|_)\w*Error|user_error|\w*Refused|Refusal|Nothing|LogLine|print_error|say|log|warn|info|warning|error|exception|critical"
+    r"(?!Exc|_)\w*Error|user_error|\w*Refused|DetectionRefusal|NoCluster|LogLine|print_error|"
+    r"say|log|warn|info|warning|error|exception|critical"
 )
 """Names of functions and classes that are given a sentence."""
 _PLACEHOLDER = re.compile(r"%[-+ #0]*[0-9.*]*[sdrgfx]")

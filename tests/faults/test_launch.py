@@ -137,7 +137,7 @@ def test_what_hosts_do_not_have_is_said_before_the_start(hosts: Fixture, flags: 
     other = Path(
         launcher.script(
             """#!/bin/sh
-echo 'rallypoint-supervisor {"type":"Hello","version":"9.9","address":""}'
+echo 'rallypoint-supervisor {"type":"SupervisorHello","version":"9.9","address":""}'
 exec cat
 """,
             "other",

@@ -6,10 +6,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from rallypoint.base.errors import UsageError
-from rallypoint.clusters.detect import Cluster, Machine, Refusal, find, started_with_others
+from rallypoint.clusters.detect import Cluster, DetectionRefusal, Machine, find, started_with_others
 from rallypoint.clusters.hostlist import MAX_HOSTS
 from rallypoint.clusters.remote.inputs import Host, file_variables, parse_hostfile, parse_hosts
-from rallypoint.clusters.remote.messages import Ended, Hello, Prepare, decode_answer, decode_request, encode, end_mark
+from rallypoint.clusters.remote.messages import (
+    Ended,
+    Prepare,
+    SupervisorHello,
+    decode_answer,
+    decode_request,
+    encode,
+    end_mark,
+)
 from rallypoint.clusters.remote.output import PrefixedLines
 from rallypoint.clusters.remote.ssh import SshOptions, why_unreachable
 from tests.fuzz.target import Target
@@ -29,7 +37,7 @@ def environment(data: bytes) -> None:
         try:
             finding = find(kind, environ, machine)
         except UsageError as error:
-            finding = Refusal(str(error))
+            finding = DetectionRefusal(str(error))
         if isinstance(finding, Cluster):
             assert 0 <= finding.index < (finding.nodes or MAX_HOSTS)
             assert 0 < finding.port < 65536 or not finding.host
@@ -79,7 +87,7 @@ def _hosts() -> list[bytes]:
 
 def _messages() -> list[bytes]:
     return [
-        encode(Hello("0.1.0", "10.0.0.1")),
+        encode(SupervisorHello("0.1.0", "10.0.0.1")),
         encode(Prepare(["a"], "/", {"A": "1"}, 30, 60, "77")),
         b"line\n" + end_mark("77") + encode(Ended(1, "why")),
         b"ssh: connect to host a port 22: Connection refused\n",

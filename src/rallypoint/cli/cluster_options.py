@@ -22,7 +22,7 @@ from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.procfs import local_port_range, read_text
 from rallypoint.cli.parse import Options, naming, parse_nnodes
-from rallypoint.clusters.detect import Cluster, Machine, Nothing, Refusal, find, started_with_others
+from rallypoint.clusters.detect import Cluster, DetectionRefusal, Machine, NoCluster, find, started_with_others
 from rallypoint.rendezvous.params import parse_rdzv_conf
 
 _log = get_logger(__name__)
@@ -46,9 +46,9 @@ def with_cluster(options: Options, environ: Mapping[str, str], machine: Machine)
         if isinstance(finding, Cluster):
             return _completed(options, finding, environ)
     says_enough = options.standalone or _meets_somewhere(options)
-    if isinstance(finding, Refusal) and not says_enough:
+    if isinstance(finding, DetectionRefusal) and not says_enough:
         raise UsageError(f"{source}: {finding.sentence}")
-    if isinstance(finding, Nothing) and which != "auto":
+    if isinstance(finding, NoCluster) and which != "auto":
         raise UsageError(f"{source}: {finding.sentence}")
     say = _log.info if says_enough or "nnodes" in options.sources else _log.warning
     say("%s uses only the flags, with --nnodes=%s: %s", source, options.nnodes, finding.sentence)

@@ -18,7 +18,7 @@ from rallypoint.cli.parse import build_parser, parse_nnodes, parse_with
 
 if TYPE_CHECKING:
     from rallypoint.clusters.remote.inputs import Host
-    from rallypoint.clusters.remote.job import Plan
+    from rallypoint.clusters.remote.job import LaunchPlan
 
 _LARGEST_FILE = 1024 * 1024
 """Bytes of a host file or a file of variables."""
@@ -37,11 +37,11 @@ def launch(options: argparse.Namespace) -> int:
     return run_plan(plan)
 
 
-def _plan(options: argparse.Namespace) -> Plan:
+def _plan(options: argparse.Namespace) -> LaunchPlan:
     import shlex
 
     from rallypoint.base.secrets import SECRET, launch_secret
-    from rallypoint.clusters.remote.job import Plan
+    from rallypoint.clusters.remote.job import LaunchPlan
     from rallypoint.clusters.remote.ssh import SshOptions
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
@@ -69,7 +69,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         variables[SECRET] = text
     folder = options.chdir or _folder()
     first = known.least > 0 and not known.endpoint_given
-    return Plan(hosts, command, folder, variables, ssh, times["grace"], known.least, first)
+    return LaunchPlan(hosts, command, folder, variables, ssh, times["grace"], known.least, first)
 
 
 def _hosts(options: argparse.Namespace) -> list[Host]:

@@ -80,14 +80,14 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class DetectionRefusal:
     """The job cannot be told from what is there; the sentence says why, and what to type."""
 
     sentence: str
 
 
 @dataclass(frozen=True)
-class Nothing:
+class NoCluster:
     """No cluster has started this process: `fact` says how that is known, `remedy` what to do if one should have."""
 
     fact: str
@@ -98,7 +98,7 @@ class Nothing:
         return f"{self.fact}; {self.remedy}"
 
 
-Finding = Cluster | Refusal | Nothing
+Finding = Cluster | DetectionRefusal | NoCluster
 
 
 def number(environ: Mapping[str, str], name: str, least: int, most: int) -> int | None:
@@ -172,13 +172,15 @@ _QUOTA = re.compile(r"([0-9]{1,15}) ([0-9]{1,15})\s*", re.ASCII)
 def _of_kubernetes(environ: Mapping[str, str], machine: Machine) -> Finding:
     index = number(environ, "JOB_COMPLETION_INDEX", 0, MAX_NODES - 1)
     if index is None:
-        return Nothing(
+        return NoCluster(
             "JOB_COMPLETION_INDEX is not set: this is not a pod of a Job with completionMode: Indexed",
             "give --nnodes, --node-rank and --rdzv-endpoint, or PET_NNODES and its siblings in the pod's template",
         )
     nodes = number(environ, "JOB_COMPLETIONS", 1, MAX_NODES)
     if nodes is not None and index >= nodes:
-        return Refusal(f"JOB_COMPLETION_INDEX={index} is not below JOB_COMPLETIONS={nodes}; set it to the completions")
+        return DetectionRefusal(
+            f"JOB_COMPLETION_INDEX={index} is not below JOB_COMPLETIONS={nodes}; set it to the completions"
+        )
     name, dash, last = machine.hostname.split(".")[0].rpartition("-")
     job = name if dash and last == str(index) and is_host_name(name) else ""
     service = environ.get(SERVICE, "").strip() or _service_of(machine)
@@ -281,7 +283,7 @@ def launcher_of(environ: Mapping[str, str]) -> Launcher | None:
 def _of_mpi(environ: Mapping[str, str], machine: Machine) -> Finding:
     launcher = launcher_of(environ)
     if launcher is None:
-        return Nothing(
+        return NoCluster(
             "neither OMPI_COMM_WORLD_SIZE with OMPI_COMM_WORLD_LOCAL_SIZE, nor PMI_SIZE with MPI_LOCALNRANKS is set: "
             "no MPI launcher has started this process",
             f"write {LAUNCHERS[0].one_per_host} rallyrun ..., or {_HYDRA} rallyrun ...",
@@ -290,12 +292,12 @@ def _of_mpi(environ: Mapping[str, str], machine: Machine) -> Finding:
     rank = number(environ, launcher.rank, 0, MAX_NODES - 1)
     here = number(environ, launcher.local_size, 1, MAX_NODES)
     if size is None or rank is None or here is None or rank >= size or here > size:
-        return Refusal(
+        return DetectionRefusal(
             f"{launcher.title} contradicts itself: {launcher.size}={size}, {launcher.rank}={rank}, "
             f"{launcher.local_size}={here}; give --nnodes, --node-rank and --rdzv-endpoint"
         )
     if here > 1:
-        return Refusal(
+        return DetectionRefusal(
             f"{launcher.title} has started {here} ranks on this host ({launcher.local_size}={here}), and rallyrun "
             f"starts the workers of a host itself; write {launcher.one_per_host} rallyrun --nproc-per-node={here} ..."
         )
@@ -333,7 +335,7 @@ _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
 def _of_slurm(environ: Mapping[str, str], machine: Machine) -> Finding:
     job = number(environ, "SLURM_JOB_ID", 1, _MOST) or number(environ, "SLURM_JOBID", 1, _MOST)
     if job is None:
-        return Nothing("SLURM_JOB_ID is not set: Slurm has not started this process", f"write {_SRUN}")
+        return NoCluster("SLURM_JOB_ID is not set: Slurm has not started this process", f"write {_SRUN}")
     step = number(environ, "SLURM_STEP_ID", 0, _MOST)
     if step is None:
         step = number(environ, "SLURM_STEPID", 0, _MOST)
@@ -346,13 +348,13 @@ def _outside_a_step(environ: Mapping[str, str], job: int) -> Finding:
     """In a batch script, or in a shell by `salloc` or ssh: no srun has started one agent on each node."""
     nodes = number(environ, "SLURM_JOB_NUM_NODES", 1, MAX_NODES) or number(environ, "SLURM_NNODES", 1, MAX_NODES)
     if nodes is None:
-        return Nothing(
+        return NoCluster(
             f"Slurm job {job} has not started this process with srun (SLURM_STEP_ID and SLURM_JOB_NUM_NODES are not "
             "set, as after ssh to a node of it)",
             f"for all nodes of the job write {_SRUN}",
         )
     if nodes > 1:
-        return Refusal(
+        return DetectionRefusal(
             f"Slurm job {job} has {nodes} nodes, and this process was started without srun, on one of them; write "
             f"{_SRUN} to use all of them, or --standalone for this one"
         )
@@ -367,7 +369,7 @@ def _of_a_step(environ: Mapping[str, str], machine: Machine, job: int, step: int
     values = {"SLURM_STEP_NUM_NODES": nodes, "SLURM_NODEID": index, "SLURM_STEP_NODELIST": names or None}
     missing = [name for name, value in values.items() if value is None]
     if nodes is None or index is None or not names:
-        return Refusal(
+        return DetectionRefusal(
             f"{title} does not say which hosts it has: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
             "not set; pass the variables of Slurm on (a container or `env -i` may drop them), or give --nnodes, "
             "--node-rank and --rdzv-endpoint"
@@ -375,14 +377,16 @@ def _of_a_step(environ: Mapping[str, str], machine: Machine, job: int, step: int
     try:
         hosts = expand(names)
     except HostlistError as error:
-        return Refusal(f"SLURM_STEP_NODELIST={names[:120]!r} is not a list of hosts: {error}; give --rdzv-endpoint")
+        return DetectionRefusal(
+            f"SLURM_STEP_NODELIST={names[:120]!r} is not a list of hosts: {error}; give --rdzv-endpoint"
+        )
     if len(hosts) != nodes or index >= nodes or not is_host_name(hosts[0]):
-        return Refusal(
+        return DetectionRefusal(
             f"{title} contradicts itself: SLURM_STEP_NODELIST={names[:120]!r} names {len(hosts)} hosts, "
             f"SLURM_STEP_NUM_NODES={nodes}, SLURM_NODEID={index}; give --nnodes, --node-rank and --rdzv-endpoint"
         )
     if (most := _most_tasks(environ)) > 1:
-        return Refusal(
+        return DetectionRefusal(
             f"{title} has {most} tasks on a node (SLURM_STEP_TASKS_PER_NODE="
             f"{environ['SLURM_STEP_TASKS_PER_NODE'][:60]}), and rallyrun starts the workers of a node itself; write "
             f"srun --ntasks-per-node=1 and the number of workers as --nproc-per-node"
@@ -456,7 +460,7 @@ def find(which: str, environ: Mapping[str, str], machine: Machine) -> Finding:
         return _of_slurm(environ, machine)
     if "JOB_COMPLETION_INDEX" in environ:
         return _of_kubernetes(environ, machine)
-    return Nothing(
+    return NoCluster(
         "neither Slurm, nor an MPI launcher, nor an Indexed Job of Kubernetes has started this process",
         "give --nnodes and --rdzv-endpoint for a job of several nodes, or leave --cluster out",
     )

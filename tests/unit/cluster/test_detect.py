@@ -11,9 +11,9 @@ from rallypoint.clusters.detect import (
     _USED_BY_OTHERS,
     DEFAULT_RANGE,
     Cluster,
+    DetectionRefusal,
     Machine,
-    Nothing,
-    Refusal,
+    NoCluster,
     control_port,
     find,
 )
@@ -44,7 +44,7 @@ def of_slurm(**changed: str | None) -> Cluster:
 
 def refused_by_slurm(**changed: str | None) -> str:
     finding = find("slurm", {name: text for name, text in {**STEP, **changed}.items() if text is not None}, MACHINE)
-    assert isinstance(finding, Refusal)
+    assert isinstance(finding, DetectionRefusal)
     return finding.sentence
 
 
@@ -91,14 +91,14 @@ def test_several_tasks_on_a_node(tasks: str, most: int) -> None:
 def test_a_batch_script_a_shell_and_one_by_ssh() -> None:
     for environ in (BATCH, JOB, {**STEP, "SLURM_STEP_ID": "4294967290"}, {**STEP, "SLURM_STEP_ID": "4294967291"}):
         finding = find("slurm", environ, MACHINE)
-        assert isinstance(finding, Refusal)
+        assert isinstance(finding, DetectionRefusal)
         assert finding.sentence.startswith("Slurm job 12 has 3 nodes, and this process was started without srun")
     alone = find("slurm", {**BATCH, "SLURM_JOB_NUM_NODES": "1"}, MACHINE)
     assert isinstance(alone, Cluster)
     assert (alone.nodes, alone.cpus) == (1, 2)
     for environ, word in (({"SLURM_JOB_ID": "12"}, "as after ssh"), ({}, "SLURM_JOB_ID is not set")):
         nothing = find("slurm", environ, MACHINE)
-        assert isinstance(nothing, Nothing)
+        assert isinstance(nothing, NoCluster)
         assert word in nothing.sentence
 
 
@@ -132,7 +132,7 @@ def test_any_values_are_found_or_refused_in_a_sentence(changed: dict[str, str]) 
     try:
         finding = find("slurm", {**STEP, **changed}, MACHINE)
     except UsageError as error:
-        finding = Refusal(str(error))
+        finding = DetectionRefusal(str(error))
     if isinstance(finding, Cluster):
         assert finding.index < (finding.nodes or 0)
     else:
@@ -175,16 +175,16 @@ def test_a_single_rank_meets_itself() -> None:
 
 def test_several_ranks_on_a_host() -> None:
     finding = find("mpi", {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, Machine())
-    assert isinstance(finding, Refusal)
+    assert isinstance(finding, DetectionRefusal)
     assert "2 ranks on this host (OMPI_COMM_WORLD_LOCAL_SIZE=2)" in finding.sentence
     assert "mpirun --map-by ppr:1:node --bind-to none rallyrun --nproc-per-node=2" in finding.sentence
 
 
 def test_what_no_launcher_has_set() -> None:
-    assert isinstance(find("mpi", {}, Machine()), Nothing)
-    assert isinstance(find("mpi", {"PMI_SIZE": "2", "PMI_RANK": "0"}, Machine()), Nothing)  # as by srun --mpi=pmi2
+    assert isinstance(find("mpi", {}, Machine()), NoCluster)
+    assert isinstance(find("mpi", {"PMI_SIZE": "2", "PMI_RANK": "0"}, Machine()), NoCluster)  # as by srun --mpi=pmi2
     contradiction = find("mpi", {**HYDRA, "PMI_RANK": "2"}, Machine())
-    assert isinstance(contradiction, Refusal)
+    assert isinstance(contradiction, DetectionRefusal)
     with pytest.raises(UsageError, match="PMI_SIZE='many'"):
         find("mpi", {**HYDRA, "PMI_SIZE": "many"}, Machine())
 
@@ -239,9 +239,9 @@ def test_a_pod_of_a_job_set() -> None:
 
 
 def test_what_is_no_indexed_job() -> None:
-    assert isinstance(find("k8s", {"JOB_COMPLETIONS": "4"}, POD), Nothing)
+    assert isinstance(find("k8s", {"JOB_COMPLETIONS": "4"}, POD), NoCluster)
     beyond = find("k8s", {**INDEXED, "JOB_COMPLETIONS": "1"}, POD)
-    assert isinstance(beyond, Refusal)
+    assert isinstance(beyond, DetectionRefusal)
     with pytest.raises(UsageError, match="JOB_COMPLETION_INDEX='one'"):
         find("k8s", {**INDEXED, "JOB_COMPLETION_INDEX": "one"}, POD)
 

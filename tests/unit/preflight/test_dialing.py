@@ -9,7 +9,15 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from rallypoint.clusters.preflight.dialing import Attempt, MeshListener, Outcome, Target, attempt_all, dial_all, look_up
+from rallypoint.clusters.preflight.dialing import (
+    Attempt,
+    DialOutcome,
+    MeshListener,
+    Target,
+    attempt_all,
+    dial_all,
+    look_up,
+)
 from rallypoint.clusters.preflight.mesh import MeshNode
 from tests.ports import free_port
 
@@ -20,13 +28,13 @@ TIMEOUT = 120.0
 def test_attempts_end_as_the_kernel_says() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert attempt_all([("127.0.0.1", port)]) == [Attempt("127.0.0.1", Outcome.ACCEPTED)]
-    assert attempt_all([("127.0.0.1", port)]) == [Attempt("127.0.0.1", Outcome.REFUSED, "Connection refused")]
+        assert attempt_all([("127.0.0.1", port)]) == [Attempt("127.0.0.1", DialOutcome.ACCEPTED)]
+    assert attempt_all([("127.0.0.1", port)]) == [Attempt("127.0.0.1", DialOutcome.REFUSED, "Connection refused")]
     assert attempt_all([]) == []
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         where = ("127.0.0.1", full.getsockname()[1])
         with socket.create_connection(where):  # nobody accepts it, and there is no place for a second one
-            assert attempt_all([where], 0.2) == [Attempt("127.0.0.1", Outcome.SILENT)]
+            assert attempt_all([where], 0.2) == [Attempt("127.0.0.1", DialOutcome.SILENT)]
 
 
 def test_a_look_up_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.clusters.preflight import network
-from rallypoint.clusters.preflight.dialing import Attempt, LookUp, Outcome
-from rallypoint.clusters.preflight.network import Answer, Place
+from rallypoint.clusters.preflight.dialing import Attempt, DialOutcome, LookUp
+from rallypoint.clusters.preflight.network import Answer, EndpointProbe
 from rallypoint.clusters.preflight.results import CheckInputs, Status
 from tests.unit.preflight.test_machine import status
 
@@ -39,14 +39,14 @@ def test_a_job_of_one_node_tells_nobody_its_address() -> None:
     assert found.status is Status.SKIP
 
 
-def place(*attempts: Attempt, here: bool = False, took: float = 0.01) -> Place:
-    return Place(NODE, LookUp(tuple(each.address for each in attempts), took=took), attempts, here)
+def place(*attempts: Attempt, here: bool = False, took: float = 0.01) -> EndpointProbe:
+    return EndpointProbe(NODE, LookUp(tuple(each.address for each in attempts), took=took), attempts, here)
 
 
-OPEN, CLOSED = Attempt("10.0.0.1", Outcome.ACCEPTED), Attempt("10.0.0.1", Outcome.REFUSED, "Connection refused")
-SILENT, LOST = Attempt("10.0.0.2", Outcome.SILENT), Attempt("10.0.0.2", Outcome.UNREACHABLE, "No route to host")
-NO_IPV6 = Attempt("fd00::1", Outcome.NO_ROUTE, "Network is unreachable")
-UNKNOWN = Place(NODE, LookUp(error="Name or service not known"))
+OPEN, CLOSED = Attempt("10.0.0.1", DialOutcome.ACCEPTED), Attempt("10.0.0.1", DialOutcome.REFUSED, "Connection refused")
+SILENT, LOST = Attempt("10.0.0.2", DialOutcome.SILENT), Attempt("10.0.0.2", DialOutcome.UNREACHABLE, "No route to host")
+NO_IPV6 = Attempt("fd00::1", DialOutcome.NO_ROUTE, "Network is unreachable")
+UNKNOWN = EndpointProbe(NODE, LookUp(error="Name or service not known"))
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ UNKNOWN = Place(NODE, LookUp(error="Name or service not known"))
         ([place(OPEN, LOST)], ["10.0.0.1", "10.0.0.2"], "WARN"),
         ([place(OPEN, took=2.0)], ["2.0 s"], "WARN"),
         ([UNKNOWN], ["node1"], "FAIL"),
-        ([Place(NODE, LookUp(took=6.0))], ["node1", "6 s"], "FAIL"),
+        ([EndpointProbe(NODE, LookUp(took=6.0))], ["node1", "6 s"], "FAIL"),
         ([place(OPEN), place(OPEN)], [], "PASS"),
         ([place(OPEN), place(LOST)], ["No route to host"], "WARN"),
         ([place(LOST), place(SILENT)], ["No route to host"], "FAIL"),
     ],
 )
-def test_the_endpoint(places: list[Place], values: list[str], expected: str) -> None:
+def test_the_endpoint(places: list[EndpointProbe], values: list[str], expected: str) -> None:
     assert status(network.judge_endpoint(places), *values) == expected
 
 
@@ -81,7 +81,7 @@ def test_the_endpoint(places: list[Place], values: list[str], expected: str) -> 
         ([place(OPEN, CLOSED)], [], "PASS"),
     ],
 )
-def test_members_of_etcd_have_to_be_there_before(places: list[Place], values: list[str], expected: str) -> None:
+def test_members_of_etcd_have_to_be_there_before(places: list[EndpointProbe], values: list[str], expected: str) -> None:
     assert status(network.judge_endpoint(places, is_ours=False), *values) == expected
 
 

@@ -19,7 +19,7 @@ from rallypoint.clusters.remote.inputs import (
     parse_hostfile,
     parse_hosts,
 )
-from rallypoint.clusters.remote.job import End, exit_code, missing
+from rallypoint.clusters.remote.job import HostExit, exit_code, missing
 from rallypoint.clusters.remote.messages import Prepare, decode_answer, decode_request, encode, portable
 
 FILE = b"""# a cluster
@@ -222,11 +222,11 @@ def test_any_bytes_cross() -> None:
     [
         b"",
         b"[]",
-        b'{"type":"Hello"}',
-        b'{"type":"Hello","version":1,"address":""}',
-        b'{"type":"Hello","version":"1","address":"not an address"}',
-        b'{"type":"Found","address":"10.0.0.1","port":0}',
-        b'{"type":"Found","address":"-oProxyCommand","port":1}',
+        b'{"type":"SupervisorHello"}',
+        b'{"type":"SupervisorHello","version":1,"address":""}',
+        b'{"type":"SupervisorHello","version":"1","address":"not an address"}',
+        b'{"type":"EndpointFound","address":"10.0.0.1","port":0}',
+        b'{"type":"EndpointFound","address":"-oProxyCommand","port":1}',
         b'{"type":"Ended","code":256}',
         b'{"type":"Ended","code":1e9}',
         b'{"type":"Start"}',
@@ -254,6 +254,6 @@ def test_what_is_no_answer(line: bytes) -> None:
     ],
 )
 def test_the_exit_code_of_a_launch(codes: list[int | None], expected: int) -> None:
-    ends = [End(f"n{number}", code) for number, code in enumerate(codes)]
+    ends = [HostExit(f"n{number}", code) for number, code in enumerate(codes)]
     assert exit_code(ends) == expected
     assert missing(ends) == [end.host for end in ends if end.code is None or end.code < 0]

@@ -13,7 +13,7 @@ import pytest
 
 from rallypoint.base.errors import SignalException
 from rallypoint.clusters.remote.inputs import Host
-from rallypoint.clusters.remote.job import Plan, _Launch
+from rallypoint.clusters.remote.job import LaunchPlan, _Launch
 from rallypoint.clusters.remote.messages import Ended, Prepare, Start, decode_answer, encode, end_mark
 from rallypoint.clusters.remote.ssh import SshOptions
 
@@ -30,11 +30,11 @@ from rallypoint.clusters.remote.messages import *
 from rallypoint import __version__
 def say(answer):
     print(MARK.decode() + encode(answer).decode(), flush=True)
-say(Hello(__version__, "127.0.0.1"))
+say(SupervisorHello(__version__, "127.0.0.1"))
 for line in sys.stdin.buffer:
     request = decode_request(line.rstrip())
     if isinstance(request, FindEndpoint):
-        say(Found("127.0.0.1", 29400))
+        say(EndpointFound("127.0.0.1", 29400))
     elif isinstance(request, Prepare):
         nonce = request.nonce
         say(Ready())
@@ -115,7 +115,7 @@ def test_errors_are_shown_to_their_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("last", [True, False], ids=["with the end of the preparation", "before it"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
 def test_a_signal_before_the_start_ends_the_launch(number: signal.Signals, last: bool) -> None:
-    launch = _Launch(Plan([Host("node1")], ["true"], "/", {}, SshOptions((), "python3", 10, 30), 30.0))
+    launch = _Launch(LaunchPlan([Host("node1")], ["true"], "/", {}, SshOptions((), "python3", 10, 30), 30.0))
 
     async def prepared() -> None:
         launch._heard(signal.SIGUSR1)  # for the workers, of which there are none yet
@@ -128,7 +128,7 @@ def test_a_signal_before_the_start_ends_the_launch(number: signal.Signals, last:
 
 
 def test_other_signals_do_not_end_it() -> None:
-    launch = _Launch(Plan([Host("node1")], ["true"], "/", {}, SshOptions((), "python3", 10, 30), 30.0))
+    launch = _Launch(LaunchPlan([Host("node1")], ["true"], "/", {}, SshOptions((), "python3", 10, 30), 30.0))
 
     async def prepared() -> None:
         launch._heard(signal.SIGUSR1)

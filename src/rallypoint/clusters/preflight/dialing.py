@@ -57,7 +57,7 @@ def look_up(host: str, seconds: float = LOOK_UP) -> LookUp:
     return found._replace(took=SYSTEM_CLOCK.monotonic() - begun)
 
 
-class Outcome(StrEnum):
+class DialOutcome(StrEnum):
     ACCEPTED = "accepted"
     REFUSED = "refused"
     SILENT = "silent"
@@ -67,11 +67,11 @@ class Outcome(StrEnum):
 
 
 _OUTCOMES = {
-    0: Outcome.ACCEPTED,
-    errno.ECONNREFUSED: Outcome.REFUSED,
-    errno.ETIMEDOUT: Outcome.SILENT,
-    errno.ENETUNREACH: Outcome.NO_ROUTE,
-    errno.EADDRNOTAVAIL: Outcome.NO_ROUTE,
+    0: DialOutcome.ACCEPTED,
+    errno.ECONNREFUSED: DialOutcome.REFUSED,
+    errno.ETIMEDOUT: DialOutcome.SILENT,
+    errno.ENETUNREACH: DialOutcome.NO_ROUTE,
+    errno.EADDRNOTAVAIL: DialOutcome.NO_ROUTE,
 }
 
 
@@ -79,7 +79,7 @@ class Attempt(NamedTuple):
     """One address, and how the attempt to connect to it has ended; `words` are the kernel's."""
 
     address: str
-    outcome: Outcome
+    outcome: DialOutcome
     words: str = ""
     greeting: bytes | None = None
     """The bytes that have come from there by themselves; None if nothing has, and the connection is still open."""
@@ -88,12 +88,12 @@ class Attempt(NamedTuple):
 def attempt_all(addresses: Sequence[tuple[str, int]], seconds: float = CONNECT, *, greeted: int = 0) -> list[Attempt]:
     """Connect to all addresses at once, and close each connection; `greeted` bytes of a line are read from each."""
     deadline = Deadline.after(seconds)
-    attempts = [Attempt(address, Outcome.SILENT) for address, _ in addresses]
+    attempts = [Attempt(address, DialOutcome.SILENT) for address, _ in addresses]
     with ExitStack() as opened, selectors.DefaultSelector() as selector:
 
         def connected(number: int, made: socket.socket, code: int) -> None:
             words = os.strerror(code) if code else ""
-            attempts[number] = Attempt(addresses[number][0], _OUTCOMES.get(code, Outcome.UNREACHABLE), words)
+            attempts[number] = Attempt(addresses[number][0], _OUTCOMES.get(code, DialOutcome.UNREACHABLE), words)
             if code == 0 and greeted:
                 selector.register(made, selectors.EVENT_READ, (number, made))
 
@@ -104,7 +104,7 @@ def attempt_all(addresses: Sequence[tuple[str, int]], seconds: float = CONNECT, 
                 made.setblocking(False)
                 code = made.connect_ex((address, port))
             except OSError as error:  # there is no such family here
-                attempts[number] = Attempt(address, Outcome.NO_ROUTE, error.strerror or str(error))
+                attempts[number] = Attempt(address, DialOutcome.NO_ROUTE, error.strerror or str(error))
                 continue
             if code == errno.EINPROGRESS:
                 selector.register(made, selectors.EVENT_WRITE, (number, made))
@@ -153,12 +153,12 @@ def dial_all(targets: Sequence[Target], own: MeshNode, timeout: float = DIAL_TIM
 
 
 def _why_not_reached(who: MeshNode, own: MeshNode, attempt: Attempt) -> str:
-    if attempt.outcome is Outcome.ACCEPTED:
+    if attempt.outcome is DialOutcome.ACCEPTED:
         if attempt.greeting is None:
             return "the connection is made but nothing answers"
         return why_another(who, attempt.greeting)
     why = (attempt.words or os.strerror(errno.ETIMEDOUT)).lower()
-    if attempt.outcome is not Outcome.SILENT and who.node != own.node and is_local_address(attempt.address):
+    if attempt.outcome is not DialOutcome.SILENT and who.node != own.node and is_local_address(attempt.address):
         why += f" ({attempt.address} is an address of {own.node} too)"
     return why
 

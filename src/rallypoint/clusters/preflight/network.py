@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.endpoint import Endpoint, host_name, is_local_address, is_loopback
 from rallypoint.base.errors import RallypointError, UserError
 from rallypoint.base.procfs import local_port_range, read_text
-from rallypoint.clusters.preflight.dialing import CONNECT, SLOW, Attempt, LookUp, Outcome, attempt_all, look_up
+from rallypoint.clusters.preflight.dialing import CONNECT, SLOW, Attempt, DialOutcome, LookUp, attempt_all, look_up
 from rallypoint.clusters.preflight.results import CheckInputs, CheckResult, failed, passed, skipped, warned
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def judge_host_name(name: str, found: LookUp, foreign: Sequence[str]) -> CheckRe
 # The endpoint
 
 
-class Place(NamedTuple):
+class EndpointProbe(NamedTuple):
     """One of the endpoints: what its name stands for, how the attempts to connect ended, whether it is this machine."""
 
     endpoint: Endpoint
@@ -76,7 +76,7 @@ class Place(NamedTuple):
     attempts: Sequence[Attempt] = ()
     is_here: bool = False
 
-    def having(self, *outcomes: Outcome) -> list[Attempt]:
+    def having(self, *outcomes: DialOutcome) -> list[Attempt]:
         return [attempt for attempt in self.attempts if attempt.outcome in outcomes]
 
 
@@ -84,7 +84,7 @@ _NO_ENDPOINT = "there is no endpoint to check"
 
 
 def endpoint(inputs: CheckInputs) -> Iterator[CheckResult]:
-    places: list[Place] = []
+    places: list[EndpointProbe] = []
     if inputs.endpoints:
         with ThreadPoolExecutor(len(inputs.endpoints)) as pool:  # none takes longer than `LOOK_UP` and `CONNECT`
             places = list(pool.map(_place, (Endpoint(*given) for given in inputs.endpoints)))
@@ -96,13 +96,13 @@ def endpoint(inputs: CheckInputs) -> Iterator[CheckResult]:
     yield judge_clock(answer)
 
 
-def _place(endpoint: Endpoint) -> Place:
+def _place(endpoint: Endpoint) -> EndpointProbe:
     found = look_up(endpoint.host)
     attempts = attempt_all([(address, endpoint.port) for address in found.addresses[:_MOST]])
-    return Place(endpoint, found, attempts, any(map(is_local_address, found.addresses)))
+    return EndpointProbe(endpoint, found, attempts, any(map(is_local_address, found.addresses)))
 
 
-def judge_endpoint(places: Sequence[Place], *, is_ours: bool = True, joins: bool = False) -> CheckResult:
+def judge_endpoint(places: Sequence[EndpointProbe], *, is_ours: bool = True, joins: bool = False) -> CheckResult:
     """Whether its name resolves, and its host is reached.
 
     Where `is_ours` (what listens there is Rallypoint's), it is no fault that nobody does yet: nodes start in any
@@ -120,7 +120,7 @@ def judge_endpoint(places: Sequence[Place], *, is_ours: bool = True, joins: bool
     return warned(text, bad[0].remedy) if bad else passed(text)
 
 
-def _judge_place(place: Place, *, is_ours: bool, joins: bool) -> CheckResult:
+def _judge_place(place: EndpointProbe, *, is_ours: bool, joins: bool) -> CheckResult:
     where, found = place.endpoint, place.found
     failed_yet = warned if joins else failed
     dns = "check the endpoint, DNS and /etc/hosts"
@@ -130,11 +130,11 @@ def _judge_place(place: Place, *, is_ours: bool, joins: bool) -> CheckResult:
         )
     if found.error:
         return failed_yet(f"{where.host} does not resolve ({found.error})", dns)
-    reached = place.having(Outcome.ACCEPTED, Outcome.REFUSED)
-    lost = place.having(Outcome.SILENT, Outcome.UNREACHABLE)
-    lost += [] if reached else place.having(Outcome.NO_ROUTE)  # else the other family does
+    reached = place.having(DialOutcome.ACCEPTED, DialOutcome.REFUSED)
+    lost = place.having(DialOutcome.SILENT, DialOutcome.UNREACHABLE)
+    lost += [] if reached else place.having(DialOutcome.NO_ROUTE)  # else the other family does
     text = f"{where}{' (this machine)' if place.is_here else ''}: {_words(place.attempts, where.host)}"
-    if not is_ours and reached and not place.having(Outcome.ACCEPTED):
+    if not is_ours and reached and not place.having(DialOutcome.ACCEPTED):
         return failed_yet(text, "start etcd there, or take it out of the endpoint")
     if lost:
         remedy = "check the address, the routes and firewalls between the machines, and that the host is up"
@@ -145,9 +145,9 @@ def _judge_place(place: Place, *, is_ours: bool, joins: bool) -> CheckResult:
 
 
 _OUTCOMES = {
-    Outcome.ACCEPTED: "accepts connections",
-    Outcome.REFUSED: "is reached, but nothing listens at the port",
-    Outcome.SILENT: "does not answer",
+    DialOutcome.ACCEPTED: "accepts connections",
+    DialOutcome.REFUSED: "is reached, but nothing listens at the port",
+    DialOutcome.SILENT: "does not answer",
 }
 
 
@@ -179,10 +179,10 @@ class Answer(NamedTuple):
     uncertainty: float = 0.0
 
 
-def _ask(inputs: CheckInputs, places: Sequence[Place]) -> Answer:
+def _ask(inputs: CheckInputs, places: Sequence[EndpointProbe]) -> Answer:
     if inputs.coordinators is None:
         return Answer(absent=f"what answers for the backend {inputs.backend!r} is not Rallypoint's to ask")
-    if not any(place.having(Outcome.ACCEPTED) for place in places):
+    if not any(place.having(DialOutcome.ACCEPTED) for place in places):
         return Answer(absent="nothing listens at the endpoint")
     import asyncio
 
@@ -255,11 +255,11 @@ def judge_clock(answer: Answer) -> CheckResult:
 # The port
 
 
-def _port(place: Place) -> CheckResult:
+def _port(place: EndpointProbe) -> CheckResult:
     if not place.is_here:
         return skipped(f"{place.endpoint.host} is not this machine; run the check there")
     port = place.endpoint.port
-    if place.having(Outcome.ACCEPTED):
+    if place.having(DialOutcome.ACCEPTED):
         return passed(f"somebody listens at port {port} (see control-plane)")
     low, high = ([int(part) for part in local_port_range().split()] or [0, 0])[:2]
     reserved = _ranges(read_text("/proc/sys/net/ipv4/ip_local_reserved_ports"))
@@ -287,7 +287,7 @@ def judge_port(
     )
 
 
-def _trouble_with(place: Place) -> str:
+def _trouble_with(place: EndpointProbe) -> str:
     """Why the port cannot be bound; empty if it can be, or another agent of this machine listens there by now."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -295,7 +295,7 @@ def _trouble_with(place: Place) -> str:
             probe.bind(("", place.endpoint.port))  # and nobody can connect
     except OSError as error:
         again = attempt_all([(attempt.address, place.endpoint.port) for attempt in place.attempts])
-        return "" if any(attempt.outcome is Outcome.ACCEPTED for attempt in again) else error.strerror or str(error)
+        return "" if any(attempt.outcome is DialOutcome.ACCEPTED for attempt in again) else error.strerror or str(error)
     return ""
 
 

@@ -30,17 +30,17 @@ from rallypoint.clusters.remote.messages import (
     CANNOT_START,
     Alive,
     Ended,
+    EndpointFound,
     FindEndpoint,
-    Found,
-    Hello,
     Prepare,
     Ready,
     Signal,
     Start,
+    SupervisorHello,
     portable,
 )
-from rallypoint.clusters.remote.output import Console
-from rallypoint.clusters.remote.ssh import Connection, HostError, SshOptions
+from rallypoint.clusters.remote.output import LauncherConsole
+from rallypoint.clusters.remote.ssh import HostError, SshConnection, SshOptions
 
 _AT_ONCE = 64
 """Hosts that are connected to at a time: sshd on one gateway, or name servers, would refuse hundreds."""
@@ -54,7 +54,7 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
-class Plan(NamedTuple):
+class LaunchPlan(NamedTuple):
     """What is asked for: the command on each host, in a folder, with these variables beside those of the host.
 
     `grace` is in seconds; `given` are the user's variables, which take precedence over those that are chosen here;
@@ -71,7 +71,7 @@ class Plan(NamedTuple):
     first_has_control_plane: bool = False
 
 
-def launch(plan: Plan) -> int:
+def launch(plan: LaunchPlan) -> int:
     """Run a job; returns its exit code.
 
     Raises:
@@ -82,22 +82,22 @@ def launch(plan: Plan) -> int:
 
 
 class _Launch:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LaunchPlan) -> None:
         self._plan = plan
         named = zip(plan.hosts, labels(plan.hosts), strict=True)
-        self._connections = [Connection(host, label, plan.ssh) for host, label in named]
+        self._connections = [SshConnection(host, label, plan.ssh) for host, label in named]
         self._nonce = secrets.token_hex(16)
         self._started = False
         self._signals: list[int] = []
         self._signalled = asyncio.Event()
-        self._ends: list[End] = []
+        self._ends: list[HostExit] = []
         self._over = asyncio.Event()
         self._failed = 0
         """Hosts that were lost, or on which the command has failed."""
         self._ending_others = False
 
     async def run(self) -> int:
-        self._console = Console()
+        self._console = LauncherConsole()
         loop = asyncio.get_running_loop()
         for number in _FORWARDED:
             if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
@@ -140,7 +140,7 @@ class _Launch:
         """Make all hosts ready. Raises RallypointError after a line for each that is not."""
         gate = asyncio.Semaphore(_AT_ONCE)
 
-        async def reach(connection: Connection) -> None:
+        async def reach(connection: SshConnection) -> None:
             async with gate:
                 hello = await _open(connection)
             if hello.version != __version__:
@@ -153,7 +153,7 @@ class _Launch:
 
         ranks = {connection: rank for rank, connection in enumerate(self._connections)}
 
-        async def make_ready(connection: Connection) -> None:
+        async def make_ready(connection: SshConnection) -> None:
             chosen = node_variables(self._plan.hosts, ranks[connection], endpoint, run_id)
             variables = {**chosen, **self._plan.given}
             await connection.ask(
@@ -170,7 +170,7 @@ class _Launch:
 
         await self._on_all(make_ready)
 
-    async def _on_all(self, work: Callable[[Connection], Awaitable[None]]) -> None:
+    async def _on_all(self, work: Callable[[SshConnection], Awaitable[None]]) -> None:
         """Do something with all connections. Raises RallypointError after a line for each for which it failed."""
         results = await asyncio.gather(*(work(connection) for connection in self._connections), return_exceptions=True)
         failed = 0
@@ -193,7 +193,7 @@ class _Launch:
         if others and not _is_global(addresses[0]):
             towards = next(filter(_is_global, addresses), "")
         try:
-            found = await first.ask(FindEndpoint(towards), Found)
+            found = await first.ask(FindEndpoint(towards), EndpointFound)
         except HostError as error:
             await self._console.say(f"{first.label} {error}")
             raise RallypointError("there is no place for the rendezvous, so nothing was started") from None
@@ -201,9 +201,9 @@ class _Launch:
 
     # While it runs
 
-    async def _follow(self, connection: Connection) -> None:
+    async def _follow(self, connection: SshConnection) -> None:
         ended = await connection.follow(self._console, self._nonce)
-        self._ends.append(End(connection.label, ended.code if ended is not None else None))
+        self._ends.append(HostExit(connection.label, ended.code if ended is not None else None))
         if self._left == 0:
             self._over.set()
         if ended is None:
@@ -221,7 +221,7 @@ class _Launch:
                 await self._others_end(self._plan.ssh.lost_after)  # they may find out by themselves
                 await self._end_others(why)
 
-    def _why_it_cannot_go_on(self, lost: Connection) -> str:
+    def _why_it_cannot_go_on(self, lost: SshConnection) -> str:
         """Why the others would wait in vain: the command is not restarted on a host that was lost."""
         if len(self._connections) - self._failed < self._plan.least:
             return f"fewer hosts are left than the {self._plan.least} that the job needs; it ends"
@@ -282,7 +282,7 @@ class _Launch:
         await asyncio.gather(*(connection.close() for connection in self._connections if not connection.ended))
 
 
-async def _open(connection: Connection) -> Hello:
+async def _open(connection: SshConnection) -> SupervisorHello:
     """Reach a host, again where it is busy, as a gateway is to which all connections go. Raises HostError."""
     for attempt in range(_TRIES):
         try:
@@ -299,14 +299,14 @@ def _is_global(address: str) -> bool:
     return bool(address) and not is_loopback(address) and not address.lower().startswith(("fe80:", "169.254."))
 
 
-def _lost_text(label: str, left: int, plan: Plan) -> str:
+def _lost_text(label: str, left: int, plan: LaunchPlan) -> str:
     return (
         f"{label}: the connection is lost; what runs there is ended within {plan.ssh.lost_after} s, and killed "
         f"{plan.grace:.0f} s later{_going_on(left)}"
     )
 
 
-def _end_text(label: str, ended: Ended, plan: Plan) -> str:
+def _end_text(label: str, ended: Ended, plan: LaunchPlan) -> str:
     """What is to be said about the end on one host; nothing after a success."""
     if ended.why:
         return f"{label}: {printable(ended.why, 1000)}"
@@ -322,14 +322,14 @@ def _going_on(left: int) -> str:
 FAILED = 1
 
 
-class End(NamedTuple):
+class HostExit(NamedTuple):
     """How the command has ended on a host: `code` is -N for death by signal N, None where the host was lost."""
 
     host: str
     code: int | None
 
 
-def exit_code(ends: Sequence[End]) -> int:
+def exit_code(ends: Sequence[HostExit]) -> int:
     """The exit code, by the ends in the order in which they came; at least one."""
     codes = [end.code for end in ends if end.code is not None]
     by_itself = [code for code in codes if code >= 0]
@@ -341,6 +341,6 @@ def exit_code(ends: Sequence[End]) -> int:
     return 128 - codes[0] if codes else FAILED
 
 
-def missing(ends: Sequence[End]) -> list[str]:
+def missing(ends: Sequence[HostExit]) -> list[str]:
     """The hosts that decide nothing: lost, or killed."""
     return [end.host for end in ends if end.code is None or end.code < 0]

@@ -1,9 +1,9 @@
 """The messages between `rallyctl launch` and its supervisor on a host over ssh: one JSON object per line. Pure.
 
     supervisor                      launcher
-    Hello                     ->
+    SupervisorHello           ->
                               <-    FindEndpoint      to the first host only
-    Found                     ->
+    EndpointFound             ->
                               <-    Prepare           the command, its folder and environment
     Ready or Refused          ->
                               <-    Start             when all hosts are ready
@@ -39,14 +39,14 @@ CANNOT_START = 126
 """The shell's code for a command that is there and cannot be run."""
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
+class SupervisorHello(msgspec.Struct, frozen=True, tag=True):
     """`address` is that at which the supervisor was reached; empty where sshd does not say."""
 
     version: str
     address: str
 
 
-class Found(msgspec.Struct, frozen=True, tag=True):
+class EndpointFound(msgspec.Struct, frozen=True, tag=True):
     """Where the job's control plane can listen on this host."""
 
     address: str
@@ -110,7 +110,7 @@ class Signal(msgspec.Struct, frozen=True, tag=True):
 
 
 Request = FindEndpoint | Prepare | Start | Alive | Signal
-Answer = Hello | Found | Ready | Refused | Ended
+Answer = SupervisorHello | EndpointFound | Ready | Refused | Ended
 
 _REQUESTS: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 _ANSWERS: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
@@ -128,7 +128,7 @@ def decode_request(line: bytes) -> Request:
 def decode_answer(line: bytes) -> Answer:
     """Raises ValueError if it is no message."""
     answer = decoded(_ANSWERS, line)
-    if isinstance(answer, Hello | Found) and answer.address:
+    if isinstance(answer, SupervisorHello | EndpointFound) and answer.address:
         ip_address(answer.address)
     return answer
 

@@ -79,7 +79,7 @@ class PrefixedLines:
         return self._prefix + text.replace(b"\n", b"\n" + self._prefix) + b"\n"
 
 
-class Output:
+class HostOutput:
     """One descriptor and its thread."""
 
     def __init__(self, fd: int) -> None:
@@ -139,12 +139,12 @@ def _wait_writable(fd: int) -> None:
     poller.poll()
 
 
-class Console:
+class LauncherConsole:
     """Both, which are one where they lead to the same file, so that their lines keep their order."""
 
     def __init__(self) -> None:
-        self.out = Output(1)
-        self.err = self.out if _same(1, 2) else Output(2)
+        self.out = HostOutput(1)
+        self.err = self.out if _same(1, 2) else HostOutput(2)
         self._failure_told = False
 
     def failure(self) -> str:

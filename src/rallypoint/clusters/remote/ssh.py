@@ -16,11 +16,11 @@ from rallypoint.clusters.remote.messages import (
     LONGEST_END,
     MARK,
     Ended,
-    Found,
-    Hello,
+    EndpointFound,
     Ready,
     Refused,
     Request,
+    SupervisorHello,
     decode_answer,
     encode,
     end_mark,
@@ -29,9 +29,9 @@ from rallypoint.clusters.remote.output import PrefixedLines
 
 if TYPE_CHECKING:
     from rallypoint.clusters.remote.inputs import Host
-    from rallypoint.clusters.remote.output import Console, Output
+    from rallypoint.clusters.remote.output import HostOutput, LauncherConsole
 
-A = TypeVar("A", Hello, Found, Ready)
+A = TypeVar("A", SupervisorHello, EndpointFound, Ready)
 
 _CHUNK = 64 * 1024
 _PROGRESS_BAR_DELAY = 1.0
@@ -141,11 +141,11 @@ class HostError(Exception):
     busy = False
 
 
-class Connection:
+class SshConnection:
     def __init__(self, host: Host, label: str, options: SshOptions) -> None:
         self.host = host
         self.label = label
-        self.hello: Hello | None = None
+        self.hello: SupervisorHello | None = None
         self.ended = False
         self._options = options
         self._transport: asyncio.SubprocessTransport | None = None
@@ -156,7 +156,7 @@ class Connection:
         self._reading_errors: asyncio.Task[None] | None = None
         self._started = False
 
-    async def open(self) -> Hello:
+    async def open(self) -> SupervisorHello:
         """Reach the supervisor. Raises HostError; may then be called again."""
         self._before.clear()
         self._buffer.clear()
@@ -176,7 +176,7 @@ class Connection:
             why = f"ssh cannot be started here ({error.strerror}); install it, and look at the limits (`ulimit -a`)"
             raise HostError(f"cannot be reached: {why}") from None
         self._reading_errors = asyncio.create_task(self._keep_errors())
-        self.hello = await self._answer(Hello)
+        self.hello = await self._answer(SupervisorHello)
         return self.hello
 
     async def ask(self, request: Request, expected: type[A]) -> A:
@@ -244,7 +244,7 @@ class Connection:
         while data := await self._process.stderr.read(_CHUNK):
             self._keep(data)
 
-    async def follow(self, console: Console, nonce: str) -> Ended | None:
+    async def follow(self, console: LauncherConsole, nonce: str) -> Ended | None:
         """Show what the command writes until it has ended; None if the connection is lost before that is known."""
         assert self._process is not None
         assert self._process.stdout is not None
@@ -294,7 +294,7 @@ class Connection:
                 self._process.kill()
 
 
-async def _show(stream: asyncio.StreamReader, lines: PrefixedLines, output: Output) -> None:
+async def _show(stream: asyncio.StreamReader, lines: PrefixedLines, output: HostOutput) -> None:
     bar_due: float | None = None
     while True:
         wait = None if bar_due is None else max(0.0, bar_due - time.monotonic())

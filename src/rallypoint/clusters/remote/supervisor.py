@@ -36,15 +36,15 @@ from rallypoint.clusters.remote.messages import (
     MARK,
     Answer,
     Ended,
+    EndpointFound,
     FindEndpoint,
-    Found,
-    Hello,
     Prepare,
     Ready,
     Refused,
     Request,
     Signal,
     Start,
+    SupervisorHello,
     decode_request,
     encode,
     end_mark,
@@ -73,7 +73,7 @@ def _address() -> str:
     return unmapped_address(words[2].partition("%")[0]) if len(words) == 4 else ""
 
 
-def _find_endpoint(towards: str) -> Found | Refused:
+def _find_endpoint(towards: str) -> EndpointFound | Refused:
     """An address of this host and a free port; ours is found by another host's (`towards`), or is where we were
     reached.
     """
@@ -88,7 +88,7 @@ def _find_endpoint(towards: str) -> Found | Refused:
         with suppress(OSError):
             listening_socket("", port).close()
             break
-    return Found(chosen, port)
+    return EndpointFound(chosen, port)
 
 
 def _prepare(job: Prepare) -> Refused | None:
@@ -119,7 +119,7 @@ def _native(text: str) -> str:
     return os.fsdecode(text.encode("latin-1"))
 
 
-class Launcher:
+class LauncherLink:
     def __init__(self) -> None:
         os.set_blocking(0, False)
         self.gone = ""
@@ -161,7 +161,7 @@ class Launcher:
             self.gone = f"nothing has come from rallyctl for {self.lost_after:.0f} s"
 
 
-class Relay:
+class CommandRelay:
     def __init__(self, target: int) -> None:
         self.source, self.command_end = os.pipe()
         os.set_blocking(self.source, False)
@@ -206,14 +206,14 @@ class Relay:
                 self.discards = True
 
 
-class Command:
-    def __init__(self, job: Prepare, launcher: Launcher) -> None:
+class SupervisedCommand:
+    def __init__(self, job: Prepare, launcher: LauncherLink) -> None:
         self._launcher = launcher
         self._grace = job.grace
         self._why = ""
         self._kill_at = self._stuck_at = float("inf")
         self._swept = False
-        self.relays = (Relay(1), Relay(2))
+        self.relays = (CommandRelay(1), CommandRelay(2))
         self.own_signals: deque[int] = deque()
         self.reaper = ReaperClient()
         null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -300,7 +300,7 @@ def _say(answer: Answer) -> None:
     _write(b"\n" + MARK + encode(answer) + b"\n")
 
 
-def _write(data: bytes, launcher: Launcher | None = None) -> None:
+def _write(data: bytes, launcher: LauncherLink | None = None) -> None:
     """Write all, as long as there is a reader; at the end, as long as the launcher is there."""
     poller = select.poll()
     poller.register(1, select.POLLOUT)
@@ -322,12 +322,12 @@ def _write(data: bytes, launcher: Launcher | None = None) -> None:
             return
 
 
-def _until_started(launcher: Launcher) -> Prepare | None:
+def _until_started(launcher: LauncherLink) -> Prepare | None:
     """Answer until the start; returns the command, None where the launcher is gone before."""
     job: Prepare | None = None
     poller = select.poll()
     poller.register(0, select.POLLIN)
-    _say(Hello(__version__, _address()))
+    _say(SupervisorHello(__version__, _address()))
     while not launcher.gone:
         poller.poll(max(0.0, launcher.lost_at - time.monotonic()) * 1000 + 1)
         for request in launcher.receive():
@@ -346,12 +346,12 @@ def _until_started(launcher: Launcher) -> Prepare | None:
 
 def main() -> int:
     """Serve one launcher; returns the command's exit code."""
-    launcher = Launcher()
+    launcher = LauncherLink()
     job = _until_started(launcher)
     if job is None:
         return 0
     try:
-        command = Command(job, launcher)
+        command = SupervisedCommand(job, launcher)
     except RallypointError as error:
         ended = Ended(CANNOT_START, str(error))
     else:
