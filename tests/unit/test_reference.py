@@ -16,9 +16,7 @@ from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.verdict import CODES, SUCCESS, verdict_of
 from rallypoint.compat.names import HOMES, MODULES
 from rallypoint.observe.telemetry.agent_events import KINDS, AgentEvent, Failure
-from rallypoint.rendezvous.backends.option_table import OPTIONS, OptionText
-from rallypoint.rendezvous.backends.options import settings_of
-from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.backends.option_table import OPTIONS
 from tests.sentences import SOURCE, VALUE, texts_of, trees
 
 OF_LIBRARIES = frozenset({"NO_COLOR"})
@@ -53,15 +51,6 @@ def test_each_option_of_a_rendezvous_has_a_row_with_its_meaning() -> None:
     page = rdzv_conf.page()
     assert [option.name for option in OPTIONS if f"| `{option.name}` |" not in page] == []
     assert [option.name for option in OPTIONS if not option.meaning.endswith(".")] == []
-
-
-@pytest.mark.parametrize("option", [option for option in OPTIONS if re.match(r"\d+( s)?$", option.default)])
-def test_the_defaults_that_are_told_are_those_that_hold(option: OptionText) -> None:
-    settings = settings_of(RendezvousParameters("c10d", "localhost:1", "job", 1, 2))
-    if hasattr(settings, option.name):
-        assert getattr(settings, option.name) == float(option.default.removesuffix(" s"))
-    else:
-        assert option.name in ("timeout", "read_timeout", "failure_grace")  # LaunchConfig's, etcd's, the agent's
 
 
 def test_each_module_of_torchs_and_each_name_that_is_ours_is_listed() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rallypoint.base.light_typing import NamedTuple
+from rallypoint.control.membership.state import Settings
 
 STATIC, C10D, ETCD_V2, ETCD = "static", "c10d", "etcd-v2", "etcd"
 
@@ -16,6 +17,18 @@ _ELASTIC = (C10D, ETCD, ETCD_V2)
 _STORING = (C10D, ETCD_V2)
 """torch's backends whose nodes write heartbeats into a store; here only those of a shared file do."""
 _ON_ETCD = (ETCD, ETCD_V2)
+
+
+def _default(name: str) -> str:
+    """The default of a setting, as people write it: seconds have their unit."""
+    value = Settings._field_defaults[name]
+    match value:
+        case bool():
+            return f"`{str(value).lower()}`"
+        case float():
+            return f"{value:g} s"
+        case _:
+            return str(value)
 
 
 class OptionText(NamedTuple):
@@ -31,7 +44,7 @@ class OptionText(NamedTuple):
 OPTIONS = (
     OptionText(
         "join_timeout",
-        "600 s",
+        _default("join_timeout"),
         _ELASTIC,
         "Time to wait for other nodes. If it expires for a node that is needed to reach the minimum, all waiting nodes "
         "exit with one message.",
@@ -39,7 +52,7 @@ OPTIONS = (
     OptionText("timeout", "900 s", (STATIC,), "The same, for static ranks."),
     OptionText(
         "last_call_timeout",
-        "30 s",
+        _default("last_call_timeout"),
         _ELASTIC,
         "Time that the first round, once it has enough nodes but not all, waits for more.",
     ),
@@ -59,25 +72,30 @@ OPTIONS = (
     OptionText("rank", "none", _ELASTIC, "The preferred group rank of this node. `--node-rank` takes precedence."),
     OptionText(
         "keep_alive_interval",
-        "5 s",
+        _default("keep_alive_interval"),
         _STORING,
         "Time between two heartbeats in a shared file.",
     ),
     OptionText(
         "keep_alive_max_attempt",
-        "3",
+        _default("keep_alive_max_attempt"),
         _STORING,
         "Number of consecutive heartbeats that may be missed there before the node counts as lost.",
     ),
     OptionText(
         "cas_backoff_max_seconds",
-        "0 s",
+        _default("cas_backoff_max_seconds"),
         _STORING,
         "Longest random pause of a node whose write to a shared file came too late, where many nodes join at once.",
     ),
-    OptionText("heartbeat_timeout", "5 s", _STORING, "Validated but has no effect."),
+    OptionText("heartbeat_timeout", _default("heartbeat_timeout"), _STORING, "Validated but has no effect."),
     OptionText("read_timeout", "60 s", _STORING, "Validated but has no effect."),
-    OptionText("close_timeout", "30 s", _STORING, "Validated but has no effect: closing a rendezvous does not wait."),
+    OptionText(
+        "close_timeout",
+        _default("close_timeout"),
+        _STORING,
+        "Validated but has no effect: closing a rendezvous does not wait.",
+    ),
     OptionText(
         "protocol", "`http`", _ON_ETCD, "How etcd is reached: `http` or `https`. A certificate implies `https`."
     ),
@@ -108,7 +126,7 @@ OPTIONS = (
     ),
     OptionText(
         "remote_control",
-        "`false`",
+        _default("remote_control"),
         _ALL,
         "Whether commands (`rallyctl restart`, ...) are accepted from other machines if there is no secret.",
         beyond_torchrun=True,
@@ -132,11 +150,15 @@ OPTIONS = (
         beyond_torchrun=True,
     ),
     OptionText(
-        "lease", "3 s", _ALL, "Time after which a silent node counts as lost, at least 0.1 s.", beyond_torchrun=True
+        "lease",
+        _default("lease"),
+        _ALL,
+        "Time after which a silent node counts as lost, at least 0.1 s.",
+        beyond_torchrun=True,
     ),
     OptionText(
         "notice_timeout",
-        "0 s",
+        _default("notice_timeout"),
         _ALL,
         "Time that workers have to save before a membership change restarts them, or a preemption ends them. With 0 "
         "they get no notice, except after `--preempt-signals` (60 s) and `--stop-before-end`.",
@@ -151,28 +173,32 @@ OPTIONS = (
     ),
     OptionText(
         "restart_backoff",
-        "0 s",
+        _default("restart_backoff"),
         _ALL,
         "Delay of a restart without progress; it doubles each time.",
         beyond_torchrun=True,
     ),
-    OptionText("restart_backoff_max", "300 s", _ALL, "Maximum of that delay.", beyond_torchrun=True),
+    OptionText(
+        "restart_backoff_max", _default("restart_backoff_max"), _ALL, "Maximum of that delay.", beyond_torchrun=True
+    ),
     OptionText(
         "same_failure_limit",
-        "0",
+        _default("same_failure_limit"),
         _ALL,
         "How often the same first failure may recur without progress before the job ends; 0 means any number.",
         beyond_torchrun=True,
     ),
     OptionText(
         "min_healthy_time",
-        "60 s",
+        _default("min_healthy_time"),
         _ALL,
         "Time that a round must run to count as progress for `restart_backoff` and `same_failure_limit`, if the job "
         "does not report progress.",
         beyond_torchrun=True,
     ),
-    OptionText("segment", "1", _ELASTIC, "As `--segment`, which takes precedence.", beyond_torchrun=True),
+    OptionText(
+        "segment", _default("segment"), _ELASTIC, "As `--segment`, which takes precedence.", beyond_torchrun=True
+    ),
     OptionText("store_peers", "the members", _ALL, "As `--store-peers`, which takes precedence.", beyond_torchrun=True),
 )
 """The keys, those of torchrun first. What a plug-in reads, it knows."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from rallypoint.base.endpoint import Endpoint, listening_addresses, listening_sockets, resolve
 from rallypoint.base.errors import UsageError, UserError
-from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import job_secret
 from rallypoint.control.membership.state import Settings
@@ -27,18 +27,15 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-_DEFAULTS = {
-    "join_timeout": 600,
-    "last_call_timeout": 30,
-    "close_timeout": 30,
-    "heartbeat_timeout": 5,
-    "keep_alive_interval": 5,
-    "keep_alive_max_attempt": 3,
-    "read_timeout": 60,
-}
-"""Options with whole, positive values. `close_timeout` and `read_timeout` are checked and then have no effect: closing
-does not wait here, and the one join deadline bounds connecting (docs/contract/10-differences.md).
-"""
+_DEFAULTS = Settings._field_defaults
+"""The one place of the defaults of options that are settings of a job."""
+_WHOLE = (
+    *("join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout"),
+    *("keep_alive_interval", "keep_alive_max_attempt"),
+)
+"""Options with whole, positive values, as torch has them."""
+_SECONDS = ("notice_timeout", "min_healthy_time", "restart_backoff", "restart_backoff_max")
+"""Options that torch does not have: seconds, also parts of them."""
 
 _TLS = ("tls_cert", "tls_key", "tls_ca", "tls_peer")
 """The TLS options of the control plane, for every server of ours."""
@@ -84,7 +81,8 @@ def settings_of(
     if not params.run_id and not fixed_ranks:
         raise UserError("the run id is empty; give the job one, the same on all nodes (--rdzv-id)")
     check_run_id(params.run_id)
-    times = {name: _positive(params, name, default) for name, default in _DEFAULTS.items()}
+    _positive(params, "read_timeout", 60)  # checked, without effect: one join deadline bounds connecting
+    times: dict[str, Any] = {name: _positive(params, name, _DEFAULTS[name]) for name in _WHOLE}
     if join_timeout_key != "join_timeout":
         times["join_timeout"] = _positive(params, join_timeout_key, times["join_timeout"])
     segment = 1
@@ -96,24 +94,16 @@ def settings_of(
         run_id=params.run_id,
         min_nodes=params.min_nodes,
         max_nodes=params.max_nodes - params.max_nodes % segment,
-        join_timeout=times["join_timeout"],
-        last_call_timeout=times["last_call_timeout"],
-        close_timeout=times["close_timeout"],
-        heartbeat_timeout=times["heartbeat_timeout"],
-        keep_alive_interval=times["keep_alive_interval"],
-        keep_alive_max_attempt=times["keep_alive_max_attempt"],
         cas_backoff_max_seconds=_backoff(params, "cas_backoff_max_seconds"),
-        lease=params.get_as_seconds("lease", 3.0, least=0.1),
-        notice_timeout=params.get_as_seconds("notice_timeout", 0.0),
-        min_healthy_time=params.get_as_seconds("min_healthy_time", 60.0),
-        restart_backoff=params.get_as_seconds("restart_backoff", 0.0),
-        restart_backoff_max=params.get_as_seconds("restart_backoff_max", 300.0),
+        lease=params.get_as_seconds("lease", _DEFAULTS["lease"], least=range_of("lease").minimum),
         same_failure_limit=_count(params, "same_failure_limit"),
         remote_control=not counts_heartbeats and bool(params.get_as_bool(_REMOTE_CONTROL)),
         fixed_ranks=fixed_ranks,
         counts_heartbeats=counts_heartbeats,
         segment=segment,
     )
+    others: dict[str, Any] = {name: params.get_as_seconds(name, _DEFAULTS[name]) for name in _SECONDS}
+    settings = settings._replace(**times, **others)
     for name, value in settings._asdict().items():
         if isinstance(value, (int, float)) and not fits(name, value):
             given = join_timeout_key if name == "join_timeout" else name
