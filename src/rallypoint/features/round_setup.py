@@ -422,8 +422,9 @@ class PeerExchange(SetupStep):
             user.missed(round_, why)
 
     def sentence(self, round_: Round, why: str) -> str:
-        what = f"learn of the other nodes of round {round_.place.round}"
-        return f"{socket.gethostname()} cannot {what} over the worker store at {round_.store_endpoint}: {why}"
+        host, number = socket.gethostname(), round_.place.round
+        store = round_.store_endpoint
+        return f"{host} cannot learn of the other nodes of round {number} over the worker store at {store}: {why}"
 
     def take(self, round_: Round) -> None:
         try:
