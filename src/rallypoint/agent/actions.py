@@ -81,7 +81,7 @@ class Actions(Source):
         """Seconds between queries for the progress of others."""
         self.timers: dict[Timer, float] = {}
         """When each fires, on the clock."""
-        self.stop = WorkersStop(self._stopped)
+        self.workers_stop = WorkersStop(self._stopped)
         """The stop of the workers."""
         self._gate: Gate | None = None
         """What has to pass before this node requests a place, while it runs."""
@@ -149,7 +149,7 @@ class Actions(Source):
 
     def _kill(self, _step: steps.KillWorkers) -> None:
         log.warning("Killing the workers")
-        self.stop.kill_now()
+        self.workers_stop.kill_now()
         if self._gate is not None:
             self._gate.kill_now()
 
@@ -167,7 +167,7 @@ class Actions(Source):
     # What was begun, for the loop to drive
 
     def fds(self) -> list[int]:
-        return [*self.stop.fds(), *(self._gate.fds() if self._gate is not None else ())]
+        return [*self.workers_stop.fds(), *(self._gate.fds() if self._gate is not None else ())]
 
     def wake_at(self) -> float:
         waits = self.starting is None or self._confirmation.awaited or self._workers.preparations.preparing()
@@ -175,11 +175,17 @@ class Actions(Source):
         check_at = math.inf if self._gate is None else self._gate.wake_at()
         ask_at = math.inf if self.fence is None else self._clock.monotonic() + self.fence.wake_in()
         return min(
-            (math.inf if waits else self._start_at, ask_at, *self.timers.values(), self.stop.wake_at(), check_at)
+            (
+                math.inf if waits else self._start_at,
+                ask_at,
+                *self.timers.values(),
+                self.workers_stop.wake_at(),
+                check_at,
+            )
         )
 
     def step(self) -> Iterator[steps.Event]:
-        yield from self.stop.step()
+        yield from self.workers_stop.step()
         for outcome in () if self._gate is None else self._gate.step():
             self._gate = None
             yield outcome
@@ -257,7 +263,7 @@ class Actions(Source):
     def _query_progress(self, now: float) -> None:
         self._query_every = min(2 * self._query_every, MAX_PROGRESS_INTERVAL)
         self.timers[Timer.PROGRESS] = now + self._query_every
-        if not self.stop.in_progress:  # otherwise it waits for its own workers
+        if not self.workers_stop.in_progress:  # otherwise it waits for its own workers
             self._rendezvous.send(ProgressRequest())
 
     # The end of what runs
@@ -274,8 +280,8 @@ class Actions(Source):
             raise
         finally:
             self._ended()
-            for leave in self._workers.hooks.leave:
-                guarded("what a feature still has to tell", leave)
+            for on_workers_gone in self._workers.hooks.on_workers_gone:
+                guarded("what a feature still has to tell", on_workers_gone)
 
     def _stopped(self) -> steps.WorkersStopped:
         self._workers.group.state = WorkerState.STOPPED
@@ -368,7 +374,7 @@ class Actions(Source):
         for preparation in self._workers.preparations:
             preparation.cancel()
         self._workers.folder.end_round()
-        if (stopped := self.stop.begin(self._workers.stop(step))) is not None:
+        if (stopped := self.workers_stop.begin(self._workers.stop(step))) is not None:
             self._post(stopped)
 
     # The end

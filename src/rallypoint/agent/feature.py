@@ -68,14 +68,17 @@ class Row(NamedTuple):
         place: its class, as `module:Class` below that folder, `:Class` in the file itself; empty without one.
         load: when it is made.
         wanted: whether these options ask for it.
-        messages: the names of the types of messages with which it is made if it is not there yet.
+        loaded_by: the names of the types of messages that load it where it is not there yet, whatever was asked for: a
+            feature without an option, or one that answers for a node that does not use it.
     """
 
     name: str
     place: str = ""
     load: Load = Load.AT_START
     wanted: Callable[[Features], bool] = anybody
-    messages: tuple[str, ...] = ()
+    loaded_by: tuple[str, ...] = ()
+    example: str = ""
+    """Flags that ask for it; empty for a feature that all have."""
     admits: str = ""
     """A function, as `place`, that is called with the launch's config and the parameters of its rendezvous before
     anything is started. It may add to the parameters; what it raises keeps this node out of the job."""
@@ -191,7 +194,11 @@ class Feature:
     def observe(self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...]) -> None:
         """An event has been decided on, and the steps follow; None is the beginning of the run."""
 
-    def leave(self) -> None:
+    def figures(self) -> Mapping[str, float]:
+        """Numbers that `rallyctl status --json` shows of this node, by names with underscores."""
+        return {}
+
+    def on_workers_gone(self) -> None:
         """No worker is left, and the control plane can still be told something."""
 
     def close(self) -> None:
@@ -228,7 +235,7 @@ class FeatureSet:
         ]
         self._by_message: dict[str, list[Row]] = {}
         for row in _rows():
-            for message in row.messages:
+            for message in row.loaded_by:
                 self._by_message.setdefault(message, []).append(row)
 
     def load(self, load: Load) -> None:

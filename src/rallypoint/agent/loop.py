@@ -158,7 +158,7 @@ class AgentLoop:
                     with defer_interrupts() as self._raise_interrupt:
                         return self._run_to_end()
                 except KeyboardInterrupt:  # where SIGINT is not among `signals`
-                    number = SIGTERM if not self._actions.stop.in_progress else SIGKILL
+                    number = SIGTERM if not self._actions.workers_stop.in_progress else SIGKILL
                     raise
                 finally:
                     self._actions.end_everything(number)

@@ -153,7 +153,8 @@ class Hooks:
         self.holds_folder: list[Callable[[], bool]] = []
         self.processes: list[Callable[[], tuple[WaitingProcess, ...]]] = []
         self.keeper: list[Callable[[], Keeper | None]] = []
-        self.leave: list[Callable[[], None]] = []
+        self.figures: list[Callable[[], Mapping[str, float]]] = []
+        self.on_workers_gone: list[Callable[[], None]] = []
         self.finish: list[Callable[[BaseException | None], None]] = []
 
 

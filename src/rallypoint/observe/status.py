@@ -543,6 +543,7 @@ def _report(report: NodeReport) -> dict[str, Any]:
         "log_folder": report.log_folder or None,
         "console_blocked_seconds": _known(report.console_blocked),
         "watching_seconds": {name: _known(seconds) for name, seconds in report.watching},
+        "figures": {name: int(figure) if figure.is_integer() else figure for name, figure in report.figures},
     }
 
 

@@ -73,32 +73,17 @@ def test_without_a_feature_a_job_runs(row: Row) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-_FLAGS = {
-    "incidents": ("--incident-dir=incidents",),
-    "hangs": ("--hang-timeout=60",),
-    "preemption": ("--preempt-signals=SIGUSR2",),
-    "preflight": ("--preflight=warn",),
-    "node_check": ("--node-check=true",),
-    "worker_env": ("--worker-env=ompi",),
-    "socket_ifname": ("--socket-ifname=lo",),
-    "flight_recorder": ("--flight-recorder",),
-    "standby": ("--standby=1",),
-    "preload": ("--preload=json",),
-    "collapse": ("--tee-collapse=1", "--tee=3"),
-    "topology": ("--node-domain=rack",),
-}
-
-
 @pytest.mark.process
-@pytest.mark.parametrize("row", [row for row in FEATURES if row.name in _FLAGS], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in FEATURES if row.example], ids=lambda row: row.name)
 def test_asking_for_a_feature_that_is_not_there_gives_one_sentence(row: Row, tmp_path: Path) -> None:
-    _is_refused(_run(row, _FLAGS[row.name], tmp_path), row.name)
+    _is_refused(_run(row, tuple(row.example.split()), tmp_path), row.name)
 
 
 @pytest.mark.process
 def test_so_does_asking_for_one_that_needs_it() -> None:
-    (needed,) = [row for row in FEATURES if row.name == "inprocess"]
-    _is_refused(_run(needed, _FLAGS["standby"]), needed.name)
+    rows = {row.name: row for row in FEATURES}
+    needed = rows["inprocess"]
+    _is_refused(_run(needed, tuple(rows["standby"].example.split())), needed.name)
 
 
 def _is_refused(done: subprocess.CompletedProcess[str], name: str) -> None:
@@ -109,7 +94,7 @@ def _is_refused(done: subprocess.CompletedProcess[str], name: str) -> None:
 
 def test_each_feature_with_an_option_of_its_own_is_tried_without() -> None:
     asked_for = {row.name for row in FEATURES if not row.wanted(Features()) and row.name != "gpu_memory"}
-    assert asked_for == _FLAGS.keys()
+    assert asked_for == {row.name for row in FEATURES if row.example}
 
 
 def _run(row: Row, flags: tuple[str, ...], folder: Path | None = None) -> subprocess.CompletedProcess[str]:

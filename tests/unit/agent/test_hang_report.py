@@ -13,7 +13,7 @@ import pytest
 
 from rallypoint.agent.feature import Agent
 from rallypoint.agent.folder import WorkerFolder
-from rallypoint.agent.sources import Watchers
+from rallypoint.agent.sources import Hooks, Watchers
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.control.protocol.messages import (
     MAX_PART,
@@ -59,11 +59,12 @@ def test_a_status_is_reported_while_the_ages_of_outputs_are_awaited() -> None:
     group = SimpleNamespace(workers=[], placement=placed, spec=SimpleNamespace(in_place_of=""), group_rank=1)
     folder = WorkerFolder(set, sent.put)
     workers = SimpleNamespace(group=group, folder=folder, pcontext=Context(), waiting_processes=tuple, began=math.inf)
-    workers.rendezvous, workers.watchers = SimpleNamespace(send=sent.put), Watchers()
+    workers.rendezvous, workers.watchers, workers.hooks = SimpleNamespace(send=sent.put), Watchers(), Hooks()
+    workers.hooks.figures.append(lambda: {"lines": 3})
     answer = reports.Reports(Agent(workers, print, SYSTEM_CLOCK, print)).messages()[ReportRequested]  # type: ignore[arg-type]
     for _ in range(2):
         answer(ReportRequested())
-    expected = NodeReport(3, (), log_folder="/logs/job_x", console_blocked=2.5)
+    expected = NodeReport(3, (), log_folder="/logs/job_x", console_blocked=2.5, figures=(("lines", 3),))
     assert sent.get(timeout=TIMEOUT) == expected
     known.set()
     assert sent.get(timeout=TIMEOUT) == expected._replace(output_ages=(1.0,))

@@ -68,6 +68,8 @@ class NodeReport(NamedTuple):
     """For how many seconds this node's console has taken nothing, so that workers that write to it wait."""
     watching: tuple[tuple[str, float], ...] = ()
     """What only watches the job in this agent, and the seconds that it has taken of the agent's loop so far."""
+    figures: tuple[tuple[str, float], ...] = ()
+    """Numbers of features that this node has, by name."""
 
 
 class CollectKind(StrEnum):

@@ -90,7 +90,7 @@ class Reports(Feature):
     def messages(self) -> Mapping[type, Callable[[Any], None]]:
         return {ReportRequested: self._on_report_requested, CollectRequested: self._collect}
 
-    def leave(self) -> None:
+    def on_workers_gone(self) -> None:
         """Send the rest to those who follow the output of the workers."""
         if self._outputs is not None:
             self._outputs.close()
@@ -127,6 +127,7 @@ class Reports(Feature):
             step_before=folder.step_before,
             age=max(0.0, now - self.workers.began),
             watching=tuple(self.workers.watchers.seconds.items()),
+            figures=tuple(figure for figures in self.workers.hooks.figures for figure in figures().items()),
             console_blocked=max(STDERR_LOCK.blocked_for(), 0.0 if context is None else context.console_blocked_for()),
         )
         if (latest := folder.latest()) is not None:

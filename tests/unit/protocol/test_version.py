@@ -1,0 +1,31 @@
+"""Each change of a message has a version of its own: builds that cannot read each other say so in the greeting."""
+
+from __future__ import annotations
+
+import hashlib
+from types import ModuleType
+
+from rallypoint.control.membership import state
+from rallypoint.control.protocol import handshake, messages, observation
+from rallypoint.failures import cause
+
+_KNOWN = (18, "eb0c55380c7919d0")
+"""The version, and the digest of the messages that it has. Where this fails, raise `PROTOCOL_VERSION` and write both
+here.
+"""
+
+
+def test_a_changed_message_has_a_new_version() -> None:
+    shapes = [shape for module in (handshake, messages, observation, state, cause) for shape in _shapes_in(module)]
+    digest = hashlib.sha256("\n".join(shapes).encode()).hexdigest()[:16]
+    assert (handshake.PROTOCOL_VERSION, digest) == _KNOWN
+
+
+def _shapes_in(module: ModuleType) -> list[str]:
+    """Names, fields and types of all records of a module, in order of their names."""
+    records = [kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__]
+    return [
+        f"{kind.__name__}({', '.join(f'{name}: {kind.__annotations__[name]}' for name in kind._fields)})"
+        for kind in sorted(records, key=lambda kind: kind.__name__)
+        if hasattr(kind, "_fields")
+    ]
