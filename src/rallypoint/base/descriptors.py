@@ -83,8 +83,8 @@ def limits() -> tuple[int, int]:
     except OSError:  # a sandbox may forbid this too
         pass
     with contextlib.suppress(OSError, ValueError), open("/proc/self/limits", encoding="utf-8") as lines:
-        found = next((line.split()[3:5] for line in lines if line.startswith("Max open files")), [])
-        soft, hard = (resource.RLIM_INFINITY if limit == "unlimited" else int(limit) for limit in found)
+        fields = next((line.split()[3:5] for line in lines if line.startswith("Max open files")), [])
+        soft, hard = (resource.RLIM_INFINITY if limit == "unlimited" else int(limit) for limit in fields)
         return soft, hard
     return _USUAL, _USUAL
 

@@ -60,9 +60,9 @@ def xpu_count(environ: Mapping[str, str], root: Path = Path("/"), *, integrated:
     """
     addresses = [address for driver in _INTEL for address in _bound(root / "sys/bus/pci/drivers" / driver, root)]
     cards = [address for address in addresses if not _INTEGRATED.fullmatch(address)]
-    found = cards or (addresses if integrated else [])
+    devices = cards or (addresses if integrated else [])
     mask = environ.get("ZE_AFFINITY_MASK")
-    return _count_masked(mask, len(found)) if mask else len(found)
+    return _count_masked(mask, len(devices)) if mask else len(devices)
 
 
 def one_gpu_per_worker(environ: Mapping[str, str], workers: int) -> list[dict[str, str]]:
@@ -81,13 +81,13 @@ def one_gpu_per_worker(environ: Mapping[str, str], workers: int) -> list[dict[st
 
 def _gpus(root: Path) -> list[Gpu]:
     folders = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
-    found = {file.parent.name: dict(_INFORMATION.findall(file.read_text(errors="replace"))) for file in folders}
+    by_address = {file.parent.name: dict(_INFORMATION.findall(file.read_text(errors="replace"))) for file in folders}
     nodes = {path.name for path in (root / "dev").glob("nvidia[0-9]*")}
-    if found:
+    if by_address:
         # A container may see the whole machine's /proc but have the device nodes of a few GPUs only.
         return [
             Gpu(address, facts.get("GPU UUID", ""))
-            for address, facts in found.items()
+            for address, facts in by_address.items()
             if not nodes or f"nvidia{facts.get('Device Minor', '')}" in nodes
         ]
     if nodes or (root / "dev/dxg").exists():  # a sandbox that hides the driver's /proc, or Windows's Linux

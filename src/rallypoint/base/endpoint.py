@@ -68,8 +68,8 @@ def resolve(host: str, port: int = 0) -> list[str]:
     """Numeric addresses of `host`, each once, in the resolver's order except for `::1`, which is last. Raises OSError:
     the name cannot be resolved (now; it may be later).
     """
-    found = _look_up(host, port, socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(target[0]) for _, _, _, target in found))
+    results = _look_up(host, port, socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(target[0]) for _, _, _, target in results))
 
 
 def _look_up(host: str, port: int, kind: int, flags: int = 0) -> list[tuple[int, int, int, tuple[Any, ...]]]:
@@ -77,10 +77,10 @@ def _look_up(host: str, port: int, kind: int, flags: int = 0) -> list[tuple[int,
     try:
         # As bytes, if that is the same: for text, Python imports its codec for names in other scripts.
         name = host.encode() if _is_plain(host) else host
-        found = socket.getaddrinfo(name, port, type=kind, flags=flags)
+        answers = socket.getaddrinfo(name, port, type=kind, flags=flags)
     except UnicodeError as error:  # from the codec for names
         raise OSError(errno.EINVAL, f"{host!r} is not a host name: {error}") from None
-    results = [(family, kind, protocol, target) for family, kind, protocol, _, target in found]
+    results = [(family, kind, protocol, target) for family, kind, protocol, _, target in answers]
     return sorted(results, key=lambda result: result[3][0] == "::1")
 
 
@@ -120,10 +120,10 @@ def is_this_machine(host: str, *, ask: bool = True) -> bool:
     if host in {"localhost", socket.gethostname()}:
         return True
     try:
-        found = _look_up(host, 0, socket.SOCK_STREAM, 0 if ask else socket.AI_NUMERICHOST)
+        results = _look_up(host, 0, socket.SOCK_STREAM, 0 if ask else socket.AI_NUMERICHOST)
     except OSError:
         return False
-    return any(is_local_address(str(target[0])) for _, _, _, target in found)
+    return any(is_local_address(str(target[0])) for _, _, _, target in results)
 
 
 def is_local_address(address: str) -> bool:
@@ -161,9 +161,9 @@ def source_address(endpoint: Endpoint) -> str:
     Raises:
         OSError: the name cannot be resolved, or there is no route.
     """
-    found = _look_up(endpoint.host, endpoint.port or 1, socket.SOCK_DGRAM)
+    results = _look_up(endpoint.host, endpoint.port or 1, socket.SOCK_DGRAM)
     error: OSError | None = None
-    for family, kind, protocol, target in found:
+    for family, kind, protocol, target in results:
         with socket.socket(family, kind, protocol) as probe:
             try:
                 probe.connect(target)  # for UDP this only looks up the route
@@ -208,9 +208,11 @@ def listening_addresses(host: str, *, only_here: bool) -> list[str]:
     except OSError:
         return []
     # Without IPv6 here, `::1` is not an address of this machine.
-    found = [address for address in addresses if not is_loopback(address) or _is_own(address)]
-    fit = all(address not in _ALL and _is_own(address) and (only_here or not is_loopback(address)) for address in found)
-    return found if fit else []
+    usable = [address for address in addresses if not is_loopback(address) or _is_own(address)]
+    fit = all(
+        address not in _ALL and _is_own(address) and (only_here or not is_loopback(address)) for address in usable
+    )
+    return usable if fit else []
 
 
 _ALL = ("0.0.0.0", "::")
@@ -218,8 +220,8 @@ _ALL = ("0.0.0.0", "::")
 
 def listening_address(host: str, *, only_here: bool) -> str:
     """Like `listening_addresses`, for one address; empty for all interfaces."""
-    found = listening_addresses(host, only_here=only_here)
-    return found[0] if len(found) == 1 or (found and all(map(is_loopback, found))) else ""
+    addresses = listening_addresses(host, only_here=only_here)
+    return addresses[0] if len(addresses) == 1 or (addresses and all(map(is_loopback, addresses))) else ""
 
 
 def listening_sockets(addresses: Sequence[str], port: int) -> list[socket.socket]:
@@ -239,22 +241,22 @@ _ATTEMPTS = 8
 
 
 def _listening_sockets(addresses: Sequence[str], port: int) -> list[socket.socket]:
-    with contextlib.ExitStack() as made:
-        found: list[socket.socket] = []
+    with contextlib.ExitStack() as opened:
+        listeners: list[socket.socket] = []
         elsewhere: OSError | None = None
         for address in addresses or [""]:
             try:
-                found.append(made.enter_context(listening_socket(address, port)))
+                listeners.append(opened.enter_context(listening_socket(address, port)))
             except OSError as error:
                 if error.errno not in _NOT_LOCAL:
                     raise
                 elsewhere = error
             else:
-                port = found[-1].getsockname()[1]
-        if not found and elsewhere is not None:
+                port = listeners[-1].getsockname()[1]
+        if not listeners and elsewhere is not None:
             raise elsewhere
-        made.pop_all()
-    return found
+        opened.pop_all()
+    return listeners
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -270,8 +272,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
     if not host:
         candidates = [(socket.AF_INET6, ("::", port), True), (socket.AF_INET, ("", port), False)]
     else:
-        found = _look_up(host, port, socket.SOCK_STREAM, socket.AI_PASSIVE)
-        candidates = [(family, target, False) for family, _, _, target in found]
+        results = _look_up(host, port, socket.SOCK_STREAM, socket.AI_PASSIVE)
+        candidates = [(family, target, False) for family, _, _, target in results]
     for candidate in candidates[:-1]:
         try:
             return _listen(*candidate)
@@ -289,19 +291,19 @@ _NOT_LOCAL = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
 
 
 def _listen(family: int, address: tuple[Any, ...], dual: bool) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if dual:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        shorten_retransmission(made)  # what it accepts inherits the options
-        made.bind(address)
-        made.listen(LISTEN_BACKLOG)
-        made.setblocking(False)
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        shorten_retransmission(listener)  # what it accepts inherits the options
+        listener.bind(address)
+        listener.listen(LISTEN_BACKLOG)
+        listener.setblocking(False)
     except BaseException:
-        made.close()
+        listener.close()
         raise
-    return made
+    return listener
 
 
 _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44

@@ -96,10 +96,10 @@ def user_error(text: str, like: type[BaseException] | BaseException) -> UserErro
     if kind not in _made_kinds:
         own = {"__module__": __name__, "__init__": Exception.__init__, "__reduce__": _reduce}
         _made_kinds[kind] = type(f"User{kind.__name__}", (UserError, kind), own)
-    made: UserError = _made_kinds[kind](text)
-    if isinstance(made, OSError) and isinstance(like, OSError):
-        made.errno = like.errno
-    return made
+    error: UserError = _made_kinds[kind](text)
+    if isinstance(error, OSError) and isinstance(like, OSError):
+        error.errno = like.errno
+    return error
 
 
 _STANDARD = frozenset(("builtins", "json.decoder", "pickle", "_pickle"))

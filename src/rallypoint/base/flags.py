@@ -96,10 +96,10 @@ def whole_number(text: str) -> int:
 
 def count(text: str) -> int:
     """A whole number from 0 on."""
-    found = whole_number(text)
-    if found < 0:
+    value = whole_number(text)
+    if value < 0:
         raise UsageError(f"{text!r} is out of range; give 0 or more")
-    return found
+    return value
 
 
 def number(text: str) -> float:

@@ -60,9 +60,9 @@ def pids_are_ours() -> bool:
         return False
 
 
-def visible_gpus(found: Iterable[GpuMemory], environ: Mapping[str, str]) -> dict[int, GpuMemory]:
+def visible_gpus(all_gpus: Iterable[GpuMemory], environ: Mapping[str, str]) -> dict[int, GpuMemory]:
     """The GPUs that a program with these variables would see, by index; all if none of them can be identified."""
-    gpus, visible = dict(enumerate(found)), cuda_devices(environ)
+    gpus, visible = dict(enumerate(all_gpus)), cuda_devices(environ)
     if not visible and VISIBLE in environ:
         return {}
     uuids, addresses = {gpu.uuid for gpu in visible}, {gpu.address.lower() for gpu in visible}

@@ -65,10 +65,10 @@ Handler = Callable[[bytes, Client], Awaitable[Answer]]
 def parse(head: bytes) -> Request:
     """Raises RequestError for what is not a request, or not one for reading."""
     line, _, rest = head.partition(b"\r\n")
-    found = _LINE.fullmatch(line)
-    if found is None:
+    match = _LINE.fullmatch(line)
+    if match is None:
         raise RequestError(HTTPStatus.BAD_REQUEST)
-    method, target = found.groups()
+    method, target = match.groups()
     if method not in _METHODS:
         raise RequestError(HTTPStatus.METHOD_NOT_ALLOWED)
     path, _, query = target.decode("latin-1").partition("?")

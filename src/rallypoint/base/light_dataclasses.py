@@ -41,8 +41,8 @@ else:
 
     def replace(instance, /, **changes):
         """A copy with other values; see `dataclasses.replace`."""
-        made = {name: getattr(instance, name) for name in instance.__init__.__annotations__ if name != "return"}
-        return type(instance)(**made | changes)
+        values = {name: getattr(instance, name) for name in instance.__init__.__annotations__ if name != "return"}
+        return type(instance)(**values | changes)
 
     class _Fields:
         """`__dataclass_fields__` and `__dataclass_params__`, made by `dataclasses` on first use."""
@@ -89,11 +89,11 @@ else:
             elif name in vars(cls):
                 delattr(cls, name)
         if slots:
-            kept = {
+            members = {
                 name: value for name, value in cls.__dict__.items() if name not in (*fields, "__dict__", "__weakref__")
             }
-            kept |= {"__qualname__": cls.__qualname__, "__slots__": tuple(fields)}
-            return type(cls)(cls.__name__, cls.__bases__, kept | own)
+            members |= {"__qualname__": cls.__qualname__, "__slots__": tuple(fields)}
+            return type(cls)(cls.__name__, cls.__bases__, members | own)
         for name, value in own.items():
             setattr(cls, name, value)
         return cls
@@ -119,10 +119,10 @@ else:
         parameters += ["*", *named] if named else []
         body += ["self.__post_init__()"] if hasattr(cls, "__post_init__") else []
         exec(f"def __init__({', '.join(parameters)}):\n " + "\n ".join(body or ["pass"]), scope)
-        made = scope["__init__"]
-        made.__qualname__, made.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
-        made.__annotations__ = {name: kind for name, (kind, field) in fields.items() if field.init} | {"return": None}
-        return made
+        init = scope["__init__"]
+        init.__qualname__, init.__module__ = f"{cls.__qualname__}.__init__", cls.__module__
+        init.__annotations__ = {name: kind for name, (kind, field) in fields.items() if field.init} | {"return": None}
+        return init
 
     def _comparing(names):
         def values(self):

@@ -60,16 +60,16 @@ else:
 
         @classmethod
         def _make(cls, values):
-            made = tuple.__new__(cls, values)
-            if len(made) != len(cls._fields):
-                raise TypeError(f"Expected {len(cls._fields)} arguments, got {len(made)}")
-            return made
+            record = tuple.__new__(cls, values)
+            if len(record) != len(cls._fields):
+                raise TypeError(f"Expected {len(cls._fields)} arguments, got {len(record)}")
+            return record
 
         def _replace(self, /, **changes):
-            made = self._make(map(changes.pop, self._fields, self))
+            record = self._make(map(changes.pop, self._fields, self))
             if changes:
                 raise _UNKNOWN_FIELD(f"Got unexpected field names: {list(changes)!r}")
-            return made
+            return record
 
         def _asdict(self):
             return dict(zip(self._fields, self, strict=True))

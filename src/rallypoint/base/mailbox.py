@@ -74,11 +74,11 @@ class Background(Generic[T]):
         return [self._mailbox.fileno()]
 
     def take(self) -> T | None:
-        found = None
+        item = None
         for work, result in self._mailbox.drain():
             if work is self._work:
-                self._work, found = None, result
-        return found
+                self._work, item = None, result
+        return item
 
     def forget(self) -> None:
         """Drop the result. Idempotent."""

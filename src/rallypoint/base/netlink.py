@@ -65,15 +65,15 @@ def interfaces() -> list[Interface]:
             if packed and (family == socket.AF_INET or (is_ipv6 and scope != _LINK_SCOPE)):
                 address = socket.inet_ntop(family, packed)
                 addresses.setdefault(interface, {})[address] = is_ipv6 and bool(flags & _TEMPORARY)
-    found = []
+    result = []
     for message in links:
         _, _, interface, flags, _ = _LINK.unpack_from(message)
         name = dict(_attributes(message[_LINK.size :])).get(_IFLA_NAME, b"").rstrip(b"\0").decode(errors="replace")
         if flags & _UP and name:
             own = addresses.get(interface, {})
             temporary = frozenset(address for address, changes in own.items() if changes)
-            found.append(Interface(name, bool(flags & _LOOPBACK), tuple(own), temporary))
-    return found
+            result.append(Interface(name, bool(flags & _LOOPBACK), tuple(own), temporary))
+    return result
 
 
 def interface_addresses() -> tuple[str, ...] | None:
@@ -83,11 +83,11 @@ def interface_addresses() -> tuple[str, ...] | None:
     network.
     """
     try:
-        found = interfaces()
+        own_interfaces = interfaces()
     except (OSError, struct.error):
         return None
     addresses: dict[str, None] = {}
-    for interface in found:
+    for interface in own_interfaces:
         outward = (address for address in interface.addresses if not is_loopback(address))
         addresses.update((f"{address}/64" if address in interface.temporary else address, None) for address in outward)
     return tuple(addresses) if len(addresses) <= MAX_ADDRESSES else None
@@ -166,11 +166,11 @@ def _user_of(kernel: _Kernel, peer: _Side, own: _Side) -> int:
     """
     global _netlink_works
     try:
-        found = _ask(kernel, peer, own)
+        user = _ask(kernel, peer, own)
         # The kernel answers alike where it has no such socket and where it cannot look: it has this one.
-        _netlink_works = _netlink_works or found != NOT_HERE or _ask(kernel, own, peer) != NOT_HERE
+        _netlink_works = _netlink_works or user != NOT_HERE or _ask(kernel, own, peer) != NOT_HERE
         if _netlink_works:
-            return found
+            return user
     except OSError:
         pass
     return _read_tables(peer, own)
@@ -241,10 +241,10 @@ class PeerUsers:
         """
         if self._own_addresses is None:
             try:
-                found = interfaces()
+                own_interfaces = interfaces()
             except OSError:
-                found = []
-            self._own_addresses = frozenset(address for interface in found for address in interface.addresses)
+                own_interfaces = []
+            self._own_addresses = frozenset(address for interface in own_interfaces for address in interface.addresses)
         return self._own_addresses
 
 

@@ -147,8 +147,8 @@ def _gpu_position(topology: Topology, gpu: int) -> tuple[int, int]:
 
 
 def _groups(cpus: Cpus, sharing: Mapping[int, Cpus]) -> list[Cpus]:
-    found = {cpu: sharing.get(cpu, frozenset((cpu,))) & cpus | {cpu} for cpu in cpus}
-    return sorted(set(found.values()), key=min)
+    by_cpu = {cpu: sharing.get(cpu, frozenset((cpu,))) & cpus | {cpu} for cpu in cpus}
+    return sorted(set(by_cpu.values()), key=min)
 
 
 def parse_cpus(text: str) -> Cpus:
@@ -178,15 +178,15 @@ def worker_cpus(
     try:
         gpus = _addresses(environ, root)
         topology = read_topology(options.mode, gpus, root)
-        found = bindings(options.mode, topology, frozenset(os.sched_getaffinity(0)), workers)
+        bound = bindings(options.mode, topology, frozenset(os.sched_getaffinity(0)), workers)
     except UserError as error:
         if not options.should_fall_back_if_binding_fails:
             raise
         _log.warning("workers run on any processor, not near their GPUs (%s): %s", options.mode, error)
         return None
-    for rank, cpus in enumerate(found):
+    for rank, cpus in enumerate(bound):
         _log.info("worker %d runs on processors %s (%s)", rank, format_cpus(cpus), options.mode)
-    return found
+    return bound
 
 
 def read_topology(mode: AffinityMode, gpus: Sequence[str], root: Path = Path("/")) -> Topology:

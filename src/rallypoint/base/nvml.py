@@ -157,8 +157,8 @@ def _health(nvml: ctypes.CDLL, number: int) -> GpuHealth:
 
 def _asked(nvml: ctypes.CDLL, function: str, *arguments: object) -> bool:
     """Whether the library, the GPU and its settings know an answer, which is then in the arguments."""
-    found = getattr(nvml, function, None)
-    return found is not None and found(*arguments) == 0
+    entry = getattr(nvml, function, None)
+    return entry is not None and entry(*arguments) == 0
 
 
 _COMPLETED = 3
@@ -269,7 +269,7 @@ def _memory(nvml: ctypes.CDLL, number: int) -> GpuMemory:
 
 def _processes(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> tuple[GpuProcess, ...] | None:
     names = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
-    ask = next((found for name in names if (found := getattr(nvml, name, None)) is not None), None)
+    ask = next((entry for name in names if (entry := getattr(nvml, name, None)) is not None), None)
     room = _SOME_PROCESSES
     while ask is not None and room <= MOST_PROCESSES:
         count, infos = ctypes.c_uint(room), (_ProcessInfo * room)()
@@ -283,8 +283,8 @@ def _processes(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> tuple[GpuProcess, 
 
 def _of_each_process(infos: list[_ProcessInfo]) -> tuple[GpuProcess, ...]:
     """A process may be listed once for each MIG instance that it uses."""
-    found: dict[int, int | None] = {}
+    memory: dict[int, int | None] = {}
     for info in infos:
-        before = found.get(info.pid, 0)
-        found[info.pid] = None if before is None or info.used == _UNKNOWN_BYTES else before + info.used
-    return tuple(GpuProcess(pid, used) for pid, used in found.items())
+        before = memory.get(info.pid, 0)
+        memory[info.pid] = None if before is None or info.used == _UNKNOWN_BYTES else before + info.used
+    return tuple(GpuProcess(pid, used) for pid, used in memory.items())

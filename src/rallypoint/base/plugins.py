@@ -15,10 +15,10 @@ _log = get_logger(__name__)
 def load(target: str) -> Any:
     """The object that `module:attribute` names. Raises ImportError or AttributeError as the import does."""
     module, _, attribute = target.partition(":")
-    found: Any = import_module(module)
+    value: Any = import_module(module)
     for part in attribute.split("."):
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def entry_point(group: str, name: str) -> Any | None:
@@ -28,8 +28,8 @@ def entry_point(group: str, name: str) -> Any | None:
     """
     from importlib.metadata import entry_points
 
-    for found in entry_points(group=group, name=name):
-        return found.load()
+    for entry in entry_points(group=group, name=name):
+        return entry.load()
     return None
 
 
@@ -46,7 +46,7 @@ def plugin(group: str, name: str, what: str, known: Iterable[str], make: Callabl
     """
     try:
         offer = entry_point(group, name)
-        made = None if offer is None else make(offer)
+        instance = None if offer is None else make(offer)
     except Exception as error:  # foreign code, which may fail in any way
         _log.info("the %s %r failed", what, name, exc_info=True)
         raise UserError(
@@ -56,4 +56,4 @@ def plugin(group: str, name: str, what: str, known: Iterable[str], make: Callabl
     if offer is None:
         names = ", ".join(sorted({*known, *entry_point_names(group)}))
         raise user_error(f"no installed package offers the {what} {name!r}; use one of {names}", KeyError)
-    return made
+    return instance

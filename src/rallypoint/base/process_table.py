@@ -90,10 +90,10 @@ def descendants(root: int, parents: dict[int, int], but: Collection[int] = ()) -
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():
         children.setdefault(parent, []).append(pid)
-    found: set[int] = set()
+    pids: set[int] = set()
     frontier = [root]
     while frontier:
-        new = [pid for parent in frontier for pid in children.get(parent, ()) if pid not in found and pid not in but]
-        found.update(new)
+        new = [pid for parent in frontier for pid in children.get(parent, ()) if pid not in pids and pid not in but]
+        pids.update(new)
         frontier = new
-    return found - {root}
+    return pids - {root}

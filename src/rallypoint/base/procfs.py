@@ -25,8 +25,8 @@ def read_proc_state(pid: int) -> str | None:
     """A process's state (`R`, `S`, `D`, `Z`, ...; contract section 5.12); None if there is no such process."""
     from rallypoint.base.process_table import read_stat
 
-    found = read_stat(pid)
-    return None if found is None else found.state
+    stat = read_stat(pid)
+    return None if stat is None else stat.state
 
 
 def process_user(pid: int) -> int | None:

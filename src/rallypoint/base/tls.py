@@ -89,16 +89,16 @@ def _state(files: TlsFiles) -> list[tuple[int, int, int] | None]:
 def _load(files: TlsFiles) -> tuple[SSLContext, SSLContext]:
     import ssl
 
-    made = []
+    contexts = []
     for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         _load_into(context, files)
         context.check_hostname = protocol is ssl.PROTOCOL_TLS_CLIENT and not files.peer
         context.verify_mode = ssl.CERT_REQUIRED
-        made.append(context)
-    made[0].num_tickets = 0  # no TLS session is resumed; offering it takes a third of the handshake
-    return made[0], made[1]
+        contexts.append(context)
+    contexts[0].num_tickets = 0  # no TLS session is resumed; offering it takes a third of the handshake
+    return contexts[0], contexts[1]
 
 
 def _load_into(context: SSLContext, files: TlsFiles) -> None:
