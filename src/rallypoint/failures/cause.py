@@ -81,8 +81,8 @@ class Cause(NamedTuple):
         elif failure.context:
             traceback = f"{traceback.rstrip()}\n{failure.context}"
         error_file = "" if failure.error_file == NO_FILE else truncate_end(failure.error_file, MAX_PATH)
-        kept = (error_file if failure.callstack else "") or failure.log
-        where = f"{os.path.abspath(kept)} on {host}" if kept else _STDERR_COPY
+        path = (error_file if failure.callstack else "") or failure.log
+        where = f"{os.path.abspath(path)} on {host}" if path else _STDERR_COPY
         return cls(
             rank=rank,
             local_rank=failure.local_rank,

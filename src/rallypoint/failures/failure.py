@@ -128,8 +128,8 @@ class ProcessFailure:
         Returns whether the explanation is another one.
         """
         look, self.look_closer = self.look_closer, None
-        before, found = self.reason, None if look is None else look()
-        self.set_reason(found or "")
+        before, reason = self.reason, None if look is None else look()
+        self.set_reason(reason or "")
         return self.reason != before
 
     @property
@@ -417,10 +417,10 @@ def killed_for_memory(log: str = "/dev/kmsg", namespace: str = "/proc/self/ns/pi
     try:
         if os.stat(namespace).st_ino != _FIRST_NAMESPACE:
             return None
-        found = re.findall(_KILLED, b"".join(raw_entries(log)))
+        matches = re.findall(_KILLED, b"".join(raw_entries(log)))
     except OSError:
         return None
-    return {int(pid): (int(own) + int(shared)) * 1024 for pid, own, shared in found}
+    return {int(pid): (int(own) + int(shared)) * 1024 for pid, own, shared in matches}
 
 
 SHARED_MEMORY = "/dev/shm"
@@ -507,10 +507,10 @@ def raw_entries(path: str = KERNEL_LOG) -> list[bytes]:
 
 def log_entries(entries: Iterable[bytes]) -> list[LogEntry]:
     """The entries without priorities and properties: `6,1234,5678901,-;text`, with microseconds in the third place."""
-    found = []
+    parsed = []
     for entry in entries:
         head, _, text = entry.decode(errors="replace").partition(";")
         fields = head.split(",")
         moment = int(fields[2]) / 1e6 if len(fields) > 2 and fields[2].isdigit() else 0.0
-        found.append(LogEntry(moment, text.partition("\n")[0]))
-    return found
+        parsed.append(LogEntry(moment, text.partition("\n")[0]))
+    return parsed

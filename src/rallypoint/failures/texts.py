@@ -166,10 +166,10 @@ def last_traceback(lines: list[str]) -> str:
         return _traceback_without_header(lines)
     lesser = ""
     for header in reversed(headers):
-        first, found = _whole(lines, header)
+        first, traceback = _whole(lines, header)
         if first == 0 or not lines[first - 1].startswith(_WEAKER_HEADERS):
-            return found
-        lesser = lesser or found
+            return traceback
+        lesser = lesser or traceback
     return lesser
 
 
@@ -196,8 +196,8 @@ def exception_line(traceback: str) -> str:
     header = max(number for number, line in enumerate(lines) if _HEADER.match(line))
     gutter = "  | " if lines[header].startswith("  +") else ""
     after = (line.removeprefix(gutter) for line in lines[header + 1 :])
-    found = next((line for line in after if line and not line.startswith(" ")), lines[-1])
-    return _from_launcher_report(lines) or found if found.endswith("ChildFailedError:") else found
+    exception = next((line for line in after if line and not line.startswith(" ")), lines[-1])
+    return _from_launcher_report(lines) or exception if exception.endswith("ChildFailedError:") else exception
 
 
 def _from_launcher_report(lines: list[str]) -> str:
