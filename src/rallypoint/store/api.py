@@ -230,10 +230,10 @@ def increased(key: str, present: bytes | None, amount: int) -> bytes:
 
 def torch_module() -> Any:
     """The module `torch.distributed`. Raises UserError where it is not imported."""
-    found: Any = sys.modules.get("torch.distributed")
-    if getattr(found, "Store", None) is None:
+    module: Any = sys.modules.get("torch.distributed")
+    if getattr(module, "Store", None) is None:
         raise UserError("torch.distributed is not imported, so that no store of torch's can be made; import it first")
-    return found
+    return module
 
 
 def if_torch_is_imported(store: Any) -> Any:
@@ -243,9 +243,9 @@ def if_torch_is_imported(store: Any) -> Any:
 
 def forwarding_store(store: object) -> Any:
     """A store of torch's that forwards every call to `store`. Raises UserError where torch is not imported."""
-    made = _class_below(torch_module().Store)(store)
-    _keepalive.append(made)
-    return made
+    store_of_torch = _class_below(torch_module().Store)(store)
+    _keepalive.append(store_of_torch)
+    return store_of_torch
 
 
 _keepalive: list[object] = []
@@ -346,8 +346,8 @@ class RequestStore(Store):
         return self._exchange(read_number, Op.NUM_KEYS)
 
     def list_keys(self) -> list[str]:
-        found = self._exchange(_values, Op.LIST_KEYS)
-        return [key_text(key[1:]) for key in found if key.startswith(b"/")]
+        keys = self._exchange(_values, Op.LIST_KEYS)
+        return [key_text(key[1:]) for key in keys if key.startswith(b"/")]
 
     def queue_push(self, key: str, value: str | bytes) -> None:
         self._exchange(_nothing, Op.QUEUE_PUSH, with_slash(key), value_bytes(value))

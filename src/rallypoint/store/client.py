@@ -116,9 +116,9 @@ class TCPStore(RequestStore):
         return self._libuv
 
     def to_torch(self) -> Any:
-        made = torch_module().TCPStore(self.host, self.port, timeout=self.timeout, wait_for_workers=False)
+        store = torch_module().TCPStore(self.host, self.port, timeout=self.timeout, wait_for_workers=False)
         self._keep_server = True  # it has a client elsewhere: it ends with `close`, and not when nobody holds this
-        return made
+        return store
 
     def clone(self) -> TCPStore:
         return TCPStore(self.host, self.port, timeout=self._timeout)
@@ -299,10 +299,10 @@ def receive(connection: socket.socket, size: int, deadline: Deadline) -> bytes:
 
 def _try_once(endpoint: Endpoint, deadline: Deadline) -> socket.socket:
     """Try each address of the host once, none of them so long that no time is left for the next."""
-    found = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    addresses = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     failure: OSError = OSError("the name has no address")
-    for tried, (family, kind, protocol, _, address) in enumerate(found):
-        share = Deadline.after(deadline.remaining() / (len(found) - tried))
+    for tried, (family, kind, protocol, _, address) in enumerate(addresses):
+        share = Deadline.after(deadline.remaining() / (len(addresses) - tried))
         connection = _ClientConnection(family, kind, protocol)
         try:
             connection.settimeout(min(max(share.remaining(), 0.001), _MAX_BLOCK))

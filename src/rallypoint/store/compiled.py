@@ -73,11 +73,11 @@ class CompiledTransport:
             client.detach()
 
     def set_peers(self, peers: Sequence[str] | None) -> None:
-        found = networks(peers)
+        allowed = networks(peers)
         self._peers = peers
         packed = None
-        if found is not None:  # single addresses, which may be many, come first
-            ordered = sorted(found, key=lambda network: network.bits < SINGLE_ADDRESS_BITS)
+        if allowed is not None:  # single addresses, which may be many, come first
+            ordered = sorted(allowed, key=lambda network: network.bits < SINGLE_ADDRESS_BITS)
             packed = b"".join(network.address + bytes([network.bits]) for network in ordered)
         self._sockets.set_peers(packed)
 

@@ -362,14 +362,14 @@ def replay(data: bytes, content: dict[bytes, bytes], size: int | None = None, *,
     """
     size = len(data) if size is None else size
     at = 0
-    while (found := _string(data, at)) is not None:
-        key, middle = found
+    while (record := _string(data, at)) is not None:
+        key, middle = record
         if not key:
             raise StoreProtocolError("it holds a key without a name: it is not a store's file")
-        found = _string(data, middle)
-        if found is None:
+        record = _string(data, middle)
+        if record is None:
             break
-        value, at = found
+        value, at = record
         if key.startswith(_REMOVED):
             content.pop(key[1:], None)
         else:

@@ -262,9 +262,9 @@ def _value(client: C, value: bytes) -> Replies[C]:
 
 def _number(key: bytes, text: bytes) -> int:
     """The decimal number at the beginning of `text`, as C's strtoll reads it: blanks before, anything behind."""
-    found = _NUMBER.match(text[:_NUMBER_TEXT])
-    if found is not None:
-        number = int(found[1] + b"0" + found[2])
+    match = _NUMBER.match(text[:_NUMBER_TEXT])
+    if match is not None:
+        number = int(match[1] + b"0" + match[2])
         if _LOWEST <= number <= _HIGHEST:
             return number
     raise refusal(RefusalReason.NO_NUMBER, first=text[:40], second=key[:200])
@@ -334,10 +334,10 @@ class Decoder:
             "i64": self._i64,
             "u32": self._u32,
         }
-        found = []
+        fields = []
         for kind in FIELDS[op]:
-            found.append((yield from readers[kind]()))  # noqa: PERF401 - a comprehension cannot yield
-        return tuple(found)
+            fields.append((yield from readers[kind]()))  # noqa: PERF401 - a comprehension cannot yield
+        return tuple(fields)
 
     def _take(self, size: int, limit: float = inf) -> _Parser[bytes]:
         while len(self._data) - self._at < size:
@@ -624,13 +624,13 @@ class PlainTransport:
         return address in self._addresses or any(address in network for network in self._networks)
 
     def _note_peers(self, peers: Sequence[str] | None) -> None:
-        found = networks(peers)
+        allowed = networks(peers)
         self._peers = peers
         self._networks: list[Network] | None = None
         """The networks that may connect; None where all may."""
-        if found is not None:
-            self._networks = [network for network in found if network.bits < SINGLE_ADDRESS_BITS]
-        self._addresses = frozenset(network.address for network in found or () if network.bits == SINGLE_ADDRESS_BITS)
+        if allowed is not None:
+            self._networks = [network for network in allowed if network.bits < SINGLE_ADDRESS_BITS]
+        self._addresses = frozenset(network.address for network in allowed or () if network.bits == SINGLE_ADDRESS_BITS)
 
     def _pause_accepting(self, listener: socket.socket, error: int) -> None:
         """Nobody is accepted for a while: there are no means, or with 0 as many connections as there may be."""

@@ -33,8 +33,8 @@ class ForwardingStore(Store):
 
     @property
     def timeout(self) -> timedelta:
-        found: timedelta = self._store.timeout
-        return found
+        timeout: timedelta = self._store.timeout
+        return timeout
 
     def set_timeout(self, timeout: timedelta | float) -> None:
         self._call("set_timeout", self._limit(timeout))
