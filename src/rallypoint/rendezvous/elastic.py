@@ -569,7 +569,7 @@ def with_torch_store(info: RendezvousInfo) -> RendezvousInfo:
     def store() -> Store:
         from rallypoint.store.api import if_torch_is_imported
 
-        made: Store = if_torch_is_imported(info.store)
-        return made
+        store_of_torch: Store = if_torch_is_imported(info.store)
+        return store_of_torch
 
     return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)

@@ -169,8 +169,8 @@ class StoreRendezvousBackend(RendezvousBackend):
     def set_state(self, state: bytes, token: object = None) -> tuple[bytes, bytes, bool] | None:
         expected = _NO_STATE if token is None else token
         if not isinstance(expected, bytes):
-            found = self.get_state()
-            return None if found is None else (*found, False)
+            stored = self.get_state()
+            return None if stored is None else (*stored, False)
         ours = base64.b64encode(state)
         there = self._compare_set(expected, ours)
         decoded = self._decoded(there)
@@ -383,9 +383,9 @@ class SharedStateLink:
         """Tell people if this node was started in another way than the job, as far as the state shows that."""
         from rallypoint.control.coordinator.job_log import differences
 
-        found = () if self._state.is_initial else differences(node_info, None, self._state, self._settings)
-        if found:
-            self._deliver_if_open(ConfigDiffers(name_of(self._state, self._node), found))
+        differing = () if self._state.is_initial else differences(node_info, None, self._state, self._settings)
+        if differing:
+            self._deliver_if_open(ConfigDiffers(name_of(self._state, self._node), differing))
 
     def _progress(self) -> Progress:
         state, now = self._state, self._clock.monotonic()
@@ -425,9 +425,9 @@ class SharedStateLink:
                 self._heartbeat_at = now
 
     def _read(self) -> None:
-        found = self._backend.get_state()
-        if found is not None:
-            self._on_state(*found)
+        stored = self._backend.get_state()
+        if stored is not None:
+            self._on_state(*stored)
 
     def _write(self, state: State) -> bool:
         """Offer a state; whatever is there afterwards is taken in. Returns whether it is ours."""

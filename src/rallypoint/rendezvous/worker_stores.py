@@ -42,16 +42,16 @@ class StoreAccess:
 
         return interface_addresses()
 
-    def peers(self, told: Sequence[StorePeers], address: str) -> list[str] | None:
+    def peers(self, notifications: Sequence[StorePeers], address: str) -> list[str] | None:
         """The peers that may connect to the next round's store at `address`; None for all. Logs once why all may.
 
         Args:
-            told: the list from the coordinator.
+            notifications: the list from the coordinator.
             address: the address that workers use for the store.
         """
         from rallypoint.control.coordinator.store_peers import peers_of
 
-        peers, warning = peers_of(self._policy, told, self.own_addresses(), address)
+        peers, warning = peers_of(self._policy, notifications, self.own_addresses(), address)
         if warning and not self._warned:
             self._warned = warning
             log.warning("%s", warning)
@@ -87,7 +87,7 @@ class WorkerStoreSupply:
         """The addresses from which this node's workers may connect to another node's store; None if not known."""
         return None if self._access is None else self._access.own_addresses()
 
-    def set_peers(self, told: Sequence[StorePeers]) -> None:
+    def set_peers(self, notifications: Sequence[StorePeers]) -> None:
         """The next round's store is the one here: serve it to its members, as the coordinator has listed them.
 
         Called from any thread, before other nodes can know of the round.
@@ -131,18 +131,18 @@ class AgentStoreSupply(WorkerStoreSupply):
         self._told: Sequence[StorePeers] = ()
         self._current: StoreServer | None = None
 
-    def set_peers(self, told: Sequence[StorePeers]) -> None:
+    def set_peers(self, notifications: Sequence[StorePeers]) -> None:
         try:
-            self._serve(told)
+            self._serve(notifications)
         except OSError as error:
             log.warning("the worker store cannot serve yet: %s", error)  # it is tried again when the round begins
 
-    def _serve(self, told: Sequence[StorePeers]) -> None:
+    def _serve(self, notifications: Sequence[StorePeers]) -> None:
         """Begin to serve the prepared store. Raises OSError: there is no thread for it."""
-        server, self._told = self._prepared, told
+        server, self._told = self._prepared, notifications
         if server is not None:
             access = None if is_loopback(server.host) else self._access
-            server.set_peers(None if access is None else access.peers(told, self._address or server.host))
+            server.set_peers(None if access is None else access.peers(notifications, self._address or server.host))
 
     def prepare(self, address: str) -> tuple[str, int]:
         """See there. It only listens: of a round's nodes one serves, and the coordinator says which."""

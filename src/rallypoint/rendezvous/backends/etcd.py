@@ -114,11 +114,11 @@ def candidate_addresses(endpoints: list[Endpoint], local_addr: str | None) -> li
     """
     if local_addr:
         return [local_addr]
-    found = list(dict.fromkeys(own_address(endpoint) for endpoint in endpoints))
-    outside = [address for address in found if not is_loopback(address)]
+    addresses = list(dict.fromkeys(own_address(endpoint) for endpoint in endpoints))
+    outside = [address for address in addresses if not is_loopback(address)]
     if outside:
         return outside
-    return [*found, socket.gethostname()]
+    return [*addresses, socket.gethostname()]
 
 
 DEFAULT_PORT = 2379
@@ -183,14 +183,14 @@ def credentials_of(params: RendezvousParameters) -> Credentials | None:
             "put the password into a file, and its path into %s_FILE",
             ETCD_PASSWORD,
         )
-    found = Credentials(str(user), etcd_password() if password is None else str(password))
+    credentials = Credentials(str(user), etcd_password() if password is None else str(password))
     try:
-        "".join(found).encode()
+        "".join(credentials).encode()
     except UnicodeEncodeError:
         raise UsageError("rendezvous options user and password must be text in UTF-8, and one of them is not") from None
-    return found
+    return credentials
 
 
 def _file(params: RendezvousParameters, *names: str) -> str | None:
-    found = (params.get(name) for name in names)
-    return next((str(value) for value in found if value is not None), None)
+    values = (params.get(name) for name in names)
+    return next((str(value) for value in values if value is not None), None)

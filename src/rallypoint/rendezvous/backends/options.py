@@ -201,10 +201,10 @@ def control_listeners(
     given = str(params.get(_LISTEN) or "")
     if given:
         return _chosen_listeners(given, port)
-    found = [listening_addresses(host, only_here=only_here or params.max_nodes == 1) for host in hosts]
+    addresses = [listening_addresses(host, only_here=only_here or params.max_nodes == 1) for host in hosts]
     if params.local_addr:
-        found.append(listening_addresses(params.local_addr, only_here=True))
-    return listening_sockets([] if [] in found else list(dict.fromkeys(itertools.chain(*found))), port)
+        addresses.append(listening_addresses(params.local_addr, only_here=True))
+    return listening_sockets([] if [] in addresses else list(dict.fromkeys(itertools.chain(*addresses))), port)
 
 
 def _chosen_listeners(given: str, port: int) -> list[socket.socket]:

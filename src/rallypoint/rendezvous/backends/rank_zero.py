@@ -63,8 +63,8 @@ class RankZeroResolver(FixedEndpoint):
     @property
     def advice(self) -> str:
         """What to do if no server is found there."""
-        told = must_run_sentence(self.target.endpoint, self._addresses)
-        return f"{told} with --node-rank {self._rank}; check {self.target.flag}, and that rank 0 has started"
+        instruction = must_run_sentence(self.target.endpoint, self._addresses)
+        return f"{instruction} with --node-rank {self._rank}; check {self.target.flag}, and that rank 0 has started"
 
     def resolved(self, addresses: list[str]) -> None:
         """Remember them for the sentence."""
@@ -113,15 +113,15 @@ class EndpointCheck:
             log.exception("cannot determine whether %s is an address of this machine", self._target.endpoint)
 
     async def _look(self) -> None:
-        began, delay, told = SYSTEM_CLOCK.monotonic(), _FIRST_DELAY, False
+        began, delay, reported = SYSTEM_CLOCK.monotonic(), _FIRST_DELAY, False
         while not self._dispatcher.state.complete:
             why = await self._attempt()
             now = SYSTEM_CLOCK.monotonic()
             if self._answered_at is not None and now - self._answered_at >= _REFUSE_AFTER:
                 self._deliver(LinkLost(self._sentence(why)))
                 return
-            if not told and (self._answered_at is not None or now - began >= self._report_after()):
-                told = True
+            if not reported and (self._answered_at is not None or now - began >= self._report_after()):
+                reported = True
                 log.warning("%s", self._sentence(why))
             await asyncio.sleep(delay)
             delay = min(1.5 * delay, _LONGEST_DELAY)
@@ -151,7 +151,9 @@ class EndpointCheck:
         endpoint, flag = self._target.endpoint, self._target.flag
         if not self._addresses:
             return f"{flag} names {endpoint.host!r}, which has no address here ({why}); name an address"
-        told = f"{must_run_sentence(endpoint, self._addresses)}; give this node its own --node-rank"
+        instruction = f"{must_run_sentence(endpoint, self._addresses)}; give this node its own --node-rank"
         if self._answered_at is not None:
-            return f"{told}: {why}"
-        return f"{told}, or check {flag}: it does not lead here ({why}); behind NAT or a virtual address it may yet"
+            return f"{instruction}: {why}"
+        return (
+            f"{instruction}, or check {flag}: it does not lead here ({why}); behind NAT or a virtual address it may yet"
+        )

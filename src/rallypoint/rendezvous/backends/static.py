@@ -156,10 +156,10 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
 
     # The workers' store: see `worker_stores.WorkerStoreSupply`
 
-    def set_peers(self, told: Sequence[StorePeers]) -> None:
+    def set_peers(self, notifications: Sequence[StorePeers]) -> None:
         """The round is complete."""
         if self._stores is not None and self._access is not None:
-            self._stores.set_peers(self._access.peers(told, self._endpoint.host))
+            self._stores.set_peers(self._access.peers(notifications, self._endpoint.host))
 
     def prepare(self, address: str) -> tuple[str, int]:
         """The endpoint, as it was written: workers of a static job connect to just that."""
