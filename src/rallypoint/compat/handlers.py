@@ -230,8 +230,8 @@ class DynamicRendezvousHandler(ElasticHandler):
         return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)
 
     def _state(self) -> State:
-        found = self._given_backend.get_state()
-        return State() if found is None else decode_state(found[0])
+        stored = self._given_backend.get_state()
+        return State() if stored is None else decode_state(stored[0])
 
     def _close_alone(self) -> None:
         link = self._state_in.open(lambda _notification: None, Deadline.after(self._own_settings.close_timeout))
@@ -350,10 +350,10 @@ class StaticTCPRendezvous(ElasticHandler):
         self, master_addr: str, master_port: int, rank: int, world_size: int, run_id: str, timeout: int
     ) -> None:
         endpoint = str(Endpoint(master_addr, master_port))
-        made = create_static_handler(
+        handler = create_static_handler(
             RendezvousParameters("static", endpoint, run_id, world_size, world_size, rank=rank, timeout=timeout)
         )
-        vars(self).update(vars(made))
+        vars(self).update(vars(handler))
         self.master_addr, self.master_port = master_addr, master_port
         self.rank, self.world_size, self.timeout = rank, world_size, timedelta(seconds=timeout)
 

@@ -104,8 +104,8 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
 
 def get_free_port() -> int:
     """A port that was free on all addresses a moment ago. Prefer `get_socket_with_port`, whose port is held."""
-    with get_socket_with_port() as held:
-        return int(held.getsockname()[1])
+    with get_socket_with_port() as bound:
+        return int(bound.getsockname()[1])
 
 
 def get_socket_with_port() -> socket.socket:
@@ -121,15 +121,15 @@ def get_socket_with_port() -> socket.socket:
 
 
 def _bound(family: int, address: str) -> socket.socket:
-    made = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family == socket.AF_INET6:
-            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        made.bind((address, 0))  # without SO_REUSEADDR, by which somebody else could bind it too
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((address, 0))  # without SO_REUSEADDR, by which somebody else could bind it too
     except BaseException:
-        made.close()
+        listener.close()
         raise
-    return made
+    return listener
 
 
 def get_env_variable_or_raise(env_name: str) -> str:

@@ -167,10 +167,10 @@ class _Torchs(ModuleType):
     """A module of torch with the names that are ours."""
 
     def __getattr__(self, name: str) -> Any:
-        found = names_of(self.__name__)(name)
+        value = names_of(self.__name__)(name)
         if not name.startswith("__"):
-            setattr(self, name, found)
-        return found
+            setattr(self, name, value)
+        return value
 
 
 class _Finder(Loader):

@@ -114,13 +114,15 @@ def start_processes(
     Until all are done or `close` is called, a signal to this process raises SignalException in its main thread.
     """
     extras = (numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
-    made: PContext
+    pcontext: PContext
     if isinstance(entrypoint, str):
-        made = SubprocessContext(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *extras)
+        pcontext = SubprocessContext(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *extras)
     else:
-        made = MultiprocessContext(name, entrypoint, args, envs, start_method, logs_specs, log_line_prefixes, *extras)
-    made.start()
-    return made
+        pcontext = MultiprocessContext(
+            name, entrypoint, args, envs, start_method, logs_specs, log_line_prefixes, *extras
+        )
+    pcontext.start()
+    return pcontext
 
 
 def get_std_cm(std_rd: str, redirect_fn: Callable[[str], AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
@@ -172,11 +174,11 @@ def signal_wakeup() -> Iterator[list[int]]:
     if not _users or threading.current_thread() is not threading.main_thread():
         yield []
         return
-    made = SignalWakeup()
+    wakeup = SignalWakeup()
     try:
-        yield [made.fileno()]
+        yield [wakeup.fileno()]
     finally:
-        made.close()
+        wakeup.close()
 
 
 def _raise(number: int, _frame: FrameType | None) -> None:

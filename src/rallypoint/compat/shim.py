@@ -127,8 +127,8 @@ class _InPlace(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         module = self.__name__
-        found = getattr(_ours(module), name)
-        return _launching(module, name) if name in _LAUNCHING and callable(found) else found
+        value = getattr(_ours(module), name)
+        return _launching(module, name) if name in _LAUNCHING and callable(value) else value
 
     @property
     def torchs_own(self) -> ModuleType:
@@ -165,16 +165,16 @@ def _torchs_own(module: str) -> ModuleType:
 @cache
 def _launching(module: str, name: str) -> Any:
     """A function of ours that launches, or the class, for who has found it in a module of torch."""
-    found = getattr(_ours(module), name)
+    ours = getattr(_ours(module), name)
     if name == "elastic_launch":
 
         def call(self: Any, *args: Any) -> Any:
             launch = _launching(module, "launch_agent")
             return launch(self._config, self._entrypoint, list(args), self._health_check_server)
 
-        return type(name, (found,), {"__doc__": found.__doc__, "__module__": module, "__call__": call})
+        return type(name, (ours,), {"__doc__": ours.__doc__, "__module__": module, "__call__": call})
 
-    @wraps(found)
+    @wraps(ours)
     def launch(*given: Any, **named: Any) -> Any:
         configure()
         if why := next(_changes(), ""):
@@ -189,7 +189,7 @@ def _launching(module: str, name: str) -> Any:
         context = copy_context()
         context.run(announce, module)
         try:
-            return context.run(found, *given, **named)
+            return context.run(ours, *given, **named)
         except Exception as error:
             _make_torchs(error)
             raise

@@ -146,12 +146,12 @@ class MultiprocessingRequestQueue(RequestQueue):
         return self._queue.qsize()
 
     def get(self, size: int, timeout: float) -> list[TimerRequest]:
-        found: list[TimerRequest] = []
+        requests: list[TimerRequest] = []
         deadline = Deadline.after(timeout)
         with contextlib.suppress(Empty):
-            while len(found) < size and (request := self._queue.get(timeout=deadline.remaining())) is not None:
-                found.append(request)
-        return found
+            while len(requests) < size and (request := self._queue.get(timeout=deadline.remaining())) is not None:
+                requests.append(request)
+        return requests
 
     def wake(self) -> None:
         self._queue.put(None)
