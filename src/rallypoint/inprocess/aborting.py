@@ -119,8 +119,8 @@ def _number(variable: str) -> int:
 
 def c10d() -> Any:
     """torch's module of groups; None if it has not been imported, or not completely yet."""
-    found = sys.modules.get(_C10D)
-    return found if hasattr(found, "init_process_group") and hasattr(found, "_world") else None
+    module = sys.modules.get(_C10D)
+    return module if hasattr(module, "init_process_group") and hasattr(module, "_world") else None
 
 
 def _abort_nccl(c10d: Any) -> None:
@@ -165,16 +165,16 @@ def end_connections(store_port: int, workers: int) -> None:
 
 
 def _end(number: int, gloo: set[int], store_port: int, workers: int) -> None:
-    with socket.socket(fileno=os.dup(number)) as found:  # which cannot become another file meanwhile
+    with socket.socket(fileno=os.dup(number)) as connection:  # which cannot become another file meanwhile
         # The inode shows whether the descriptor still is what it was when it was listed.
-        is_gloo = os.fstat(found.fileno()).st_ino in gloo
-        if not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            if is_gloo or _port(found) == store_port:
-                found.shutdown(socket.SHUT_RDWR)
+        is_gloo = os.fstat(connection.fileno()).st_ino in gloo
+        if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            if is_gloo or _port(connection) == store_port:
+                connection.shutdown(socket.SHUT_RDWR)
         elif is_gloo:
             for worker in range(workers):
-                with socket.socket(found.family) as other:
-                    other.connect(found.getsockname())
+                with socket.socket(connection.family) as other:
+                    other.connect(connection.getsockname())
                     other.send(_NUMBER.pack(worker))
 
 

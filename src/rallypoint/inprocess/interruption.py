@@ -191,9 +191,9 @@ class Place(NamedTuple):
 
 def _importing_or_finalizing(places: list[Place]) -> bool:
     finalizers = [
-        found.__call__.__code__
+        finalizer_class.__call__.__code__
         for module, name in _FINALIZERS
-        if (found := getattr(sys.modules.get(module), name, None)) is not None
+        if (finalizer_class := getattr(sys.modules.get(module), name, None)) is not None
     ]
     return any(
         code.co_filename == _IMPORT_SYSTEM
@@ -321,15 +321,15 @@ def _line_before(operations: bytes, lines: list[tuple[int, int, int | None]], be
 def _bodies(code: CodeType) -> dict[int, list[tuple[int, int]]]:
     """Where each handler of exceptions begins, and what it guards: also what a handler within that guards first."""
     table = list(_exception_table(code))
-    found: dict[int, list[tuple[int, int]]] = {}
+    by_handler: dict[int, list[tuple[int, int]]] = {}
     for begin, end, target in table:
         todo, outer = [target], set[int]()
         while todo:
             outer.add(inner := todo.pop())
             todo += {entry[2] for entry in table if entry[0] <= inner < entry[1]} - outer
         for handler in outer:
-            found.setdefault(handler, []).append((begin, end))
-    return found
+            by_handler.setdefault(handler, []).append((begin, end))
+    return by_handler
 
 
 def _exception_table(code: CodeType) -> Iterator[tuple[int, int, int]]:

@@ -133,10 +133,10 @@ class Channel:
         """
         path = os.path.join(self._folder, f"{ROUND_PREFIX}{self.rank}.json")
         with open(open_regular(path), encoding="utf-8") as file:
-            found = json.load(file)
-        if found["round"] != round_:
-            raise ValueError(f"{path} is of round {found['round']!r}, not of {round_}")
-        variables = found["environment"]
+            content = json.load(file)
+        if content["round"] != round_:
+            raise ValueError(f"{path} is of round {content['round']!r}, not of {round_}")
+        variables = content["environment"]
         if not all(isinstance(value, str | None) for value in variables.values()):
             raise ValueError(f"{path} has variables that are not text")
         return {str(name): value for name, value in variables.items()}

@@ -82,8 +82,8 @@ def restore(before: Switches | None) -> None:
 
 def _torch() -> Any:
     """torch's module; None if it has not been imported, or not completely yet."""
-    found = sys.modules.get("torch")
-    return found if hasattr(found, "set_grad_enabled") and hasattr(found, "set_default_dtype") else None
+    module = sys.modules.get("torch")
+    return module if hasattr(module, "set_grad_enabled") and hasattr(module, "set_default_dtype") else None
 
 
 def _devices(torch: Any) -> Iterator[str]:
