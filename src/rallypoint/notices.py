@@ -268,13 +268,13 @@ def _read(path: str) -> Notice | None:
 
     try:
         with open(open_regular(path), encoding="utf-8") as file:
-            found = json.load(file)
+            content = json.load(file)
         return Notice(
-            str(found["reason"]),
-            str(found["node"]),
-            int(found["round"]),
-            float(found["deadline"]),
-            int(found["number"]),
+            str(content["reason"]),
+            str(content["node"]),
+            int(content["round"]),
+            float(content["deadline"]),
+            int(content["number"]),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
