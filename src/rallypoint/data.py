@@ -45,8 +45,8 @@ class ElasticDistributedSampler:
 
     def __new__(cls, *_arguments: object, **_named: object) -> Self:
         kind: Any = _torch_subclass(cls)
-        made: Self = object.__new__(kind)
-        return made
+        sampler: Self = object.__new__(kind)
+        return sampler
 
     def __reduce__(self) -> tuple[object, ...]:
         return _unpickle, (_CLASS_WITHOUT_TORCH.get(type(self), type(self)),), vars(self)
@@ -98,9 +98,9 @@ def _torch_subclass(kind: type) -> type:
     torchs = getattr(sys.modules.get("torch.utils.data.distributed"), "DistributedSampler", None)
     if torchs is None or issubclass(kind, torchs):
         return kind
-    for made, plain in _CLASS_WITHOUT_TORCH.items():
+    for subclass, plain in _CLASS_WITHOUT_TORCH.items():
         if plain is kind:
-            return made
+            return subclass
     both = type(kind.__name__, (kind, torchs), {"__module__": kind.__module__, "__doc__": kind.__doc__})
     _CLASS_WITHOUT_TORCH[both] = kind
     return both
@@ -202,6 +202,6 @@ def _generator(seed: int) -> Random:
     for place in range(1, _STATE_SIZE):
         last = words[-1]
         words.append((1812433253 * (last ^ (last >> 30)) + place) & _WORD)
-    made = Random()
-    made.setstate((3, (*words, _STATE_SIZE), None))
-    return made
+    generator = Random()
+    generator.setstate((3, (*words, _STATE_SIZE), None))
+    return generator
