@@ -163,19 +163,19 @@ def _is_secret_value(flag: str, value: str) -> bool:
     return is_secret_name(flag.lstrip("-"))
 
 
-def _flag(found: re.Match[str]) -> str:
-    return f"{found['name']}{found['space']}{MASK}" if _is_secret_value(found["name"], found["value"]) else found[0]
+def _flag(match: re.Match[str]) -> str:
+    return f"{match['name']}{match['space']}{MASK}" if _is_secret_value(match["name"], match["value"]) else match[0]
 
 
 def _mask_pairs(text: str) -> str:
     """The values of secret names. A value that is none may have further pairs in it, as an URL has."""
-    kept: list[str] = []
+    pieces: list[str] = []
     end = 0
-    for found in _NAME_OF_PAIR.finditer(text):
-        if found.start() >= end and is_secret_name(found["name"]) and (value := _VALUE.match(text, found.end())):
-            kept += text[end : found.end()], MASK
+    for match in _NAME_OF_PAIR.finditer(text):
+        if match.start() >= end and is_secret_name(match["name"]) and (value := _VALUE.match(text, match.end())):
+            pieces += text[end : match.end()], MASK
             end = value.end()
-    return "".join([*kept, text[end:]])
+    return "".join([*pieces, text[end:]])
 
 
 def _looks_random(text: str) -> bool:
@@ -220,21 +220,21 @@ class Fitted(NamedTuple):
 
 def fit(pieces: Iterable[Piece], limit: int) -> Fitted:
     """As many pieces as fit into `limit` bytes, in their order."""
-    kept: list[Piece] = []
+    included: list[Piece] = []
     notes: list[str] = []
     left = limit
     for piece in pieces:
         size = len(piece.data)
         if size <= left:
-            kept.append(piece)
+            included.append(piece)
             left -= size
         elif piece.is_whole or left < 1024:
             notes.append(f"{piece.name}: {size} bytes were left out")
         else:
-            kept.append(piece._replace(data=piece.data[-left:]))
+            included.append(piece._replace(data=piece.data[-left:]))
             notes.append(f"{piece.name}: the last {left} of {size} bytes")
             left = 0
-    return Fitted(tuple(kept), tuple(notes))
+    return Fitted(tuple(included), tuple(notes))
 
 
 def bundle(summary: dict[str, Any], pieces: Sequence[Piece], limit: int) -> tuple[Piece, ...]:
@@ -371,26 +371,26 @@ class IncidentList(NamedTuple):
 
 
 def read_incidents(paths: Iterable[str]) -> IncidentList:
-    found: list[IncidentSummary] = []
+    incidents: list[IncidentSummary] = []
     notes: list[str] = []
     for path in _summaries(paths):
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
-                found.append(_incident(json.loads(file.read(_MAX_SUMMARY)), os.path.dirname(path)))
+                incidents.append(_incident(json.loads(file.read(_MAX_SUMMARY)), os.path.dirname(path)))
         except OSError as error:
             notes.append(f"{path} cannot be read: {error.strerror}")
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
             notes.append(f"{path} is not a summary of an incident that this version can read")
-        if len(found) >= _MAX_BUNDLES:
+        if len(incidents) >= _MAX_BUNDLES:
             notes.append(f"there are more than {_MAX_BUNDLES} incidents; the others are left out")
             break
-    return IncidentList(tuple(sorted(found, key=lambda incident: (incident.at, incident.group_rank))), tuple(notes))
+    return IncidentList(tuple(sorted(incidents, key=lambda incident: (incident.at, incident.group_rank))), tuple(notes))
 
 
-def incident_lines(found: Sequence[IncidentSummary]) -> list[str]:
+def incident_lines(incidents: Sequence[IncidentSummary]) -> list[str]:
     """The incidents for people: each with its cause once, and the nodes that have kept something of it."""
     groups: dict[tuple[str, int, str], list[IncidentSummary]] = {}
-    for incident in found:
+    for incident in incidents:
         groups.setdefault((incident.job, incident.round, os.path.dirname(incident.folder)), []).append(incident)
     lines: list[str] = []
     for (job, round_, folder), nodes in groups.items():

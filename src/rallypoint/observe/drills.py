@@ -113,10 +113,10 @@ def choose(drill: Drill, number: int, seen: Snapshot) -> Victim:
     why = _refusal(drill, number, seen)
     if why:
         raise DrillRefused(why)
-    found = victims(drill, seen)
-    if not found:
+    candidates = victims(drill, seen)
+    if not candidates:
         raise DrillRefused(_nobody(drill))
-    return random.Random(f"{drill.seed}:{number}").choice(found)
+    return random.Random(f"{drill.seed}:{number}").choice(candidates)
 
 
 def victims(drill: Drill, seen: Snapshot) -> list[Victim]:
@@ -204,13 +204,13 @@ def outcome(begun: Begun, seen: Snapshot) -> Trial | None:
         return None
     since = _since(fault)
     later = [event for event in seen.events if event.number > fault.number]
-    found = next((since(event.seconds_ago) for event in later if event.kind in _FOUND), None)
+    detected = next((since(event.seconds_ago) for event in later if event.kind in _FOUND), None)
     started = [since(event.seconds_ago) for event in later if _starts_round(event, seen.round)]
     trial = Trial(
         begun.number,
         drill.fault,
         begun.victim,
-        detected=found,
+        detected=detected,
         round=started[-1] if started else None,
         restarts=seen.ended_rounds.failures - before.ended_rounds.failures,
     )
@@ -220,7 +220,7 @@ def outcome(begun: Begun, seen: Snapshot) -> Trial | None:
         return done._replace(survived=True)
     if fault.seconds_ago < drill.limit:
         return None
-    what = "it was not detected" if found is None and drill.fault not in _MAY_PASS else "there was no step"
+    what = "it was not detected" if detected is None and drill.fault not in _MAY_PASS else "there was no step"
     return trial._replace(note=f"{what} within {drill.limit:g} s")
 
 
@@ -240,26 +240,26 @@ def _since(fault: JobEvent) -> Callable[[float], float]:
 def _recovered(begun: Begun, seen: Snapshot, trial: Trial, since: Callable[[float], float]) -> Trial | None:
     """The trial with its next step; None while there is none."""
     reports = [node.report for node in seen.nodes if node.report is not None]
-    told = [node.report for node in begun.before.nodes if node.report is not None]
+    earlier = [node.report for node in begun.before.nodes if node.report is not None]
     if seen.round > begun.before.round:
         if trial.round is None:
             return None
-        wanted = min(sum(map(_has_made_steps, told)), seen.totals.in_round)
-        made = [report for report in reports if report.progress >= 0]
-        if made and len(made) >= wanted:
-            return _with_first_step(trial, reports, made, since)
-        return None if wanted else _by_output(trial, told, reports, trial.round, since)
+        wanted = min(sum(map(_has_made_steps, earlier)), seen.totals.in_round)
+        progressed = [report for report in reports if report.progress >= 0]
+        if progressed and len(progressed) >= wanted:
+            return _with_first_step(trial, reports, progressed, since)
+        return None if wanted else _by_output(trial, earlier, reports, trial.round, since)
     if trial.detected is None and begun.drill.fault not in _MAY_PASS:
         return None
     over = begun.drill.lasts if trial.detected is None else trial.detected
     if since(0.0) <= over or not _is_back(begun.victim, seen, over, since):
         return None
-    if any(report.progress >= 0 for report in told):
+    if any(report.progress >= 0 for report in earlier):
         moments = [since(report.progress_age) for report in reports if report.progress >= 0]
         if not moments or min(moments) <= over:
             return None
         return trial._replace(step=max(moments), is_exact=False, seen_by="progress", lost=0)
-    return _by_output(trial, told, reports, over, since)
+    return _by_output(trial, earlier, reports, over, since)
 
 
 def _has_made_steps(report: NodeReport) -> bool:
@@ -267,13 +267,13 @@ def _has_made_steps(report: NodeReport) -> bool:
 
 
 def _with_first_step(
-    trial: Trial, reports: Sequence[NodeReport], made: Sequence[NodeReport], since: Callable[[float], float]
+    trial: Trial, reports: Sequence[NodeReport], progressed: Sequence[NodeReport], since: Callable[[float], float]
 ) -> Trial:
     """The trial with the first step of the next round. Workers that continue in their processes do not tell theirs."""
-    first = [report for report in made if report.first_step >= 0]
+    first = [report for report in progressed if report.first_step >= 0]
     if not first:
         return trial._replace(
-            step=max(since(report.progress_age) for report in made), is_exact=False, seen_by="progress"
+            step=max(since(report.progress_age) for report in progressed), is_exact=False, seen_by="progress"
         )
     at, before = max(since(report.first_step_age) for report in first), max(report.step_before for report in reports)
     lost = None if before < 0 else max(0, before + 1 - min(report.first_step for report in first))
@@ -282,7 +282,7 @@ def _with_first_step(
 
 def _by_output(
     trial: Trial,
-    told: Sequence[NodeReport],
+    earlier: Sequence[NodeReport],
     reports: Sequence[NodeReport],
     over: float,
     since: Callable[[float], float],
@@ -292,7 +292,7 @@ def _by_output(
     after = [moment for moment in moments if moment > over]
     if after:
         return trial._replace(step=min(after), is_exact=False, seen_by="output")
-    wrote = any(age >= 0 for report in told for age in report.output_ages)
+    wrote = any(age >= 0 for report in earlier for age in report.output_ages)
     return None if wrote or not reports else trial
 
 

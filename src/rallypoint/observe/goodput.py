@@ -109,18 +109,18 @@ def agent_runs(lines: Iterable[events.KINDS]) -> list[AgentRun]:
     Two agents of one host and process id, one after the other, are told apart by where they began.
     """
     open_runs: dict[_Key, _Open] = {}
-    found: list[tuple[_Key, _Open]] = []
+    begun: list[tuple[_Key, _Open]] = []
     for event in lines:
         key = (event.job, event.host, event.pid)
         run = open_runs.get(key)
         if run is None or _is_later_run(event, run.told[-1]):
             run = open_runs[key] = _Open(event.time - event.elapsed)
-            found.append((key, run))
+            begun.append((key, run))
         run.told.append(event)
-    found.sort(key=lambda entry: (entry[1].began, entry[0]))
+    begun.sort(key=lambda entry: (entry[1].began, entry[0]))
     return [
         AgentRun(key[0], key[1], name, run.began, tuple(sorted(run.told, key=lambda event: event.elapsed)))
-        for (key, run), name in zip(found, _names([key for key, _ in found]), strict=True)
+        for (key, run), name in zip(begun, _names([key for key, _ in begun]), strict=True)
     ]
 
 
@@ -179,12 +179,12 @@ class Span(NamedTuple):
 def _node_spans(run: AgentRun, shift: float, end: float, rounds: Mapping[RoundKey, _Round]) -> Iterator[Span]:
     """The node's phases until `end`, cut where it is given a place in another round; its agent began at `shift`."""
     key: RoundKey | None = None
-    phase, since, held = NodePhase.RENDEZVOUS, shift + run.first, 0.0
+    phase, since, back_off = NodePhase.RENDEZVOUS, shift + run.first, 0.0
 
     def spans(until: float) -> Iterator[Span]:
         number = -1 if key is None else rounds[key].index
         until = min(until, end)
-        cut = min(until, since + held) if phase is NodePhase.HELD_BACK else since
+        cut = min(until, since + back_off) if phase is NodePhase.HELD_BACK else since
         if cut > since:
             yield Span(since, cut, NodePhase.HELD_BACK.value, number)
         if until > cut:
@@ -195,10 +195,10 @@ def _node_spans(run: AgentRun, shift: float, end: float, rounds: Mapping[RoundKe
         at = max(since, shift + event.elapsed)
         if isinstance(event, events.PhaseBegan):
             yield from spans(at)
-            phase, since, held = event.phase, at, event.seconds
+            phase, since, back_off = event.phase, at, event.seconds
         elif isinstance(event, events.RoundStarted):
             yield from spans(at)
-            held = max(0.0, held - (at - since))
+            back_off = max(0.0, back_off - (at - since))
             key, since = run.key_of(event), at
     yield from spans(end)
 
@@ -329,25 +329,25 @@ class _Round:
 
 
 def _rounds_of(runs: Sequence[AgentRun], shifts: Mapping[str, float]) -> dict[RoundKey, _Round]:
-    found: dict[RoundKey, _Round] = defaultdict(_Round)
+    by_key: dict[RoundKey, _Round] = defaultdict(_Round)
     for run in runs:
         for key, event in run.in_rounds():
             at = shifts[run.name] + event.elapsed
             match event:
                 case events.RoundStarted():
-                    found[key].placed.append((at, event))
+                    by_key[key].placed.append((at, event))
                 case events.RoundOver():
-                    found[key].ends.append((at, event))
+                    by_key[key].ends.append((at, event))
                 case events.WorkerFailed():
-                    found[key].failed.append(at)
+                    by_key[key].failed.append(at)
                 case events.WorkersStarted():
-                    found[key].started.append(at)
+                    by_key[key].started.append(at)
                 case events.ProgressMade():
                     sample = ProgressSample(at - event.age, event.step, event.first_step)
-                    found[key].progress.append((event.source == "file", sample))
+                    by_key[key].progress.append((event.source == "file", sample))
                 case _:
                     pass
-    rounds = dict(sorted(found.items(), key=lambda entry: entry[1].begun))
+    rounds = dict(sorted(by_key.items(), key=lambda entry: entry[1].begun))
     by_file = _by_file(rounds.values())
     for index, round_ in enumerate(rounds.values()):
         round_.index = index
@@ -379,11 +379,11 @@ def _with_losses(rounds: Sequence[_Round], timeline: Sequence[Span], outcome: st
     after: _Round | None = None
     for round_ in reversed(rounds):
         spans = running[round_.index]
-        kept = spans[-1].end if spans else 0.0
+        survived_until = spans[-1].end if spans else 0.0
         goes_on = after is None and outcome in ("succeeded", "unfinished")
         if known and not goes_on:
-            kept = _kept_until(round_.samples, None if by_file else limit)
-        lost = sum(span.end - min(span.end, max(span.start, kept)) for span in spans)
+            survived_until = _kept_until(round_.samples, None if by_file else limit)
+        lost = sum(span.end - min(span.end, max(span.start, survived_until)) for span in spans)
         firsts = [sample.first for sample in round_.samples if sample.first >= 0]
         limit = min(firsts if limit is None else [limit, *firsts], default=limit)
         total = sum(span.seconds for span in spans)
@@ -505,13 +505,13 @@ class Report:
 
     def slowest_recoveries(self, most: int = 5) -> tuple[RoundEntry, ...]:
         """The rounds after which it took the longest until workers ran again."""
-        found = [entry for entry in self.rounds if entry.recovery is not None]
-        return tuple(sorted(found, key=lambda entry: -entry.recovery.seconds if entry.recovery else 0.0)[:most])
+        recovered = [entry for entry in self.rounds if entry.recovery is not None]
+        return tuple(sorted(recovered, key=lambda entry: -entry.recovery.seconds if entry.recovery else 0.0)[:most])
 
 
 def report(runs: Sequence[AgentRun], notes: Iterable[str] = ()) -> Report:
     """Account for the time of the job with these agents, at least one; `notes` are of the reader of the files."""
-    offsets, said = _offsets(runs)
+    offsets, clock_notes = _offsets(runs)
     began = min(run.began + run.first + offsets[run.name] for run in runs)
     shifts = {run.name: run.began + offsets[run.name] - began for run in runs}
     rounds = _rounds_of(runs, shifts)
@@ -540,7 +540,7 @@ def report(runs: Sequence[AgentRun], notes: Iterable[str] = ()) -> Report:
         outcome=outcome.outcome if outcome else "unfinished",
         detail=_outcome_detail(outcome),
         final_failure=outcome.failure.host if outcome and outcome.failure else "",
-        notes=(*notes, *said, *_notes(runs, [*rounds.values()])),
+        notes=(*notes, *clock_notes, *_notes(runs, [*rounds.values()])),
     )
 
 
@@ -584,8 +584,8 @@ def _offsets(runs: Sequence[AgentRun]) -> tuple[dict[str, float], list[str]]:
     for run in runs:
         common = run.placed.keys() & reference.placed.keys()
         if common:
-            found = (run.placed[key] + run.began - reference.placed[key] - reference.began for key in common)
-            ahead[run.name] = median(found)
+            leads = (run.placed[key] + run.began - reference.placed[key] - reference.began for key in common)
+            ahead[run.name] = median(leads)
     usual = median_low(ahead.values()) if ahead else 0.0
     wrong = {name: by - usual for name, by in ahead.items() if abs(by - usual) > _MAX_SKEW}
     notes = [
@@ -599,10 +599,10 @@ def _offsets(runs: Sequence[AgentRun]) -> tuple[dict[str, float], list[str]]:
 
 
 def _outcome(runs: Sequence[AgentRun]) -> events.JobOver | None:
-    found = [
+    endings = [
         (run.began + event.elapsed, event) for run in runs for event in run.told if isinstance(event, events.JobOver)
     ]
-    return max(found, key=lambda entry: entry[0])[1] if found else None
+    return max(endings, key=lambda entry: entry[0])[1] if endings else None
 
 
 def _outcome_detail(outcome: events.JobOver | None) -> str:

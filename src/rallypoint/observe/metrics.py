@@ -182,8 +182,8 @@ def _family(metric: Metric[S], described: Iterable[tuple[tuple[str, ...], S]]) -
     samples: list[Sample] = []
     for common, subject in described:
         values = metric.values(subject)
-        found = values if isinstance(values, Mapping) else {(): values}
-        samples += [Sample((*common, *labels), value) for labels, value in found.items()]
+        by_labels = values if isinstance(values, Mapping) else {(): values}
+        samples += [Sample((*common, *labels), value) for labels, value in by_labels.items()]
     return Family(metric, samples)
 
 

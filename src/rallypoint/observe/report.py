@@ -43,14 +43,14 @@ def read_events(paths: Sequence[str]) -> EventFiles:
     """The events in files (with those beside them that were rotated away: PATH.1, PATH.2, ...) and folders of files.
     Raises UserError: one is not there, cannot be read, or there is no event in any.
     """
-    found = EventFiles()
+    contents = EventFiles()
     files = list(dict.fromkeys(os.path.realpath(file) for path in paths for file in _files(path)))
     for path in files:
-        _read(path, found)
-    if not any(found.events.values()):
-        why = found.notes[0] if found.notes else f"there is no *.jsonl file in {', '.join(paths)}"
+        _read(path, contents)
+    if not any(contents.events.values()):
+        why = contents.notes[0] if contents.notes else f"there is no *.jsonl file in {', '.join(paths)}"
         raise UserError(f"{why}; give files that rallyrun --event-log-handler=jsonl:PATH has written")
-    return found
+    return contents
 
 
 def _files(path: str) -> list[str]:
@@ -88,7 +88,7 @@ class _Complaints:
         self.first = self.first or f"line {number}: {why}"
 
 
-def _read(path: str, found: EventFiles) -> None:
+def _read(path: str, contents: EventFiles) -> None:
     bad, newer, good, line = _Complaints(), 0, 0, b""
     number = 0
     for number, line in enumerate(_lines(path), 1):
@@ -102,16 +102,16 @@ def _read(path: str, found: EventFiles) -> None:
             continue
         good += 1
         if not isinstance(event, TorchEvent):
-            found.events.setdefault(event.job, []).append(event)
+            contents.events.setdefault(event.job, []).append(event)
     if not number:
-        found.notes.append(f"{path} is empty")
+        contents.notes.append(f"{path} is empty")
     elif not good and not newer:
-        found.notes.append(f"{path} holds no events of rallyrun ({bad.first})")
+        contents.notes.append(f"{path} holds no events of rallyrun ({bad.first})")
     elif bad.count:
         which = "a line is" if bad.count == 1 else f"{bad.count} lines are"
-        found.notes.append(f"{which} left out of {path}, which cannot be read ({bad.first})")
+        contents.notes.append(f"{which} left out of {path}, which cannot be read ({bad.first})")
     if newer:
-        found.notes.append(f"{newer} lines of {path} are of kinds that a newer version writes, and left out")
+        contents.notes.append(f"{newer} lines of {path} are of kinds that a newer version writes, and left out")
 
 
 def _lines(path: str) -> Iterator[bytes]:
@@ -232,8 +232,8 @@ def _slowest(report: Report) -> Iterator[str]:
 
 def recovery_parts(recovery: RecoveryTime) -> str:
     """What it took, as in `stopping 1.02 s, starting 0.05 s`."""
-    told = {name: seconds for name, seconds in recovery.parts.items() if seconds >= _BRIEF}
-    return ", ".join(f"{name.replace('_', ' ')} {seconds:.2f} s" for name, seconds in told.items())
+    longest = {name: seconds for name, seconds in recovery.parts.items() if seconds >= _BRIEF}
+    return ", ".join(f"{name.replace('_', ' ')} {seconds:.2f} s" for name, seconds in longest.items())
 
 
 def _recovery(entry: RoundEntry) -> tuple[str, ...]:

@@ -38,8 +38,8 @@ class NodeLogs(NamedTuple):
 _decoder = msgspec.msgpack.Decoder(NodeLogs)
 
 
-def encode_logs(found: NodeLogs) -> bytes:
-    return msgspec.msgpack.encode(found)
+def encode_logs(logs: NodeLogs) -> bytes:
+    return msgspec.msgpack.encode(logs)
 
 
 def decode_logs(data: bytes) -> NodeLogs:
@@ -50,9 +50,9 @@ def decode_logs(data: bytes) -> NodeLogs:
     return NodeLogs(pieces, tuple(_clean(note[:_LONGEST_NOTE]) for note in notes[:_MOST_NOTES]))
 
 
-def log_lines(found: NodeLogs, node: str, *, labelled: bool) -> Iterator[str]:
+def log_lines(logs: NodeLogs, node: str, *, labelled: bool) -> Iterator[str]:
     """The lines for a person, with `[rank3]: ` before each, or the node's name where they are of several ranks."""
-    for rank, data in found.pieces:
+    for rank, data in logs.pieces:
         label = "" if not labelled else f"[{node}]: " if rank == CONSOLE else f"[rank{rank}]: "
         for line in data.decode(errors="replace").removesuffix("\n").split("\n"):
             yield f"{label}{_clean(line.removesuffix(chr(13)).rpartition(chr(13))[2])}"  # of a progress bar the last

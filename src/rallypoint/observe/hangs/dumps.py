@@ -83,8 +83,8 @@ def recorder_of(rank: int, environ: Mapping[str, str]) -> Recorder | None:
     """How to ask the flight recorder of the worker with this environment; None if that is not possible."""
     dump, pipe = environ.get(DUMP) or environ.get(OLD_NAMES[DUMP], ""), environ.get(PIPE, "")
     by_pipe = bool(dump and pipe)
-    found = Recorder(f"{dump}{rank}" * by_pipe, f"{pipe}{rank}.pipe" * by_pipe, environ.get(SOCKET, ""))
-    return found if any(found) else None
+    recorder = Recorder(f"{dump}{rank}" * by_pipe, f"{pipe}{rank}.pipe" * by_pipe, environ.get(SOCKET, ""))
+    return recorder if any(recorder) else None
 
 
 def take_dumps(recorders: Mapping[int, Recorder], folder: str) -> list[RankRecord]:
@@ -262,9 +262,9 @@ def record_of(rank: int, dump: Dump) -> RankRecord:
                 printable(name[0], MAX_TEXT),
                 printable(name[1], MAX_TEXT),
                 members.get(name, ()),
-                tuple(_collective(found[number]) for number in sorted(found)[-MAX_KEPT:]),
+                tuple(_collective(collectives[number]) for number in sorted(collectives)[-MAX_KEPT:]),
             )
-            for name, found in groups.items()
+            for name, collectives in groups.items()
         ),
         tuple(printable(f"{entry.operation} of {title(*entry.process_group)}", MAX_TEXT) for entry in pending),
     )
@@ -276,9 +276,9 @@ def _collective(entry: DumpedEntry) -> Collective:
 
 def _members(config: Mapping[str, DumpedGroup]) -> dict[tuple[str, str], tuple[RankRange, ...]]:
     """The ranks of each process group, by its name and description, where they are told."""
-    found = {}
+    members = {}
     for group in config.values():
         listed = _RANKS.fullmatch(group.ranks)
         if listed is not None and listed[1]:
-            found[group.name, group.desc] = runs_of(map(int, listed[1].split(",")))
-    return found
+            members[group.name, group.desc] = runs_of(map(int, listed[1].split(",")))
+    return members

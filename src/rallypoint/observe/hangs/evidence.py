@@ -80,10 +80,10 @@ def stacks_of(pids: Mapping[int, int]) -> bytes:
     return encode_stacks(stacks_of_workers(pids))
 
 
-def encode_stacks(found: Sequence[WorkerStacks]) -> bytes:
+def encode_stacks(workers: Sequence[WorkerStacks]) -> bytes:
     """The bytes for an operator: each text once."""
     alike: dict[object, list[WorkerStacks]] = {}
-    for worker in found:
+    for worker in workers:
         alike.setdefault((calls_of(main_frames(worker.text)), worker.error), []).append(worker)
     sent = [
         _SentStacks(tuple((worker.rank, worker.pid) for worker in all_), all_[0].text, all_[0].error)
@@ -109,11 +109,11 @@ def decode_stacks(data: bytes) -> Sequence[WorkerStacks]:
 def check_stacks(data: bytes) -> Sequence[WorkerStacks]:
     """The same for what is not compressed."""
     sent = decoded(_decoder, data)
-    found = []
+    stacks = []
     for group in sent:
         text = "\n".join(printable(line, _MAX_LINE) for line in group.text[:MAX_STACK].split("\n"))
-        found += [WorkerStacks(rank, pid, text, printable(group.error)) for rank, pid in group.workers]
-    return found
+        stacks += [WorkerStacks(rank, pid, text, printable(group.error)) for rank, pid in group.workers]
+    return stacks
 
 
 def _program() -> str | None:
@@ -142,13 +142,13 @@ def _stacks_of_one(program: str | None, deadline: Deadline, rank: int, pid: int)
     return WorkerStacks(rank, pid, "", _why(done.stderr))
 
 
-def _why(said: str) -> str:
-    if "ermission denied" in said or "not permitted" in said:
+def _why(output: str) -> str:
+    if "ermission denied" in output or "not permitted" in output:
         return (
             "the kernel does not permit to read the process; give the agent CAP_SYS_PTRACE, or set "
             "kernel.yama.ptrace_scope=0"
         )
-    lines = [line for line in said.strip().splitlines() if line.strip()]
+    lines = [line for line in output.strip().splitlines() if line.strip()]
     return lines[-1] if lines else "py-spy failed and said nothing"
 
 
@@ -185,20 +185,20 @@ def collect_evidence(node: ExaminedNode) -> NodeEvidence:
     with ThreadPoolExecutor(1, "evidence") as beside:
         dumps = beside.submit(take_dumps, recorders, dump_folder(node.folder))
         stacks = {worker.rank: worker for worker in stacks_of_workers(running, deadline)}
-        found = {worker.rank: _found(worker, stacks.get(worker.rank)) for worker in sorted(node.workers)}
-        waiting = {rank: pid for rank, pid in running.items() if waits_for_children(calls_of(found[rank].frames))}
+        evidence_of = {worker.rank: _found(worker, stacks.get(worker.rank)) for worker in sorted(node.workers)}
+        waiting = {rank: pid for rank, pid in running.items() if waits_for_children(calls_of(evidence_of[rank].frames))}
         children = children_of(waiting, deadline)
         records = tuple(dumps.result())
     ranks = tuple(
         msgspec.structs.replace(evidence, children=tuple(child.found for child in children.get(rank, ())))
-        for rank, evidence in found.items()
+        for rank, evidence in evidence_of.items()
     )
-    kept = _keep(node.folder, _whole_text(ranks, stacks, children)) if node.folder else ""
+    path = _keep(node.folder, _whole_text(ranks, stacks, children)) if node.folder else ""
     written = next(
         (recorder.dump.removesuffix(f"{rank}") for rank, recorder in recorders.items() if _is_there(recorder.dump)), ""
     )
     where = printable(written, MAX_TEXT)
-    return NodeEvidence(printable(node.host), ranks, printable(kept, MAX_TEXT), records, where, node.ends_workers)
+    return NodeEvidence(printable(node.host), ranks, printable(path, MAX_TEXT), records, where, node.ends_workers)
 
 
 def _is_there(path: str) -> bool:
@@ -283,8 +283,8 @@ def children_of(workers: Mapping[int, int], deadline: Deadline) -> dict[int, lis
     below = {rank: _below(pid)[:MAX_CHILDREN] for rank, pid in workers.items()}
     every = {pid: pid for pids in below.values() for pid in pids}
     texts = {process.pid: process for process in stacks_of_workers(every, deadline)}
-    found = {rank: [_child(pid, texts[pid].text) for pid in pids] for rank, pids in below.items()}
-    return {rank: [child for child in children if not _is_helper(child)] for rank, children in found.items()}
+    children_by_rank = {rank: [_child(pid, texts[pid].text) for pid in pids] for rank, pids in below.items()}
+    return {rank: [child for child in children if not _is_helper(child)] for rank, children in children_by_rank.items()}
 
 
 def _below(root: int) -> list[int]:
@@ -292,11 +292,11 @@ def _below(root: int) -> list[int]:
         table = process_table()
     except OSError:  # no descriptor is free
         return []
-    found, parents = [], {root}
+    pids, parents = [], {root}
     while parents:
         parents = {pid for pid, entry in table.items() if entry.parent in parents and not entry.ended}
-        found += sorted(parents)
-    return found
+        pids += sorted(parents)
+    return pids
 
 
 def _child(pid: int, text: str) -> Child:
@@ -374,8 +374,8 @@ def _uninterruptible(pid: int) -> Iterator[int]:
     except (OSError, ValueError):
         return
     for thread in threads:
-        found = read_stat(thread)
-        if thread != pid and found is not None and found.state == "D":
+        stat = read_stat(thread)
+        if thread != pid and stat is not None and stat.state == "D":
             yield thread
 
 

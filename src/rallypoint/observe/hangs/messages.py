@@ -76,9 +76,9 @@ def main_frames(text: str) -> tuple[Frame, ...]:
                 break
         elif line.startswith("Thread "):
             threads.append((line.partition(": ")[2].strip(), []))
-        elif threads and (found := _FRAME.fullmatch(line)):
-            function, file = printable(found[1][-MAX_NAME:]), printable(found[2][-MAX_FILE:], MAX_FILE)
-            threads[-1][1].append(Frame(function, file, int(found[3] or 0)))
+        elif threads and (match := _FRAME.fullmatch(line)):
+            function, file = printable(match[1][-MAX_NAME:]), printable(match[2][-MAX_FILE:], MAX_FILE)
+            threads[-1][1].append(Frame(function, file, int(match[3] or 0)))
     named = next((frames for name, frames in threads if name == _MAIN), None)
     return tuple(named if named is not None else threads[0][1] if threads else ())
 
@@ -88,9 +88,9 @@ def short_lines(text: str) -> list[str]:
     root = _root(main_frames(text))
     shown = []
     for line in text.splitlines():
-        if found := _FRAME.fullmatch(line):
-            place = _short(found[2], root)
-            shown.append(f"    {found[1]} ({place}:{found[3]})" if found[3] else f"    {found[1]} ({place})")
+        if match := _FRAME.fullmatch(line):
+            place = _short(match[2], root)
+            shown.append(f"    {match[1]} ({place}:{match[3]})" if match[3] else f"    {match[1]} ({place})")
         elif line.startswith("Thread "):
             shown.append(f"  Thread {line.partition(': ')[2]}".rstrip())
     return shown
@@ -244,16 +244,16 @@ class RankRange(msgspec.Struct, frozen=True, array_like=True):
 def runs_of(ranks: Iterable[int]) -> tuple[RankRange, ...]:
     """Ranks in as few runs as can be found by going along them: a group of a mesh is one."""
     in_order = sorted(set(ranks))
-    found, at = [], 0
+    runs, at = [], 0
     while at < len(in_order):
         first = in_order[at]
         step = in_order[at + 1] - first if at + 1 < len(in_order) else 1
         count = 1
         while at + count < len(in_order) and in_order[at + count] == first + count * step:
             count += 1
-        found.append(RankRange(first, count, step))
+        runs.append(RankRange(first, count, step))
         at += count
-    return tuple(found)
+    return tuple(runs)
 
 
 @lru_cache(maxsize=1024)
@@ -321,8 +321,8 @@ def inflated(data: bytes, most: int = MAX_INFLATED) -> bytes:
     return raw
 
 
-def encode_evidence(found: NodeEvidence) -> bytes:
-    return deflated(msgspec.json.encode(found))
+def encode_evidence(evidence: NodeEvidence) -> bytes:
+    return deflated(msgspec.json.encode(evidence))
 
 
 def decode_evidence(data: bytes) -> NodeEvidence:
@@ -332,15 +332,15 @@ def decode_evidence(data: bytes) -> NodeEvidence:
 
 def check_evidence(data: bytes) -> NodeEvidence:
     """The same for what is not compressed."""
-    found = decoded(_decoder, data)
+    evidence = decoded(_decoder, data)
     # All of it at once, where no text can hold what the whole does not show: nearly always, at a tenth of the cost.
     plain = b"\\" not in data and data.decode().isprintable()
-    if not plain and (bad := next((text for text in _texts(found) if not text.isprintable()), None)) is not None:
+    if not plain and (bad := next((text for text in _texts(evidence) if not text.isprintable()), None)) is not None:
         raise ValueError(f"a text of it cannot be printed: {bad[:80]!r}")
-    groups = (group for record in found.records for group in record.groups)
+    groups = (group for record in evidence.records for group in record.groups)
     if any(sum(run.count for run in group.members) > _MAX_MEMBERS for group in groups):
         raise ValueError(f"a process group has more than {_MAX_MEMBERS} members")
-    return found
+    return evidence
 
 
 class EvidenceReader:
@@ -352,7 +352,7 @@ class EvidenceReader:
 
     def read(self, data: bytes) -> NodeEvidence:
         """As `decode_evidence`."""
-        found = decode_evidence(data)
+        evidence = decode_evidence(data)
         ranks = (
             msgspec.structs.replace(
                 rank,
@@ -360,12 +360,13 @@ class EvidenceReader:
                 kernel=self._once(rank.kernel),
                 children=self._once(rank.children),
             )
-            for rank in found.ranks
+            for rank in evidence.ranks
         )
         records = (
-            msgspec.structs.replace(record, groups=tuple(map(self._group, record.groups))) for record in found.records
+            msgspec.structs.replace(record, groups=tuple(map(self._group, record.groups)))
+            for record in evidence.records
         )
-        return msgspec.structs.replace(found, ranks=tuple(ranks), records=tuple(records))
+        return msgspec.structs.replace(evidence, ranks=tuple(ranks), records=tuple(records))
 
     def _stack(self, frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
         if frames not in self._known:
@@ -380,15 +381,15 @@ class EvidenceReader:
         return self._known.setdefault(value, value)  # type: ignore[no-any-return]
 
 
-def _texts(found: NodeEvidence) -> Iterator[str]:
-    yield from (found.host, found.kept, found.dumps)
-    for rank in found.ranks:
+def _texts(evidence: NodeEvidence) -> Iterator[str]:
+    yield from (evidence.host, evidence.kept, evidence.dumps)
+    for rank in evidence.ranks:
         yield from (rank.state, rank.where, rank.why_none, *rank.kernel)
         for child in rank.children:
             yield from (child.state, child.where)
         for frame in (*rank.frames, *(frame for child in rank.children for frame in child.frames)):
             yield from (frame.function, frame.file)
-    for record in found.records:
+    for record in evidence.records:
         yield from (record.why_none, *record.pending)
         for group in record.groups:
             yield from (group.name, group.description)

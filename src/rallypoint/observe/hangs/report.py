@@ -80,9 +80,9 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return " and ".join(texts)
 
 
-def _some(found: Sequence[str]) -> str:
-    more = f" and {len(found) - _MAX_RANGES} more ranges" if len(found) > _MAX_RANGES else ""
-    return f"{', '.join(found[:_MAX_RANGES])}{more}"
+def _some(texts: Sequence[str]) -> str:
+    more = f" and {len(texts) - _MAX_RANGES} more ranges" if len(texts) > _MAX_RANGES else ""
+    return f"{', '.join(texts[:_MAX_RANGES])}{more}"
 
 
 def found_of(process: RankEvidence | ProcessEvidence) -> Situation:
@@ -101,7 +101,7 @@ def groups_of(ranks: Iterable[RankEvidence]) -> list[RankGroup]:
         members.setdefault(found_of(evidence), []).append(evidence.rank)
     in_order = sorted(members.items(), key=lambda entry: (-len(entry[1]), entry[1]))
     most = len(in_order[0][1]) if in_order else 0
-    return [RankGroup(tuple(ranks), found, len(ranks) < most) for found, ranks in in_order]
+    return [RankGroup(tuple(ranks), situation, len(ranks) < most) for situation, ranks in in_order]
 
 
 # Collectives
@@ -123,22 +123,22 @@ def findings(records: Sequence[RankRecord], ranks: Collection[int]) -> list[str]
     which they wait together.
     """
     known = {record.rank for record in records}
-    found = [text for group in _groups(records, ranks) for text in _of_group(group, known)]
-    found += [f"rank {record.rank} waits in {text}" for record in records for text in record.pending[-1:]]
-    more = [f"and {len(found) - MAX_FINDINGS} more such lines"] if len(found) > MAX_FINDINGS else []
-    return [*found[:MAX_FINDINGS], *more]
+    lines = [text for group in _groups(records, ranks) for text in _of_group(group, known)]
+    lines += [f"rank {record.rank} waits in {text}" for record in records for text in record.pending[-1:]]
+    more = [f"and {len(lines) - MAX_FINDINGS} more such lines"] if len(lines) > MAX_FINDINGS else []
+    return [*lines[:MAX_FINDINGS], *more]
 
 
 def _groups(records: Iterable[RankRecord], ranks: Collection[int]) -> list[_ProcessGroup]:
     """By name, description and members: two groups may have the same name on different ranks."""
-    found: dict[tuple[str, str, tuple[RankRange, ...]], dict[int, dict[int, Collective]]] = {}
+    by_group: dict[tuple[str, str, tuple[RankRange, ...]], dict[int, dict[int, Collective]]] = {}
     for record in records:
         for group in record.groups:
-            by_rank = found.setdefault((group.name, group.description, group.members), {})
+            by_rank = by_group.setdefault((group.name, group.description, group.members), {})
             by_rank[record.rank] = {entry.sequence: entry for entry in group.last}
     return [
         _ProcessGroup(title(name, description), ranks_of(members) or _seen(description, by_rank, ranks), by_rank)
-        for (name, description, members), by_rank in found.items()
+        for (name, description, members), by_rank in by_group.items()
     ]
 
 
@@ -185,8 +185,8 @@ def _place(collective: Collective | None) -> str:
 
 
 def _ranks(ranks: Iterable[int]) -> str:
-    found = ranges(ranks)
-    return f"rank{'' if len(found) == 1 and '-' not in found[0] else 's'} {_some(found)}"
+    texts = ranges(ranks)
+    return f"rank{'' if len(texts) == 1 and '-' not in texts[0] else 's'} {_some(texts)}"
 
 
 MAX_LINES = 60
@@ -224,8 +224,8 @@ class GatheredStacks:
         self.any_found = False
         """Whether any worker has a stack."""
 
-    def add(self, found: Iterable[WorkerStacks]) -> None:
-        for stacks in found:
+    def add(self, workers: Iterable[WorkerStacks]) -> None:
+        for stacks in workers:
             rank = RankEvidence(stacks.rank, stacks.error or "running", frames=main_frames(stacks.text)[:MAX_FRAMES])
             self._texts.setdefault(found_of(rank), stacks.text)
             self._ranks.append(rank)
@@ -240,10 +240,10 @@ class GatheredStacks:
         return lines
 
 
-def stack_lines(found: Iterable[WorkerStacks]) -> list[str]:
+def stack_lines(workers: Iterable[WorkerStacks]) -> list[str]:
     """The same of one node."""
     gathered = GatheredStacks()
-    gathered.add(found)
+    gathered.add(workers)
     return gathered.lines()
 
 
@@ -263,13 +263,13 @@ def group_lines(groups: Sequence[RankGroup]) -> list[str]:
 
 def _recorded(nodes: Sequence[NodeEvidence]) -> Iterable[str]:
     records = [record for node in nodes for record in node.records]
-    told = [record for record in records if not record.why_none]
-    for text in findings(told, {rank.rank for node in nodes for rank in node.ranks}):
+    readable = [record for record in records if not record.why_none]
+    for text in findings(readable, {rank.rank for node in nodes for rank in node.ranks}):
         yield f"flight recorder: {text}"
     for why in sorted({record.why_none for record in records if record.why_none})[:_MAX_HOSTS]:
         ranks = [record.rank for record in records if record.why_none == why]
         yield f"no flight recorder of {ranks_text(ranks)}: {why}"
-    if told and (path := next((node.dumps for node in nodes if node.dumps), "")):
+    if readable and (path := next((node.dumps for node in nodes if node.dumps), "")):
         folder, _, prefix = path.rpartition("/")
         others = ", with the dumps of all nodes in one folder" if len(nodes) > 1 else ""
         yield f"analysis: torchfrtrace --prefix {prefix} {folder}{others}"
@@ -293,8 +293,8 @@ def _children(ranks: Sequence[RankEvidence], group: RankGroup) -> Iterable[str]:
     """What the processes below these ranks are in, those of all ranks counted together: what few are in first."""
     members = frozenset(group.ranks)
     counted = Counter(found_of(child) for rank in ranks if rank.rank in members for child in rank.children)
-    for found, count in sorted(counted.items(), key=lambda entry: entry[1])[:_MAX_CHILDREN]:
-        yield f"{count} process{'' if count == 1 else 'es'} below: {found.headline}"
+    for situation, count in sorted(counted.items(), key=lambda entry: entry[1])[:_MAX_CHILDREN]:
+        yield f"{count} process{'' if count == 1 else 'es'} below: {situation.headline}"
 
 
 def _without_stacks(nodes: Sequence[NodeEvidence]) -> list[str]:
@@ -305,9 +305,9 @@ def _without_stacks(nodes: Sequence[NodeEvidence]) -> list[str]:
                 hosts.setdefault(rank.why_none, {}).setdefault(node.host, []).append(rank.rank)
     follow = "; they follow when the workers are ended" if any(node.stacks_follow for node in nodes) else ""
     return [
-        f"  no Python stacks of {ranks_text(sorted(rank for ranks in found.values() for rank in ranks))} on "
-        f"{_names([*found])}: {why}{follow}"
-        for why, found in sorted(hosts.items())[:_MAX_HOSTS]
+        f"  no Python stacks of {ranks_text(sorted(rank for ranks in ranks_by_node.values() for rank in ranks))} on "
+        f"{_names([*ranks_by_node])}: {why}{follow}"
+        for why, ranks_by_node in sorted(hosts.items())[:_MAX_HOSTS]
     ]
 
 
@@ -316,9 +316,9 @@ def _missing(names: Sequence[str], more: int) -> list[str]:
 
 
 def _where(nodes: Sequence[NodeEvidence]) -> list[str]:
-    kept = [f"{node.kept} on {node.host}" for node in nodes if node.kept]
-    more = f" and on {len(kept) - _MAX_HOSTS} more nodes" if len(kept) > _MAX_HOSTS else ""
-    return [f"  all of it: {', '.join(kept[:_MAX_HOSTS])}{more}"] if kept else []
+    places = [f"{node.kept} on {node.host}" for node in nodes if node.kept]
+    more = f" and on {len(places) - _MAX_HOSTS} more nodes" if len(places) > _MAX_HOSTS else ""
+    return [f"  all of it: {', '.join(places[:_MAX_HOSTS])}{more}"] if places else []
 
 
 def _names(names: Sequence[str], more: int = 0) -> str:

@@ -134,14 +134,14 @@ class PhaseClock:
         self.phase, self._since, self._held_until = phase, now, now + held_back
 
     def seconds(self, now: float) -> dict[NodePhase, float]:
-        found = dict(self._seconds)
+        seconds = dict(self._seconds)
         if self.phase is NodePhase.HELD_BACK:
-            held = max(0.0, min(now, self._held_until) - self._since)
-            found[NodePhase.HELD_BACK] += held
-            found[NodePhase.RENDEZVOUS] += now - self._since - held
+            back_off = max(0.0, min(now, self._held_until) - self._since)
+            seconds[NodePhase.HELD_BACK] += back_off
+            seconds[NodePhase.RENDEZVOUS] += now - self._since - back_off
         else:
-            found[self.phase] += now - self._since
-        return found
+            seconds[self.phase] += now - self._since
+        return seconds
 
 
 class AgentEvent(msgspec.Struct, kw_only=True, frozen=True, tag_field="event"):

@@ -44,10 +44,10 @@ log_handlers: dict[str, logging.Handler] = {
 
 def get_logging_handler(destination: str = "null") -> logging.Handler:
     """The handler of a name; one of an entry point is loaded once. UserError if there is none, or it cannot be used."""
-    found = log_handlers.get(destination)
-    if found is None:
-        found = log_handlers[destination] = _made_handler(destination)
-    return found
+    handler = log_handlers.get(destination)
+    if handler is None:
+        handler = log_handlers[destination] = _made_handler(destination)
+    return handler
 
 
 def takes_agent_events(destination: str) -> bool:
@@ -64,15 +64,15 @@ def _made_handler(destination: str) -> logging.Handler:
 
 
 def _plugin_handler(destination: str) -> logging.Handler:
-    made = plugin(
+    handler = plugin(
         GROUP, destination, "event handler", log_handlers, lambda offer: offer() if callable(offer) else offer
     )
-    if not isinstance(made, logging.Handler):
+    if not isinstance(handler, logging.Handler):
         raise UserError(
-            f"the event handler {destination!r} is a {type(made).__name__}; its entry point must name a "
+            f"the event handler {destination!r} is a {type(handler).__name__}; its entry point must name a "
             "logging.Handler, or something that makes one when it is called without arguments"
         )
-    return made
+    return handler
 
 
 # Recording
@@ -133,16 +133,16 @@ def construct_and_record_rdzv_event(
 
 
 def _logger(destination: str) -> logging.Logger:
-    found = _loggers.get(destination)
-    if found is None:
+    logger = _loggers.get(destination)
+    if logger is None:
         handler = get_logging_handler(destination)
-        found = logging.getLogger(f"torchelastic-events-{destination}")
+        logger = logging.getLogger(f"torchelastic-events-{destination}")
         of_user = "LOGLEVEL" in os.environ and not getattr(handler, "takes_agent_events", False)
-        found.setLevel(log_level() if of_user else logging.INFO)
-        found.propagate = False
-        found.addHandler(handler)
-        _loggers[destination] = found
-    return found
+        logger.setLevel(log_level() if of_user else logging.INFO)
+        logger.propagate = False
+        logger.addHandler(handler)
+        _loggers[destination] = logger
+    return logger
 
 
 def _send(logger: logging.Logger, event: Event | RdzvEvent) -> None:

@@ -111,10 +111,10 @@ class JsonLinesHandler(logging.Handler):
             self._rotate_if_due(len(line))
             if self._lost and self._last is not None:
                 lost, last = self._lost, self._last
-                said = EventsLost(
+                loss = EventsLost(
                     time=last.time, elapsed=last.elapsed, job=last.job, host=last.host, pid=last.pid, count=lost
                 )
-                os.write(self._file, encode(said) + b"\n")
+                os.write(self._file, encode(loss) + b"\n")
                 self._lost -= lost
             os.write(self._file, line)
             self._complained = False
@@ -162,18 +162,18 @@ _LIMITS = {"max_mb": (64, 1), "keep": (3, 0)}
 
 
 def _limits(destination: str, options: str) -> dict[str, int]:
-    found = {name: default for name, (default, _) in _LIMITS.items()}
+    limits = {name: default for name, (default, _) in _LIMITS.items()}
     try:
         given = parse_qs(options, keep_blank_values=True, strict_parsing=bool(options))
         for name, (text, *more) in given.items():
-            found[name] = int(text)
-            if more or found[name] < _LIMITS[name][1]:
+            limits[name] = int(text)
+            if more or limits[name] < _LIMITS[name][1]:
                 raise ValueError
     except (ValueError, KeyError):
         raise UserError(
             f"{PREFIX}{destination}: {options!r} does not describe a rotation; write {PREFIX}PATH?max_mb=64&keep=3, say"
         ) from None
-    return found
+    return limits
 
 
 def _torch_line(event: Event) -> TorchEvent:
