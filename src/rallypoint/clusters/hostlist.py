@@ -85,7 +85,7 @@ def _expand_item(item: str, room: int) -> Iterator[str]:
 
 
 def _numbers(bracket: str, most: int) -> list[str]:
-    found: list[str] = []
+    numbers: list[str] = []
     for part in bracket.split(","):
         match = _RANGE.fullmatch(part)
         if match is None:
@@ -94,7 +94,7 @@ def _numbers(bracket: str, most: int) -> list[str]:
         low, high = int(first), int(match[2] or first)
         if low > high:
             raise HostlistError(f"the range {part} goes down")
-        if high - low >= most - len(found):
+        if high - low >= most - len(numbers):
             raise HostlistError(f"it expands to more than {MAX_HOSTS} hosts")
-        found += [str(number).zfill(len(first)) for number in range(low, high + 1)]
-    return found
+        numbers += [str(number).zfill(len(first)) for number in range(low, high + 1)]
+    return numbers

@@ -43,16 +43,16 @@ def node_domain(given: str) -> str:
     """
     if given != "auto":
         return given
-    found = find_domain(os.environ)
-    if found is None:
+    domain = find_domain(os.environ)
+    if domain is None:
         _log.warning(
             "--node-domain=auto: neither NVML nor %s says in which domain this node is, so it counts as one of those "
             "without a name; give --node-domain=NAME, or PET_NODE_DOMAIN",
             _ADDRESS,
         )
         return ""
-    _log.info("this node is in domain %s, as %s says", found.name, found.source)
-    return found.name
+    _log.info("this node is in domain %s, as %s says", domain.name, domain.source)
+    return domain.name
 
 
 def find_domain(environ: Mapping[str, str], library: str = LIBRARY) -> Domain | None:

@@ -51,10 +51,10 @@ def look_up(host: str, seconds: float = LOOK_UP) -> LookUp:
 
     threading.Thread(target=ask, daemon=True, name="preflight").start()
     try:
-        found = answers.get(timeout=seconds)
+        answer = answers.get(timeout=seconds)
     except queue.Empty:
-        found = LookUp()
-    return found._replace(took=SYSTEM_CLOCK.monotonic() - begun)
+        answer = LookUp()
+    return answer._replace(took=SYSTEM_CLOCK.monotonic() - begun)
 
 
 class DialOutcome(StrEnum):
@@ -91,39 +91,39 @@ def attempt_all(addresses: Sequence[tuple[str, int]], seconds: float = CONNECT, 
     attempts = [Attempt(address, DialOutcome.SILENT) for address, _ in addresses]
     with ExitStack() as opened, selectors.DefaultSelector() as selector:
 
-        def connected(number: int, made: socket.socket, code: int) -> None:
+        def connected(number: int, connection: socket.socket, code: int) -> None:
             words = os.strerror(code) if code else ""
             attempts[number] = Attempt(addresses[number][0], _OUTCOMES.get(code, DialOutcome.UNREACHABLE), words)
             if code == 0 and greeted:
-                selector.register(made, selectors.EVENT_READ, (number, made))
+                selector.register(connection, selectors.EVENT_READ, (number, connection))
 
         for number, (address, port) in enumerate(addresses):
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             try:
-                made = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
-                made.setblocking(False)
-                code = made.connect_ex((address, port))
+                connection = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                connection.setblocking(False)
+                code = connection.connect_ex((address, port))
             except OSError as error:  # there is no such family here
                 attempts[number] = Attempt(address, DialOutcome.NO_ROUTE, error.strerror or str(error))
                 continue
             if code == errno.EINPROGRESS:
-                selector.register(made, selectors.EVENT_WRITE, (number, made))
+                selector.register(connection, selectors.EVENT_WRITE, (number, connection))
             else:
-                connected(number, made, code)
+                connected(number, connection, code)
         while selector.get_map() and not deadline.expired:
             for key, events in selector.select(deadline.remaining()):
-                number, made = key.data
+                number, connection = key.data
                 if events & selectors.EVENT_WRITE:
-                    selector.unregister(made)
-                    connected(number, made, made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+                    selector.unregister(connection)
+                    connected(number, connection, connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
                     continue
                 data = b""
                 with suppress(OSError):
-                    data = made.recv(greeted)
+                    data = connection.recv(greeted)
                 read = (attempts[number].greeting or b"") + data
                 attempts[number] = attempts[number]._replace(greeting=read)
                 if not data or len(read) >= greeted or read.endswith(b"\n"):
-                    selector.unregister(made)
+                    selector.unregister(connection)
     return attempts
 
 

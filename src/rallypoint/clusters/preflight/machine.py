@@ -94,29 +94,29 @@ def room(folder: str) -> Room:
     return Room(folder, disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize, files, trouble)
 
 
-def judge_shared_memory(found: Room) -> CheckResult:
+def judge_shared_memory(space: Room) -> CheckResult:
     """NCCL and data loaders put large buffers there, and die of a bus error where it is full."""
     larger = "make it larger: --shm-size of a container, an emptyDir of medium Memory at /dev/shm in Kubernetes"
-    if found.trouble:
-        return failed(f"{found.folder} cannot be written to ({found.trouble})", larger)
-    remedy = larger if found.total < ENOUGH_SHARED else f"take away what ended programs have left in {found.folder}"
-    return by_amount(_free(found), found.free, MIN_SHARED, ENOUGH_SHARED, remedy)
+    if space.trouble:
+        return failed(f"{space.folder} cannot be written to ({space.trouble})", larger)
+    remedy = larger if space.total < ENOUGH_SHARED else f"take away what ended programs have left in {space.folder}"
+    return by_amount(_free(space), space.free, MIN_SHARED, ENOUGH_SHARED, remedy)
 
 
-def judge_space(found: Room) -> CheckResult:
+def judge_space(space: Room) -> CheckResult:
     """Logs, error files and sockets are made there."""
     remedy = "make room there, or name another folder"
-    if found.trouble:
-        return failed(f"{found.folder} cannot be written to ({found.trouble})", remedy)
-    by_size = by_amount(_free(found), found.free, MIN_SPACE, ENOUGH_SPACE, remedy)
-    files = ENOUGH_INODES if found.files < 0 else found.files
-    inodes = f"{found.folder} has room for {found.files} more files (inodes)"
+    if space.trouble:
+        return failed(f"{space.folder} cannot be written to ({space.trouble})", remedy)
+    by_size = by_amount(_free(space), space.free, MIN_SPACE, ENOUGH_SPACE, remedy)
+    files = ENOUGH_INODES if space.files < 0 else space.files
+    inodes = f"{space.folder} has room for {space.files} more files (inodes)"
     by_files = by_amount(inodes, files, MIN_INODES, ENOUGH_INODES, remedy)
     return max(by_size, by_files, key=lambda result: EXIT_CODES[result.status])
 
 
-def _free(found: Room) -> str:
-    return f"{found.folder} has {_size(found.free)} of {_size(found.total)} free"
+def _free(space: Room) -> str:
+    return f"{space.folder} has {_size(space.free)} of {_size(space.total)} free"
 
 
 def _size(count: int) -> str:
@@ -194,8 +194,8 @@ def _capabilities() -> int:
             if file.read().split() != _FIRST_NAMESPACE:
                 return 0
         with open("/proc/self/status", encoding="utf-8") as lines:
-            found = int(next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0"), 16)
-        return found | (_USER_ROOT if os.getuid() == 0 else 0)
+            effective = int(next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0"), 16)
+        return effective | (_USER_ROOT if os.getuid() == 0 else 0)
     return 0
 
 
@@ -294,8 +294,8 @@ def _unnamed(gpus: Mapping[int, GpuMemory]) -> list[str]:
     return [f"GPU {index}: {amount(used)} held by {whom}" for index, used in totals.items()]
 
 
-def judge_gpu_memory(health: NvmlHealth | None, held: Sequence[str] = ()) -> CheckResult:
-    """Whether the memory is sound and free; `held` says what processes outside the job have of it."""
+def judge_gpu_memory(health: NvmlHealth | None, holders: Sequence[str] = ()) -> CheckResult:
+    """Whether the memory is sound and free; `holders` says what processes outside the job have of it."""
     known = [] if health is None else [gpu for gpu in health.gpus if not gpu.trouble]
     if not known:
         return skipped("there is no GPU")
@@ -309,9 +309,9 @@ def judge_gpu_memory(health: NvmlHealth | None, held: Sequence[str] = ()) -> Che
     pending = [gpu.address for gpu in known if gpu.remap_pending]
     if pending:
         return warned(f"memory is to be replaced at the next reset of {', '.join(pending)}", reset)
-    if held:
-        more = f"; and {len(held) - _FEW} more" if len(held) > _FEW else ""
-        fact = f"{'; '.join(held[:_FEW])}{more}"
+    if holders:
+        more = f"; and {len(holders) - _FEW} more" if len(holders) > _FEW else ""
+        fact = f"{'; '.join(holders[:_FEW])}{more}"
         return warned(fact, "end that process, or choose other GPUs by CUDA_VISIBLE_DEVICES")
     if all(gpu.errors < 0 for gpu in known):
         return skipped("ECC is off, or not there")
@@ -335,8 +335,8 @@ class Xid(NamedTuple):
 
 def xid_errors(entries: Iterable[LogEntry], now: float) -> list[Xid]:
     """The errors among entries of the log; `now` is on the same clock."""
-    found = ((now - entry.moment, _XID.search(entry.text)) for entry in entries)
-    return [Xid(ago, match[1], int(match[2])) for ago, match in found if match]
+    matches = ((now - entry.moment, _XID.search(entry.text)) for entry in entries)
+    return [Xid(ago, match[1], int(match[2])) for ago, match in matches if match]
 
 
 def judge_xid(errors: Iterable[Xid]) -> CheckResult:

@@ -148,12 +148,12 @@ def greeting(own: MeshNode) -> bytes:
 
 
 def why_another(expected: MeshNode, greeted: bytes) -> str:
-    found = _GREETING.fullmatch(greeted)
-    if found is None:
+    match = _GREETING.fullmatch(greeted)
+    if match is None:
         return "no agent of this job listens there" if greeted else "the connection is closed without an answer"
-    rank = int(found[1])
-    name = printable(found[3].decode(errors="replace"))
-    if found[2] != _digest(expected):
+    rank = int(match[1])
+    name = printable(match[3].decode(errors="replace"))
+    if match[2] != _digest(expected):
         return f"an agent of another job answers there, on {name}"
     if rank != expected.group_rank:
         return f"{name} (group rank {rank}) answers there: two nodes have that address"
@@ -176,10 +176,10 @@ def decode_finding(data: bytes, rank: int, count: int) -> Finding:
     try:
         node, where, failures = _loaded(data, 3)
         dialled = set(dialled_ranks(rank, count))
-        found = {_rank(peer, count): _text(why) for peer, why in failures}
-        if not dialled.issuperset(found):
+        reasons = {_rank(peer, count): _text(why) for peer, why in failures}
+        if not dialled.issuperset(reasons):
             raise ValueError("it reports nodes that it does not dial")
-        return Finding(_text(node), _text(where), found)
+        return Finding(_text(node), _text(where), reasons)
     except (ValueError, TypeError, RecursionError) as error:
         raise _unusable(f"what group rank {rank} has found of the mesh", error) from None
 

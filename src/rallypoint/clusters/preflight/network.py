@@ -39,29 +39,31 @@ def own_name(inputs: CheckInputs) -> Iterator[CheckResult]:
     if inputs.max_nodes == 1:
         yield skipped("the job has no other node that needs an address")
         return
-    found = look_up(socket.gethostname())
-    yield judge_host_name(host_name(), found, [address for address in found.addresses if not is_local_address(address)])
+    answer = look_up(socket.gethostname())
+    yield judge_host_name(
+        host_name(), answer, [address for address in answer.addresses if not is_local_address(address)]
+    )
 
 
-def judge_host_name(name: str, found: LookUp, foreign: Sequence[str]) -> CheckResult:
+def judge_host_name(name: str, answer: LookUp, foreign: Sequence[str]) -> CheckResult:
     """Gloo, and programs that call `socket.gethostname()`, give others the address that the name resolves to here.
 
     `foreign` are its addresses that are not of this machine.
     """
     remedy = f"give {name} the address by which other nodes reach this one, in DNS or /etc/hosts"
-    if found.unanswered:
+    if answer.unanswered:
         return warned(
-            f"the look-up of {name} is not answered within {found.took:.0f} s", f"see the DNS servers, or {remedy}"
+            f"the look-up of {name} is not answered within {answer.took:.0f} s", f"see the DNS servers, or {remedy}"
         )
-    if found.error:
-        return warned(f"{name} does not resolve ({found.error})", remedy)
-    text = f"{name} is {', '.join(found.addresses)}"
-    if all(map(is_loopback, found.addresses)):
+    if answer.error:
+        return warned(f"{name} does not resolve ({answer.error})", remedy)
+    text = f"{name} is {', '.join(answer.addresses)}"
+    if all(map(is_loopback, answer.addresses)):
         return warned(f"{text}, a loopback address: other nodes that use it reach themselves", remedy)
     if foreign:
         return warned(f"{text}, of which {', '.join(foreign)} is not an address of this machine", remedy)
-    if found.took >= SLOW:
-        return warned(f"{text}, after {found.took:.1f} s", _SLOW_DNS)
+    if answer.took >= SLOW:
+        return warned(f"{text}, after {answer.took:.1f} s", _SLOW_DNS)
     return passed(text)
 
 
@@ -97,9 +99,9 @@ def endpoint(inputs: CheckInputs) -> Iterator[CheckResult]:
 
 
 def _place(endpoint: Endpoint) -> EndpointProbe:
-    found = look_up(endpoint.host)
-    attempts = attempt_all([(address, endpoint.port) for address in found.addresses[:_MOST]])
-    return EndpointProbe(endpoint, found, attempts, any(map(is_local_address, found.addresses)))
+    answer = look_up(endpoint.host)
+    attempts = attempt_all([(address, endpoint.port) for address in answer.addresses[:_MOST]])
+    return EndpointProbe(endpoint, answer, attempts, any(map(is_local_address, answer.addresses)))
 
 
 def judge_endpoint(places: Sequence[EndpointProbe], *, is_ours: bool = True, joins: bool = False) -> CheckResult:
@@ -121,15 +123,15 @@ def judge_endpoint(places: Sequence[EndpointProbe], *, is_ours: bool = True, joi
 
 
 def _judge_place(place: EndpointProbe, *, is_ours: bool, joins: bool) -> CheckResult:
-    where, found = place.endpoint, place.found
+    where, answer = place.endpoint, place.found
     failed_yet = warned if joins else failed
     dns = "check the endpoint, DNS and /etc/hosts"
-    if found.unanswered:
+    if answer.unanswered:
         return failed(
-            f"the look-up of {where.host} is not answered within {found.took:.0f} s", f"see the DNS servers; {dns}"
+            f"the look-up of {where.host} is not answered within {answer.took:.0f} s", f"see the DNS servers; {dns}"
         )
-    if found.error:
-        return failed_yet(f"{where.host} does not resolve ({found.error})", dns)
+    if answer.error:
+        return failed_yet(f"{where.host} does not resolve ({answer.error})", dns)
     reached = place.having(DialOutcome.ACCEPTED, DialOutcome.REFUSED)
     lost = place.having(DialOutcome.SILENT, DialOutcome.UNREACHABLE)
     lost += [] if reached else place.having(DialOutcome.NO_ROUTE)  # else the other family does
@@ -139,8 +141,8 @@ def _judge_place(place: EndpointProbe, *, is_ours: bool, joins: bool) -> CheckRe
     if lost:
         remedy = "check the address, the routes and firewalls between the machines, and that the host is up"
         return warned(text, remedy) if reached else failed(text, remedy)
-    if found.took >= SLOW:
-        return warned(f"{text}; its look-up took {found.took:.1f} s", _SLOW_DNS)
+    if answer.took >= SLOW:
+        return warned(f"{text}; its look-up took {answer.took:.1f} s", _SLOW_DNS)
     return passed(text)
 
 

@@ -110,8 +110,8 @@ class Check(NamedTuple):
 
     def results(self, inputs: CheckInputs) -> list[CheckResult]:
         try:
-            found = zip(self.names, self.find(inputs), strict=True)
-            return [result._replace(name=name) for name, result in found]
+            named = zip(self.names, self.find(inputs), strict=True)
+            return [result._replace(name=name) for name, result in named]
         except Exception as error:
             return self.all(warned(f"the check itself failed ({type(error).__name__}: {error})", "please report it"))
 
@@ -123,8 +123,8 @@ class Check(NamedTuple):
 
 
 def worst(results: Iterable[CheckResult]) -> Status:
-    made = (result.status for result in results if result.status is not Status.SKIP)
-    return max(made, key=EXIT_CODES.__getitem__, default=Status.PASS)
+    statuses = (result.status for result in results if result.status is not Status.SKIP)
+    return max(statuses, key=EXIT_CODES.__getitem__, default=Status.PASS)
 
 
 def with_required(results: Iterable[CheckResult], names: Collection[str]) -> list[CheckResult]:
@@ -141,8 +141,8 @@ def _required(result: CheckResult) -> CheckResult:
 
 def counts(results: Sequence[CheckResult]) -> str:
     """How many there are of each status, for people: `12 PASS, 1 WARN`."""
-    found = [(sum(result.status is status for result in results), status.value) for status in Status]
-    return ", ".join(f"{number} {status}" for number, status in found if number) or "no checks"
+    numbers = [(sum(result.status is status for result in results), status.value) for status in Status]
+    return ", ".join(f"{number} {status}" for number, status in numbers if number) or "no checks"
 
 
 VERSION = 2

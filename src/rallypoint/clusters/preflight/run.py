@@ -96,18 +96,18 @@ def run_checks(
             _start_thread(_answer, number, wanted[number], inputs, answers)
         except RuntimeError:  # there may be no more threads, which is one of the things to be told
             _answer(number, wanted[number], inputs, answers)
-    found: dict[int, list[CheckResult]] = {}
-    while len(found) < len(wanted):
+    by_check: dict[int, list[CheckResult]] = {}
+    while len(by_check) < len(wanted):
         try:
             number, results = answers.get(timeout=deadline.remaining())
         except queue.Empty:
             break
-        found.setdefault(number, results)
+        by_check.setdefault(number, results)
     if child is not None:
         child.kill()
         assert child.stdin is not None
         child.stdin.close()
-    return [result for number, check in wanted.items() for result in found.get(number) or check.all(check.silence)]
+    return [result for number, check in wanted.items() for result in by_check.get(number) or check.all(check.silence)]
 
 
 def _answer(number: int, check: Check, inputs: CheckInputs, answers: _Answers) -> None:
@@ -122,10 +122,10 @@ def _start_thread(work: Any, *arguments: object) -> None:
 
 
 def _start_child(inputs: CheckInputs, checks: dict[int, Check], answers: _Answers) -> subprocess.Popen[bytes] | None:
-    told = json.dumps([list(checks), inputs._replace(coordinators=None)])
+    arguments = json.dumps([list(checks), inputs._replace(coordinators=None)])
     try:
         child = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _FOLDER, told],
+            [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _FOLDER, arguments],
             stdin=subprocess.PIPE,  # which ends with this process, and the child with it
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -162,8 +162,8 @@ def main_of_child() -> None:
     """The process: each check on a thread of its own, and a line of JSON for each that is done. It ends at the end of
     its standard input at the latest, whatever hangs."""
     _start_thread(_end_with_parent)
-    numbers, told = json.loads(sys.argv[1])
-    inputs = CheckInputs(*told)
+    numbers, fields = json.loads(sys.argv[1])
+    inputs = CheckInputs(*fields)
     answers = _Answers()
     for number in numbers:
         _start_thread(_answer, number, CHECKS[number], inputs, answers)

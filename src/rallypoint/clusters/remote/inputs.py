@@ -75,10 +75,10 @@ def parse_hostfile(data: bytes, source: str) -> list[Host]:
     return hosts
 
 
-def _all(found: Iterable[Host]) -> list[Host]:
+def _all(parsed: Iterable[Host]) -> list[Host]:
     hosts: list[Host] = []
     seen: set[str] = set()
-    for host in found:
+    for host in parsed:
         if host.target in seen:
             raise UsageError(f"the host {host.target} is named twice; give each once, with all its slots")
         if len(hosts) == MOST_HOSTS:
@@ -108,10 +108,10 @@ def _read_hosts(word: str, source: str) -> Iterator[Host]:
         yield _read_host(word, source)
         return
     try:
-        found = expand(word)
+        hosts = expand(word)
     except HostlistError as error:
         raise UsageError(f"{source}: {printable(word)!r} is not a list of hosts: {error}; write node[1-8]:4") from None
-    for host in found:
+    for host in hosts:
         yield _read_host(host, source)
 
 
@@ -174,18 +174,18 @@ def named_variables(words: Sequence[str], environ: Mapping[str, str]) -> dict[st
     """The variables that `--env` selects by `NAME`, `NAME=VALUE` or a pattern each. Raises UsageError: a name is
     invalid, or is not set here.
     """
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if equals:
-            found[_checked(name, "--env")] = value
+            variables[_checked(name, "--env")] = value
         elif {"*", "?"} & set(word) and _PATTERN.fullmatch(word):
-            found |= {variable: text for variable, text in environ.items() if fnmatchcase(variable, word)}
+            variables |= {variable: text for variable, text in environ.items() if fnmatchcase(variable, word)}
         elif _checked(name, "--env") in environ:
-            found[name] = environ[name]
+            variables[name] = environ[name]
         else:
             raise UsageError(f"--env={name}: there is no such variable here; set it, or give its value: {name}=VALUE")
-    return found
+    return variables
 
 
 def file_variables(data: bytes, source: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -195,7 +195,7 @@ def file_variables(data: bytes, source: str, environ: Mapping[str, str]) -> dict
     Raises:
         UsageError: a line is neither.
     """
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for number, raw in enumerate(data.decode("utf-8", "surrogateescape").split("\n"), 1):
         line = raw.removesuffix("\r")
         if not line.strip() or line.lstrip().startswith("#"):
@@ -205,10 +205,10 @@ def file_variables(data: bytes, source: str, environ: Mapping[str, str]) -> dict
         name, equals, value = line.partition("=")
         name = _checked(name.strip(), f"{source}, line {number}")
         if equals:
-            found[name] = value
+            variables[name] = value
         elif name in environ:
-            found[name] = environ[name]
-    return found
+            variables[name] = environ[name]
+    return variables
 
 
 def _checked(name: str, source: str) -> str:
@@ -219,7 +219,7 @@ def _checked(name: str, source: str) -> str:
 
 def node_variables(hosts: Sequence[Host], rank: int, endpoint: str, run_id: str) -> dict[str, str]:
     """How the node of this rank meets the others; the control plane is at `endpoint`, the job is called `run_id`."""
-    found = {
+    variables = {
         "PET_NNODES": str(len(hosts)),
         "PET_NODE_RANK": str(rank),
         "PET_RDZV_BACKEND": "c10d",
@@ -227,4 +227,4 @@ def node_variables(hosts: Sequence[Host], rank: int, endpoint: str, run_id: str)
         "PET_RDZV_ID": run_id,
     }
     slots = hosts[rank].slots
-    return found if slots is None else {**found, "PET_NPROC_PER_NODE": str(slots)}
+    return variables if slots is None else {**variables, "PET_NPROC_PER_NODE": str(slots)}

@@ -193,11 +193,11 @@ class _Launch:
         if others and not _is_global(addresses[0]):
             towards = next(filter(_is_global, addresses), "")
         try:
-            found = await first.ask(FindEndpoint(towards), EndpointFound)
+            endpoint = await first.ask(FindEndpoint(towards), EndpointFound)
         except HostError as error:
             await self._console.say(f"{first.label} {error}")
             raise RallypointError("there is no place for the rendezvous, so nothing was started") from None
-        return str(Endpoint(found.address, found.port))
+        return str(Endpoint(endpoint.address, endpoint.port))
 
     # While it runs
 

@@ -101,26 +101,26 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
 _BUSY = re.compile(rb"kex_exchange_identification|connection (closed|reset) by", re.IGNORECASE)
 
 
-def is_busy(code: int | None, said: bytes) -> bool:
+def is_busy(code: int | None, errors: bytes) -> bool:
     """Whether a server has turned ssh away as it does when it has too many new connections (sshd's MaxStartups)."""
-    return code == _SSH_FAILED and _BUSY.search(said) is not None
+    return code == _SSH_FAILED and _BUSY.search(errors) is not None
 
 
 _NOT_FOUND, _CANNOT_RUN, _SSH_FAILED = 127, 126, 255
 
 
-def why_unreachable(host: Host, options: SshOptions, code: int | None, said: bytes) -> str:
+def why_unreachable(host: Host, options: SshOptions, code: int | None, errors: bytes) -> str:
     """The end of a sentence that begins with the host; `code` is ssh's exit code, None if it has not ended in time."""
-    lines = [printable(line.strip()) for line in said.decode(errors="replace").splitlines() if line.strip()]
+    lines = [printable(line.strip()) for line in errors.decode(errors="replace").splitlines() if line.strip()]
     quoted = f" ({lines[-1]})" if lines else ""
-    found = "\n".join(lines).lower()
+    text = "\n".join(lines).lower()
     about = {"target": host.target, "python": options.python}
     if code is None:
         return (
             f"has not answered in time{quoted}; look at its load and its login shell, or give more by --connect-timeout"
         )
     for pattern, meaning in _MEANINGS:
-        if re.search(pattern, found):
+        if re.search(pattern, text):
             return f"cannot be used: {meaning.format(**about)}{quoted}"
     if code in (_NOT_FOUND, _CANNOT_RUN):
         return f"cannot be used: {options.python} cannot be run there; name its Python by --python{quoted}"
@@ -200,9 +200,9 @@ class SshConnection:
             assert self._reading_errors is not None
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.gather(self._process.wait(), self._reading_errors), _SSH_END)
-            said = bytes(self._before)
-            error = HostError(why_unreachable(self.host, self._options, self._process.returncode, said))
-            error.busy = is_busy(self._process.returncode, said)
+            errors = bytes(self._before)
+            error = HostError(why_unreachable(self.host, self._options, self._process.returncode, errors))
+            error.busy = is_busy(self._process.returncode, errors)
             raise error
         try:
             answer = decode_answer(line)
