@@ -77,13 +77,13 @@ def targets(options: argparse.Namespace) -> list[DialTarget]:
 
     if options.found is None:
         endpoint = given_endpoint(options)
-        found = None if is_endpoint(endpoint) else job_named(endpoint, options.rdzv_id)
-        if found is None:
+        job = None if is_endpoint(endpoint) else job_named(endpoint, options.rdzv_id)
+        if job is None:
             from rallypoint.agent.coordinators import coordinators
 
             return coordinators(parameters_of(options, endpoint))
-        options.found = found.first
-        options.rdzv_id = found.first.job
+        options.found = job.first
+        options.rdzv_id = job.first.job
     return targets_of(options.found, parse_rdzv_conf(options.rdzv_conf))
 
 
@@ -105,8 +105,8 @@ def ended_here(options: argparse.Namespace, since: float = 0.0) -> EndedJob | No
     """How the job has ended, if that was on this machine after a moment, and is known."""
     from rallypoint.cli.local_jobs import UNKNOWN, past_jobs_named, past_of
 
-    found = options.found
-    past = past_of(found) if found is not None else past_jobs_named(given_endpoint(options), options.rdzv_id)
+    job = options.found
+    past = past_of(job) if job is not None else past_jobs_named(given_endpoint(options), options.rdzv_id)
     return past[0] if past and past[0].ended >= since and past[0].outcome not in UNKNOWN else None
 
 
@@ -154,9 +154,9 @@ async def collect(session: WatcherSession, take: Callable[[str, bytes], None]) -
     while True:
         seen = await session.receive()
         if isinstance(seen, CollectedPart):
-            found = data.setdefault(seen.node, bytearray())
-            if len(found) <= 2 * ON_DEMAND_LIMIT:
-                found += seen.data
+            received = data.setdefault(seen.node, bytearray())
+            if len(received) <= 2 * ON_DEMAND_LIMIT:
+                received += seen.data
             if seen.is_last:
                 take(seen.node, bytes(data.pop(seen.node)))
         elif isinstance(seen, CommandReply):

@@ -70,11 +70,11 @@ class RunningJob(NamedTuple):
 
 def running_jobs() -> list[RunningJob]:
     """The jobs on this machine that this user may see, their own first, then the oldest first."""
-    found: dict[tuple[int, str, str, str], list[LocalJob]] = {}
+    by_meeting: dict[tuple[int, str, str, str], list[LocalJob]] = {}
     us = os.geteuid()
     for job in sorted(local_jobs(), key=lambda job: (job.user != us, job.began)):
-        found.setdefault(_meeting(job), []).append(job)
-    return [RunningJob(tuple(agents)) for agents in found.values()]
+        by_meeting.setdefault(_meeting(job), []).append(job)
+    return [RunningJob(tuple(agents)) for agents in by_meeting.values()]
 
 
 def past_jobs() -> list[EndedJob]:
@@ -127,11 +127,11 @@ def past_jobs_named(word: str, job: str) -> list[EndedJob]:
     """The jobs of an id (empty for any) that have ended here, and that a word or an endpoint names; newest first."""
     jobs = [agents for agents in _past_agents() if job in {"", agents[0].job.job}]
     if is_endpoint(word):
-        found = [agents for agents in jobs if _on_loopback(agents[0].job.endpoint) == _on_loopback(word)]
+        matches = [agents for agents in jobs if _on_loopback(agents[0].job.endpoint) == _on_loopback(word)]
     else:
         exact = [agents for agents in jobs if not word or any(_is_name(word, agent.job) for agent in agents)]
-        found = exact or [agents for agents in jobs if _begins_id(word, agents[0].job)]
-    return [_that_counts(agents) for agents in found]
+        matches = exact or [agents for agents in jobs if _begins_id(word, agents[0].job)]
+    return [_that_counts(agents) for agents in matches]
 
 
 def _is_name(word: str, job: LocalJob) -> bool:
@@ -156,15 +156,15 @@ def job_named(word: str, job: str) -> RunningJob | None:
         UsageError: there are several. NoJobError: there is none.
     """
     jobs = [running for running in running_jobs() if job in {"", running.first.job}]
-    found = jobs_named(word, jobs) if word else jobs
+    matches = jobs_named(word, jobs) if word else jobs
     what = word or job
-    if len(found) == 1:
-        return found[0]
-    if found:
-        which = f"{what!r} names {len(found)} jobs" if what else f"there are {len(found)} jobs"
-        users = len({running.first.user for running in found}) > 1
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        which = f"{what!r} names {len(matches)} jobs" if what else f"there are {len(matches)} jobs"
+        users = len({running.first.user for running in matches}) > 1
         how = "USER/NAME or the number" if users else "the number, port or endpoint of one"
-        raise UsageError(f"{which} on this machine; give {how}:\n{_candidates(found)}")
+        raise UsageError(f"{which} on this machine; give {how}:\n{_candidates(matches)}")
     if past := past_jobs_named(word, job) if what else []:
         logs = f"; its logs are in {past[0].log_dir}" if past[0].log_dir else ""
         raise NoJobError(f"no job {what!r} runs on this machine; the last one {_ending(past[0], time.time())}{logs}")
@@ -197,13 +197,15 @@ def either_order(options: argparse.Namespace, operand: str, fits: re.Pattern[str
     """
     first, second = getattr(options, operand), options.endpoint
     orders = [order for order in ((first, second), (second, first)) if fits.fullmatch(order[0])] if second else []
-    found = [order for order in orders if is_endpoint(order[1])]
-    if len(orders) != 1 and not found and second:
+    matches = [order for order in orders if is_endpoint(order[1])]
+    if len(orders) != 1 and not matches and second:
         jobs = running_jobs()
-        found = [order for order in orders or [(second, first)] if is_endpoint(order[1]) or jobs_named(order[1], jobs)]
-    if len(found) > 1:
+        matches = [
+            order for order in orders or [(second, first)] if is_endpoint(order[1]) or jobs_named(order[1], jobs)
+        ]
+    if len(matches) > 1:
         raise UsageError(f"both {first} and {second} can be the job; give the job as --rdzv-endpoint")
-    if chosen := found or orders:
+    if chosen := matches or orders:
         setattr(options, operand, chosen[0][0])
         options.endpoint = chosen[0][1]
 
@@ -219,11 +221,11 @@ def targets_of(job: LocalJob, config: Mapping[str, Any]) -> list[DialTarget]:
     from rallypoint.base.secrets import Secret
     from rallypoint.rendezvous.params import RendezvousParameters
 
-    found = coordinators(RendezvousParameters(job.backend, job.endpoint, job.job, 1, 1, **config))
-    if all(target.key is not None for target in found) or not (token := local_token(job)):
-        return found
+    targets = coordinators(RendezvousParameters(job.backend, job.endpoint, job.job, 1, 1, **config))
+    if all(target.key is not None for target in targets) or not (token := local_token(job)):
+        return targets
     key = Secret((token,)).keys(job.job)[0]
-    return [target._replace(key=key) for target in found]
+    return [target._replace(key=key) for target in targets]
 
 
 def looked_at(jobs: Sequence[RunningJob], config: Mapping[str, Any]) -> list[RunningJob]:

@@ -90,19 +90,19 @@ def report(options: argparse.Namespace) -> None:
 
     incidents = read_incidents(options.paths)
     try:
-        found = read_events(options.paths)
+        contents = read_events(options.paths)
     except UserError:
         if not incidents.found or options.job:
             raise
         print_answer(incidents_json(incidents) if options.json else "\n".join(incident_lines(incidents.found)))
         return
-    job = options.job or _only_job(list(found.events))
-    if job not in found.events:
-        raise UserError(f"there are no events of the job {job!r}; the files have {_names(list(found.events))}")
-    made = report(agent_runs(found.events[job]), found.notes)
+    job = options.job or _only_job(list(contents.events))
+    if job not in contents.events:
+        raise UserError(f"there are no events of the job {job!r}; the files have {_names(list(contents.events))}")
+    summary = report(agent_runs(contents.events[job]), contents.notes)
     own = [incident for incident in incidents.found if incident.job == job]
     more = ["", "Incidents", *(f"  {line}" for line in incident_lines(own))] if own else []
-    print_answer(report_json(made) if options.json else "\n".join([*report_lines(made), *more]))
+    print_answer(report_json(summary) if options.json else "\n".join([*report_lines(summary), *more]))
 
 
 def _only_job(jobs: list[str]) -> str:
@@ -134,10 +134,10 @@ def secret(options: argparse.Namespace) -> None:
 def job_token(options: argparse.Namespace) -> None:
     from rallypoint.base.secrets import SECRET, job_secret, token
 
-    found = job_secret()
-    if found is None:
+    own_secret = job_secret()
+    if own_secret is None:
         raise UsageError(f"{SECRET} is not set; make a secret with 'rallyctl secret', and give it to this command too")
-    print_answer(token(found, options.job))
+    print_answer(token(own_secret, options.job))
 
 
 def etcd(options: argparse.Namespace) -> None:

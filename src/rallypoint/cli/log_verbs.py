@@ -72,8 +72,8 @@ def _take_operands(options: argparse.Namespace) -> tuple[int, ...]:
     options.endpoint = ""
     ranks: dict[int, None] = {}
     for operand in options.operands:
-        if found := _RANKS.fullmatch(operand):
-            first, last = int(found[1]), int(found[2] or found[1])
+        if match := _RANKS.fullmatch(operand):
+            first, last = int(match[1]), int(match[2] or match[1])
             if not first <= last < first + _MOST_RANKS:
                 raise UsageError(f"{operand!r} is not a range of at most {_MOST_RANKS} ranks; give FIRST-LAST")
             ranks |= dict.fromkeys(range(first, last + 1))
@@ -99,17 +99,17 @@ class _LogLines:
         from rallypoint.observe.worker_logs import decode_logs, log_lines
 
         try:
-            found = decode_logs(data)
+            node_logs = decode_logs(data)
         except ValueError as error:
             print_error(f"rallyctl: what {node} has sent are no logs: {error}")
             return
-        for note in found.notes:
+        for note in node_logs.notes:
             if note not in self._told:
                 if len(self._told) == _MOST_NOTES:
                     self._told.clear()
                 self._told.add(note)
                 print_error(f"rallyctl: {note}")
-        if lines := list(log_lines(found, node, labelled=self._labelled)):
+        if lines := list(log_lines(node_logs, node, labelled=self._labelled)):
             print_answer("\n".join(lines))
 
 

@@ -251,12 +251,12 @@ class Parser(argparse.ArgumentParser):
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         """argparse's candidates for a prefix, as far as they are torchrun's: `--te` means what it means to torchrun."""
-        found = [
+        candidates = [
             candidate
             for candidate in super()._get_option_tuples(option_string)
             if not isinstance(candidate[0], ShowVersion)
         ]
-        return [candidate for candidate in found if candidate[0].dest not in BEYOND_TORCHRUN] or found
+        return [candidate for candidate in candidates if candidate[0].dest not in BEYOND_TORCHRUN] or candidates
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """As argparse does, which before Python 3.12.5 makes an empty list of the one value in `--flag=--`."""

@@ -513,8 +513,8 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
 
 def load(work: str) -> Callable[[argparse.Namespace], int | None]:
     module, _, name = work.partition(":")
-    found: Callable[[argparse.Namespace], int | None] = getattr(import_module(f"rallypoint.cli.{module}"), name)
-    return found
+    function: Callable[[argparse.Namespace], int | None] = getattr(import_module(f"rallypoint.cli.{module}"), name)
+    return function
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -86,10 +86,10 @@ def _hosts(options: argparse.Namespace) -> list[Host]:
 def _variables(options: argparse.Namespace) -> dict[str, str]:
     from rallypoint.clusters.remote.inputs import file_variables, named_variables
 
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for path in options.env_file:
-        found |= file_variables(_read(path, "--env-file"), path, os.environ)
-    return found | named_variables(options.env, os.environ)
+        variables |= file_variables(_read(path, "--env-file"), path, os.environ)
+    return variables | named_variables(options.env, os.environ)
 
 
 def _read(path: str, flag: str) -> bytes:

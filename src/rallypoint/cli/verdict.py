@@ -125,9 +125,9 @@ def ending_of(error: BaseException) -> Ending:
 
 def finish(error: BaseException | None, code: int, job: str, wants_classified: bool, environ: Mapping[str, str]) -> int:
     """Write the verdict of a run if that is requested; `code` is torchrun's exit code. Returns the exit code."""
-    found = classified(error, is_pod=POD_INDEX in environ)
-    code = found.code if wants_classified else code
-    verdict = verdict_of(error, found, code, job)
+    classification = classified(error, is_pod=POD_INDEX in environ)
+    code = classification.code if wants_classified else code
+    verdict = verdict_of(error, classification, code, job)
     path = environ.get(VERDICT_FILE, "")
     if path:
         try:
@@ -141,7 +141,7 @@ def finish(error: BaseException | None, code: int, job: str, wants_classified: b
     return code
 
 
-def verdict_of(error: BaseException | None, found: Classified, code: int, job: str) -> dict[str, Any]:
+def verdict_of(error: BaseException | None, classification: Classified, code: int, job: str) -> dict[str, Any]:
     """The fields of a verdict, as docs/reference/exit-codes.md says."""
     cause = error.root_cause() if isinstance(error, ChildFailedError) else None
     text = "" if error is None else cause.headline if cause is not None else str(error) or type(error).__name__
@@ -150,8 +150,8 @@ def verdict_of(error: BaseException | None, found: Classified, code: int, job: s
         "job": job,
         "succeeded": code == 0,
         "code": code,
-        "classified_code": found.code,
-        "ending": None if found.ending is None else found.ending.name.lower(),
+        "classified_code": classification.code,
+        "ending": None if classification.ending is None else classification.ending.name.lower(),
         "host": os.uname().nodename,
         "pid": os.getpid(),
         "ended_at": time.time(),
@@ -168,8 +168,10 @@ def termination_message(verdict: Mapping[str, Any]) -> bytes:
     for most in (1200, 600, 300, 100, 0):
         cause = verdict["cause"]
         if cause is not None:
-            kept = {name: value for name, value in cause.items() if name != "traceback"}
-            cause = {name: value[:most] if isinstance(value, str) else value for name, value in kept.items()}
+            without_traceback = {name: value for name, value in cause.items() if name != "traceback"}
+            cause = {
+                name: value[:most] if isinstance(value, str) else value for name, value in without_traceback.items()
+            }
         shown = {
             **verdict,
             "job": verdict["job"][: max(most, 100)],

@@ -143,7 +143,7 @@ def _node_lost(plan: DemoPlan, folder: Path, write: Write) -> DemoResult:
         before = run.pids_of("start", NODES, _TIMEOUT)
         run.say(f"{NODES} workers started on {NODES} nodes: pids {before}")
         run.wait_for(lambda event: event.get("step") == plan.fatal, _TIMEOUT)
-        number = next((found for pid in before[1:] if (found := run.node_of(pid))), None)
+        number = next((host for pid in before[1:] if (host := run.node_of(pid))), None)
         if number is None:
             raise DemoError("has no worker that descends from the launcher of another node than the first")
         count = run.kill_node(number)
@@ -208,12 +208,12 @@ class DemoRun:
         self.agents = [self._start([*launcher, *more]) for launcher in launchers]
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
-        kept = {
+        inherited = {
             name: value
             for name, value in os.environ.items()
             if name not in _STEERING_NAMES and not name.startswith(_STEERING)
         }
-        env = {**kept, "OMP_NUM_THREADS": "1", MARK: self._mark}
+        env = {**inherited, "OMP_NUM_THREADS": "1", MARK: self._mark}
         with self._log.open("ab") as log:
             # In a session of its own: a ^C is for the demo, which then ends all.
             return subprocess.Popen(
@@ -240,11 +240,11 @@ class DemoRun:
         raise DemoError("has ended, with exit code 0, before the training did")
 
     def wait_for_all(self, name: str, workers: int, timeout: float) -> list[Event]:
-        found: dict[int, Event] = {}
-        while len(found) < workers:
+        events: dict[int, Event] = {}
+        while len(events) < workers:
             event = self.wait_for(lambda event: event["event"] == name, timeout)
-            found[event["rank"]] = event
-        return [found[rank] for rank in sorted(found)]
+            events[event["rank"]] = event
+        return [events[rank] for rank in sorted(events)]
 
     def pids_of(self, name: str, workers: int, timeout: float) -> list[int]:
         """The pids of all workers, once each has told `name`."""

@@ -89,9 +89,9 @@ class Peers:
         self._others: list[socket.socket] = []
         if world_size == 1:
             return
-        found = TCPStore(*store, timeout=_MEETING)
+        meeting_store = TCPStore(*store, timeout=_MEETING)
         try:
-            self._others = _accept(world_size, found) if rank == 0 else [_connect(rank, found)]
+            self._others = _accept(world_size, meeting_store) if rank == 0 else [_connect(rank, meeting_store)]
         except (OSError, TimeoutError) as error:
             raise PeersError(f"not all of {world_size} workers have met: {error}") from None
 
@@ -116,17 +116,17 @@ class Peers:
 
 
 def _accept(world_size: int, store: TCPStore) -> list[socket.socket]:
-    found: dict[int, socket.socket] = {}
+    connections: dict[int, socket.socket] = {}
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(_MEETING)
         store.set(_KEY, str(server.getsockname()[1]).encode())
-        while len(found) < world_size - 1:
+        while len(connections) < world_size - 1:
             connection, _ = server.accept()
             connection.settimeout(_MEETING)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.sendall(_HELLO)
-            found[int.from_bytes(_receive(connection, 4), "little")] = connection
-    return [found[rank] for rank in sorted(found)]
+            connections[int.from_bytes(_receive(connection, 4), "little")] = connection
+    return [connections[rank] for rank in sorted(connections)]
 
 
 def _connect(rank: int, store: TCPStore) -> socket.socket:
