@@ -174,9 +174,9 @@ class Dialer:
         places = await self._resolve()
         if resolved is not None:
             resolved(list(dict.fromkeys(str(place[3][0]) for place in places)))
-        made = await self._connect(places, timeout)
+        connection = await self._connect(places, timeout)
         self.unfinished = "it was connected to and did not answer the greeting"
-        session = ClientSession(*await self._opened(made))
+        session = ClientSession(*await self._opened(connection))
         try:
             await self._handshake(session, incarnation)
         except BaseException:
@@ -192,12 +192,12 @@ class Dialer:
         await asyncio.wait({self._lookup_task}, timeout=_LOOK_UP)
         if not self._lookup_task.done():
             raise TimeoutError(self.unfinished)
-        found, self._lookup_task = self._lookup_task.result(), None
-        if isinstance(found, Exception):
-            raise found
-        if self._silent.issuperset(found):
+        result, self._lookup_task = self._lookup_task.result(), None
+        if isinstance(result, Exception):
+            raise result
+        if self._silent.issuperset(result):
             self._silent.clear()
-        return sorted(found, key=self._silent.__contains__)
+        return sorted(result, key=self._silent.__contains__)
 
     async def _connect(self, places: list[_Address], timeout: float) -> socket.socket:
         """A connection to the first address that answers."""
@@ -224,35 +224,35 @@ class Dialer:
 
     async def _connected(self, place: _Address, timeout: float) -> socket.socket:
         family, kind, protocol, address = place
-        made = socket.socket(family, kind, protocol)
+        connection = socket.socket(family, kind, protocol)
         try:
-            made.setblocking(False)
-            shorten_retransmission(made)
+            connection.setblocking(False)
+            shorten_retransmission(connection)
             async with asyncio.timeout(timeout):
-                await asyncio.get_running_loop().sock_connect(made, address)
+                await asyncio.get_running_loop().sock_connect(connection, address)
         except BaseException:
-            made.close()
+            connection.close()
             raise
-        return made
+        return connection
 
-    async def _opened(self, made: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _opened(self, connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         try:
             if self._tls is None:
-                return await asyncio.open_connection(sock=made)
+                return await asyncio.open_connection(sock=connection)
             async with asyncio.timeout(_BUSY_FOR):
-                return await self._encrypted(made, self._tls)
+                return await self._encrypted(connection, self._tls)
         except BaseException:
-            made.close()
+            connection.close()
             raise
 
     async def _encrypted(
-        self, made: socket.socket, tls: ControlTls
+        self, connection: socket.socket, tls: ControlTls
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         import ssl
 
         try:
             reader, writer = await asyncio.open_connection(
-                sock=made, ssl=tls.for_node(), server_hostname=self._endpoint.host
+                sock=connection, ssl=tls.for_node(), server_hostname=self._endpoint.host
             )
         except ssl.SSLCertVerificationError as error:
             raise self._tls_error(f"its certificate is not accepted ({error.verify_message})") from None
@@ -373,10 +373,10 @@ async def _resolved_addresses(endpoint: Endpoint) -> list[_Address] | Exception:
     """The addresses of the name; an error is returned, since there may be no caller left to raise it to."""
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+        answers = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     except Exception as error:
         return error
-    return list(dict.fromkeys((int(family), int(kind), protocol, at) for family, kind, protocol, _, at in found))
+    return list(dict.fromkeys((int(family), int(kind), protocol, at) for family, kind, protocol, _, at in answers))
 
 
 async def _answers_as_torch_store(endpoint: Endpoint) -> bool:

@@ -175,10 +175,10 @@ class TcpLink:
         if self._session is not None and self._resolver.resolve() != self._redialer.target:
             self._session.writer.close()
 
-    def _update_resume_state(self, held: ResumeState) -> None:
-        if held.needs_coordinator != self._resume_state.needs_coordinator:
-            self._waiting_since = SYSTEM_CLOCK.monotonic() if held.needs_coordinator else None
-        self._resume_state = held
+    def _update_resume_state(self, resume_state: ResumeState) -> None:
+        if resume_state.needs_coordinator != self._resume_state.needs_coordinator:
+            self._waiting_since = SYSTEM_CLOCK.monotonic() if resume_state.needs_coordinator else None
+        self._resume_state = resume_state
 
     async def _leave_and_close(self) -> None:
         session = self._session
@@ -246,21 +246,21 @@ class TcpLink:
         self._resolver.session_opened(welcome.incarnation)
         self._session = session
         heartbeats = asyncio.ensure_future(self._send_heartbeats(session))
-        kept = False
+        stays_open = False
         try:
             while True:
                 payload = await self._receive_patiently(session, welcome.lease)
                 await self._while_cut()
                 self._on_notification(codec.decode_notification(payload))
         except TimeoutError as error:
-            why, kept = str(error), True
+            why, stays_open = str(error), True
         except (OSError, FrameError, codec.CodecError) as error:
             why = self._end_detail or error_words(error) or type(error).__name__
         finally:
             self._session = None
             self._unsent.clear()
             heartbeats.cancel()
-            if kept:
+            if stays_open:
                 self._silent_connections.append(session.writer)
             else:
                 session.writer.close()

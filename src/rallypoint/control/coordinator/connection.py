@@ -381,8 +381,8 @@ class ControlConnection:
         encoded, and without which the job continues, is dropped.
         """
         everyone = self._all
-        told = everyone.last_encoded
-        if told is None or told[0] is not notification:
+        encoded = everyone.last_encoded
+        if encoded is None or encoded[0] is not notification:
             try:
                 payload = codec.encode(notification)
                 if len(payload) > MAX_PLAIN:
@@ -393,9 +393,9 @@ class ControlConnection:
                 kind = type(notification).__name__
                 everyone.limiter.log_drop("a %s for %s is dropped: it cannot be sent (%s)", kind, self._peer, error)
                 return
-            told = everyone.last_encoded = (notification, payload)
+            encoded = everyone.last_encoded = (notification, payload)
         self.posted += 1
-        everyone.outbox.append((self, isinstance(notification, CollectedPart), told[1]))
+        everyone.outbox.append((self, isinstance(notification, CollectedPart), encoded[1]))
         if not everyone.posting:
             everyone.posting = True
             everyone.loop.call(everyone.write_posted)
@@ -412,14 +412,14 @@ class ControlConnection:
         if not self._pending:
             return False
         try:
-            made = self._pending[0].make_some()
+            parts = self._pending[0].make_some()
         except Exception:
             log.exception("the answer to %s could not be made; the control connection is closed", self._peer)
             self.abort()
             return False
-        if made:
+        if parts:
             del self._pending[0]
-            self.send(*map(codec.encode, made))
+            self.send(*map(codec.encode, parts))
             if self._is_behind and not self._awaits_answer:
                 self._all.go_on_later(self)
         return bool(self._pending)

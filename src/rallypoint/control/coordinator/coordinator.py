@@ -393,14 +393,14 @@ class Coordinator:
             self._tell_what_was_missed(speaker, request)
 
     def _tell_what_was_missed(self, speaker: SessionRecord, request: ResumeRequest) -> None:
-        told = missed_notifications(self.state, speaker.node, request)
+        missed = missed_notifications(self.state, speaker.node, request)
         place = self.state.participants.get(speaker.node) if self.state.complete else None
         misses_place = place is not None and self.state.round > request.round and not self.state.is_preempted
-        for notification in told:
+        for notification in missed:
             self._reply(speaker, notification)
         if misses_place:
             self._send_placed(speaker.node, self._all_placements()[speaker.node])
-        news = misses_place or bool(told)
+        news = misses_place or bool(missed)
         speaker.skips_join = request.joining and news
         speaker.repeats_join = request.joining and not news
         if self._hangs is not None:
@@ -593,8 +593,8 @@ class Coordinator:
         state = self.state
         if state.closed:
             return
-        held = (node for node in nodes if node in state.participants or node in state.survivors)
-        gone = [node for node in held if node not in state.succeeded]
+        members = (node for node in nodes if node in state.participants or node in state.survivors)
+        gone = [node for node in members if node not in state.succeeded]
         if state.complete and not state.is_preempted:
             gone = gone[1:]
         names = [name_of(state, node) for node in gone[:_MOST_GONE]]
@@ -610,8 +610,8 @@ class Coordinator:
         """Notify the nodes that a change concerns, and check all joins again while it could matter to them."""
         while before is not self.state:
             after = self.state
-            kept = self._kept_places(before, after)
-            self._notify(before, after, keeps_places=bool(kept))
+            rejoining = self._kept_places(before, after)
+            self._notify(before, after, keeps_places=bool(rejoining))
             self.history.record(before, after, now)
             if after.quiet:
                 self._look_for_hang(before, after, now)
@@ -623,8 +623,8 @@ class Coordinator:
             before = after
             for node in unblocked:
                 self._retry_join(node, now)
-            if kept:
-                self._run(next(iter(kept)), Rejoin(kept), now)
+            if rejoining:
+                self._run(next(iter(rejoining)), Rejoin(rejoining), now)
 
     def _kept_places(self, before: State, after: State) -> Mapping[NodeId, NodeInfo]:
         """What the nodes of a round that has ended take part in the next one with, if law 7 holds; else empty."""
@@ -686,11 +686,11 @@ class Coordinator:
 
     def _tells_waiting_at(self) -> float:
         """When the running round is to be told how many nodes wait for it; infinity if that has not changed."""
-        state, (round_, told) = self.state, self._told_waiting
+        state, (round_, last_told) = self.state, self._told_waiting
         is_told = round_ == state.round
         if not state.complete or state.verdict is not None or self._placeholders_until is not None:
             return math.inf
-        if len(state.wait_list) == (len(told) if is_told else 0):
+        if len(state.wait_list) == (len(last_told) if is_told else 0):
             return math.inf
         return self._told_waiting_at + _WAITING_EVERY if is_told and state.wait_list else -math.inf
 
@@ -698,19 +698,19 @@ class Coordinator:
         """Tell the running round how many nodes wait for it, unless that is too early: many may come one by one."""
         if now < self._tells_waiting_at():
             return
-        state, (round_, told) = self.state, self._told_waiting
-        self.history.nodes_waiting(told if round_ == state.round else (), state, now)
+        state, (round_, last_told) = self.state, self._told_waiting
+        self.history.nodes_waiting(last_told if round_ == state.round else (), state, now)
         self._told_waiting, self._told_waiting_at = (state.round, state.wait_list), now
         self.send_to(state.participants, nodes_waiting(state))
 
     def _tell_succeeded(self, now: float) -> None:
         """Tell the running round which of its nodes have succeeded, if that is due, while others still work."""
-        state, told = self.state, self._told_succeeded
-        if not state.succeeded or state.succeeded is told or not state.complete or state.verdict is not None:
+        state, last_told = self.state, self._told_succeeded
+        if not state.succeeded or state.succeeded is last_told or not state.complete or state.verdict is not None:
             self._tells_succeeded_at = math.inf
             return
         here = [node for node in self.sessions.local_nodes if node in state.succeeded]
-        if any(node not in told or node in state.finished for node in here):  # the coordinator goes with them
+        if any(node not in last_told or node in state.finished for node in here):  # the coordinator goes with them
             self._tells_succeeded_at = now
         elif self._tells_succeeded_at == math.inf:
             self._tells_succeeded_at = now + _SUCCEEDED_AFTER + len(state.participants) * _SUCCEEDED_AFTER_NODE
@@ -763,12 +763,12 @@ class Coordinator:
         control_rank = next((places[node].rank for node in self.sessions.local_nodes if node in places), -1)
         host, origin = self.sessions.own_external_address, state.origin or self.incarnation
         follows_from = (places, state.finished, state.progress, state.size, state.max_restarts, control_rank, host)
-        known, made = self._placements
+        known, current = self._placements
         # Compared by identity where the comparison itself would take long for a large job.
         if known[2:] != follows_from[2:] or known[0] is not places or known[1] is not state.finished:
-            made = placements(state, origin, control_rank, host)
-            self._placements = follows_from, made
-        return made
+            current = placements(state, origin, control_rank, host)
+            self._placements = follows_from, current
+        return current
 
     def _notify_peers(self, host: NodeId) -> None:
         """Tell the host of the round's store the addresses of workers, if the nodes have reported them."""
@@ -810,14 +810,14 @@ class Coordinator:
             return
         from rallypoint.control.coordinator.job_log import differences
 
-        found = tuple(
+        unreported = tuple(
             difference
             for difference in differences(node_info, own, state, job)
             if difference not in speaker.differences_reported
         )
-        if found:
-            speaker.differences_reported += found
-            self._reply(speaker, ConfigDiffers(name_of(state, speaker.node), found))
+        if unreported:
+            speaker.differences_reported += unreported
+            self._reply(speaker, ConfigDiffers(name_of(state, speaker.node), unreported))
 
     # Nodes that have proved nothing (`control.coordinator.connection`)
 
@@ -844,12 +844,12 @@ class Coordinator:
 
     def _any_unreported(self) -> bool:
         """Whether a known node has not reported. Nodes are looked for again only when those that were found have."""
-        found = self._maybe_unreported
-        while found and (found[-1] in self.sessions or not self.state.knows(found[-1])):
-            found.pop()
-        if not found:
-            found.extend(self._unreported())
-        return bool(found)
+        candidates = self._maybe_unreported
+        while candidates and (candidates[-1] in self.sessions or not self.state.knows(candidates[-1])):
+            candidates.pop()
+        if not candidates:
+            candidates.extend(self._unreported())
+        return bool(candidates)
 
     def _check_all_reported(self, now: float) -> None:
         if self._placeholders_until is not None and not self._any_unreported():

@@ -72,30 +72,34 @@ def live_words(progress: Progress) -> tuple[str, str]:
     return f"waiting for nodes: {joined} of {progress.max_nodes} joined", after
 
 
-def is_due(progress: Progress, said: ReportedProgress, now: float) -> bool:
+def is_due(progress: Progress, reported_at: ReportedProgress, now: float) -> bool:
     """Whether the line is due: the state has changed, or was last logged a minute ago. Records that it is logged.
 
     Nodes that join one after another do not count as a change: they may be many.
     """
     short, lost = progress.joined < progress.min_nodes, tuple(removed.name for removed in progress.removed)
     stands = progress.round, progress.complete, progress.spare, short, progress.starts_in >= 0, lost
-    if any(reported[0] != progress.round for reported in said):
-        said.clear()
-    if now - said.get(stands, -_REPEAT) < _REPEAT:
+    if any(reported[0] != progress.round for reported in reported_at):
+        reported_at.clear()
+    if now - reported_at.get(stands, -_REPEAT) < _REPEAT:
         return False
-    said[stands] = now
+    reported_at[stands] = now
     return True
 
 
 def in_words(
-    notification: Progress | JoinRefused, subject: RendezvousName, said: ReportedProgress, now: float, wall: float
+    notification: Progress | JoinRefused,
+    subject: RendezvousName,
+    reported_at: ReportedProgress,
+    now: float,
+    wall: float,
 ) -> ProgressText | JoinRefused:
     """A progress notification, or one that the time of a join is over, with a text added.
 
-    `now` is the time on the clock of `said`, `wall` in seconds since 1970.
+    `now` is the time on the clock of `reported_at`, `wall` in seconds since 1970.
     """
     if isinstance(notification, Progress):
-        due = notification.reports and is_due(notification, said, now)
+        due = notification.reports and is_due(notification, reported_at, now)
         return ProgressText(waiting_line(subject, notification, wall), due, live_words(notification))
     if notification.progress is None:
         return notification
@@ -163,11 +167,11 @@ def _removed_words(missed: Sequence[MissingNode], wall: float) -> str:
 
 
 def _time_left_words(progress: Progress) -> str:
-    held = f"held back for {progress.backoff:g} s after failures without progress"
+    back_off = f"held back for {progress.backoff:g} s after failures without progress"
     if progress.backoff and progress.round == 0:
-        held = "a round that the control plane has lost may still be running, so it waits "
-        held += f"{progress.backoff:g} s for its nodes"
-    parts = [held] if progress.backoff and not progress.complete else []
+        back_off = "a round that the control plane has lost may still be running, so it waits "
+        back_off += f"{progress.backoff:g} s for its nodes"
+    parts = [back_off] if progress.backoff and not progress.complete else []
     parts += [f"starting in {progress.starts_in:.0f} s"] if progress.starts_in >= 0 else []
     parts += [f"giving up in {progress.ends_in:.0f} s"] if progress.ends_in >= 0 else []
     return "".join(f"; {part}" for part in parts)
@@ -244,21 +248,21 @@ def differences(node_info: NodeInfo, own: Settings | None, state: State, job: Se
     `own` are the settings that it was started with, None for a node in the process of the control plane; `job` are
     those in effect.
     """
-    found: list[ConfigDifference] = []
+    result: list[ConfigDifference] = []
     if own is not None and own.segment != job.segment:
-        found.append(ConfigDifference("--segment=", str(own.segment), str(job.segment)))
+        result.append(ConfigDifference("--segment=", str(own.segment), str(job.segment)))
     if own is not None and (own.min_nodes, own.max_nodes) != (job.min_nodes, job.max_nodes):
-        found.append(ConfigDifference("--nnodes=", _range(own), _range(job)))
+        result.append(ConfigDifference("--nnodes=", _range(own), _range(job)))
     if 0 <= state.max_restarts != node_info.max_restarts >= 0:
-        found.append(ConfigDifference("--max-restarts=", str(node_info.max_restarts), str(state.max_restarts)))
+        result.append(ConfigDifference("--max-restarts=", str(node_info.max_restarts), str(state.max_restarts)))
     program = state.programs.get(node_info.role, "")
     if program and node_info.program and node_info.program != program:
-        found.append(ConfigDifference("the program ", node_info.program, program, job_value_applies=False))
+        result.append(ConfigDifference("the program ", node_info.program, program, job_value_applies=False))
     for name, holds in _OPTIONS if own is not None else ():
         ours, theirs = getattr(own, name), getattr(job, name)
         if ours != theirs:
-            found.append(ConfigDifference(f"--rdzv-conf={name}=", f"{ours:g}", f"{theirs:g}", holds))
-    return tuple(found)
+            result.append(ConfigDifference(f"--rdzv-conf={name}=", f"{ours:g}", f"{theirs:g}", holds))
+    return tuple(result)
 
 
 def _range(settings: Settings) -> str:

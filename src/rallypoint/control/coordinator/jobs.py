@@ -332,15 +332,15 @@ def _is_over(dispatcher: Dispatcher) -> bool:
 
 def _kept(history: JobHistory) -> JobHistory:
     """A copy of what is kept of a job that has ended: the newest alone, with the end of the last traceback."""
-    kept = JobHistory()
-    kept.events.extend(list(history.events)[-_EVENTS_KEPT:])
+    shortened = JobHistory()
+    shortened.events.extend(list(history.events)[-_EVENTS_KEPT:])
     for at, round_, node, cause, detail in list(history.failures)[-_FAILURES_KEPT:]:
-        kept.failures.append((at, round_, node, cause and cause._replace(traceback=""), detail))
+        shortened.failures.append((at, round_, node, cause and cause._replace(traceback=""), detail))
     if history.failures and (last := history.failures[-1][3]) is not None:
         cause = last._replace(traceback=last.traceback[-_TRACEBACK_KEPT:])
-        kept.failures[-1] = (*kept.failures[-1][:3], cause, kept.failures[-1][4])
-    kept.phase_since, kept.began, kept.known = history.phase_since, history.began, history.known
-    return kept
+        shortened.failures[-1] = (*shortened.failures[-1][:3], cause, shortened.failures[-1][4])
+    shortened.phase_since, shortened.began, shortened.known = history.phase_since, history.began, history.known
+    return shortened
 
 
 def _origin(peer: str) -> str:

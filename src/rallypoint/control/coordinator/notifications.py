@@ -51,18 +51,20 @@ def notification_diff(
         # A node that had succeeded and was unreachable for a while has no place there any more, but waits for the rest.
         others = sorted(node for node in before.succeeded if node not in before.participants)
         due.append(([*before.participants, *others], RoundEnded(_round_end(before, after), keeps_places)))
-    said = after.preempted
-    if said is not None and (said != before.preempted or after.round != before.round):
-        told = [node for node in after.participants if said.whole_job or node != said.node]
-        due.append((told, preempted(after)))
+    notice = after.preempted
+    if notice is not None and (notice != before.preempted or after.round != before.round):
+        notified = [node for node in after.participants if notice.whole_job or node != notice.node]
+        due.append((notified, preempted(after)))
     return due
 
 
 def preempted(state: State) -> Preempted:
     """The notification to running nodes that a node, or all nodes, will be taken away."""
-    said = state.preempted
-    assert said is not None, "somebody will be taken away"
-    return Preempted(state.round, said.who or name_of(state, said.node), said.seconds, said.whole_job, said.why)
+    notice = state.preempted
+    assert notice is not None, "somebody will be taken away"
+    return Preempted(
+        state.round, notice.who or name_of(state, notice.node), notice.seconds, notice.whole_job, notice.why
+    )
 
 
 def newly_complete(before: State, after: State) -> bool:

@@ -334,8 +334,8 @@ class WatcherSessions:
         most = LIMITS[kind].of_node if follows else min(_MOST_OF_LOGS, room_for_each(kind, len(nodes)))
         requested = CollectRequested(number, kind, command.ranks, command.lines, command.cursor, most if is_logs else 0)
         ask = partial(job.send_to, notification=requested)
-        made = Collection(kind, nodes, job.sessions.__contains__, ask, now, follows=follows)
-        self._collections[number] = _Collected(session, made, command.ranks)
+        collection = Collection(kind, nodes, job.sessions.__contains__, ask, now, follows=follows)
+        self._collections[number] = _Collected(session, collection, command.ranks)
         self._followed_round = job.state.round if job.state.complete else -1
         self._end_collections()
 
@@ -577,12 +577,12 @@ def find_node(wanted: str, state: State) -> NodeId:
     """
     nodes = [node for node in known_to(state) if not node.is_placeholder]
     rank = int(wanted) if wanted.isascii() and wanted.isdecimal() and len(wanted) < 10 and state.complete else -1
-    found = [node for node in nodes if wanted and _has_name(wanted, rank, node, state)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        which = join_names([f"{node.pid}@{node}" for node in found[:_MOST_NAMED]])
-        raise CommandRefused(f"{wanted!r} names {len(found)} nodes; name one of them: {which}")
+    matches = [node for node in nodes if wanted and _has_name(wanted, rank, node, state)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        which = join_names([f"{node.pid}@{node}" for node in matches[:_MOST_NAMED]])
+        raise CommandRefused(f"{wanted!r} names {len(matches)} nodes; name one of them: {which}")
     have = join_names(names_of(state, nodes, _MOST_NAMED)) or "none"
     raise CommandRefused(f"the job has no node {wanted!r}; it has {have}")
 
@@ -600,18 +600,18 @@ def nodes_with_ranks(ranks: Sequence[int], state: State) -> list[NodeId]:
         return [node for node, _ in in_order]
     known = [participant for place, (_, participant) in enumerate(in_order) if place == participant.rank]
     ends = list(itertools.accumulate(participant.node_info.local_world_size for participant in known))
-    found: dict[NodeId, None] = {}
+    nodes: dict[NodeId, None] = {}
     for rank in ranks:
         place = bisect_right(ends, rank)
         if place < len(ends):
-            found[in_order[place][0]] = None
+            nodes[in_order[place][0]] = None
         elif len(ends) < len(in_order):
             raise CommandRefused(
                 f"a node with lower ranks has succeeded and left, so it is not known which node has {rank}"
             )
         else:
             raise CommandRefused(f"the job has no rank {rank}; see 'rallyctl status'")
-    return list(found)
+    return list(nodes)
 
 
 def _has_name(wanted: str, rank: int, node: NodeId, state: State) -> bool:

@@ -162,10 +162,10 @@ def end_of(state: State, round_: int) -> RoundEnd:
 def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
     """Adopt the round of its first node to report: all places of that round are taken, earlier nodes wait."""
     ranks = range(request.group_world_size)
-    held = {(node if rank == request.group_rank else NodeId.placeholder(rank)): rank for rank in ranks}
+    rank_by_node = {(node if rank == request.group_rank else NodeId.placeholder(rank)): rank for rank in ranks}
     forming = {} if state.complete else state.participants
     new_nodes = {other: participant.node_info for other, participant in forming.items()} | dict(state.wait_list)
-    places = max(0, settings.max_nodes - len(held)) if settings.segment < 2 else 0
+    places = max(0, settings.max_nodes - len(rank_by_node)) if settings.segment < 2 else 0
     wait_list = {other: new_nodes[other] for other in sorted(new_nodes)[:places]}
     spares = {other: new_nodes[other] for other in sorted(new_nodes)[places:]}
     running = state._replace(
@@ -177,7 +177,7 @@ def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: S
         restart_delay=0.0,
         participants={
             member: Participant(request.node_info if member == node else _UNKNOWN_NODE, rank)
-            for member, rank in held.items()
+            for member, rank in rank_by_node.items()
         },
         wait_list=wait_list,
         redundancy_list={**state.redundancy_list, **spares},
@@ -191,7 +191,7 @@ def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: S
     running = _with_successes(running, request)
     host, end = NodeId.placeholder(request.control_rank), RoundEnd(request.round, Reason.FORGOTTEN, "")
     over = request.round_over
-    if host in held:
+    if host in rank_by_node:
         place, others = running.participants[host], without(running.participants, host)
         running = running._replace(participants=others)
         if host in running.succeeded:

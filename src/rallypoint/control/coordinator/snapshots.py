@@ -193,8 +193,8 @@ class SnapshotMaker:
         members = yield from self._members_of(view.state)
         every = _all(view.state, members)
         yield
-        found = [place for place in every if place.node == node]
-        return (yield from self._snapshot(view, members, view.last_heard(), found, len(every) - len(found)))
+        places = [place for place in every if place.node == node]
+        return (yield from self._snapshot(view, members, view.last_heard(), places, len(every) - len(places)))
 
     def page(self, view: JobView, first: int) -> Making:
         """The snapshot with the rows from this one on, as many as one may have."""
@@ -212,8 +212,8 @@ class SnapshotMaker:
         every = _all(view.state, members)
         shown: Sequence[_Place] = every
         if len(every) > SHOWN_NODES:
-            said = yield from self._said(view, members)
-            shown = yield from _first(view, every, heard, said.lagging)
+            reported = yield from self._said(view, members)
+            shown = yield from _first(view, every, heard, reported.lagging)
         return (yield from self._snapshot(view, members, heard, shown, len(every) - len(shown)))
 
     def _members_of(self, state: State) -> _Slices[_Members]:
@@ -228,8 +228,8 @@ class SnapshotMaker:
     def _said(self, view: JobView, members: _Members) -> _Slices[_Reported]:
         key, known = (view.reports_changes, view.state.round), self._reported
         if known is None or known[:2] != key or known[2] is not members.places:
-            said = yield from _reported(view, members.places)
-            known = self._reported = (*key, members.places, said)
+            reported = yield from _reported(view, members.places)
+            known = self._reported = (*key, members.places, reported)
         return known[3]
 
     def _snapshot(
@@ -241,10 +241,10 @@ class SnapshotMaker:
         not_shown: int,
     ) -> Making:
         state, settings, now = view.state, view.settings, view.now
-        said = yield from self._said(view, members)
+        reported = yield from self._said(view, members)
         short = 0 if state.complete else max(0, settings.min_nodes - number_fitting(state, settings))
-        held = state.restart_delay and not state.complete
-        totals = _totals(state, heard, said, members.workers, view.known)
+        backs_off = state.restart_delay and not state.complete
+        totals = _totals(state, heard, reported, members.workers, view.known)
         yield
         rows: list[NodeView] = []
         for at in range(0, len(places), _SLICE):
@@ -265,7 +265,7 @@ class SnapshotMaker:
             totals=totals,
             ended_rounds=state.ledger._replace(failures=_restarts_used(state)),
             max_restarts=state.max_restarts,
-            backoff=max(0.0, backoff_ends(state, view.clock) - now) if held else 0.0,
+            backoff=max(0.0, backoff_ends(state, view.clock) - now) if backs_off else 0.0,
             failures=_failures(view.failures, now),
             events=tuple(_event(event, now) for event in view.events),
             detail="" if state.verdict is None else verdict_sentence(state.verdict),
@@ -280,8 +280,8 @@ def at_once(making: _Slices[T]) -> T:
         while True:
             next(making)
     except StopIteration as end:
-        made: T = end.value
-        return made
+        result: T = end.value
+        return result
 
 
 class PendingSnapshot:
@@ -386,18 +386,18 @@ def _first(
         state.wait_list,
         state.redundancy_list,
     )
-    found: dict[NodeId, None] = {}
+    shown: dict[NodeId, None] = {}
     for node in chain.from_iterable(kinds):
-        if len(found) == SHOWN_NODES:
+        if len(shown) == SHOWN_NODES:
             break
-        found[node] = None
+        shown[node] = None
     yield
-    places = {place.node: place for place in every if place.node in found} if found else {}
+    places = {place.node: place for place in every if place.node in shown} if shown else {}
     for place in every[:_LEAST_SHOWN]:
         if len(places) < _LEAST_SHOWN:
-            found[place.node], places[place.node] = None, place
+            shown[place.node], places[place.node] = None, place
     yield
-    return [places[node] for node in found if node in places]
+    return [places[node] for node in shown if node in places]
 
 
 def _rank(entry: tuple[NodeId, Participant]) -> int:
@@ -412,17 +412,17 @@ def _rank_and_node(entry: tuple[NodeId, Participant]) -> tuple[int, NodeId]:
 def _participants(state: State) -> _Slices[Sequence[_Place]]:
     in_order = sorted(state.participants.items(), key=_rank if state.complete else _rank_and_node)
     yield
-    found: list[_Place] = []
+    places: list[_Place] = []
     base_rank = 0  # as `assign_worker_ranks` has it, which would take all of them at once
     for place, (node, participant) in enumerate(in_order):
         # Where an earlier one has succeeded and left, its number of workers is not known.
         first = base_rank if state.complete and place == participant.rank else -1
         base_rank += participant.node_info.local_world_size
         rank = participant.rank if state.complete else -1
-        found.append(_Place(node, MemberState.PARTICIPANT, participant.node_info, rank, first))
+        places.append(_Place(node, MemberState.PARTICIPANT, participant.node_info, rank, first))
         if place % _SLICE == 0:
             yield
-    return found
+    return places
 
 
 def _row(view: JobView, heard: Mapping[NodeId, float], place: _Place) -> NodeView:
@@ -462,16 +462,16 @@ def _what_it_waits_for(state: State, info: NodeInfo, settings: Settings) -> str:
 def _reported(view: JobView, places: Sequence[_Place]) -> _Slices[_Reported]:
     if not view.state.complete:
         return _Reported(0, -1, -1, (), None, "", "", ())
-    found: list[tuple[_Place, NodeReport]] = []
+    reports: list[tuple[_Place, NodeReport]] = []
     for at in range(0, len(places), 4 * _SLICE):
-        found += [
+        reports += [
             (place, report.said)
             for place in places[at : at + 4 * _SLICE]
             if (report := view.reports.get(place.node)) is not None and report.said.round == view.state.round
         ]
         yield
-    reached = [report.progress for _, report in found if report.progress >= 0]
-    steps = [(place, report.steps) for place, report in found if place.first_rank >= 0 and report.steps]
+    reached = [report.progress for _, report in reports if report.progress >= 0]
+    steps = [(place, report.steps) for place, report in reports if place.first_rank >= 0 and report.steps]
     yield
     every = sorted(chain.from_iterable(local_steps for _, local_steps in steps))
     every = every[bisect_left(every, 0) :]
@@ -482,18 +482,18 @@ def _reported(view: JobView, places: Sequence[_Place]) -> _Slices[_Reported]:
         for at in range(0, len(steps), 4 * _SLICE):
             late = (
                 (step, place.first_rank + local, place)
-                for place, told in steps[at : at + 4 * _SLICE]
-                if min(told) < median
-                for local, step in enumerate(told)
+                for place, local_steps in steps[at : at + 4 * _SLICE]
+                if min(local_steps) < median
+                for local, step in enumerate(local_steps)
                 if 0 <= step < median
             )
             behind = heapq.nsmallest(_MOST_BEHIND, chain(behind, late), key=lambda entry: entry[:2])
             yield
-    first = next((report for place, report in found if place.group_rank == 0), NodeReport(-1))
-    in_place_of = tuple(sorted({report.in_place_of for _, report in found if report.in_place_of}))
+    first = next((report for place, report in reports if place.group_rank == 0), NodeReport(-1))
+    in_place_of = tuple(sorted({report.in_place_of for _, report in reports if report.in_place_of}))
     yield
     return _Reported(
-        len(found),
+        len(reports),
         min(reached, default=-1),
         max(reached, default=-1),
         in_place_of,
@@ -505,7 +505,7 @@ def _reported(view: JobView, places: Sequence[_Place]) -> _Slices[_Reported]:
 
 
 def _totals(
-    state: State, heard: Mapping[NodeId, float], said: _Reported, workers: int, known: tuple[str, str]
+    state: State, heard: Mapping[NodeId, float], reported: _Reported, workers: int, known: tuple[str, str]
 ) -> Totals:
     """`known` are the command and the log folder as they were last reported."""
     connected = sum(map(heard.__contains__, state.participants))
@@ -518,14 +518,14 @@ def _totals(
         spare=len(state.redundancy_list),
         expected=len(state.survivors),
         quiet=len(state.quiet),
-        reported=said.nodes,
+        reported=reported.nodes,
         workers=workers,
-        least_step=said.least_step,
-        most_step=said.most_step,
-        in_place_of=said.in_place_of,
-        steps=said.steps,
-        command=said.command or known[0],
-        log_folder=said.log_folder or known[1],
+        least_step=reported.least_step,
+        most_step=reported.most_step,
+        in_place_of=reported.in_place_of,
+        steps=reported.steps,
+        command=reported.command or known[0],
+        log_folder=reported.log_folder or known[1],
     )
 
 
@@ -538,10 +538,10 @@ def _steps(state: State, every: Sequence[int], behind: Sequence[tuple[int, int, 
 
 
 def _failures(failures: Sequence[Failure], now: float) -> tuple[FailureView, ...]:
-    found = [_failure(failure, now) for failure in failures]
-    if found and (cause := failures[-1][3]) is not None:
-        found[-1] = found[-1]._replace(traceback=cause.traceback)
-    return tuple(found)
+    views = [_failure(failure, now) for failure in failures]
+    if views and (cause := failures[-1][3]) is not None:
+        views[-1] = views[-1]._replace(traceback=cause.traceback)
+    return tuple(views)
 
 
 def _failure(failure: Failure, now: float) -> FailureView:

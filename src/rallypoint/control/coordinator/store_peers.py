@@ -66,19 +66,19 @@ def parse_policy(text: str) -> PeerPolicy:
 
 def peers_notification(state: State, sessions: SessionRegistry) -> list[StorePeers]:
     """The notification to the host of a complete round's store; empty if no member has sent addresses."""
-    found: dict[str, None] = {}
+    known: dict[str, None] = {}
     doubt, some = "", False
     for node, participant in state.participants.items():
         session = sessions.of(node)
         if session is not None:
             some = some or session.addresses is not None
-            found.update(dict.fromkeys(session.addresses or ()))  # which are addresses, as all that nodes send
+            known.update(dict.fromkeys(session.addresses or ()))  # which are addresses, as all that nodes send
             shown = (address.partition("%")[0] for address in (session.address, session.observed_address))
-            found.update((address, None) for address in shown if address not in found and _is_network(address))
+            known.update((address, None) for address in shown if address not in known and _is_network(address))
         doubt = doubt or _doubt(state, node, session, is_host=participant.rank == 0)
     if not some:
         return []
-    addresses = [address for address in found if not is_loopback(address)]
+    addresses = [address for address in known if not is_loopback(address)]
     if len(addresses) > _MAX_ADDRESSES:
         doubt = f"its members have {len(addresses)} addresses, more than the {_MAX_ADDRESSES} that a store can be given"
         addresses = []
@@ -107,22 +107,24 @@ def _is_network(text: str) -> bool:
 
 
 def peers_of(
-    policy: PeerPolicy, told: Sequence[StorePeers], own: Sequence[str] | None, address: str
+    policy: PeerPolicy, notifications: Sequence[StorePeers], own: Sequence[str] | None, address: str
 ) -> tuple[list[str] | None, str]:
     """The allowed peers, None for all; and a warning, if there is something to log.
 
     Args:
         policy: the policy of this node, where the store is.
-        told: the addresses from the coordinator; empty if it does not know them.
+        notifications: the addresses from the coordinator; empty if it does not know them.
         own: the addresses of this machine; None if they are not known.
         address: the address that the workers use for the store.
     """
     if not policy.members and not policy.networks:
         return None, ""
-    doubt = next((notification.reason_unrestricted for notification in told if notification.reason_unrestricted), "")
-    doubt = doubt or ("" if told else "this backend does not tell the members' addresses")
+    doubt = next(
+        (notification.reason_unrestricted for notification in notifications if notification.reason_unrestricted), ""
+    )
+    doubt = doubt or ("" if notifications else "this backend does not tell the members' addresses")
     doubt = doubt or ("" if own is not None else "this machine's own addresses cannot be listed")
-    in_vain = not told and not policy.networks  # with these alone, no other member's worker would be allowed
+    in_vain = not notifications and not policy.networks  # with these alone, no other member's worker would be allowed
     if policy.members and doubt and (in_vain or not policy.explicit):
         if in_vain and not policy.explicit:
             return None, ""
@@ -130,7 +132,11 @@ def peers_of(
             f"the worker store takes connections from any address, since {doubt}; give --store-peers the networks from "
             "which workers connect, as in 10.0.0.0/8, or any"
         )
-    members = itertools.chain.from_iterable(notification.addresses for notification in told) if policy.members else ()
+    members = (
+        itertools.chain.from_iterable(notification.addresses for notification in notifications)
+        if policy.members
+        else ()
+    )
     link = (_LINK_LOCAL,) if address.lower().startswith("fe80:") else ()
     peers = [*_LOOPBACK, *(own or ()), *policy.networks, *filter(_is_network, members), *link]
     if not (policy.members and doubt):

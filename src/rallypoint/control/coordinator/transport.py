@@ -113,12 +113,12 @@ class Transports:
             self._transports[descriptor] = transport
             self._epoll.register(descriptor, events)
 
-    def _wait(self, found: int, before: float) -> None:
+    def _wait(self, handled: int, before: float) -> None:
         """Have the loop call again: as soon as there is an event; or, if there are many connections and their events
         come one after the other, in a while (at once if so many were found that there may be more).
 
         Args:
-            found: the number of events that were found now.
+            handled: the number of events that were there now.
             before: when they were looked for before, on the monotonic clock.
         """
         # To watch the set again takes a time that is linear in the connections, so it is not done for each event:
@@ -127,11 +127,11 @@ class Transports:
         #   3. a look, or several where there are thousands of connections, find nothing: the set is watched again, and
         #      nothing wakes the loop until there is an event.
         count = len(self._transports)
-        self._empty_looks = 0 if found or self._is_watched else self._empty_looks + 1
+        self._empty_looks = 0 if handled or self._is_watched else self._empty_looks + 1
         is_busy = self.turn_began - before < _REST if self._is_watched else self._empty_looks <= count // _LOOKS_FOR
         rests = count > _MANY and is_busy
         if rests:
-            self._rest = self.loop.call_later(_REST if found < _AT_ONCE else 0.0, self._handle_events)
+            self._rest = self.loop.call_later(_REST if handled < _AT_ONCE else 0.0, self._handle_events)
         if rests and self._is_watched:
             self.loop.remove_reader(self._epoll.fileno())
         elif not rests and not self._is_watched:
@@ -139,10 +139,10 @@ class Transports:
         self._is_watched = not rests
 
     def _handle_events(self) -> None:
-        found = self._epoll.poll(0, _AT_ONCE)
+        ready = self._epoll.poll(0, _AT_ONCE)
         before, self.turn_began = self.turn_began, SYSTEM_CLOCK.monotonic()
-        self._wait(len(found), before)
-        for descriptor, events in found:
+        self._wait(len(ready), before)
+        for descriptor, events in ready:
             transport = self._transports.get(descriptor)
             if transport is None:
                 self._accept_from(descriptor)

@@ -201,8 +201,8 @@ def takeover_from(
     """
     if not stored or stored[0].key != keys.state:  # there may be parts of a state that was never complete
         return Takeover("", State(), 0, 0, 0)
-    found = stored[0]
-    snapshot = decode_snapshot(keys.state, found.value)
+    entry = stored[0]
+    snapshot = decode_snapshot(keys.state, entry.value)
     try:
         state = decode_state(state_of(keys, snapshot, stored))
     except RendezvousStateError as error:
@@ -212,8 +212,8 @@ def takeover_from(
         ) from None
     known = known_to(state)
     if snapshot.incarnation == met or any(node.number in nodes for node in known):
-        return Takeover(snapshot.incarnation, state, snapshot.number, found.mod_revision, found.lease)
+        return Takeover(snapshot.incarnation, state, snapshot.number, entry.mod_revision, entry.lease)
     # If they are alive after all, and only their leases have ended, they have the time to report.
     ran = state.verdict is None and bool(known)
     anew = State(restart_delay=recovery_timeout(settings) if ran else 0.0)
-    return Takeover("", anew, snapshot.number, found.mod_revision, found.lease, forgets=True)
+    return Takeover("", anew, snapshot.number, entry.mod_revision, entry.lease, forgets=True)

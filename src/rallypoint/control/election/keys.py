@@ -162,10 +162,10 @@ def encode_node(node: NodeId) -> bytes:
 def decode_node(value: bytes) -> NodeId | None:
     """The agent that wrote this, without its address; None if it is not one of ours."""
     try:
-        found = _node.decode(value)
+        fields = _node.decode(value)
     except (ValueError, RecursionError):
         return None
-    return NodeId("", found["pid"], found["node"], printable(found["host"]))
+    return NodeId("", fields["pid"], fields["node"], printable(fields["host"]))
 
 
 def encode_leader(record: LeaderRecord) -> bytes:
@@ -176,10 +176,10 @@ def encode_leader(record: LeaderRecord) -> bytes:
 def decode_leader(value: bytes) -> LeaderRecord | None:
     """Where the coordinator is; None if a coordinator of ours did not write this."""
     try:
-        found = _leader.decode(value)
+        fields = _leader.decode(value)
     except (ValueError, RecursionError):
         return None
-    record = LeaderRecord(tuple(map(printable, found["addresses"])), found["port"], found["lease"], found["secret"])
+    record = LeaderRecord(tuple(map(printable, fields["addresses"])), fields["port"], fields["lease"], fields["secret"])
     return record if record.addresses else None
 
 

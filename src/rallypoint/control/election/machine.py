@@ -260,20 +260,20 @@ class Election:
     def _register(self) -> Procedure[None]:
         """Become a candidate, if there are not candidates enough."""
         seen = self._seen
-        found = yield from procedures.look(self._keys)
-        if found.revision < seen:
+        view = yield from procedures.look(self._keys)
+        if view.revision < seen:
             text = "etcd has gone back from revision %d to %d and its data is lost; this agent registers again"
-            self._context.log(steps.WARNING, text, seen, found.revision)
+            self._context.log(steps.WARNING, text, seen, view.revision)
             self._seen = 0
             self._context.add(steps.ResetRevision())
             self._context.unwatch(Watched.LEADER)
-        self._see_leader(found)
+        self._see_leader(view)
         self._context.add(steps.PermanentError(""))
-        if self._keys.free_seats(found.candidates):
+        if self._keys.free_seats(view.candidates):
             self._addresses = yield from procedures.find_addresses(self._addresses)
             asked_at = self._context.now
-            self._place, found = yield from procedures.register(self._keys, self._own, self._ttl, found, self._rng)
-            self._see_leader(found)
+            self._place, view = yield from procedures.register(self._keys, self._own, self._ttl, view, self._rng)
+            self._see_leader(view)
         self._stood = self._place is not None
         if self._place is None:
             self._set_goal(Election._register, CandidatePhase.STANDBY)
@@ -281,8 +281,8 @@ class Election:
             return
         self._due = {Chore.KEEP_LEASE: asked_at + self._ttl / 3}
         self._deposing.lease_kept(asked_at, self._ttl)
-        self._presence = Presence(found.candidates)
-        self._context.watch(Watched.NODES, self._keys.candidates, found.revision, prefix=True)
+        self._presence = Presence(view.candidates)
+        self._context.watch(Watched.NODES, self._keys.candidates, view.revision, prefix=True)
         self._set_goal(Election._take_over, CandidatePhase.WAITING)
         self._look_at_link()
 
@@ -333,9 +333,9 @@ class Election:
         self._see_leader((yield from procedures.look(self._keys)))
 
     def _find_candidates(self) -> Procedure[None]:
-        found = yield from procedures.look(self._keys)
-        self._presence.replace(found.candidates, self._context.now + min_absence(self._settings))
-        self._context.watch(Watched.NODES, self._keys.candidates, found.revision, prefix=True)
+        view = yield from procedures.look(self._keys)
+        self._presence.replace(view.candidates, self._context.now + min_absence(self._settings))
+        self._context.watch(Watched.NODES, self._keys.candidates, view.revision, prefix=True)
 
     def _depose(self) -> Procedure[None]:
         if (predecessor := self._predecessor) is not None:
@@ -387,11 +387,11 @@ class Election:
             self._due.setdefault(Chore.DEPOSE, self._deposing.earliest())
         self._plan_look()
 
-    def _see_leader(self, found: ElectionView) -> None:
-        self._context.add(steps.Publish(found.leader, found.revision))
-        self._note_leader(bool(found.leader), found.revision if found.leader else 0)
+    def _see_leader(self, view: ElectionView) -> None:
+        self._context.add(steps.Publish(view.leader, view.revision))
+        self._note_leader(bool(view.leader), view.revision if view.leader else 0)
         if not self._context.watches(Watched.LEADER):
-            self._context.watch(Watched.LEADER, self._keys.leader, found.revision)
+            self._context.watch(Watched.LEADER, self._keys.leader, view.revision)
 
     def _note_leader(self, there: bool, revision: int) -> None:
         self._seen = max(self._seen, revision)

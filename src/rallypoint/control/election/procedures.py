@@ -218,8 +218,8 @@ class Runner:
             return
         self._resume(running, event)
         if not self.busy and self._held is not None:
-            held, self._held = self._held, None
-            self._resume(*held)
+            answer, self._held = self._held, None
+            self._resume(*answer)
 
     def _resume(self, running: _Running, event: Answered | Failed) -> None:
         if isinstance(event, Answered):
@@ -282,20 +282,20 @@ def look(keys: ElectionKeys) -> Procedure[ElectionView]:
 
 
 def register(
-    keys: ElectionKeys, own: NodeId, ttl_s: int, found: ElectionView, rng: Random
+    keys: ElectionKeys, own: NodeId, ttl_s: int, view: ElectionView, rng: Random
 ) -> Procedure[tuple[Registration | None, ElectionView]]:
     """Take a lease, and hang a key on it; None if others have taken all seats before us."""
     lease = yield from number_of(Grant(ttl_s))
-    while free := keys.free_seats(found.candidates):
+    while free := keys.free_seats(view.candidates):
         key = rng.choice(free)
         is_free, looking = Compare(key, "create_revision", "==", 0), _looking(keys)
         result = yield from transact((is_free,), (Put(key, encode_node(own), lease), *looking), looking)
-        found = ElectionView(result.ranges[0].kvs, result.ranges[1].kvs, result.revision)
-        for candidate in found.candidates:  # it may not be the seat that we asked for last, if an answer was lost
+        view = ElectionView(result.ranges[0].kvs, result.ranges[1].kvs, result.revision)
+        for candidate in view.candidates:  # it may not be the seat that we asked for last, if an answer was lost
             if candidate.lease == lease:
-                return Registration(lease, Fence((candidate.key, candidate.create_revision))), found
+                return Registration(lease, Fence((candidate.key, candidate.create_revision))), view
     yield Revoke(lease)
-    return None, found
+    return None, view
 
 
 MIN_ABSENCE = 1.0

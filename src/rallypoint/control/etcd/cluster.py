@@ -270,11 +270,11 @@ class Member:
 
     async def _diagnose(self, trouble: MemberTrouble, timeout_s: float) -> MemberTrouble:
         """The connection broke before it was of any use: a reason that waiting will not change, if there is one."""
-        found = await _detect_service(self.endpoint, self._tls, timeout_s)
-        if found is None:
+        service = await _detect_service(self.endpoint, self._tls, timeout_s)
+        if service is None:
             remedy = "see whether it requires TLS" if self._tls is None else trouble.diagnosis.remedy
             return self.trouble(RequestOutcome.RETRY, trouble.diagnosis.problem, remedy)
-        return self.trouble(RequestOutcome.REFUSED, *found)
+        return self.trouble(RequestOutcome.REFUSED, *service)
 
     def close(self) -> None:
         """End the connection; waiting requests get an error. Idempotent."""

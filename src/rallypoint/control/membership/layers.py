@@ -60,19 +60,19 @@ class LayeredMap(Mapping[K, V]):
 
     def with_entry(self, key: K, value: V) -> LayeredMap[K, V]:
         """See the function of this name."""
-        held = self.get(key, _NONE)
+        present = self.get(key, _NONE)
         tallies = self._tallies
         if tallies:
             tallies = {of: _with_one(tally, of(key, value), 1) for of, tally in tallies.items()}
-            if held is not _NONE:
-                tallies = {of: _with_one(tally, of(key, held), -1) for of, tally in tallies.items()}
-        size = self._size + (held is _NONE)
+            if present is not _NONE:
+                tallies = {of: _with_one(tally, of(key, present), -1) for of, tally in tallies.items()}
+        size = self._size + (present is _NONE)
         return LayeredMap(self._lower, {**self._added, key: value}, self._gone, size, tallies)
 
     def without(self, key: K) -> LayeredMap[K, V]:
         """The mapping without this key, which it has."""
-        held = self[key]
-        tallies = {of: _with_one(tally, of(key, held), -1) for of, tally in self._tallies.items()}
+        present = self[key]
+        tallies = {of: _with_one(tally, of(key, present), -1) for of, tally in self._tallies.items()}
         added, gone = self._added, self._gone
         if key in added:
             added = added.copy()
@@ -83,14 +83,14 @@ class LayeredMap(Mapping[K, V]):
 
     def tally(self, of: Callable[[K, V], T]) -> Mapping[T, int]:
         """See the function of this name."""
-        found = self._tallies.get(of)
-        if found is None:
+        counts = self._tallies.get(of)
+        if counts is None:
             numbers: dict[T, int] = {}
             for key, value in self.items():
                 kind = of(key, value)
                 numbers[kind] = numbers.get(kind, 0) + 1
-            found = self._tallies[of] = LayeredMap.of(numbers)
-        return found
+            counts = self._tallies[of] = LayeredMap.of(numbers)
+        return counts
 
     def __getitem__(self, key: K) -> V:
         if key in self._added:
@@ -100,9 +100,9 @@ class LayeredMap(Mapping[K, V]):
         return self._lower[key]
 
     def get(self, key: Any, default: Any = None) -> Any:
-        found = self._added.get(key, _NONE)
-        if found is not _NONE:
-            return found
+        value = self._added.get(key, _NONE)
+        if value is not _NONE:
+            return value
         return default if key in self._gone else self._lower.get(key, default)
 
     def __contains__(self, key: object) -> bool:

@@ -72,11 +72,11 @@ def tally(mapping: Mapping[K, V], of: Callable[[K, V], T]) -> Mapping[T, int]:
     """
     if len(mapping) > FEW:
         return layered(mapping).tally(of)
-    found: dict[T, int] = {}
+    counts: dict[T, int] = {}
     for key, value in mapping.items():
         kind = of(key, value)
-        found[kind] = found.get(kind, 0) + 1
-    return found
+        counts[kind] = counts.get(kind, 0) + 1
+    return counts
 
 
 def any_with(mapping: Mapping[K, V], of: Callable[[K, V], T], wanted: T) -> bool:

@@ -444,8 +444,8 @@ def without_nodes(state: State, nodes: Sequence[NodeId], reason: Reason, setting
     of those ends the round, except in a job that is preempted.
     """
     gone = frozenset(nodes)
-    held = (node for node in nodes if node in state.survivors or (node in state.participants and not state.closed))
-    removed = [RemovedNode(node, name_of(state, node), reason) for node in islice(held, _MAX_REMOVED)]
+    members = (node for node in nodes if node in state.survivors or (node in state.participants and not state.closed))
+    removed = [RemovedNode(node, name_of(state, node), reason) for node in islice(members, _MAX_REMOVED)]
     after = state._replace(
         participants=without_all(state.participants, gone),
         wait_list=without_all(state.wait_list, gone),
@@ -543,16 +543,16 @@ def with_consent(state: State, node: NodeId, settings: Settings) -> State:
 def _preempt(operation: Preempt, state: State, node: NodeId, _view: ClockView, _settings: Settings) -> Step:
     if state.closed or state.is_preempted or not state.runs(node, operation.round) or state.succeeded:
         return NoChange.DONE
-    said = PreemptionNotice(node, operation.seconds, why=operation.why)
-    return NoChange.DONE if state.preempted == said else state._replace(preempted=said)
+    notice = PreemptionNotice(node, operation.seconds, why=operation.why)
+    return NoChange.DONE if state.preempted == notice else state._replace(preempted=notice)
 
 
 def _preempt_job(operation: PreemptJob, state: State, node: NodeId, _view: ClockView, _settings: Settings) -> Step:
     if state.closed or state.is_preempted:
         return NoChange.DONE
     who = operation.who or name_of(state, node)
-    said = PreemptionNotice(node, operation.seconds, whole_job=True, who=who, why=operation.why)
-    after = state._replace(preempted=said, consents=frozenset())
+    notice = PreemptionNotice(node, operation.seconds, whole_job=True, who=who, why=operation.why)
+    after = state._replace(preempted=notice, consents=frozenset())
     return after if after.complete else _end_preempted_job(after)  # without a running round there is nothing to save
 
 
@@ -627,11 +627,11 @@ def _end_preempted_job(state: State) -> State:
     The job has still succeeded if all of its nodes have by then; but a node that has consented has not finished, and
     one that was lost or has failed never will.
     """
-    said = state.preempted
-    assert said is not None, "a job that was preempted knows by whom"
+    notice = state.preempted
+    assert notice is not None, "a job that was preempted knows by whom"
     in_order = sorted(state.participants.items(), key=lambda entry: entry[1].rank) if state.complete else ()
-    delegate = next((node for node, _ in in_order if not node.is_placeholder), said.node)
-    detail = f"{said.who} {said.why}"
+    delegate = next((node for node, _ in in_order if not node.is_placeholder), notice.node)
+    detail = f"{notice.who} {notice.why}"
     return state._replace(
         closed=True, verdict=Verdict(Outcome.STOPPED, detail=detail, ending=Ending.PREEMPTED, delegate=delegate)
     )

@@ -95,12 +95,12 @@ def _by_survivors(claims: Mapping[N, Claim], size: int, number: int) -> list[tup
     """The segments of the previous round that may stay where they are: number, domain, and survivors by rank; those
     with most survivors first.
     """
-    found: dict[int, dict[str, dict[int, N]]] = {}
+    by_slot: dict[int, dict[str, dict[int, N]]] = {}
     for node, (domain, previous, _) in claims.items():
         if previous is not None and previous < number * size:
-            found.setdefault(previous // size, {}).setdefault(domain, {}).setdefault(previous, node)
+            by_slot.setdefault(previous // size, {}).setdefault(domain, {}).setdefault(previous, node)
     # They are of one domain, unless a node has come back with another name for it.
-    most = [(slot, *max(by_domain.items(), key=lambda entry: len(entry[1]))) for slot, by_domain in found.items()]
+    most = [(slot, *max(by_domain.items(), key=lambda entry: len(entry[1]))) for slot, by_domain in by_slot.items()]
     return sorted(most, key=lambda entry: (-len(entry[2]), entry[0]))
 
 

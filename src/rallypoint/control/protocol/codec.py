@@ -341,13 +341,13 @@ def decode_state(data: bytes) -> State:
             f"the shared rendezvous state is damaged ({error}); remove it, or use another --rdzv-id"
         ) from None
     fields = msgspec.structs.asdict(blob)
-    found = State(**fields | {name: make(fields[name]) for name, make in _collections().items()})
+    unchecked = State(**fields | {name: make(fields[name]) for name, make in _collections().items()})
     try:
-        state = validated(found)  # it comes from another machine, as messages do
-        for nodes in (found.participants, found.finished, found.wait_list, found.redundancy_list):
-            for node, held in nodes.items():
+        state = validated(unchecked)  # it comes from another machine, as messages do
+        for nodes in (unchecked.participants, unchecked.finished, unchecked.wait_list, unchecked.redundancy_list):
+            for node, value in nodes.items():
                 if not node.is_placeholder:
-                    validated(held)
+                    validated(value)
     except ValidationError as error:
         raise RendezvousStateError(f"the shared rendezvous state cannot be: {error}; use another --rdzv-id") from None
     if not all(_with_printable_names(node) for node in (*known_to(state), *state.finished)):

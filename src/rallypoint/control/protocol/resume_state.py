@@ -130,24 +130,24 @@ class ResumeState(NamedTuple):
         return self.join is not None or any(isinstance(request, _NEEDS_ANSWER) for request in self.repeated_requests)
 
 
-def after_request(held: ResumeState, request: Request, now: float) -> ResumeState:
+def after_request(state: ResumeState, request: Request, now: float) -> ResumeState:
     """The state after the node has sent `request`, at `now` seconds on its own clock."""
     match request:
         case JoinRequest():
-            return _joined(held, request, now)._replace(repeated_requests=(), ended=False, refused=False, leave=None)
+            return _joined(state, request, now)._replace(repeated_requests=(), ended=False, refused=False, leave=None)
         case LeaveRequest():
-            done = tuple(request for request in held.repeated_requests if isinstance(request, Succeed))
-            return held._replace(leave=request, join=None, repeated_requests=done)
+            done = tuple(request for request in state.repeated_requests if isinstance(request, Succeed))
+            return state._replace(leave=request, join=None, repeated_requests=done)
         case (
             Heartbeat() | ProgressRequest() | ResumeRequest() | NodeReport() | CollectedPart() | HangReport() | Taken()
         ):
-            return held
+            return state
         case operation:
-            return held._replace(repeated_requests=_with(held.repeated_requests, operation))
+            return state._replace(repeated_requests=_with(state.repeated_requests, operation))
 
 
-def _joined(held: ResumeState, join: JoinRequest, now: float) -> ResumeState:
-    return held._replace(last_join=join, join=(join, now + join.timeout), is_spare=False)
+def _joined(state: ResumeState, join: JoinRequest, now: float) -> ResumeState:
+    return state._replace(last_join=join, join=(join, now + join.timeout), is_spare=False)
 
 
 def _with(requests: tuple[_Repeated, ...], request: _Repeated) -> tuple[_Repeated, ...]:
@@ -155,61 +155,61 @@ def _with(requests: tuple[_Repeated, ...], request: _Repeated) -> tuple[_Repeate
     return (*(earlier for earlier in requests if type(earlier) is not type(request)), request)
 
 
-def after_notification(held: ResumeState, notification: Notification, now: float) -> ResumeState:
+def after_notification(state: ResumeState, notification: Notification, now: float) -> ResumeState:
     """The state after the node has received `notification`, at `now` seconds on its own clock."""
-    if held.met != held.opened and not isinstance(notification, LinkDown | LinkUp | LinkLost):
-        held = held._replace(met=held.opened)
+    if state.met != state.opened and not isinstance(notification, LinkDown | LinkUp | LinkLost):
+        state = state._replace(met=state.opened)
     match notification:
         case Placed(placement=placement):
-            failures = max(held.failures, placement.restarts)
-            return held._replace(
+            failures = max(state.failures, placement.restarts)
+            return state._replace(
                 placement=placement,
                 round_over=False,
                 failures=failures,
                 join=None,
                 repeated_requests=(),
-                size=placement.size or held.size,
+                size=placement.size or state.size,
                 succeeded=(),
             )
-        case NodesSucceeded(round=round_, succeeded=succeeded) if held.placement and held.placement.round == round_:
-            return held._replace(succeeded=succeeded)
+        case NodesSucceeded(round=round_, succeeded=succeeded) if state.placement and state.placement.round == round_:
+            return state._replace(succeeded=succeeded)
         case Preempted(node=who, seconds=seconds, whole_job=True, why=why):
             # Sent by all nodes, it outlives the first one that has sent it.
-            return held._replace(repeated_requests=_with(held.repeated_requests, PreemptJob(seconds, why, who)))
+            return state._replace(repeated_requests=_with(state.repeated_requests, PreemptJob(seconds, why, who)))
         case OperatorAction(size=NodeRange() as size):
-            return held._replace(size=size)
-        case RoundEnded(end=end) if held.placement is None or end.round >= held.placement.round:
-            return _round_ended(held, notification, now)
+            return state._replace(size=size)
+        case RoundEnded(end=end) if state.placement is None or end.round >= state.placement.round:
+            return _round_ended(state, notification, now)
         case Progress(spare=spare):
-            return held._replace(is_spare=spare)
+            return state._replace(is_spare=spare)
         case JoinRefused():
-            return held._replace(join=None, refused=True)
+            return state._replace(join=None, refused=True)
         case Confirmed(number=number):
             # Compared with its type: as tuples, `Succeed(2)` equals `ConfirmRequest(2)`.
             others = tuple(
                 request
-                for request in held.repeated_requests
+                for request in state.repeated_requests
                 if not (isinstance(request, ConfirmRequest) and request.number == number)
             )
-            return held._replace(repeated_requests=others)
+            return state._replace(repeated_requests=others)
         case JobEnded():
-            return held._replace(join=None, repeated_requests=(), ended=True)
+            return state._replace(join=None, repeated_requests=(), ended=True)
         case _:
-            return held
+            return state
 
 
-def _round_ended(held: ResumeState, ended: RoundEnded, now: float) -> ResumeState:
-    end, place, failures = ended.end, held.placement, held.failures
+def _round_ended(state: ResumeState, ended: RoundEnded, now: float) -> ResumeState:
+    end, place, failures = ended.end, state.placement, state.failures
     if place is not None and end.cause is not None:
         failures = max(failures, place.restarts + 1)
-    last = held.last_ended_round
-    held = held._replace(last_ended_round=max(last, end.round), failures=failures)
+    last = state.last_ended_round
+    state = state._replace(last_ended_round=max(last, end.round), failures=failures)
     if place is None or end.round > place.round:
         # A round of ours was missed; the data of the join was used up in it.
-        return held._replace(join=None) if end.round > last else held
-    if ended.keeps_place and held.last_join is not None:
-        held = _joined(held, _begun_anew(held.last_join, held.repeated_requests), now)
-    return held._replace(round_over=True, repeated_requests=_outside_rounds(held), succeeded=())
+        return state._replace(join=None) if end.round > last else state
+    if ended.keeps_place and state.last_join is not None:
+        state = _joined(state, _begun_anew(state.last_join, state.repeated_requests), now)
+    return state._replace(round_over=True, repeated_requests=_outside_rounds(state), succeeded=())
 
 
 def _begun_anew(join: JoinRequest, requests: tuple[_Repeated, ...]) -> JoinRequest:
@@ -219,57 +219,57 @@ def _begun_anew(join: JoinRequest, requests: tuple[_Repeated, ...]) -> JoinReque
     return join._replace(node_info=node_info, timeout=join.timeout + join.waited, waited=0.0)
 
 
-def without_foreign_join(held: ResumeState, incarnation: str) -> ResumeState:
+def without_foreign_join(state: ResumeState, incarnation: str) -> ResumeState:
     """The state for a session with the coordinator `incarnation`: without what only another one may use (law 1)."""
-    if held.opened in ("", incarnation):
-        return held
-    others = tuple(request for request in held.repeated_requests if not isinstance(request, NextStore))
-    return held._replace(join=None, repeated_requests=others)
+    if state.opened in ("", incarnation):
+        return state
+    others = tuple(request for request in state.repeated_requests if not isinstance(request, NextStore))
+    return state._replace(join=None, repeated_requests=others)
 
 
-def requests_to_repeat(held: ResumeState, now: float) -> list[Request]:
+def requests_to_repeat(state: ResumeState, now: float) -> list[Request]:
     """The requests at the beginning of a session, before anything else; `opened` is still that of the session before.
     In the first session these are only the waiting ones.
     """
-    if held.ended:
+    if state.ended:
         return []
     again: list[Request] = []
-    if held.opened and held.last_join is not None:
-        again.append(_resume_request(held, held.last_join))
-    again += held.repeated_requests
-    if held.leave is not None:
-        again.append(held.leave)
-    if held.join is not None:
-        request, until = held.join
-        if until < math.inf and not held.is_spare:
+    if state.opened and state.last_join is not None:
+        again.append(_resume_request(state, state.last_join))
+    again += state.repeated_requests
+    if state.leave is not None:
+        again.append(state.leave)
+    if state.join is not None:
+        request, until = state.join
+        if until < math.inf and not state.is_spare:
             left = max(0.0, until - now)
             request = request._replace(timeout=left, waited=request.waited + request.timeout - left)
         again.append(request)
     return again
 
 
-def give_up_at(held: ResumeState, since: float, settings: Settings) -> float:
+def give_up_at(state: ResumeState, since: float, settings: Settings) -> float:
     """The time until which a node waits for a control plane that it has needed and lacked since `since`, for at most
     the join timeout; infinity if it needs none. A join has one deadline, whichever coordinator decides on it.
     """
-    if not held.needs_coordinator:
+    if not state.needs_coordinator:
         return math.inf
-    if held.all_succeeded:
+    if state.all_succeeded:
         return since
     timeout = settings.join_timeout
-    if held.host_succeeded:
+    if state.host_succeeded:
         timeout = min(timeout, recovery_timeout(settings))
-    if held.join is None or held.is_spare:
+    if state.join is None or state.is_spare:
         return since + timeout
-    return min(since + timeout, held.join[1])
+    return min(since + timeout, state.join[1])
 
 
-def _resume_request(held: ResumeState, join: JoinRequest) -> ResumeRequest:
-    place, incarnation, node_info = held.placement, held.met or held.opened, join.node_info
-    joining = held.join is not None
+def _resume_request(state: ResumeState, join: JoinRequest) -> ResumeRequest:
+    place, incarnation, node_info = state.placement, state.met or state.opened, join.node_info
+    joining = state.join is not None
     if place is None:
-        last = held.last_ended_round
-        return ResumeRequest(incarnation, node_info, last_ended_round=last, joining=joining, size=held.size)
+        last = state.last_ended_round
+        return ResumeRequest(incarnation, node_info, last_ended_round=last, joining=joining, size=state.size)
     return ResumeRequest(
         incarnation,
         node_info._replace(max_restarts=place.max_restarts),
@@ -278,14 +278,14 @@ def _resume_request(held: ResumeState, join: JoinRequest) -> ResumeRequest:
         group_rank=place.group_rank,
         group_world_size=place.group_world_size,
         control_rank=place.control_rank,
-        failures=held.failures,
-        round_over=held.round_over,
-        last_ended_round=held.last_ended_round,
+        failures=state.failures,
+        round_over=state.round_over,
+        last_ended_round=state.last_ended_round,
         joining=joining,
-        size=held.size,
-        succeeded=held.succeeded,
+        size=state.size,
+        succeeded=state.succeeded,
     )
 
 
-def _outside_rounds(held: ResumeState) -> tuple[NodeOperation, ...]:
-    return tuple(request for request in held.repeated_requests if isinstance(request, Close | PreemptJob))
+def _outside_rounds(state: ResumeState) -> tuple[NodeOperation, ...]:
+    return tuple(request for request in state.repeated_requests if isinstance(request, Close | PreemptJob))

@@ -108,10 +108,10 @@ _PLANS: dict[type, tuple[tuple[str, float, float, int], ...]] = {}
 def _plan(kind: Any) -> tuple[tuple[str, float, float, int], ...]:
     """The rules of a kind of record: for each field its name, the range of a number, and the length of a text."""
     ranges = {**(_RESUME_NUMBERS if kind.__name__ == "ResumeRequest" else NUMBERS), "timestamp": _TIMES}
-    _PLANS[kind] = made = tuple(
+    _PLANS[kind] = plan = tuple(
         (name, *ranges.get(name, OTHER_NUMBERS), _TEXTS.get(name, _LINES.get(name, _MAX_TEXT))) for name in kind._fields
     )
-    return made
+    return plan
 
 
 @lru_cache(maxsize=64)
