@@ -213,7 +213,7 @@ class AgentLoop:
             self._progress_probe.going_to_sleep(wake_at, self._workers.look().status())
         until_readable(fds, wake_at - self._clock.monotonic())
         if self._progress_probe is not None:
-            self._progress_probe.woken()
+            self._progress_probe.on_wake()
 
 
 class _Mail(Source):

@@ -210,7 +210,7 @@ class _EventLines(_Notes):
         from rallypoint.observe.status import event_json
 
         now = time.time()
-        for event in self._events.take(snapshot):
+        for event in self._events.new_in(snapshot):
             at = time.localtime(now - event.seconds_ago)
             yield event_json(event, now) if self._as_json else f"{time.strftime('%Y-%m-%d %H:%M:%S', at)} {event.text}"
 

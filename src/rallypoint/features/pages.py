@@ -97,7 +97,7 @@ class AgentPages:
 
     def _take(self, event: AgentEvent) -> None:
         with self._lock:
-            self._account.take(event)
+            self._account.count(event)
 
     async def _metrics(self) -> Sequence[Family]:
         own = await asyncio.to_thread(self._own_metrics)
@@ -138,7 +138,7 @@ class AgentPages:
         if not self._workers.rendezvous.hosts_coordinator:
             return []
         try:
-            seen = await self._source.look("")
+            seen = await self._source.snapshot("")
         except RallypointError:  # it has moved meanwhile
             return []
         return job_families([seen]) if isinstance(seen, Snapshot) else []

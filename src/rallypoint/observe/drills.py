@@ -115,7 +115,7 @@ def choose(drill: Drill, number: int, seen: Snapshot) -> Victim:
         raise DrillRefused(why)
     candidates = victims(drill, seen)
     if not candidates:
-        raise DrillRefused(_nobody(drill))
+        raise DrillRefused(_no_victim_sentence(drill))
     return random.Random(f"{drill.seed}:{number}").choice(candidates)
 
 
@@ -150,7 +150,7 @@ def _names(node: NodeView) -> set[str]:
     return {node.name, node.host, node.address, _key(node), str(node.group_rank)}
 
 
-def _nobody(drill: Drill) -> str:
+def _no_victim_sentence(drill: Drill) -> str:
     if drill.rank >= 0:
         return f"no node of the round that runs has rank {drill.rank}; see 'rallyctl status'"
     which = f"{drill.node!r}" if drill.node else "any node"
@@ -202,7 +202,7 @@ def outcome(begun: Begun, seen: Snapshot) -> Trial | None:
     fault = next((event for event in reversed(seen.events) if _is_fault(event, begun)), None)
     if fault is None:
         return None
-    since = _since(fault)
+    since = _seconds_after(fault)
     later = [event for event in seen.events if event.number > fault.number]
     detected = next((since(event.seconds_ago) for event in later if event.kind in _FOUND), None)
     started = [since(event.seconds_ago) for event in later if _starts_round(event, seen.round)]
@@ -233,7 +233,7 @@ def _starts_round(event: JobEvent, round_: int) -> bool:
     return event.kind is EventKind.ROUND_STARTED and event.round == round_
 
 
-def _since(fault: JobEvent) -> Callable[[float], float]:
+def _seconds_after(fault: JobEvent) -> Callable[[float], float]:
     return lambda seconds_ago: max(0.0, fault.seconds_ago - seconds_ago)
 
 
@@ -347,7 +347,7 @@ def sentence(trials: Sequence[Trial], stopped: str = "") -> str:
         middle, slowest = median(trial.step or 0.0 for trial in timed), max(timed, key=lambda trial: trial.step or 0.0)
         bound = "" if all(trial.is_exact for trial in timed) else "at most "
         parts.append(f"median {bound}{_seconds(middle)}")
-        parts.append(f"the slowest, {slowest.victim.text}, took {_step(slowest)}{_where(slowest)}")
+        parts.append(f"the slowest, {slowest.victim.text}, took {_step(slowest)}{_time_words(slowest)}")
     elif any(trial.survived and not trial.note for trial in trials):
         parts.append("when the next step was is not known: the workers report no progress (notices.progress)")
     known = [trial.lost for trial in trials if trial.lost is not None]
@@ -358,7 +358,7 @@ def sentence(trials: Sequence[Trial], stopped: str = "") -> str:
     return "; ".join(parts)
 
 
-def _where(trial: Trial) -> str:
+def _time_words(trial: Trial) -> str:
     """Where the time went, for a fault that ended the round."""
     if trial.detected is None or trial.round is None or trial.step is None:
         return ""

@@ -62,21 +62,21 @@ class AgentRun:
     told: tuple[events.AgentEvent, ...]
 
     @cached_property
-    def placed(self) -> dict[RoundKey, float]:
+    def placements(self) -> dict[RoundKey, float]:
         """When it was given a place in each of its rounds, in seconds since it began."""
         return {self.key_of(event): event.elapsed for event in self.told if isinstance(event, events.RoundStarted)}
 
     @property
-    def first(self) -> float:
+    def first_elapsed(self) -> float:
         """Later than 0 where old events were removed."""
         return 0.0 if isinstance(self.told[0], events.AgentStarted) else self.told[0].elapsed
 
     @property
     def last_round(self) -> RoundKey | None:
-        return next(reversed(self.placed), None)
+        return next(reversed(self.placements), None)
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return any(isinstance(event, events.AgentEnded) for event in self.told[-3:])
 
     @staticmethod
@@ -179,7 +179,7 @@ class Span(NamedTuple):
 def _node_spans(run: AgentRun, shift: float, end: float, rounds: Mapping[RoundKey, _Round]) -> Iterator[Span]:
     """The node's phases until `end`, cut where it is given a place in another round; its agent began at `shift`."""
     key: RoundKey | None = None
-    phase, since, back_off = NodePhase.RENDEZVOUS, shift + run.first, 0.0
+    phase, since, back_off = NodePhase.RENDEZVOUS, shift + run.first_elapsed, 0.0
 
     def spans(until: float) -> Iterator[Span]:
         number = -1 if key is None else rounds[key].index
@@ -512,7 +512,7 @@ class Report:
 def report(runs: Sequence[AgentRun], notes: Iterable[str] = ()) -> Report:
     """Account for the time of the job with these agents, at least one; `notes` are of the reader of the files."""
     offsets, clock_notes = _offsets(runs)
-    began = min(run.began + run.first + offsets[run.name] for run in runs)
+    began = min(run.began + run.first_elapsed + offsets[run.name] for run in runs)
     shifts = {run.name: run.began + offsets[run.name] - began for run in runs}
     rounds = _rounds_of(runs, shifts)
     nodes = tuple(_nodes(runs, shifts, rounds))
@@ -548,7 +548,7 @@ _Rounds = Mapping[RoundKey, _Round]
 
 
 def _nodes(runs: Sequence[AgentRun], shifts: Mapping[str, float], rounds: _Rounds) -> Iterator[NodeEntry]:
-    for host in sorted({run.host for run in runs}, key=_natural):
+    for host in sorted({run.host for run in runs}, key=_natural_key):
         agents = [_node(run, shifts[run.name], rounds) for run in runs if run.host == host]
         agents.sort(key=lambda agent: agent.spans[:1])
         spans = tuple(span for agent in agents for span in agent.spans)
@@ -558,14 +558,14 @@ def _nodes(runs: Sequence[AgentRun], shifts: Mapping[str, float], rounds: _Round
             yield from agents
 
 
-def _natural(name: str) -> tuple[tuple[int, str], ...]:
+def _natural_key(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"([0-9]+)", name))
 
 
 def _node(run: AgentRun, shift: float, rounds: _Rounds) -> NodeEntry:
     failed = (event for event in run.told if isinstance(event, events.WorkerFailed))
     end = shift + run.told[-1].elapsed
-    if not run.ended and (last := run.last_round) is not None and (over := rounds[last].end) is not None:
+    if not run.has_ended and (last := run.last_round) is not None and (over := rounds[last].end) is not None:
         end = max(end, over[0])  # it was killed: for others it ran until they saw the end of its round
     return NodeEntry(
         run.name,
@@ -579,12 +579,12 @@ def _node(run: AgentRun, shift: float, rounds: _Rounds) -> NodeEntry:
 
 def _offsets(runs: Sequence[AgentRun]) -> tuple[dict[str, float], list[str]]:
     """What to add to the moments of each agent, so that all agree; and sentences about those whose clock is off."""
-    reference = max(runs, key=lambda run: len(run.placed))
+    reference = max(runs, key=lambda run: len(run.placements))
     ahead: dict[str, float] = {}
     for run in runs:
-        common = run.placed.keys() & reference.placed.keys()
+        common = run.placements.keys() & reference.placements.keys()
         if common:
-            leads = (run.placed[key] + run.began - reference.placed[key] - reference.began for key in common)
+            leads = (run.placements[key] + run.began - reference.placements[key] - reference.began for key in common)
             ahead[run.name] = median(leads)
     usual = median_low(ahead.values()) if ahead else 0.0
     wrong = {name: by - usual for name, by in ahead.items() if abs(by - usual) > _MAX_SKEW}
@@ -628,7 +628,7 @@ def _notes(runs: Sequence[AgentRun], rounds: Sequence[_Round]) -> Iterator[str]:
     lost = sum(event.count for run in runs for event in run.told if isinstance(event, events.EventsLost))
     if lost:
         yield f"{lost} events could not be written when they happened, and are missing"
-    open_ends = [run.name for run in runs if not run.ended]
+    open_ends = [run.name for run in runs if not run.has_ended]
     if open_ends:
         names = ", ".join(open_ends[:4]) + (f" and {len(open_ends) - 4} more" if len(open_ends) > 4 else "")
         over = any(isinstance(event, events.JobOver) for run in runs for event in run.told)

@@ -63,7 +63,7 @@ class ProgressProbe:
         """
         self._snapshot = _Snapshot(wake_at, status)
 
-    def woken(self) -> None:
+    def on_wake(self) -> None:
         self._snapshot = _Snapshot(self._clock.monotonic(), self._snapshot.status)
 
     def age(self) -> float:
@@ -94,7 +94,7 @@ class HealthView(NamedTuple):
     trouble: str = ""
 
     @property
-    def well(self) -> bool:
+    def is_well(self) -> bool:
         return not self.trouble and self.age <= self.timeout
 
 
@@ -105,7 +105,7 @@ def reply_to(request: Request, view: Callable[[], HealthView]) -> bytes | None:
 
 
 def _healthz(health: HealthView) -> tuple[HTTPStatus, dict[str, object]]:
-    status = HTTPStatus.OK if health.well else HTTPStatus.SERVICE_UNAVAILABLE
+    status = HTTPStatus.OK if health.is_well else HTTPStatus.SERVICE_UNAVAILABLE
     return status, _health_of(health)
 
 
@@ -115,7 +115,7 @@ def _status(health: HealthView) -> tuple[HTTPStatus, dict[str, object]]:
 
 def _health_of(health: HealthView) -> dict[str, object]:
     shown: dict[str, object] = {
-        "healthy": health.well,
+        "healthy": health.is_well,
         "seconds_since_progress": round(health.age, 3),
         "timeout_seconds": health.timeout,
     }
@@ -123,7 +123,7 @@ def _health_of(health: HealthView) -> dict[str, object]:
 
 
 def _ready(health: HealthView) -> tuple[HTTPStatus, dict[str, object]]:
-    ready = health.well and health.status.get("state") == "HEALTHY"
+    ready = health.is_well and health.status.get("state") == "HEALTHY"
     return HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE, {**_health_of(health), "ready": ready}
 
 

@@ -66,7 +66,7 @@ class AgentAccount:
         self._hangs = 0
         self._survived = 0
 
-    def take(self, event: events.AgentEvent) -> None:
+    def count(self, event: events.AgentEvent) -> None:
         match event:
             case events.PhaseBegan():
                 self._clock.enter(event.phase, event.elapsed, event.seconds)

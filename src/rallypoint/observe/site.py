@@ -83,7 +83,7 @@ class UnknownJobError(RallypointError):
 class JobsSource(Protocol):
     """Tells how jobs stand. An empty `job` is the only one that there is, or else the list of all."""
 
-    async def look(self, job: str, *, all_nodes: bool = False) -> Seen:
+    async def snapshot(self, job: str, *, all_nodes: bool = False) -> Seen:
         """The present snapshot of a job; with the rows of all nodes, however many there are, if that is asked for.
 
         Raises:
@@ -93,7 +93,7 @@ class JobsSource(Protocol):
         ...
 
     def follow(self, job: str) -> AsyncIterator[Seen | None]:
-        """The snapshot now and after each change; None where there was none for a while. Raises as `look`."""
+        """The snapshot now and after each change; None where there was none for a while. Raises as `snapshot`."""
         ...
 
 
@@ -104,7 +104,7 @@ class InProcessJobs:
     def __init__(self, jobs: ServedJobs) -> None:
         self._jobs = jobs
 
-    async def look(self, job: str, *, all_nodes: bool = False) -> Seen:
+    async def snapshot(self, job: str, *, all_nodes: bool = False) -> Seen:
         dispatcher = self._find(job)
         if dispatcher is None:
             return self._jobs.listed()
@@ -184,14 +184,14 @@ class _LocalWatch:
     # From any thread
 
     def _deliver(self, message: WatcherNotification) -> None:
-        self._loop.call_soon_threadsafe(self._take, message)
+        self._loop.call_soon_threadsafe(self._on_message, message)
 
     def _disconnect(self, _why: str) -> None:
         self._loop.call_soon_threadsafe(self._end)
 
     # On the loop's thread
 
-    def _take(self, message: WatcherNotification) -> None:
+    def _on_message(self, message: WatcherNotification) -> None:
         if isinstance(message, SnapshotPart):
             self._data += message.data
             if message.is_last:
@@ -216,7 +216,7 @@ class RemoteJob:
         self._job = job
         self._targets = targets
 
-    async def look(self, job: str, *, all_nodes: bool = False) -> Seen:
+    async def snapshot(self, job: str, *, all_nodes: bool = False) -> Seen:
         try:
             async with asyncio.timeout(_ANSWER):
                 async with await self._open(job) as session:
@@ -229,7 +229,7 @@ class RemoteJob:
         async with await self._open(job) as session:
             session.send(WatchRequest(follow=True))
             while True:
-                seen = await _within(session, _IDLE)
+                seen = await _receive_within(session, _IDLE)
                 if seen is None or isinstance(seen, Snapshot):
                     yield seen
                 if isinstance(seen, Snapshot) and seen.detail:
@@ -241,7 +241,7 @@ class RemoteJob:
         return await open_session(await asyncio.to_thread(self._targets), self._job)
 
 
-async def _within(session: WatcherSession, timeout: float) -> Observation | None:
+async def _receive_within(session: WatcherSession, timeout: float) -> Observation | None:
     try:
         async with asyncio.timeout(timeout):
             return await session.receive()
@@ -297,7 +297,7 @@ class Site:
             return refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
 
     async def _status(self, request: Request) -> Answer:
-        seen = await self._source.look(request.query.get("job", ""), all_nodes=request.query.get("nodes") == "all")
+        seen = await self._source.snapshot(request.query.get("job", ""), all_nodes=request.query.get("nodes") == "all")
         text = msgspec.json.format(json.dumps(self._fields(seen)), indent=2) + "\n"
         return document(HTTPStatus.OK, "application/json", text.encode(), request.bodiless)
 

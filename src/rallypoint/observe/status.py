@@ -82,10 +82,10 @@ class OnScreen(NamedTuple):
 
 
 def status_lines(snapshot: Snapshot, width: int = 120) -> list[str]:
-    return [cut(line.text, max(width, _LEAST_WIDTH)) for line in drawing(snapshot)]
+    return [cut(line.text, max(width, _LEAST_WIDTH)) for line in screen_lines(snapshot)]
 
 
-def drawing(snapshot: Snapshot, screen: OnScreen | None = None) -> list[Line]:
+def screen_lines(snapshot: Snapshot, screen: OnScreen | None = None) -> list[Line]:
     """How a job stands; on a screen, as much of it as there is room for."""
     low = screen is not None and screen.is_low
     head = [*_head(snapshot, screen), Line("")]
@@ -111,7 +111,7 @@ def _titled(title: str, lines: list[Line]) -> list[Line]:
     return [Line(""), Line(title, "bold"), *lines] if lines else []
 
 
-def _when(seconds_ago: float, screen: OnScreen | None) -> str:
+def _time_text(seconds_ago: float, screen: OnScreen | None) -> str:
     return f"{duration(seconds_ago)} ago" if screen is None else clock_time(screen.now - seconds_ago)
 
 
@@ -168,7 +168,9 @@ def cells(text: str) -> int:
 
 
 def phase_sentence(snapshot: Snapshot, screen: OnScreen | None = None) -> str:
-    since = f"for {duration(snapshot.phase_for)}" if screen is None else f"since {_when(snapshot.phase_for, screen)}"
+    since = (
+        f"for {duration(snapshot.phase_for)}" if screen is None else f"since {_time_text(snapshot.phase_for, screen)}"
+    )
     participants = snapshot.totals.in_round
     match snapshot.phase:
         case JobPhase.WAITING:
@@ -179,12 +181,14 @@ def phase_sentence(snapshot: Snapshot, screen: OnScreen | None = None) -> str:
         case JobPhase.FORMING:
             return f"forming {since}: {participants} of at most {snapshot.max_nodes} nodes"
         case JobPhase.HELD_BACK:
-            next_at = f"in {duration(snapshot.backoff)}" if screen is None else f"at {_when(-snapshot.backoff, screen)}"
+            next_at = (
+                f"in {duration(snapshot.backoff)}" if screen is None else f"at {_time_text(-snapshot.backoff, screen)}"
+            )
             return f"held back {since}: next round {next_at}"
         case JobPhase.RUNNING:
             return f"running {since}"
         case _:
-            when = f"{_when(snapshot.phase_for, screen)}, after {duration(snapshot.age)}"
+            when = f"{_time_text(snapshot.phase_for, screen)}, after {duration(snapshot.age)}"
             return f"{snapshot.phase.value} {when}: {snapshot.detail}"
 
 
@@ -211,7 +215,7 @@ def size_words(snapshot: Snapshot) -> str:
 
 
 def age_words(snapshot: Snapshot, screen: OnScreen | None = None) -> str:
-    return duration(snapshot.age) if screen is None else f"since {_when(snapshot.age, screen)}"
+    return duration(snapshot.age) if screen is None else f"since {_time_text(snapshot.age, screen)}"
 
 
 def rank_range(node: NodeView) -> str:
@@ -318,7 +322,7 @@ _COLUMNS: tuple[tuple[str, int, Callable[[NodeView, OnScreen | None], str]], ...
     ("DOMAIN", 0, lambda node, _: node.domain or "-"),
     ("STATE", 0, lambda node, _: state_words(node)),
     ("RANKS", 0, lambda node, _: rank_range(node)),
-    ("HEARD", 80, lambda node, screen: "-" if node.silent_for < 0 else _when(node.silent_for, screen)),
+    ("HEARD", 80, lambda node, screen: "-" if node.silent_for < 0 else _time_text(node.silent_for, screen)),
     ("PIDS", 100, _pids),
 )
 """Titles, how wide a screen has to be for each, and what stands in it."""
@@ -356,12 +360,13 @@ def failure_text(failure: FailureView) -> str:
 
 def _failure_lines(snapshot: Snapshot, screen: OnScreen | None) -> list[Line]:
     return [
-        Line(f"  {_when(failure.seconds_ago, screen)}, {failure_text(failure)}", "red") for failure in snapshot.failures
+        Line(f"  {_time_text(failure.seconds_ago, screen)}, {failure_text(failure)}", "red")
+        for failure in snapshot.failures
     ]
 
 
 def _event_lines(snapshot: Snapshot, screen: OnScreen | None) -> list[Line]:
-    return [Line(f"  {_when(event.seconds_ago, screen)}: {event.text}") for event in snapshot.events]
+    return [Line(f"  {_time_text(event.seconds_ago, screen)}: {event.text}") for event in snapshot.events]
 
 
 # Successive lines
@@ -375,7 +380,7 @@ class NewEvents:
         self._number = 0
         """Of the last event that was taken."""
 
-    def take(self, snapshot: Snapshot) -> Sequence[JobEvent]:
+    def new_in(self, snapshot: Snapshot) -> Sequence[JobEvent]:
         if snapshot.incarnation != self._incarnation:
             self._incarnation, self._number = snapshot.incarnation, 0
         news = [event for event in snapshot.events if event.number > self._number]
@@ -392,10 +397,10 @@ class ChangeLines:
     def lines(self, snapshot: Snapshot, now: float) -> Iterator[str]:
         """What is new in it, each line with a time of day; `now` is in seconds since 1970."""
         first = self._standing is None
-        news = self._events.take(snapshot)
+        news = self._events.new_in(snapshot)
         if not first:  # who begins to watch is told how things stand, and not the past
             yield from (f"{clock_time(now - event.seconds_ago)} {event.text}" for event in news)
-        standing = _standing(snapshot)
+        standing = _visible_state(snapshot)
         # That a round has started or ended was just said; who has come to one that forms was not.
         told_by_event = snapshot.phase not in _FORMING and bool(news)
         if standing != self._standing and (first or not told_by_event):
@@ -410,7 +415,7 @@ def clock_time(moment: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(moment))
 
 
-def _standing(snapshot: Snapshot) -> tuple[object, ...]:
+def _visible_state(snapshot: Snapshot) -> tuple[object, ...]:
     forms = (snapshot.totals.in_round, snapshot.expected) if snapshot.phase in _FORMING else ()
     return (snapshot.phase, snapshot.round, snapshot.min_nodes, snapshot.max_nodes, *forms)
 
@@ -501,7 +506,7 @@ def moment(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _known(number: float) -> float | None:
+def _if_known(number: float) -> float | None:
     return None if number < 0 else round(number, 3)
 
 
@@ -514,7 +519,7 @@ def _node(node: NodeView) -> dict[str, Any]:
         "pid": node.pid,
         "state": node_state(node),
         "connected": node.connected,
-        "heard_seconds_ago": _known(node.silent_for),
+        "heard_seconds_ago": _if_known(node.silent_for),
         "group_rank": None if node.group_rank < 0 else node.group_rank,
         "global_ranks": list(range(node.first_rank, last)) if node.first_rank >= 0 else [],
         "local_world_size": node.workers,
@@ -531,18 +536,18 @@ def _report(report: NodeReport) -> dict[str, Any]:
     return {
         "pids": list(report.pids),
         "progress": None if report.progress < 0 else report.progress,
-        "progress_seconds_ago": _known(report.progress_age),
+        "progress_seconds_ago": _if_known(report.progress_age),
         "steps": [None if step < 0 else step for step in report.steps],
         "first_step": None if report.first_step < 0 else report.first_step,
-        "first_step_seconds_ago": _known(report.first_step_age),
+        "first_step_seconds_ago": _if_known(report.first_step_age),
         "step_before": None if report.step_before < 0 else report.step_before,
-        "output_seconds_ago": [_known(age) for age in report.output_ages],
+        "output_seconds_ago": [_if_known(age) for age in report.output_ages],
         "in_place_of": report.in_place_of or None,
         "standby_pids": list(report.standby),
         "standby_ready": report.standby_ready,
         "log_folder": report.log_folder or None,
-        "console_blocked_seconds": _known(report.console_blocked),
-        "watching_seconds": {name: _known(seconds) for name, seconds in report.watching},
+        "console_blocked_seconds": _if_known(report.console_blocked),
+        "watching_seconds": {name: _if_known(seconds) for name, seconds in report.watching},
         "figures": {name: int(figure) if figure.is_integer() else figure for name, figure in report.figures},
     }
 

@@ -86,7 +86,7 @@ def test_what_no_job_shows_is_told_and_all_of_it_is_kept(tmp_path: Path) -> None
             each.wait()
             if each.stdout is not None:
                 each.stdout.close()
-    names = {each.ranks: each.found.headline for each in groups_of(found.ranks)}
+    names = {each.ranks: each.situation.headline for each in groups_of(found.ranks)}
     assert names[0,] == "join, train.py:11"
     assert names[1,].startswith("a zombie")
     assert names[2,].startswith("gone")

@@ -149,7 +149,7 @@ _RANKS = st.lists(
 def test_each_rank_is_in_one_group_and_the_report_is_bounded(ranks: list[RankEvidence]) -> None:
     groups = groups_of(ranks)
     assert sorted(chain.from_iterable(each.ranks for each in groups)) == sorted(each.rank for each in ranks)
-    assert len({each.found for each in groups}) == len(groups)
+    assert len({each.situation for each in groups}) == len(groups)
     assert groups == groups_of(reversed(ranks))
     most = max((len(each.ranks) for each in groups), default=0)
     assert all(each.differs == (len(each.ranks) < most) for each in groups)

@@ -24,7 +24,7 @@ def test_an_agent_that_is_at_something_stands_still_since_it_woke() -> None:
     probe = ProgressProbe(clock)
     probe.going_to_sleep(math.inf, {"state": "HEALTHY"})
     clock.now += 50
-    probe.woken()
+    probe.on_wake()
     clock.now += 7
     assert probe.age() == 7.0
     assert probe.status() == {"state": "HEALTHY"}

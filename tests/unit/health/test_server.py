@@ -100,7 +100,7 @@ def test_probes_are_answered_while_the_agents_thread_is_busy(loop: LoopThread) -
 
     def agent() -> None:
         probe.going_to_sleep(float("inf"), {})
-        probe.woken()
+        probe.on_wake()
         busy.set()
         done.wait(TIMEOUT)
 

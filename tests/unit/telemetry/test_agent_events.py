@@ -77,7 +77,7 @@ def test_the_phases_add_up_to_the_time_since_the_agent_began(
     before = dict(account.read(0.0).seconds)
     for passed, (kind, fields) in steps:
         now += passed
-        account.take(made(kind, now, **fields))
+        account.count(made(kind, now, **fields))
         for moment in (now, now + 1.5):
             seconds = account.read(moment).seconds
             assert sum(seconds.values()) == pytest.approx(moment, rel=1e-9, abs=1e-9)
@@ -91,7 +91,7 @@ def test_a_histogram_is_one(steps: list[tuple[float, tuple[Any, dict[str, Any]]]
     account, now, started = AgentAccount(), 0.0, 0
     for passed, (kind, fields) in steps:
         now += passed
-        account.take(made(kind, now, **fields))
+        account.count(made(kind, now, **fields))
         started += kind is events.WorkersStarted
     counted = account.read(now)
     assert list(counted.recoveries) == sorted(counted.recoveries)
@@ -114,7 +114,7 @@ def test_a_recovery_lasts_from_when_the_failure_was_seen() -> None:
         made(events.ProgressMade, 22.0, step=7, age=0.5, source="call"),
         made(events.ProgressMade, 23.0, step=5, age=0.5, source="call"),
     ):
-        account.take(each)
+        account.count(each)
     counted = account.read(30.0)
     assert (counted.recoveries[-1], counted.recovery_seconds) == (1, 2.0)
     assert counted.recoveries[RECOVERY_BOUNDS.index(1.0)] == 0

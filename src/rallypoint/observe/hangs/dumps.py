@@ -97,13 +97,13 @@ def take_dumps(recorders: Mapping[int, Recorder], folder: str) -> list[RankRecor
 def _dump_of(rank: int, recorder: Recorder, folder: str, deadline: Deadline) -> RankRecord:
     before = _written(recorder.dump)
     if recorder.pipe and _ask_by_pipe(recorder.pipe):
-        return _awaited(rank, recorder.dump, before, deadline)
+        return _wait_for_record(rank, recorder.dump, before, deadline)
     if not recorder.socket or not os.path.exists(recorder.socket):
         return RankRecord(rank, why_none="no process group of NCCL and no worker server of torch is there to ask")
     return _by_socket(rank, recorder.socket, folder, deadline)
 
 
-def _awaited(rank: int, path: str, seen: tuple[int, int, int], deadline: Deadline) -> RankRecord:
+def _wait_for_record(rank: int, path: str, seen: tuple[int, int, int], deadline: Deadline) -> RankRecord:
     """What is in the file when it has changed, and is whole."""
     why = "has written no dump"
     while not deadline.expired:
@@ -205,7 +205,7 @@ class DumpedEntry(msgspec.Struct):
         return printable(self.profiling_name.partition(":")[2] or self.profiling_name, 100)
 
     @property
-    def done(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether it is complete. Of gloo the state is never moved on; what is complete is retired. With NCCL that is
         so of what has timed out too."""
         return self.retired if self.profiling_name.startswith("gloo:") else self.state == "completed"
@@ -254,7 +254,7 @@ def record_of(rank: int, dump: Dump) -> RankRecord:
         if not entry.is_p2p and (entry.process_group in groups or len(groups) < MAX_GROUPS):
             # Of what was coalesced under one number, the last entry stays.
             groups.setdefault(entry.process_group, {})[entry.collective_seq_id] = entry
-    pending = [entry for entry in dump.entries if entry.is_p2p and not entry.done][-MAX_KEPT:]
+    pending = [entry for entry in dump.entries if entry.is_p2p and not entry.is_complete][-MAX_KEPT:]
     return RankRecord(
         rank,
         tuple(
@@ -271,7 +271,7 @@ def record_of(rank: int, dump: Dump) -> RankRecord:
 
 
 def _collective(entry: DumpedEntry) -> Collective:
-    return Collective(entry.collective_seq_id, entry.operation, entry.done, entry.place)
+    return Collective(entry.collective_seq_id, entry.operation, entry.is_complete, entry.place)
 
 
 def _members(config: Mapping[str, DumpedGroup]) -> dict[tuple[str, str], tuple[RankRange, ...]]:

@@ -139,10 +139,10 @@ def _stacks_of_one(program: str | None, deadline: Deadline, rank: int, pid: int)
         return WorkerStacks(rank, pid, "", f"py-spy cannot be started: {error.strerror or error}")
     if done.returncode == 0:
         return WorkerStacks(rank, pid, done.stdout[:MAX_STACK])
-    return WorkerStacks(rank, pid, "", _why(done.stderr))
+    return WorkerStacks(rank, pid, "", _failure_reason(done.stderr))
 
 
-def _why(output: str) -> str:
+def _failure_reason(output: str) -> str:
     if "ermission denied" in output or "not permitted" in output:
         return (
             "the kernel does not permit to read the process; give the agent CAP_SYS_PTRACE, or set "
@@ -185,7 +185,7 @@ def collect_evidence(node: ExaminedNode) -> NodeEvidence:
     with ThreadPoolExecutor(1, "evidence") as beside:
         dumps = beside.submit(take_dumps, recorders, dump_folder(node.folder))
         stacks = {worker.rank: worker for worker in stacks_of_workers(running, deadline)}
-        evidence_of = {worker.rank: _found(worker, stacks.get(worker.rank)) for worker in sorted(node.workers)}
+        evidence_of = {worker.rank: _rank_evidence(worker, stacks.get(worker.rank)) for worker in sorted(node.workers)}
         waiting = {rank: pid for rank, pid in running.items() if waits_for_children(calls_of(evidence_of[rank].frames))}
         children = children_of(waiting, deadline)
         records = tuple(dumps.result())
@@ -193,7 +193,7 @@ def collect_evidence(node: ExaminedNode) -> NodeEvidence:
         msgspec.structs.replace(evidence, children=tuple(child.found for child in children.get(rank, ())))
         for rank, evidence in evidence_of.items()
     )
-    path = _keep(node.folder, _whole_text(ranks, stacks, children)) if node.folder else ""
+    path = _write_evidence(node.folder, _whole_text(ranks, stacks, children)) if node.folder else ""
     written = next(
         (recorder.dump.removesuffix(f"{rank}") for rank, recorder in recorders.items() if _is_there(recorder.dump)), ""
     )
@@ -210,7 +210,7 @@ def dump_folder(attempt: str) -> str:
     return os.path.join(attempt, "flight_recorder") if attempt else ""
 
 
-def _found(worker: ExaminedWorker, stack: WorkerStacks | None) -> RankEvidence:
+def _rank_evidence(worker: ExaminedWorker, stack: WorkerStacks | None) -> RankEvidence:
     if stack is None:
         return RankEvidence(worker.rank, "ended", worker.exit_code)
     state = process_state(worker.pid)
@@ -248,7 +248,7 @@ def _whole_text(
     return "\n".join(lines)
 
 
-def _keep(folder: str, text: str) -> str:
+def _write_evidence(folder: str, text: str) -> str:
     try:
         os.makedirs(folder, exist_ok=True)
         for number in range(_MOST_FILES):
@@ -280,14 +280,14 @@ def children_of(workers: Mapping[int, int], deadline: Deadline) -> dict[int, lis
     """The processes below each worker (by rank), the first `MAX_CHILDREN`; py-spy looks until `deadline`."""
     if not workers:
         return {}
-    below = {rank: _below(pid)[:MAX_CHILDREN] for rank, pid in workers.items()}
+    below = {rank: _descendants(pid)[:MAX_CHILDREN] for rank, pid in workers.items()}
     every = {pid: pid for pids in below.values() for pid in pids}
     texts = {process.pid: process for process in stacks_of_workers(every, deadline)}
     children_by_rank = {rank: [_child(pid, texts[pid].text) for pid in pids] for rank, pids in below.items()}
     return {rank: [child for child in children if not _is_helper(child)] for rank, children in children_by_rank.items()}
 
 
-def _below(root: int) -> list[int]:
+def _descendants(root: int) -> list[int]:
     try:
         table = process_table()
     except OSError:  # no descriptor is free
@@ -361,11 +361,11 @@ def process_state(pid: int) -> ProcessState:
         return ProcessState(STATES["Z"])
     if stat.state != "D" and (thread := next(_uninterruptible(pid), 0)):
         name = f"{STATES.get(stat.state, stat.state)}, its thread {thread} {STATES['D']}"
-        return ProcessState(name, _where(pid, thread), _kernel_stack(pid, thread))
+        return ProcessState(name, _wait_place(pid, thread), _kernel_stack(pid, thread))
     name = STATES.get(stat.state, printable(stat.state))
     if stat.state in "Tt":
         return ProcessState(name)  # it waits for a signal, whatever it did before
-    return ProcessState(name, _where(pid, pid), _kernel_stack(pid, pid) if stat.state == "D" else ())
+    return ProcessState(name, _wait_place(pid, pid), _kernel_stack(pid, pid) if stat.state == "D" else ())
 
 
 def _uninterruptible(pid: int) -> Iterator[int]:
@@ -379,7 +379,7 @@ def _uninterruptible(pid: int) -> Iterator[int]:
             yield thread
 
 
-def _where(pid: int, thread: int) -> str:
+def _wait_place(pid: int, thread: int) -> str:
     place = _read(pid, thread, "wchan").strip("0\n")
     number = _read(pid, thread, "syscall").partition(" ")[0]
     calls = CALLS.get(platform.machine(), "").split()

@@ -89,7 +89,7 @@ def short_lines(text: str) -> list[str]:
     shown = []
     for line in text.splitlines():
         if match := _FRAME.fullmatch(line):
-            place = _short(match[2], root)
+            place = _short_path(match[2], root)
             shown.append(f"    {match[1]} ({place}:{match[3]})" if match[3] else f"    {match[1]} ({place})")
         elif line.startswith("Thread "):
             shown.append(f"  Thread {line.partition(': ')[2]}".rstrip())
@@ -109,7 +109,7 @@ def calls_of(frames: Sequence[Frame]) -> tuple[Call, ...]:
 def _calls_of(frames: tuple[Frame, ...]) -> tuple[Call, ...]:
     root = _root(frames)
     return tuple(
-        Call(frame.function.rpartition(".")[2] or frame.function, _short(frame.file, root), _line(frame))
+        Call(frame.function.rpartition(".")[2] or frame.function, _short_path(frame.file, root), _line(frame))
         for frame in frames
     )
 
@@ -124,7 +124,7 @@ def _line(frame: Frame) -> int:
     return 0 if _LIBRARY.fullmatch(frame.file) else max(frame.line, 1)
 
 
-def _short(file: str, root: str) -> str:
+def _short_path(file: str, root: str) -> str:
     if library := _LIBRARY.fullmatch(file):
         return next(part for part in library.groups() if part)
     if root and file.startswith(f"{root}/"):
@@ -357,8 +357,8 @@ class EvidenceReader:
             msgspec.structs.replace(
                 rank,
                 frames=self._stack(rank.frames),
-                kernel=self._once(rank.kernel),
-                children=self._once(rank.children),
+                kernel=self._shared(rank.kernel),
+                children=self._shared(rank.children),
             )
             for rank in evidence.ranks
         )
@@ -372,12 +372,12 @@ class EvidenceReader:
         if frames not in self._known:
             self._stacks += 1
             frames = frames if self._stacks <= _MAX_STACKS else frames[:_MOST_OF_OTHERS]
-        return self._once(frames)
+        return self._shared(frames)
 
     def _group(self, group: GroupRecord) -> GroupRecord:
-        return GroupRecord(group.name, group.description, self._once(group.members), self._once(group.last))
+        return GroupRecord(group.name, group.description, self._shared(group.members), self._shared(group.last))
 
-    def _once(self, value: T) -> T:
+    def _shared(self, value: T) -> T:
         return self._known.setdefault(value, value)  # type: ignore[no-any-return]
 
 

@@ -47,7 +47,7 @@ _MAX_RANGES = 16
 
 
 class Situation(NamedTuple):
-    """What a rank was found in, without what differs between ranks that do the same. `calls` are those of its main
+    """What a rank is in, without what differs between ranks that do the same. `calls` are those of its main
     thread, the innermost first."""
 
     state: str
@@ -62,30 +62,30 @@ class RankGroup(NamedTuple):
     """Ranks that were found in the same. `differs` if more ranks are in another group than in this."""
 
     ranks: tuple[int, ...]
-    found: Situation
+    situation: Situation
     differs: bool
 
     @property
     def line(self) -> str:
         """`3 ranks (0-2): all_reduce, train.py:41`."""
-        return f"{ranks_text(self.ranks)}: {self.found.headline}{DIFFERS if self.differs else ''}"
+        return f"{ranks_text(self.ranks)}: {self.situation.headline}{DIFFERS if self.differs else ''}"
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """Which ranks; standby workers have negative numbers (`features/reports`)."""
     own = [rank for rank in ranks if rank >= 0]
     standby = len(ranks) - len(own)
-    texts = [f"{len(own)} rank{'' if len(own) == 1 else 's'} ({_some(ranges(own))})"] if own else []
+    texts = [f"{len(own)} rank{'' if len(own) == 1 else 's'} ({_first_of(ranges(own))})"] if own else []
     texts += [f"{standby} standby worker{'' if standby == 1 else 's'}"] if standby else []
     return " and ".join(texts)
 
 
-def _some(texts: Sequence[str]) -> str:
+def _first_of(texts: Sequence[str]) -> str:
     more = f" and {len(texts) - _MAX_RANGES} more ranges" if len(texts) > _MAX_RANGES else ""
     return f"{', '.join(texts[:_MAX_RANGES])}{more}"
 
 
-def found_of(process: RankEvidence | ProcessEvidence) -> Situation:
+def situation_of(process: RankEvidence | ProcessEvidence) -> Situation:
     calls = calls_of(process.frames)
     if isinstance(process, RankEvidence) and process.exit_code is not None:
         return Situation(f"{process.state} with exit code {process.exit_code}", calls)
@@ -98,7 +98,7 @@ def groups_of(ranks: Iterable[RankEvidence]) -> list[RankGroup]:
     """The groups, the largest first, then by their lowest rank; those that are smaller than the largest differ."""
     members: dict[Situation, list[int]] = {}
     for evidence in sorted(ranks, key=lambda one: one.rank):
-        members.setdefault(found_of(evidence), []).append(evidence.rank)
+        members.setdefault(situation_of(evidence), []).append(evidence.rank)
     in_order = sorted(members.items(), key=lambda entry: (-len(entry[1]), entry[1]))
     most = len(in_order[0][1]) if in_order else 0
     return [RankGroup(tuple(ranks), situation, len(ranks) < most) for situation, ranks in in_order]
@@ -137,12 +137,14 @@ def _groups(records: Iterable[RankRecord], ranks: Collection[int]) -> list[_Proc
             by_rank = by_group.setdefault((group.name, group.description, group.members), {})
             by_rank[record.rank] = {entry.sequence: entry for entry in group.last}
     return [
-        _ProcessGroup(title(name, description), ranks_of(members) or _seen(description, by_rank, ranks), by_rank)
+        _ProcessGroup(
+            title(name, description), ranks_of(members) or _members_seen(description, by_rank, ranks), by_rank
+        )
         for (name, description, members), by_rank in by_group.items()
     ]
 
 
-def _seen(description: str, by_rank: Mapping[int, object], ranks: Collection[int]) -> tuple[int, ...]:
+def _members_seen(description: str, by_rank: Mapping[int, object], ranks: Collection[int]) -> tuple[int, ...]:
     """The members of a group of which they are not told: gloo does not."""
     return tuple(sorted(ranks)) if description == _DEFAULT else tuple(sorted(by_rank))
 
@@ -186,7 +188,7 @@ def _place(collective: Collective | None) -> str:
 
 def _ranks(ranks: Iterable[int]) -> str:
     texts = ranges(ranks)
-    return f"rank{'' if len(texts) == 1 and '-' not in texts[0] else 's'} {_some(texts)}"
+    return f"rank{'' if len(texts) == 1 and '-' not in texts[0] else 's'} {_first_of(texts)}"
 
 
 MAX_LINES = 60
@@ -207,7 +209,7 @@ def report_lines(nodes: Sequence[NodeEvidence], missing: Sequence[str] = (), mor
     ranks = [rank for node in nodes for rank in node.ranks]
     groups = groups_of(ranks)
     first = [f"  {line}" for line in (*group_lines(groups), *_recorded(nodes))]
-    last = [*_without_stacks(nodes), *_missing(missing, more), *_where(nodes)]
+    last = [*_without_stacks(nodes), *_missing(missing, more), *_file_places(nodes)]
     stacks = list(_stacks(groups, ranks))
     room = MAX_LINES - len(first) - len(last)
     if len(stacks) > room:
@@ -227,7 +229,7 @@ class GatheredStacks:
     def add(self, workers: Iterable[WorkerStacks]) -> None:
         for stacks in workers:
             rank = RankEvidence(stacks.rank, stacks.error or "running", frames=main_frames(stacks.text)[:MAX_FRAMES])
-            self._texts.setdefault(found_of(rank), stacks.text)
+            self._texts.setdefault(situation_of(rank), stacks.text)
             self._ranks.append(rank)
             self.any_found |= not stacks.error
 
@@ -235,7 +237,7 @@ class GatheredStacks:
         groups = groups_of(self._ranks)
         lines = group_lines(groups)
         for group in groups[:_MAX_GROUPS]:
-            if shown := short_lines(self._texts[group.found]):
+            if shown := short_lines(self._texts[group.situation]):
                 lines += ["", group.line, *shown]
         return lines
 
@@ -278,8 +280,8 @@ def _recorded(nodes: Sequence[NodeEvidence]) -> Iterable[str]:
 def _stacks(groups: Sequence[RankGroup], ranks: Sequence[RankEvidence]) -> Iterable[str]:
     kernel = {rank.rank: rank.kernel for rank in ranks if rank.kernel}
     for group in sorted(groups[:_MAX_GROUPS], key=lambda group: not group.differs):
-        shown = [f"    {call}" for call in group.found.calls[:_MAX_CALLS]]
-        beyond = len(group.found.calls) - len(shown)
+        shown = [f"    {call}" for call in group.situation.calls[:_MAX_CALLS]]
+        beyond = len(group.situation.calls) - len(shown)
         shown += [f"    and {beyond} more"] if beyond > 0 else []
         inside = next((kernel[rank] for rank in group.ranks if rank in kernel), ())
         shown += ["    in the kernel:", *(f"      {line}" for line in inside[:_MAX_CALLS])] if inside else []
@@ -292,7 +294,7 @@ def _stacks(groups: Sequence[RankGroup], ranks: Sequence[RankEvidence]) -> Itera
 def _children(ranks: Sequence[RankEvidence], group: RankGroup) -> Iterable[str]:
     """What the processes below these ranks are in, those of all ranks counted together: what few are in first."""
     members = frozenset(group.ranks)
-    counted = Counter(found_of(child) for rank in ranks if rank.rank in members for child in rank.children)
+    counted = Counter(situation_of(child) for rank in ranks if rank.rank in members for child in rank.children)
     for situation, count in sorted(counted.items(), key=lambda entry: entry[1])[:_MAX_CHILDREN]:
         yield f"{count} process{'' if count == 1 else 'es'} below: {situation.headline}"
 
@@ -315,7 +317,7 @@ def _missing(names: Sequence[str], more: int) -> list[str]:
     return [f"  no evidence came from {_names(names, more)}"] if names or more else []
 
 
-def _where(nodes: Sequence[NodeEvidence]) -> list[str]:
+def _file_places(nodes: Sequence[NodeEvidence]) -> list[str]:
     places = [f"{node.kept} on {node.host}" for node in nodes if node.kept]
     more = f" and on {len(places) - _MAX_HOSTS} more nodes" if len(places) > _MAX_HOSTS else ""
     return [f"  all of it: {', '.join(places[:_MAX_HOSTS])}{more}"] if places else []

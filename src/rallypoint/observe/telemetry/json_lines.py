@@ -77,20 +77,20 @@ class JsonLinesHandler(logging.Handler):
             event = _torch_line(event)
         if isinstance(event, AgentEvent):
             self._last = event
-            self._put(encode(event) + b"\n")
+            self._append(encode(event) + b"\n")
 
     def flush(self) -> None:
         """Wait until what was said is written, but not for ever."""
         written = threading.Event()
-        self._put(written)
+        self._append(written)
         written.wait(_FLUSH)
 
     def close(self) -> None:
         self.flush()
-        self._put(None)
+        self._append(None)
         super().close()
 
-    def _put(self, line: bytes | threading.Event | None) -> None:
+    def _append(self, line: bytes | threading.Event | None) -> None:
         try:
             self._lines.put_nowait(line)
         except queue.Full:
