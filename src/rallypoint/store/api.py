@@ -108,7 +108,7 @@ class Store(ABC):
 
     def queue_push(self, key: str, value: str | bytes) -> None:
         """Put a value at the end of a queue. Queues and values of the same name have nothing to do with each other."""
-        raise NotImplementedError(_NO_QUEUES.format(self._where()))
+        raise NotImplementedError(_NO_QUEUES.format(self._title()))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Take the oldest value out of a queue; unless `block` is false, waits for one.
@@ -117,11 +117,11 @@ class Store(ABC):
             QueueEmptyError: the queue was empty, and `block` is false. (Torch's raises it also if another caller was
                 first.)
         """
-        raise NotImplementedError(_NO_QUEUES.format(self._where()))
+        raise NotImplementedError(_NO_QUEUES.format(self._title()))
 
     def queue_len(self, key: str) -> int:
         """The number of values in a queue."""
-        raise NotImplementedError(_NO_QUEUES.format(self._where()))
+        raise NotImplementedError(_NO_QUEUES.format(self._title()))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
         """Wait until `world_size` callers have reached this barrier. A barrier that has opened stays open; after a
@@ -166,7 +166,7 @@ class Store(ABC):
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def _where(self) -> str:
+    def _title(self) -> str:
         """The name of this store in messages: `the store at host:port`."""
         return f"this {type(self).__name__}"
 
@@ -176,13 +176,13 @@ class Store(ABC):
             f"the key {few}" if len(keys) == 1 else f"some of the {len(keys)} keys {few}" + ", ..." * (len(keys) > 3)
         )
         return StoreTimeoutError(
-            f"{missing} did not come within {limit:g} s in {self._where()}; "
+            f"{missing} did not come within {limit:g} s in {self._title()}; "
             "see whether the process that sets it is alive, or wait longer"
         )
 
     def _barrier_timeout(self, key: str, world_size: int, limit: float) -> StoreTimeoutError:
         return StoreTimeoutError(
-            f"not all of {world_size} came to the barrier {key!r} within {limit:g} s in {self._where()}; "
+            f"not all of {world_size} came to the barrier {key!r} within {limit:g} s in {self._title()}; "
             "see which of them is missing, or wait longer"
         )
 
@@ -305,7 +305,7 @@ class RequestStore(Store):
         """Make a request that is answered when something has happened; False if `timeout` seconds pass before."""
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._exchange(_nothing, Op.SET, with_slash(key), value_bytes(value))
+        self._exchange(_read_nothing, Op.SET, with_slash(key), value_bytes(value))
 
     def get(self, key: str) -> bytes:
         self.wait([key])
@@ -326,7 +326,7 @@ class RequestStore(Store):
         self._wait(keys, limit, limit)
 
     def append(self, key: str, value: str | bytes) -> None:
-        self._exchange(_nothing, Op.APPEND, with_slash(key), value_bytes(value))
+        self._exchange(_read_nothing, Op.APPEND, with_slash(key), value_bytes(value))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         self.wait(keys)
@@ -337,7 +337,7 @@ class RequestStore(Store):
         return self._exchange(read, Op.MULTI_GET, list(map(with_slash, keys)))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        self._exchange(_nothing, Op.MULTI_SET, [(with_slash(key), value) for key, value in pairs(keys, values)])
+        self._exchange(_read_nothing, Op.MULTI_SET, [(with_slash(key), value) for key, value in pairs(keys, values)])
 
     def delete_key(self, key: str) -> bool:
         return self._exchange(read_number, Op.DELETE_KEY, with_slash(key)) == 1
@@ -350,7 +350,7 @@ class RequestStore(Store):
         return [key_text(key[1:]) for key in keys if key.startswith(b"/")]
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        self._exchange(_nothing, Op.QUEUE_PUSH, with_slash(key), value_bytes(value))
+        self._exchange(_read_nothing, Op.QUEUE_PUSH, with_slash(key), value_bytes(value))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         deadline = Deadline.after(self._timeout)
@@ -361,7 +361,7 @@ class RequestStore(Store):
             if value is not None:
                 return value
             if not block:
-                raise QueueEmptyError(f"the queue {key!r} is empty in {self._where()}")
+                raise QueueEmptyError(f"the queue {key!r} is empty in {self._title()}")
             # Another popped it after both had seen the value: wait for the next one.
 
     def queue_len(self, key: str) -> int:
@@ -381,7 +381,7 @@ def with_slash(key: str) -> bytes:
     return b"/" + key_bytes(key)
 
 
-def _nothing(_receive: Receive) -> None:
+def _read_nothing(_receive: Receive) -> None:
     return None
 
 

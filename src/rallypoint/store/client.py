@@ -144,7 +144,7 @@ class TCPStore(RequestStore):
         if release_server(server):
             server.close(_FINALIZER_WAIT)
 
-    def _where(self) -> str:
+    def _title(self) -> str:
         return f"the store at {self._endpoint}"
 
     def _exchange(self, read: Callable[[Receive], T], op: Op, *fields: Any) -> T:
@@ -182,7 +182,7 @@ class TCPStore(RequestStore):
 
     def _is_done(self, answer: bytes) -> bool:
         if answer != wire.DONE:
-            raise StoreProtocolError(f"{self._where()} answered a wait with {answer!r}, which is not the protocol")
+            raise StoreProtocolError(f"{self._title()} answered a wait with {answer!r}, which is not the protocol")
         return True
 
     @contextlib.contextmanager
@@ -192,18 +192,18 @@ class TCPStore(RequestStore):
         With the lock held. It is not taken here: a ^C can come when this has it and the block is not yet entered.
         """
         if self._broken is not None or self._connection is None:
-            raise StoreConnectionError(f"{self._where()} cannot be used any more: {self._broken}; open a new one")
+            raise StoreConnectionError(f"{self._title()} cannot be used any more: {self._broken}; open a new one")
         try:
             yield self._connection
         except OSError as error:
             cause = self._end(self._connection, error)
             if isinstance(error, TimeoutError) and error.errno is None:  # with a number, the kernel has given it up
                 raise StoreTimeoutError(
-                    f"{self._where()} does not answer ({cause}); see whether its server is stopped or overloaded, and "
+                    f"{self._title()} does not answer ({cause}); see whether its server is stopped or overloaded, and "
                     "open a new one"
                 ) from error
             raise StoreConnectionError(
-                f"{self._where()} is lost: {cause}; see whether its server still runs"
+                f"{self._title()} is lost: {cause}; see whether its server still runs"
             ) from error
         except BaseException as error:
             self._end(self._connection, error)
@@ -223,7 +223,7 @@ class TCPStore(RequestStore):
         while self._server is not None and present < world_size:
             if deadline.expired:
                 raise StoreTimeoutError(
-                    f"only {present} of {world_size} clients came to {self._where()} within {self._timeout:g} s; "
+                    f"only {present} of {world_size} clients came to {self._title()} within {self._timeout:g} s; "
                     "see which of them is missing, or wait longer"
                 )
             time.sleep(_POLL)  # the protocol has no waiting for a number
@@ -308,7 +308,7 @@ def _try_once(endpoint: Endpoint, deadline: Deadline) -> socket.socket:
             connection.settimeout(min(max(share.remaining(), 0.001), _MAX_BLOCK))
             connection.connect(address)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _greet(connection, endpoint, share)
+            _send_greeting(connection, endpoint, share)
         except OSError as error:
             connection.close()
             failure = error
@@ -320,7 +320,7 @@ def _try_once(endpoint: Endpoint, deadline: Deadline) -> socket.socket:
     raise failure
 
 
-def _greet(connection: socket.socket, endpoint: Endpoint, deadline: Deadline) -> None:
+def _send_greeting(connection: socket.socket, endpoint: Endpoint, deadline: Deadline) -> None:
     nonce = os.getpid() & 0xFFFFFFFF
     connection.sendall(wire.greeting() + wire.encode(wire.Op.PING, nonce))
     try:

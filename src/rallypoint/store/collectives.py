@@ -41,7 +41,7 @@ def get_all(store: Store, rank: int, prefix: str, world_size: int) -> list[bytes
         StoreTimeoutError: not all came, or not all had read, within the store's timeout.
     """
     values = [bytes(value) for value in store.multi_get([f"{prefix}{rank}" for rank in range(world_size)])]
-    last = _arrive(store, world_size, f"{prefix}/finished")
+    last = _count_in(store, world_size, f"{prefix}/finished")
     if rank == 0:
         store.get(last)
     return values
@@ -75,7 +75,7 @@ def barrier(
     Raises:
         StoreTimeoutError: not all came within `barrier_timeout` seconds.
     """
-    last = _arrive(store, world_size, key_prefix)
+    last = _count_in(store, world_size, key_prefix)
     try:
         store.wait([last], timedelta(seconds=barrier_timeout))
     except RuntimeError as error:  # torch's stores have errors of their own
@@ -89,7 +89,7 @@ def barrier(
         ) from None
 
 
-def _arrive(store: Store, world_size: int, key_prefix: str) -> str:
+def _count_in(store: Store, world_size: int, key_prefix: str) -> str:
     """Count this caller in; returns the key that is there when all have come."""
     last = key_prefix + _LAST_MEMBER
     if store.add(key_prefix + _NUM_MEMBERS, 1) == world_size:

@@ -48,7 +48,7 @@ class CompiledTransport:
             context.wakeup_fd,
             self._descriptors,
             limits,
-            self._refused,
+            self._on_refusal,
             self._on_cannot_accept,
             self._is_other_user if granted.own_user else None,
         )
@@ -81,7 +81,7 @@ class CompiledTransport:
             packed = b"".join(network.address + bytes([network.bits]) for network in ordered)
         self._sockets.set_peers(packed)
 
-    def _refused(self, descriptor: int, reason: int, number: int, first: bytes, second: bytes) -> None:
+    def _on_refusal(self, descriptor: int, reason: int, number: int, first: bytes, second: bytes) -> None:
         client = socket.socket(fileno=descriptor)
         try:
             error = refusal(RefusalReason(reason), number, self._limit(RefusalReason(reason)), first, second)

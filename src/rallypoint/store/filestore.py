@@ -147,7 +147,7 @@ class FileStore(Store):
                 os.unlink(self.path)
         self._closed = True
 
-    def _where(self) -> str:
+    def _title(self) -> str:
         return f"the store in {self.path}"
 
     def _wait_for(self, keys: Sequence[str], timeout: float) -> list[bytes]:
@@ -216,14 +216,14 @@ class FileStore(Store):
     @contextlib.contextmanager
     def _opened(self, lock: int) -> Iterator[int]:
         if self._closed:
-            raise StoreConnectionError(f"{self._where()} cannot be used any more: it was closed; open a new one")
+            raise StoreConnectionError(f"{self._title()} cannot be used any more: it was closed; open a new one")
         if self._file is not None:
             self._file.close()
         try:
             file = self._open_locked(lock)
         except OSError as error:
             raise StoreConnectionError(
-                f"{self._where()} cannot be opened ({error.strerror}); give the path of a file in a writable folder"
+                f"{self._title()} cannot be opened ({error.strerror}); give the path of a file in a writable folder"
             ) from error
         if file is None:  # the last of all closed it, and reading does not make it again
             self._reset_content(0)

@@ -306,7 +306,7 @@ class Decoder:
         self._data.clear()
 
     def _parse(self) -> _Parser[None]:
-        (first,) = yield from self._take(1)
+        (first,) = yield from self._read_bytes(1)
         if first != Op.VALIDATE:
             raise self._refusal(RefusalReason.NO_GREETING)
         magic = yield from self._u32()
@@ -315,7 +315,7 @@ class Decoder:
         self.greeted = True
         while True:
             self._taken = 0
-            (code,) = yield from self._take(1)
+            (code,) = yield from self._read_bytes(1)
             if code == Op.VALIDATE:
                 raise self._refusal(RefusalReason.GREETED_AGAIN)
             if code not in _COMMANDS:
@@ -339,7 +339,7 @@ class Decoder:
             fields.append((yield from readers[kind]()))  # noqa: PERF401 - a comprehension cannot yield
         return tuple(fields)
 
-    def _take(self, size: int, limit: float = inf) -> _Parser[bytes]:
+    def _read_bytes(self, size: int, limit: float = inf) -> _Parser[bytes]:
         while len(self._data) - self._at < size:
             if self._taken + size > limit:
                 raise refusal(RefusalReason.LONG_REQUEST, self._taken + size, limit)
@@ -352,23 +352,23 @@ class Decoder:
         return bytes(self._data[start : self._at])
 
     def _u32(self) -> _Parser[int]:
-        return int(U32.unpack((yield from self._take(4)))[0])
+        return int(U32.unpack((yield from self._read_bytes(4)))[0])
 
     def _i64(self) -> _Parser[int]:
-        return int(I64.unpack((yield from self._take(8)))[0])
+        return int(I64.unpack((yield from self._read_bytes(8)))[0])
 
     def _size(self, most: int, reason: RefusalReason, limit: float = inf) -> _Parser[int]:
-        size = int(U64.unpack((yield from self._take(8, limit)))[0])
+        size = int(U64.unpack((yield from self._read_bytes(8, limit)))[0])
         check(size, most, reason)
         return size
 
     def _key(self, limit: float = inf) -> _Parser[bytes]:
         size = yield from self._size(MAX_KEY, RefusalReason.LONG_KEY, limit)
-        return (yield from self._take(size, limit))
+        return (yield from self._read_bytes(size, limit))
 
     def _value(self) -> _Parser[bytes]:
         size = yield from self._size(MAX_PAYLOAD, RefusalReason.LONG_VALUE)
-        return (yield from self._take(size))
+        return (yield from self._read_bytes(size))
 
     def _keys(self) -> _Parser[list[bytes]]:
         count = yield from self._size(MAX_KEYS, RefusalReason.MANY_KEYS)
@@ -711,7 +711,7 @@ class HashStore(RequestStore):
     def clone(self) -> HashStore:
         return HashStore(self._timeout, _shared=self._shared)
 
-    def _where(self) -> str:
+    def _title(self) -> str:
         return "this process's store"
 
     def _exchange(self, read: Callable[[Receive], T], op: Op, *fields: Any) -> T:
