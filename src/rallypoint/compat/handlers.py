@@ -160,13 +160,13 @@ class DynamicRendezvousHandler(ElasticHandler):
             UserError: a number out of its bounds.
         """
         times = timeout or RendezvousTimeout()
-        options = {f"{name}_timeout": _whole(getattr(times, name)) for name in _DEFAULTS} | {
+        options = {f"{name}_timeout": _whole_seconds(getattr(times, name)) for name in _DEFAULTS} | {
             "keep_alive_interval": keep_alive_interval,
             "keep_alive_max_attempt": keep_alive_max_attempt,
             "cas_backoff_max_seconds": cas_backoff_max_seconds,
         }
         params = RendezvousParameters(backend.name, "", run_id, min_nodes, max_nodes, local_addr, **options)
-        return cls(params, given(store), backend)
+        return cls(params, adapted_store(store), backend)
 
     @property
     def settings(self) -> RendezvousSettings:
@@ -259,7 +259,7 @@ def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousPar
     Raises:
         UserError: an option cannot work.
     """
-    return DynamicRendezvousHandler(params, given(store), backend)
+    return DynamicRendezvousHandler(params, adapted_store(store), backend)
 
 
 def _not_closed(settings: Settings) -> str:
@@ -269,7 +269,7 @@ def _not_closed(settings: Settings) -> str:
     )
 
 
-def _whole(time: timedelta) -> int:
+def _whole_seconds(time: timedelta) -> int:
     return -(-time // timedelta(seconds=1))
 
 
@@ -280,7 +280,7 @@ class C10dRendezvousBackend(StoreRendezvousBackend):
     """The state in one key of a store, which may also be torch's."""
 
     def __init__(self, store: Any, run_id: str) -> None:
-        super().__init__(given(store), run_id)
+        super().__init__(adapted_store(store), run_id)
 
 
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Store]:
@@ -361,7 +361,7 @@ class StaticTCPRendezvous(ElasticHandler):
 # Stores that third parties hand to a rendezvous
 
 
-def given(store: Any) -> Store:
+def adapted_store(store: Any) -> Store:
     """`store` itself if it is Rallypoint's, else one that hands every call on to it."""
     return store if isinstance(store, Store) else _Foreign(store)
 

@@ -127,7 +127,7 @@ class _InPlace(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         module = self.__name__
-        value = getattr(_ours(module), name)
+        value = getattr(_own_module(module), name)
         return _launching(module, name) if name in _LAUNCHING and callable(value) else value
 
     @property
@@ -136,7 +136,7 @@ class _InPlace(ModuleType):
         return _torchs_own(self.__name__)
 
 
-def _ours(module: str) -> ModuleType:
+def _own_module(module: str) -> ModuleType:
     return import_module(f"rallypoint.compat.{module.removeprefix('torch.distributed.')}")
 
 
@@ -165,7 +165,7 @@ def _torchs_own(module: str) -> ModuleType:
 @cache
 def _launching(module: str, name: str) -> Any:
     """A function of ours that launches, or the class, for who has found it in a module of torch."""
-    ours = getattr(_ours(module), name)
+    ours = getattr(_own_module(module), name)
     if name == "elastic_launch":
 
         def call(self: Any, *args: Any) -> Any:
