@@ -252,7 +252,7 @@ def _is_at_the_edge(place: Place, *, after_with: bool) -> bool:
     if not place.code.co_exceptiontable:
         return False
     # With its items on several lines, the call which makes one is on a line of its own.
-    if not after_with and _next(place) in _ENTERS:
+    if not after_with and _next_operation(place) in _ENTERS:
         return True
     line = place.line()
     return any(
@@ -275,7 +275,7 @@ def _is_within(offset: int, spans: tuple[tuple[int, int], ...]) -> bool:
     return any(begin <= offset < end for begin, end in spans)
 
 
-def _next(place: Place) -> int:
+def _next_operation(place: Place) -> int:
     """The operation that follows and does something; -1 if there is none near."""
     operations = place.code.co_code[place.offset + 2 : place.offset + 34 : 2] if place.offset >= 0 else b""
     return next((operation for operation in operations if operation not in _NOTHING), -1)

@@ -115,13 +115,13 @@ class Channel:
         Raises:
             OSError: the agent cannot be told.
         """
-        self._tell(f"{LEFT_PREFIX}{self.rank}.{round_}")
+        self._create_file(f"{LEFT_PREFIX}{self.rank}.{round_}")
 
     def tell_prepared(self) -> None:
         """Tell the agent that this process has prepared its function. Raises OSError."""
-        self._tell(f"{PREPARED_PREFIX}{self.rank}")
+        self._create_file(f"{PREPARED_PREFIX}{self.rank}")
 
-    def _tell(self, name: str) -> None:
+    def _create_file(self, name: str) -> None:
         path = os.path.join(self._folder, name)
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
 
@@ -289,7 +289,7 @@ class ResumableLoop:
         while not self._stopped:
             if poller.poll(pause * 1000 if pause else None):
                 for order in self._channel.orders():
-                    self._take(order)
+                    self._follow_order(order)
             with self._changed:
                 interrupts = self._interruption.inside and self._has_ended()
                 if interrupts and (now := time.monotonic()) >= abort_at:
@@ -302,7 +302,7 @@ class ResumableLoop:
                 pause, abort_at = 0.0, -math.inf
         self._channel.close()
 
-    def _take(self, order: Order) -> None:
+    def _follow_order(self, order: Order) -> None:
         with self._changed:
             if order.verb == RANK:
                 self._channel.rank = str(order.number)
