@@ -163,7 +163,7 @@ class RendezvousEventEmitter:
                 _LEAVE_SOURCE, f"removed itself from the participants of round {previous} of {self._rendezvous}."
             )
 
-    def placed(self, placement: Placement) -> None:
+    def record_placement(self, placement: Placement) -> None:
         """The node has a place."""
         rank, size = placement.group_rank, placement.group_world_size
         self._round = placement.round
@@ -172,7 +172,7 @@ class RendezvousEventEmitter:
             _JOIN_SOURCE, words, rank=rank, master_endpoint=f"{placement.store_address}:{placement.store_port}"
         )
 
-    def failed(self, error: BaseException) -> None:
+    def record_failure(self, error: BaseException) -> None:
         """The rendezvous has failed for this node; told once for each attempt."""
         if not self._failed and rendezvous_events_wanted():
             self._failed = True
@@ -181,7 +181,7 @@ class RendezvousEventEmitter:
                 _JOIN_SOURCE, "FAILED", self._run_id, words, local_id=self._round_number(), error_trace=_trace(error)
             )
 
-    def closed(self, verdict: Verdict) -> None:
+    def record_end(self, verdict: Verdict) -> None:
         """The job is over for this node."""
         self._record_event(
             _CLOSE_SOURCE, f"has closed {self._rendezvous}: the job has {verdict.outcome.value}.", "SUCCEEDED"
@@ -340,16 +340,16 @@ class ElasticHandler(RendezvousHandler):
                 self.join(NodeInfo("default", 1, "", 0))
             error = error_of(notification)
             if error is not None:
-                self._event_emitter.failed(error)
+                self._event_emitter.record_failure(error)
                 raise error
         raise AssertionError("notifications come without end")
 
     def shutdown(self) -> bool:
         """Leave, close the worker store and, if it is here, the control server. The job continues without us."""
         if self._final_notification is not None and (error := error_of(self._final_notification)) is not None:
-            self._event_emitter.failed(error)
+            self._event_emitter.record_failure(error)
         if self._verdict is not None:
-            self._event_emitter.closed(self._verdict)
+            self._event_emitter.record_end(self._verdict)
         if self._link is not None:
             self._link.close()
         self._stores.close()
@@ -382,7 +382,7 @@ class ElasticHandler(RendezvousHandler):
             self._ensure_link()
             self._join_if_open()
         except RallypointError as error:
-            self._event_emitter.failed(error)
+            self._event_emitter.record_failure(error)
             raise
 
     def _join_if_open(self) -> None:
@@ -420,7 +420,7 @@ class ElasticHandler(RendezvousHandler):
         clients = placement.ranks.world_size + placement.group_world_size
         clients += self._settings.max_nodes if self._control.hosts_coordinator() else 0
         self._stores.begin_round(is_host=placement.group_rank == 0, clients=clients)
-        self._event_emitter.placed(placement)
+        self._event_emitter.record_placement(placement)
 
     def info(self, placement: Placement) -> RendezvousInfo:
         """A placement as torch's users know it."""

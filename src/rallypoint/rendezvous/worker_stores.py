@@ -32,7 +32,7 @@ class StoreAccess:
         self._warned = ""
 
     @property
-    def guards(self) -> bool:
+    def is_guarded(self) -> bool:
         """Whether not everybody is let in."""
         return self._policy.members or bool(self._policy.networks)
 
@@ -147,7 +147,7 @@ class AgentStoreSupply(WorkerStoreSupply):
     def prepare(self, address: str) -> tuple[str, int]:
         """See there. It only listens: of a round's nodes one serves, and the coordinator says which."""
         if self._prepared is None:
-            own_user = self._access is None or self._access.guards
+            own_user = self._access is None or self._access.is_guarded
             self._prepared = StoreServer(self._listens_at(address), own_user=own_user, held=True)
         return self._address, self._prepared.port
 

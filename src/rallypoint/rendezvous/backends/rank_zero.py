@@ -106,13 +106,13 @@ class EndpointCheck:
 
     async def _run(self) -> None:
         try:
-            await self._look()
+            await self._probe()
         except _EndpointIsLocal:
             log.info("%s is an address of this machine", self._target.endpoint)
         except Exception:  # the job needs no check
             log.exception("cannot determine whether %s is an address of this machine", self._target.endpoint)
 
-    async def _look(self) -> None:
+    async def _probe(self) -> None:
         began, delay, reported = SYSTEM_CLOCK.monotonic(), _FIRST_DELAY, False
         while not self._dispatcher.state.complete:
             why = await self._attempt()

@@ -119,7 +119,7 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
         allow_nodes(self.settings.max_nodes)
         self._dispatcher = dispatcher = Dispatcher(self.settings)
         # No worker can connect before this node has been sent its placement and the peers.
-        guarded = self._access is not None and self._access.guards
+        guarded = self._access is not None and self._access.is_guarded
         own_user = self._access is None or guarded
         self._stores = RoundStores(StoreGuard(peers=()) if guarded else None, own_user=own_user)
         self._server = ControlServer(
