@@ -136,5 +136,5 @@ except KeyError as first:
     assert found.startswith("Traceback (most recent call last):\n")
     assert "KeyError: 'missing'\n\nThe above exception was the direct cause" in found
     assert found.endswith("ValueError: boom\n\nsecond part")
-    cause = Cause.of(ProcessFailure(0, 1, 1, "", last_lines=done.stderr), 0, "here")
+    cause = Cause.from_failure(ProcessFailure(0, 1, 1, "", last_lines=done.stderr), 0, "here")
     assert (cause.message, cause.traceback) == ("ValueError: boom", found)

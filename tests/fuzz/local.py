@@ -66,7 +66,7 @@ def failures(data: bytes) -> None:
         path.write_bytes(data[2:half] if cut != 255 else data[2:])
         failure = ProcessFailure(0, 7, exitcode, str(path), last_lines=data[half:])
     json.dumps(failure.error_file_data)
-    cause = Cause.of(failure, 3, "host")
+    cause = Cause.from_failure(failure, 3, "host")
     codec.decode_request(codec.encode(Fail(0, cause, 3)))
     report = str(ChildFailedError("train.py", {3: failure}, cause)) + str(ChildFailedError("train.py", {3: failure}))
     report.encode(errors="backslashreplace")

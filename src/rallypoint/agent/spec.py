@@ -233,7 +233,7 @@ class RunResult:
         if not self.failures:
             return node_failure(f"worker group {self.state.value}", exitcode=exitcode)
         rank, failure = min(self.failures.items(), key=lambda entry: entry[1].moment)
-        return Cause.of(failure, rank, socket.gethostname())
+        return Cause.from_failure(failure, rank, socket.gethostname())
 
 
 def node_failure(text: str, ending: Ending = Ending.PROGRAM, exitcode: int = 0, host: str = "") -> Cause:

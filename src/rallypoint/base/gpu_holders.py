@@ -112,7 +112,7 @@ def _is_of_job(pid: int, job: str) -> bool:
     return bool(job) and wanted in read_text(f"/proc/{pid}/environ", _MAX_ENVIRONMENT).split("\0")
 
 
-def who(pid: int) -> str:
+def describe_process(pid: int) -> str:
     """A live process for a message: `pid 4711 (python, user bob)`."""
     name = printable(read_text(f"/proc/{pid}/comm", 64).rstrip("\n"))
     user = process_user(pid)

@@ -36,8 +36,8 @@ else:
     def dataclass(cls=None, /, *, eq=True, repr=True, frozen=False, slots=False):
         """Make a class a dataclass; for the arguments see `dataclasses.dataclass`."""
         if cls is None:
-            return lambda cls: _made(cls, eq, repr, frozen, slots)
-        return _made(cls, eq, repr, frozen, slots)
+            return lambda cls: _build_class(cls, eq, repr, frozen, slots)
+        return _build_class(cls, eq, repr, frozen, slots)
 
     def replace(instance, /, **changes):
         """A copy with other values; see `dataclasses.replace`."""
@@ -61,7 +61,7 @@ else:
             shadow = dataclasses.dataclass(**self._options)(type("Shadow", (), own))
             return getattr(shadow, self._name)
 
-    def _made(cls, eq, repr, frozen, slots):
+    def _build_class(cls, eq, repr, frozen, slots):
         fields = {}
         own = vars(cls)
         for name, kind in own.get("__annotations__", {}).items():

@@ -73,7 +73,7 @@ class Background(Generic[T]):
     def fds(self) -> list[int]:
         return [self._mailbox.fileno()]
 
-    def take(self) -> T | None:
+    def take_result(self) -> T | None:
         item = None
         for work, result in self._mailbox.drain():
             if work is self._work:

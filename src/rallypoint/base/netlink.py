@@ -224,7 +224,7 @@ class PeerUsers:
 
     def peer_between(self, own_name: SocketName, peer_name: SocketName) -> Peer:
         try:
-            own, peer = _side(own_name), _side(peer_name)
+            own, peer = _parse_side(own_name), _parse_side(peer_name)
             local = is_loopback(own.address) or own.address == peer.address
             if not local and peer.address not in self._addresses_here():
                 return Peer.REMOTE
@@ -248,7 +248,7 @@ class PeerUsers:
         return self._own_addresses
 
 
-def _side(name: SocketName) -> _Side:
+def _parse_side(name: SocketName) -> _Side:
     address = unmapped_address(name[0].partition("%")[0])
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     return _Side(family, address, name[1], name[3] if len(name) == 4 and family == socket.AF_INET6 else 0)

@@ -140,11 +140,11 @@ def _health(nvml: ctypes.CDLL, number: int) -> GpuHealth:
     address = _device(nvml, number)[0] or f"GPU {number}"
     errors = ctypes.c_ulonglong()
     arguments = (handle, _UNCORRECTED, _SINCE_LOADED, ctypes.byref(errors))
-    counted = _asked(nvml, "nvmlDeviceGetTotalEccErrors", *arguments)
+    counted = _query(nvml, "nvmlDeviceGetTotalEccErrors", *arguments)
     corrected, uncorrected, pending, failed = (ctypes.c_uint() for _ in range(4))
     counts = tuple(map(ctypes.byref, (corrected, uncorrected, pending, failed)))
-    if not _asked(nvml, "nvmlDeviceGetRemappedRows", handle, *counts):  # GPUs before Ampere retire pages instead
-        _asked(nvml, "nvmlDeviceGetRetiredPagesPendingStatus", handle, ctypes.byref(pending))
+    if not _query(nvml, "nvmlDeviceGetRemappedRows", handle, *counts):  # GPUs before Ampere retire pages instead
+        _query(nvml, "nvmlDeviceGetRetiredPagesPendingStatus", handle, ctypes.byref(pending))
     return GpuHealth(
         address,
         name.value.decode(errors="replace"),
@@ -155,7 +155,7 @@ def _health(nvml: ctypes.CDLL, number: int) -> GpuHealth:
     )
 
 
-def _asked(nvml: ctypes.CDLL, function: str, *arguments: object) -> bool:
+def _query(nvml: ctypes.CDLL, function: str, *arguments: object) -> bool:
     """Whether the library, the GPU and its settings know an answer, which is then in the arguments."""
     entry = getattr(nvml, function, None)
     return entry is not None and entry(*arguments) == 0
@@ -185,7 +185,7 @@ def _fabric(nvml: ctypes.CDLL, number: int) -> str:
     handle, info = ctypes.c_void_p(), _FabricInfo()
     if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(number), ctypes.byref(handle)):
         return ""
-    known = _asked(nvml, "nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info))
+    known = _query(nvml, "nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info))
     cluster = bytes(info.cluster)
     if not known or info.state != _COMPLETED or info.status or not any(cluster):  # one machine alone has none
         return ""
@@ -262,7 +262,7 @@ def _memory(nvml: ctypes.CDLL, number: int) -> GpuMemory:
     handle, memory = ctypes.c_void_p(), _Memory()
     if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(number), ctypes.byref(handle)):
         return GpuMemory(address, uuid)
-    if not _asked(nvml, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory)):
+    if not _query(nvml, "nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory)):
         return GpuMemory(address, uuid, processes=_processes(nvml, handle))
     return GpuMemory(address, uuid, memory.total, memory.used, _processes(nvml, handle))
 

@@ -69,7 +69,7 @@ def _read_settings() -> InheritedSettings:
     return InheritedSettings(frozenset(map(int, ignored)), umask)
 
 
-def catches(pid: int, number: int) -> bool:
+def has_signal_handler(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal; False if there is no such process."""
     try:
         return number in _numbers(_status(pid)["SigCgt"])

@@ -114,14 +114,14 @@ class SideThread:
             self._thread = None
 
     def _run(self) -> None:
-        while (work := self._next()) is not None:
+        while (work := self._next_work()) is not None:
             try:
                 work.run()
             except Exception:
                 self._failed(work.what)
             del work  # or what it refers to would live until the next one
 
-    def _next(self) -> Work | None:
+    def _next_work(self) -> Work | None:
         with self._changed:
             self._busy_since = None
             self._changed.notify_all()

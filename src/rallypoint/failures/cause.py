@@ -64,7 +64,7 @@ class Cause(NamedTuple):
     ending: Ending = Ending.PROGRAM
 
     @classmethod
-    def of(cls, failure: ProcessFailure, rank: int, host: str) -> Cause:
+    def from_failure(cls, failure: ProcessFailure, rank: int, host: str) -> Cause:
         """The cause of a failure.
 
         The traceback comes from the error file; without one, an exit by code is explained by the last Python traceback

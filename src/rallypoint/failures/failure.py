@@ -256,14 +256,14 @@ def _parse(path: str, raw: str, written: float) -> ErrorFile | None:
     match data.get("message"):
         case str(text):
             timestamp = _timestamp_seconds(data.get("timestamp"), written)
-            return ErrorFile(path, data, text, text, "", timestamp, _exact(timestamp, written))
+            return ErrorFile(path, data, text, text, "", timestamp, _exact_time(timestamp, written))
         case dict(message):
             extra = message.get("extraInfo")
             known = extra if isinstance(extra, dict) else {}
             text = str(message.get("message", ""))
             callstack = str(known.get("py_callstack") or "")
             timestamp = _timestamp_seconds(known.get("timestamp"), written)
-            return ErrorFile(path, data, message, text, callstack, timestamp, _exact(timestamp, written))
+            return ErrorFile(path, data, message, text, callstack, timestamp, _exact_time(timestamp, written))
         case _:
             return None
 
@@ -278,7 +278,7 @@ def _timestamp_seconds(value: object, otherwise: float) -> int:
     return int(otherwise)
 
 
-def _exact(timestamp: int, written: float) -> float | None:
+def _exact_time(timestamp: int, written: float) -> float | None:
     """The file is written right after the exception was caught, so its own time adds the fraction of the second.
 
     Only if it is close: the time of a copied file, or of one on another machine's disk, means nothing.

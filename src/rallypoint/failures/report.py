@@ -75,7 +75,7 @@ class ChildFailedError(RallypointError):
         if self.cause is not None:
             return self.cause
         rank, failure = self.get_first_failure()
-        return Cause.of(failure, rank, os.uname().nodename)
+        return Cause.from_failure(failure, rank, os.uname().nodename)
 
     def root_error_file(self) -> str:
         """The error file of the first failure if it is on this node, else an empty text."""
@@ -103,7 +103,7 @@ class ChildFailedError(RallypointError):
         own_root = self._local_root_rank() if self.cause is not None else root.rank
         host = root.host if own_root is not None else os.uname().nodename if self.failures else ""
         others = [
-            _block(index, Cause.of(failure, rank, host))
+            _block(index, Cause.from_failure(failure, rank, host))
             for index, (rank, failure) in enumerate(self.failures.items())
             if rank != own_root and rank not in self.stopped
         ]
@@ -115,7 +115,7 @@ class ChildFailedError(RallypointError):
         lines = [f"{self.name} FAILED; the report cannot be made ({type(error).__name__}: {error}), but this is known:"]
         for index, (rank, failure) in enumerate(self.failures.items()):
             try:
-                lines.append(_block(index, Cause.of(failure, rank, os.uname().nodename)))
+                lines.append(_block(index, Cause.from_failure(failure, rank, os.uname().nodename)))
             except Exception:
                 lines.append(f"[{index}]: rank {rank}: {object.__repr__(failure)}")
         return "\n".join(lines)

@@ -166,7 +166,7 @@ def last_traceback(lines: list[str]) -> str:
         return _traceback_without_header(lines)
     lesser = ""
     for header in reversed(headers):
-        first, traceback = _whole(lines, header)
+        first, traceback = _whole_chain(lines, header)
         if first == 0 or not lines[first - 1].startswith(_WEAKER_HEADERS):
             return traceback
         lesser = lesser or traceback
@@ -213,7 +213,7 @@ def _from_launcher_report(lines: list[str]) -> str:
     return f"{title}: rank {values['rank']}, exitcode {values['exitcode']}"
 
 
-def _whole(lines: list[str], header: int) -> tuple[int, str]:
+def _whole_chain(lines: list[str], header: int) -> tuple[int, str]:
     """Where the chain that ends in the traceback at `header` begins, and its text."""
     matched = _HEADER.match(lines[header])
     mark = (matched and matched["mark"]) or ""

@@ -37,7 +37,17 @@ from typing import TYPE_CHECKING, NamedTuple
 from rallypoint.agent.feature import Feature
 from rallypoint.agent.sources import Preparation, guarded
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
-from rallypoint.base.gpu_holders import MUCH, Holder, Share, amount, held_by, holder, pids_are_ours, visible_gpus, who
+from rallypoint.base.gpu_holders import (
+    MUCH,
+    Holder,
+    Share,
+    amount,
+    describe_process,
+    held_by,
+    holder,
+    pids_are_ours,
+    visible_gpus,
+)
 from rallypoint.base.log import get_logger, ranges
 from rallypoint.base.mailbox import Background
 from rallypoint.base.nvml import GpuMemory, nvml_kept_open, nvml_memory
@@ -165,7 +175,7 @@ class Watch:
             for look in looks:
                 verdict = judge(look, before, self._given_up)
                 unnamed = {share.pid for share in verdict.strangers} - self.names.keys()
-                self.names = {**self.names, **{pid: who(pid) for pid in unnamed}}
+                self.names = {**self.names, **{pid: describe_process(pid) for pid in unnamed}}
                 self.gpus |= {share.gpu for share in verdict.waits_for}
                 self.verdict = verdict  # last: the loop may read it at any time
                 if not verdict.waits_for:
@@ -245,7 +255,7 @@ class GpuMemoryWait(Preparation):
             self.cancel()
 
     def _step(self) -> None:
-        done, now = self._work.take(), self._clock.monotonic()
+        done, now = self._work.take_result(), self._clock.monotonic()
         if self._due and not self._survivors_end():
             self._due, self._until = False, now + self._timeout
         if self._until == math.inf:

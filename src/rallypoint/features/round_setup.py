@@ -233,7 +233,7 @@ class RoundSetup(Preparation):
         return math.inf if self._round is None else min(self._look_at, self._round.deadline.at + _LATE)
 
     def step(self) -> None:
-        if (done := self._work.take()) is not None:
+        if (done := self._work.take_result()) is not None:
             self._end(done)
         round_, now = self._round, self._clock.monotonic()
         if round_ is None or round_.step is None:

@@ -114,9 +114,9 @@ class ChildProcess(ABC):
 
     def _would_write_stacks(self, number: int) -> bool:
         """Whether SIGABRT shows where the process hangs, which a signal that ends it would not."""
-        from rallypoint.base.procfs import catches, is_ended_by
+        from rallypoint.base.procfs import has_signal_handler, is_ended_by
 
-        return is_ended_by(self.pid, number) and catches(self.pid, signal.SIGABRT)
+        return is_ended_by(self.pid, number) and has_signal_handler(self.pid, signal.SIGABRT)
 
     def forward_signal(self, number: int) -> None:
         """Forward a signal to the worker. Does nothing once it has ended."""

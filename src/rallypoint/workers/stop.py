@@ -57,7 +57,7 @@ from rallypoint.base.kernel import readable, until_readable
 from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple, Protocol
 from rallypoint.base.log import get_logger
 from rallypoint.base.process_table import ProcessStat, process_table, signal_process
-from rallypoint.base.procfs import catches, is_ended_by, read_text
+from rallypoint.base.procfs import has_signal_handler, is_ended_by, read_text
 from rallypoint.base.signals import signal_name
 from rallypoint.notices import SAVING
 from rallypoint.workers.process import ChildProcess, poll_all
@@ -433,7 +433,7 @@ class Stop:
                 each.process.signal(self._death_sig)
 
     def _request_stacks(self, worker: _Worker, now: float) -> None:
-        if catches(worker.process.pid, SIGABRT):
+        if has_signal_handler(worker.process.pid, SIGABRT):
             worker.stage, worker.until = Stage.STACKS, now + STACKS_TIMEOUT
             worker.process.signal(SIGABRT)
         else:

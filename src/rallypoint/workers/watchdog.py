@@ -32,7 +32,7 @@ from rallypoint.base.errors import user_error
 from rallypoint.base.kernel import set_pipe_size
 from rallypoint.base.log import get_logger
 from rallypoint.base.process_table import read_stat
-from rallypoint.base.procfs import catches, read_text
+from rallypoint.base.procfs import has_signal_handler, read_text
 from rallypoint.base.signals import signal_name
 from rallypoint.workers.process import ChildProcess
 from rallypoint.workers.reaper.client import ExitStatus
@@ -374,7 +374,9 @@ class Watchdog:
             return [each.expiry for each in late]
         number, grace = deadly.expiry.signal, self._grace_period
         log.error("Reaping worker_pid=[%d] by %s: %s", pid, signal_name(number), deadly.expiry.why)
-        if number == SIGKILL and catches(pid, SIGABRT):  # faulthandler does, and shows the stacks of all threads
+        if number == SIGKILL and has_signal_handler(
+            pid, SIGABRT
+        ):  # faulthandler does, and shows the stacks of all threads
             number, grace = SIGABRT, STACKS_TIMEOUT
         self._stops[pid] = Stop({pid: process}, NoSweep(), number, grace, clock=self._clock)
         del self._timers[pid]

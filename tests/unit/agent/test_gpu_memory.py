@@ -241,7 +241,7 @@ def test_memory_alone_is_looked_at_until_it_falls_no_more(
 def test_a_stranger_is_named_once_and_not_waited_for(
     restarts: Callable[..., Waits], log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_memory, "who", lambda pid: f"pid {pid} (python, user bob)")
+    monkeypatch.setattr(gpu_memory, "describe_process", lambda pid: f"pid {pid} (python, user bob)")
     stranger = gpu((4711, 61 * GIB), (8, 1))
     driver = Driver(look(stranger, stranger, p4711=OTHER, p8=OTHER))
     waits = restarts(driver)

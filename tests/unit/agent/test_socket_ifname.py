@@ -119,9 +119,9 @@ def test_the_result_of_work_that_was_replaced_is_forgotten() -> None:
     while found is None:
         assert time.monotonic() < deadline
         until_readable(work.fds(), deadline - time.monotonic())
-        found = work.take()
+        found = work.take_result()
     assert found == "second"
     assert not work.busy
     work.forget()
-    assert work.take() is None
+    assert work.take_result() is None
     work.close()

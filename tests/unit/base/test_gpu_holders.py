@@ -11,7 +11,7 @@ import pytest
 
 from rallypoint.base import gpu_holders
 from rallypoint.base.devices import Gpu
-from rallypoint.base.gpu_holders import Holder, Share, amount, held_by, holder, visible_gpus, who
+from rallypoint.base.gpu_holders import Holder, Share, amount, describe_process, held_by, holder, visible_gpus
 from rallypoint.base.nvml import GpuMemory
 
 GIB = 1 << 30
@@ -56,10 +56,10 @@ def test_processes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with open("/proc/self/comm", encoding="utf-8") as file:
         name = file.read().strip()
     user = getpwuid(os.geteuid()).pw_name
-    assert who(os.getpid()) == f"pid {os.getpid()} ({name}, user {user})"
-    assert who(LAST_PID) == f"pid {LAST_PID}"
+    assert describe_process(os.getpid()) == f"pid {os.getpid()} ({name}, user {user})"
+    assert describe_process(LAST_PID) == f"pid {LAST_PID}"
     monkeypatch.setattr(gpu_holders, "process_user", lambda _pid: 4_000_000_000)
-    assert who(os.getpid()).endswith(", user 4000000000)")
+    assert describe_process(os.getpid()).endswith(", user 4000000000)")
 
 
 def test_one_text_for_each_process() -> None:

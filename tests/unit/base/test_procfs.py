@@ -10,7 +10,7 @@ import pytest
 
 from rallypoint.base import procfs
 from rallypoint.base.process_table import process_table, read_stat
-from rallypoint.base.procfs import catches, inherited_settings
+from rallypoint.base.procfs import has_signal_handler, inherited_settings
 
 
 def test_a_process_that_is_there() -> None:
@@ -27,7 +27,7 @@ def test_a_process_that_cannot_be_read_counts_as_none() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, former[1]))
     try:
         assert read_stat(os.getpid()) is None
-        assert not catches(os.getpid(), signal.SIGINT)
+        assert not has_signal_handler(os.getpid(), signal.SIGINT)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, former)
 

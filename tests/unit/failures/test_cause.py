@@ -19,7 +19,7 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\
 
 def _of(exitcode: int, last_lines: bytes, error_file: str = "") -> Cause:
     failure = ProcessFailure(1, 77, exitcode, error_file, last_lines=last_lines, noticed_at=1000.5)
-    return Cause.of(failure, 5, "node7")
+    return Cause.from_failure(failure, 5, "node7")
 
 
 def test_then_the_traceback_on_standard_error() -> None:
@@ -70,11 +70,13 @@ def test_what_is_cut_is_in_the_error_file_or_the_log(tmp_path: Path) -> None:
     write_error_file(path, error_data("ValueError: " + "x" * 300_000, long, 1000.0))
     assert f"[the next line is cut; all of it is in {path} on node7]" in _of(1, b"", path).traceback
     failure = ProcessFailure(1, 77, 1, "", last_lines=long.encode(), log="/logs/stderr.log")
-    cause = Cause.of(failure, 5, "node7")
+    cause = Cause.from_failure(failure, 5, "node7")
     assert "[the next line is cut; all of it is in /logs/stderr.log on node7]" in cause.traceback
     assert cause.message in cause.traceback
     failure = ProcessFailure(1, 77, -9, "", last_lines=b"word\n" * 100, log="/logs/stderr.log")
-    assert Cause.of(failure, 5, "node7").traceback.startswith("[...] all of it is in /logs/stderr.log\nword\n")
+    assert Cause.from_failure(failure, 5, "node7").traceback.startswith(
+        "[...] all of it is in /logs/stderr.log\nword\n"
+    )
 
 
 def test_without_a_worker_it_is_its_node_that_has_failed() -> None:
@@ -100,7 +102,7 @@ def test_its_headline_is_one_line() -> None:
 def test_it_is_bounded_and_can_be_encoded(words: str, more: str, times: int) -> None:
     failure = ProcessFailure(0, 1, 1, "", last_lines=(words + "\n" + more * times).encode("utf-8", "replace"))
     failure.message = "\ud800" + more * times
-    cause = Cause.of(failure, 0, "h")
+    cause = Cause.from_failure(failure, 0, "h")
     assert len(cause.message.encode()) <= MAX_MESSAGE
     assert len(cause.traceback.encode()) <= MAX_TRACEBACK
     assert Cause(**json.loads(json.dumps(cause._asdict()))) == cause
@@ -112,7 +114,7 @@ def test_a_reason_is_the_message_whatever_else_is_known() -> None:
         failure.set_reason("")
         assert failure.reason == ""
         failure.set_reason("a bird flew in")
-        cause = Cause.of(failure, 5, "node7")
+        cause = Cause.from_failure(failure, 5, "node7")
         assert (failure.message, cause.message) == ("a bird flew in", "a bird flew in")
         assert cause.traceback == last_lines.decode().rstrip()
 

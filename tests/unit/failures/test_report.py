@@ -129,7 +129,7 @@ def test_the_report_says_how_many_restarts_were_used() -> None:
 
 def test_a_cause_of_this_node_is_shown_once() -> None:
     first, second = _failure(0, 3, 2.0), _failure(1, 1, 1.0)
-    cause = Cause.of(first, 4, "here")
+    cause = Cause.from_failure(first, 4, "here")
     error = ChildFailedError("x.py", {4: first, 5: second}, cause)
     assert error.get_first_failure() == (4, first)
     others, root = str(error).split("Root Cause (first observed failure):")

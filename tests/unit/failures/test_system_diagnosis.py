@@ -176,6 +176,6 @@ def test_a_worker_that_ended_by_itself_mentions_others_that_were_killed(machine:
         machine.first("/x", "x", kills=2)
         explain_signal(failure, kills)
         text = "killer has killed other processes (control group /x, limit 512 MB)"
-        assert Cause.of(failure, 0, "here").traceback.endswith(text)
+        assert Cause.from_failure(failure, 0, "here").traceback.endswith(text)
         assert failure.reason == ""
         machine.first("/x", "x", kills=0)

@@ -70,7 +70,7 @@ class Leaving:
 @pytest.fixture
 def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Process]]:
     """Three of them; the second and third write their stacks."""
-    monkeypatch.setattr(module, "catches", lambda pid, number: number == SIGABRT and pid >= CATCHES)
+    monkeypatch.setattr(module, "has_signal_handler", lambda pid, number: number == SIGABRT and pid >= CATCHES)
     fd = os.open(os.devnull, os.O_RDONLY)
     yield {rank: Process(pid, fd) for rank, pid in enumerate((1, CATCHES, CATCHES + 1), 7)}
     os.close(fd)

@@ -18,7 +18,17 @@ from typing import NamedTuple
 
 from rallypoint.base.descriptors import limits
 from rallypoint.base.devices import cuda_count
-from rallypoint.base.gpu_holders import MUCH, Holder, Share, amount, held_by, holder, pids_are_ours, visible_gpus, who
+from rallypoint.base.gpu_holders import (
+    MUCH,
+    Holder,
+    Share,
+    amount,
+    describe_process,
+    held_by,
+    holder,
+    pids_are_ours,
+    visible_gpus,
+)
 from rallypoint.base.nvml import LIBRARY, GpuMemory, NvmlHealth, nvml_health, nvml_memory
 from rallypoint.clusters.preflight.results import (
     EXIT_CODES,
@@ -277,7 +287,7 @@ def memory_of_others(job: str) -> list[str]:
     if not pids_are_ours():
         return _unnamed(gpus)
     shares = [share for share in _large_shares(gpus) if holder(share.pid, os.getpid(), job) is Holder.OTHER]
-    return held_by(shares, {share.pid: who(share.pid) for share in shares})
+    return held_by(shares, {share.pid: describe_process(share.pid) for share in shares})
 
 
 def _large_shares(gpus: Mapping[int, GpuMemory]) -> list[Share]:

@@ -120,7 +120,7 @@ class JobDeadline(Source):
     def step(self) -> None:
         now = self._clock.monotonic()
         if self._query is not None and self._query.busy:
-            said = self._query.take()
+            said = self._query.take_result()
             if said is None and now < self._asked_at + _ANSWER_TIMEOUT:
                 return
             self._drop_query()
