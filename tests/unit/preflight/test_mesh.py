@@ -14,12 +14,12 @@ from rallypoint.clusters.preflight.mesh import (
     REMEDY,
     Finding,
     MeshLine,
-    concerned,
     decode_finding,
     decode_lines,
     dialled_ranks,
     encode_finding,
     encode_lines,
+    is_logged_by,
     mesh_lines,
 )
 
@@ -125,9 +125,9 @@ def test_each_pair_is_in_one_line_and_what_is_written_is_read(count: int, data: 
 
 def test_a_line_is_logged_where_it_matters() -> None:
     pair = MeshLine("n3 cannot reach n1", "n1", (1, 3))
-    assert [rank for rank in range(6) if concerned(pair, rank)] == [0, 1, 3]
+    assert [rank for rank in range(6) if is_logged_by(pair, rank)] == [0, 1, 3]
     many = MeshLine("n1 is not reached", "n1", (1, *range(2, 9)))
-    assert [rank for rank in range(9) if concerned(many, rank)] == [0, 1]
+    assert [rank for rank in range(9) if is_logged_by(many, rank)] == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -118,8 +118,8 @@ def test_a_signal_before_the_start_ends_the_launch(number: signal.Signals, last:
     launch = _Launch(LaunchPlan([Host("node1")], ["true"], "/", {}, SshOptions((), "python3", 10, 30), 30.0))
 
     async def prepared() -> None:
-        launch._heard(signal.SIGUSR1)  # for the workers, of which there are none yet
-        launch._heard(number)
+        launch._on_signal(signal.SIGUSR1)  # for the workers, of which there are none yet
+        launch._on_signal(number)
         if not last:
             await asyncio.Event().wait()
 
@@ -131,6 +131,6 @@ def test_other_signals_do_not_end_it() -> None:
     launch = _Launch(LaunchPlan([Host("node1")], ["true"], "/", {}, SshOptions((), "python3", 10, 30), 30.0))
 
     async def prepared() -> None:
-        launch._heard(signal.SIGUSR1)
+        launch._on_signal(signal.SIGUSR1)
 
     asyncio.run(launch._until_signalled(prepared()))

@@ -76,11 +76,11 @@ def mesh_lines(findings: Mapping[int, Finding], count: int, absent: Mapping[int,
     if absent:
         was = "was" if len(absent) == 1 else "were"
         without = sorted(absent)
-        text = f"{names.several(without)} {was} started without --preflight; give all nodes of a job the same"
-        lines.append(MeshLine(text, names.of(without[0]), tuple(without)))
+        text = f"{names.list_of(without)} {was} started without --preflight; give all nodes of a job the same"
+        lines.append(MeshLine(text, names.node(without[0]), tuple(without)))
     if missing := [rank for rank in range(count) if rank not in findings and rank not in absent]:
         not_told = "did not report in time which nodes it reaches" if len(missing) == 1 else "have not reported theirs"
-        text = f"{names.several(missing)} {not_told}"
+        text = f"{names.list_of(missing)} {not_told}"
         lines.append(MeshLine(text, "", tuple(missing)))
     pairs = {(dialler, rank): why for dialler, finding in findings.items() for rank, why in finding.failures.items()}
     tried = len(dialled_ranks(0, count))
@@ -91,15 +91,17 @@ def mesh_lines(findings: Mapping[int, Finding], count: int, absent: Mapping[int,
         (dialler, reason), more = max(by_dialler.items(), key=lambda entry: (entry[1], -entry[0][0]))
         if many >= more:
             ranks = sorted(source for (source, rank), text in pairs.items() if (rank, text) == (target, why))
-            who = names.of(ranks[0]) if many == 1 else names.share(ranks, tried)
-            node = names.of(target if len(ranks) > FEW else ranks[0])
-            lines.append(MeshLine(f"{who} cannot reach {names.at(target)}: {why}; {REMEDY}", node, (target, *ranks)))
+            who = names.node(ranks[0]) if many == 1 else names.share(ranks, tried)
+            node = names.node(target if len(ranks) > FEW else ranks[0])
+            lines.append(
+                MeshLine(f"{who} cannot reach {names.node_and_place(target)}: {why}; {REMEDY}", node, (target, *ranks))
+            )
             pairs = {pair: text for pair, text in pairs.items() if (pair[1], text) != (target, why)}
         else:
             ranks = sorted(rank for (source, rank), text in pairs.items() if (source, text) == (dialler, reason))
             whom = names.share(ranks, tried, places=True)
-            text = f"{names.of(dialler)} cannot reach {whom}: {reason}; {REMEDY}"
-            lines.append(MeshLine(text, names.of(dialler), (dialler, *ranks)))
+            text = f"{names.node(dialler)} cannot reach {whom}: {reason}; {REMEDY}"
+            lines.append(MeshLine(text, names.node(dialler), (dialler, *ranks)))
             pairs = {pair: text for pair, text in pairs.items() if (pair[0], text) != (dialler, reason)}
     return lines
 
@@ -110,27 +112,27 @@ class _Names:
         self._nodes = {rank: finding.node for rank, finding in findings.items()} | dict(absent)
         self._often = Counter(self._nodes.values())
 
-    def of(self, rank: int) -> str:
+    def node(self, rank: int) -> str:
         node = self._nodes.get(rank)
         if node is None:
             return f"the node of group rank {rank}"
         return node if self._often[node] == 1 else f"{node} (group rank {rank})"
 
-    def at(self, rank: int) -> str:
+    def node_and_place(self, rank: int) -> str:
         finding = self._findings.get(rank)
-        return self.of(rank) if finding is None else f"{self.of(rank)} ({finding.where})"
+        return self.node(rank) if finding is None else f"{self.node(rank)} ({finding.where})"
 
-    def several(self, ranks: Sequence[int]) -> str:
-        named = [self.of(rank) for rank in ranks[:FEW]]
+    def list_of(self, ranks: Sequence[int]) -> str:
+        named = [self.node(rank) for rank in ranks[:FEW]]
         return join_names([*named, f"{len(ranks) - FEW} more"] if len(ranks) > FEW else named)
 
     def share(self, ranks: Sequence[int], tried: int, *, places: bool = False) -> str:
         if len(ranks) > FEW:
             return f"{len(ranks)} of {tried} nodes"
-        return join_names([self.at(rank) if places else self.of(rank) for rank in ranks])
+        return join_names([self.node_and_place(rank) if places else self.node(rank) for rank in ranks])
 
 
-def concerned(line: MeshLine, rank: int) -> bool:
+def is_logged_by(line: MeshLine, rank: int) -> bool:
     """Whether a node logs this line: all do that it is about, but of many only the one that they have in common."""
     return rank == 0 or rank in (line.ranks if len(line.ranks) <= FEW + 1 else line.ranks[:1])
 

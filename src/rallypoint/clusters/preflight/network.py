@@ -78,7 +78,7 @@ class EndpointProbe(NamedTuple):
     attempts: Sequence[Attempt] = ()
     is_here: bool = False
 
-    def having(self, *outcomes: DialOutcome) -> list[Attempt]:
+    def attempts_with(self, *outcomes: DialOutcome) -> list[Attempt]:
         return [attempt for attempt in self.attempts if attempt.outcome in outcomes]
 
 
@@ -132,11 +132,11 @@ def _judge_place(place: EndpointProbe, *, is_ours: bool, joins: bool) -> CheckRe
         )
     if answer.error:
         return failed_yet(f"{where.host} does not resolve ({answer.error})", dns)
-    reached = place.having(DialOutcome.ACCEPTED, DialOutcome.REFUSED)
-    lost = place.having(DialOutcome.SILENT, DialOutcome.UNREACHABLE)
-    lost += [] if reached else place.having(DialOutcome.NO_ROUTE)  # else the other family does
+    reached = place.attempts_with(DialOutcome.ACCEPTED, DialOutcome.REFUSED)
+    lost = place.attempts_with(DialOutcome.SILENT, DialOutcome.UNREACHABLE)
+    lost += [] if reached else place.attempts_with(DialOutcome.NO_ROUTE)  # else the other family does
     text = f"{where}{' (this machine)' if place.is_here else ''}: {_words(place.attempts, where.host)}"
-    if not is_ours and reached and not place.having(DialOutcome.ACCEPTED):
+    if not is_ours and reached and not place.attempts_with(DialOutcome.ACCEPTED):
         return failed_yet(text, "start etcd there, or take it out of the endpoint")
     if lost:
         remedy = "check the address, the routes and firewalls between the machines, and that the host is up"
@@ -184,7 +184,7 @@ class Answer(NamedTuple):
 def _ask(inputs: CheckInputs, places: Sequence[EndpointProbe]) -> Answer:
     if inputs.coordinators is None:
         return Answer(absent=f"what answers for the backend {inputs.backend!r} is not Rallypoint's to ask")
-    if not any(place.having(DialOutcome.ACCEPTED) for place in places):
+    if not any(place.attempts_with(DialOutcome.ACCEPTED) for place in places):
         return Answer(absent="nothing listens at the endpoint")
     import asyncio
 
@@ -261,7 +261,7 @@ def _port(place: EndpointProbe) -> CheckResult:
     if not place.is_here:
         return skipped(f"{place.endpoint.host} is not this machine; run the check there")
     port = place.endpoint.port
-    if place.having(DialOutcome.ACCEPTED):
+    if place.attempts_with(DialOutcome.ACCEPTED):
         return passed(f"somebody listens at port {port} (see control-plane)")
     low, high = ([int(part) for part in local_port_range().split()] or [0, 0])[:2]
     reserved = _ranges(read_text("/proc/sys/net/ipv4/ip_local_reserved_ports"))

@@ -113,9 +113,11 @@ class Check(NamedTuple):
             named = zip(self.names, self.find(inputs), strict=True)
             return [result._replace(name=name) for name, result in named]
         except Exception as error:
-            return self.all(warned(f"the check itself failed ({type(error).__name__}: {error})", "please report it"))
+            return self.for_all_names(
+                warned(f"the check itself failed ({type(error).__name__}: {error})", "please report it")
+            )
 
-    def all(self, result: CheckResult) -> list[CheckResult]:
+    def for_all_names(self, result: CheckResult) -> list[CheckResult]:
         return [result._replace(name=name) for name in self.names]
 
 

@@ -107,7 +107,11 @@ def run_checks(
         child.kill()
         assert child.stdin is not None
         child.stdin.close()
-    return [result for number, check in wanted.items() for result in by_check.get(number) or check.all(check.silence)]
+    return [
+        result
+        for number, check in wanted.items()
+        for result in by_check.get(number) or check.for_all_names(check.silence)
+    ]
 
 
 def _answer(number: int, check: Check, inputs: CheckInputs, answers: _Answers) -> None:
@@ -155,7 +159,7 @@ def _read_child(child: subprocess.Popen[bytes], output: IO[bytes], checks: dict[
 
 def _give_up(why: str, remedy: str, checks: dict[int, Check], answers: _Answers) -> None:
     for number, check in checks.items():
-        answers.put((number, check.all(warned(why, remedy))))
+        answers.put((number, check.for_all_names(warned(why, remedy))))
 
 
 def main_of_child() -> None:

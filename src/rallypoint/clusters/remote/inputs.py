@@ -59,7 +59,7 @@ def parse_hosts(text: str) -> list[Host]:
     words = [word.strip() for word in _COMMA.split(text)]
     if words == [""]:
         raise UsageError("--hosts names no host; give it as a list: node1:8,node2:8")
-    return _all(host for word in words for host in _read_hosts(word, f"--hosts={printable(text)!r}"))
+    return _unique_hosts(host for word in words for host in _read_hosts(word, f"--hosts={printable(text)!r}"))
 
 
 def parse_hostfile(data: bytes, source: str) -> list[Host]:
@@ -69,13 +69,15 @@ def parse_hostfile(data: bytes, source: str) -> list[Host]:
     except UnicodeDecodeError:
         raise UsageError(f"{source} is not text; name a file with one host on each line") from None
     lines = ((number, line.partition("#")[0].split()) for number, line in enumerate(text.splitlines(), 1))
-    hosts = _all(host for number, words in lines if words for host in _read_line(words, f"{source}, line {number}"))
+    hosts = _unique_hosts(
+        host for number, words in lines if words for host in _read_line(words, f"{source}, line {number}")
+    )
     if not hosts:
         raise UsageError(f"{source} names no host; write one on each line: node1 slots=8")
     return hosts
 
 
-def _all(parsed: Iterable[Host]) -> list[Host]:
+def _unique_hosts(parsed: Iterable[Host]) -> list[Host]:
     hosts: list[Host] = []
     seen: set[str] = set()
     for host in parsed:

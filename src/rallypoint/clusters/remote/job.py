@@ -101,7 +101,7 @@ class _Launch:
         loop = asyncio.get_running_loop()
         for number in _FORWARDED:
             if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-                loop.add_signal_handler(number, self._heard, number)
+                loop.add_signal_handler(number, self._on_signal, number)
         heartbeats = asyncio.create_task(self._heartbeats())
         try:
             await self._until_signalled(self._prepare())
@@ -114,7 +114,7 @@ class _Launch:
             heartbeats.cancel()
             await self._close()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._console.drained(), None if self._started else _KILL_AFTER)
+                await asyncio.wait_for(self._console.drain(), None if self._started else _KILL_AFTER)
         return exit_code(self._ends)
 
     # Before the start
@@ -204,15 +204,15 @@ class _Launch:
     async def _follow(self, connection: SshConnection) -> None:
         ended = await connection.follow(self._console, self._nonce)
         self._ends.append(HostExit(connection.label, ended.code if ended is not None else None))
-        if self._left == 0:
+        if self._running_count == 0:
             self._over.set()
         if ended is None:
-            await self._console.say(_lost_text(connection.label, self._left, self._plan))
+            await self._console.say(_lost_text(connection.label, self._running_count, self._plan))
         elif text := _end_text(connection.label, ended, self._plan):
             if not ended.why and ended.code > 0:
                 await self._others_end(_SETTLE)  # mostly they do, and it is the job's end
-            if self._left or ended.code < 0 or ended.why:
-                await self._console.say(text + _going_on(self._left))
+            if self._running_count or ended.code < 0 or ended.why:
+                await self._console.say(text + _going_on(self._running_count))
         if ended is not None and ended.why and ended.code == CANNOT_START:
             await self._end_others()
         elif ended is None or ended.code:
@@ -232,7 +232,7 @@ class _Launch:
         return ""
 
     @property
-    def _left(self) -> int:
+    def _running_count(self) -> int:
         return len(self._connections) - len(self._ends)
 
     async def _others_end(self, seconds: float) -> None:
@@ -241,7 +241,7 @@ class _Launch:
 
     async def _end_others(self, why: str = "") -> None:
         """End the command wherever it runs, once."""
-        if self._left == 0 or self._ending_others:
+        if self._running_count == 0 or self._ending_others:
             return
         self._ending_others = True
         if why:
@@ -264,7 +264,7 @@ class _Launch:
             if failure := self._console.failure():
                 await self._console.say(failure)
 
-    def _heard(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         """A signal has come: it is for the command on all hosts; a second one that asks to end has all killed soon."""
         self._signals.append(number)
         if number in _ENDS:

@@ -106,7 +106,7 @@ class HostOutput:
         self._waiting += len(data)
         self._queue.put(data)
 
-    async def drained(self) -> None:
+    async def drain(self) -> None:
         while self._waiting:
             self._room.clear()
             await self._room.wait()
@@ -144,7 +144,7 @@ class LauncherConsole:
 
     def __init__(self) -> None:
         self.out = HostOutput(1)
-        self.err = self.out if _same(1, 2) else HostOutput(2)
+        self.err = self.out if _same_file(1, 2) else HostOutput(2)
         self._failure_told = False
 
     def failure(self) -> str:
@@ -157,12 +157,12 @@ class LauncherConsole:
     async def say(self, text: str) -> None:
         await self.err.write(f"rallyctl: {text}\n".encode(errors="replace"))
 
-    async def drained(self) -> None:
-        await self.out.drained()
-        await self.err.drained()
+    async def drain(self) -> None:
+        await self.out.drain()
+        await self.err.drain()
 
 
-def _same(one: int, other: int) -> bool:
+def _same_file(one: int, other: int) -> bool:
     try:
         return os.path.sameopenfile(one, other)
     except OSError:

@@ -226,15 +226,15 @@ class SshConnection:
                 self._buffer = rest
                 if line.startswith(MARK):
                     return bytes(line[len(MARK) :])
-                self._keep(line + b"\n")
+                self._keep_tail(line + b"\n")
                 continue
             data = await self._process.stdout.read(_CHUNK)
             if not data or len(self._buffer) > LONGEST_ANSWER:
-                self._keep(self._buffer)
+                self._keep_tail(self._buffer)
                 return None
             self._buffer += data
 
-    def _keep(self, data: bytes | bytearray) -> None:
+    def _keep_tail(self, data: bytes | bytearray) -> None:
         self._before += data
         del self._before[:-LONGEST_ANSWER]
 
@@ -242,7 +242,7 @@ class SshConnection:
         assert self._process is not None
         assert self._process.stderr is not None
         while data := await self._process.stderr.read(_CHUNK):
-            self._keep(data)
+            self._keep_tail(data)
 
     async def follow(self, console: LauncherConsole, nonce: str) -> Ended | None:
         """Show what the command writes until it has ended; None if the connection is lost before that is known."""

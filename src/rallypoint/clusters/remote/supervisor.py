@@ -172,13 +172,13 @@ class CommandRelay:
         """Whether it has no reader any more."""
         self.ended = False
 
-    def wants(self) -> tuple[int, int] | None:
+    def poll_target(self) -> tuple[int, int] | None:
         if self._pending and not self.discards:
             return self._target, select.POLLOUT
         return None if self.ended else (self.source, select.POLLIN)
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self.ended and (self.discards or not self._pending)
 
     def give_up(self) -> None:
@@ -229,7 +229,7 @@ class SupervisedCommand:
     def run(self) -> Ended:
         with post_signals(self.own_signals.append, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)) as wakeup:
             assert wakeup is not None
-            while not self._over():
+            while not self._is_over():
                 self._wait(wakeup)
                 for request in self._launcher.receive():
                     if isinstance(request, Signal):
@@ -248,19 +248,19 @@ class SupervisedCommand:
         code = self._process.poll()
         return Ended(UNKNOWN_EXIT if code is None else code, self._why)
 
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         if time.monotonic() >= self._stuck_at:
             self._stuck_at = float("inf")
             self._sweep.give_up()
             for relay in self.relays:
                 relay.give_up()
-        return self._swept and self._sweep.done() and all(relay.done for relay in self.relays)
+        return self._swept and self._sweep.done() and all(relay.is_done for relay in self.relays)
 
     def _wait(self, wakeup: SignalWakeup) -> None:
         poller = select.poll()
         poller.register(wakeup.fileno(), select.POLLIN)
         for relay in self.relays:
-            if (wanted := relay.wants()) is not None:
+            if (wanted := relay.poll_target()) is not None:
                 poller.register(*wanted)
         fds = self._sweep.fds() if self._swept else [self._process.fileno(), self.reaper.fileno()]
         if not self._launcher.gone:

@@ -56,7 +56,7 @@ def await_log_dir(log_dir: str, mode: str) -> None:
         PreflightError: it does not, and `mode` requires that it does.
     """
     results = run_checks(CheckInputs(log_dir), checks=(LOG_SPACE,))
-    if results == LOG_SPACE.all(LOG_SPACE.silence):
+    if results == LOG_SPACE.for_all_names(LOG_SPACE.silence):
         admit(results, mode)
 
 

@@ -25,12 +25,12 @@ from rallypoint.clusters.preflight.mesh import (
     Finding,
     MeshLine,
     MeshNode,
-    concerned,
     decode_finding,
     decode_lines,
     dialled_ranks,
     encode_finding,
     encode_lines,
+    is_logged_by,
     mesh_lines,
 )
 from rallypoint.clusters.preflight.results import REQUIRE
@@ -185,7 +185,7 @@ class MeshDialer(PeerUser, SetupStep):
         """The nodes have been dialled."""
         rank = round_.place.group_rank
         for line in lines:
-            if concerned(line, rank) and not (self._required and rank == 0 and line is lines[0]):
+            if is_logged_by(line, rank) and not (self._required and rank == 0 and line is lines[0]):
                 log.warning("%s", line.text)
         if total > len(lines) and rank == 0:
             log.warning("and %d more such findings", total - len(lines))
