@@ -38,7 +38,7 @@ _KILLS = {"worker": Fault.KILL_WORKER, "agent": Fault.KILL_AGENT, "node": Fault.
 
 
 def drill(options: argparse.Namespace) -> int:
-    wanted = _wanted(options)
+    wanted = _parse_drill(options)
 
     async def run(session: WatcherSession) -> int:
         run = _DrillRun(session, wanted, options.every)
@@ -51,7 +51,7 @@ def drill(options: argparse.Namespace) -> int:
     return with_session(options, run)
 
 
-def _wanted(options: argparse.Namespace) -> Drill:
+def _parse_drill(options: argparse.Namespace) -> Drill:
     given = [name for name in ("kill", "pause", "hang", "cut") if getattr(options, name)]
     if len(given) != 1:
         raise UsageError("give one fault: --kill, --pause, --hang or --cut")
@@ -113,7 +113,7 @@ class _DrillRun:
 
     async def _begin(self, number: int) -> Begun:
         """Do one fault. Raises DrillRefused: it is not done."""
-        before = await self._settled()
+        before = await self._wait_until_settled()
         drill, victim = self._drill, choose(self._drill, number, before)
         self._session.send(FaultCommand(operator_name(), drill.fault, victim.rank, victim.key, drill.lasts))
         reply = await receive(self._session, CommandReply)
@@ -121,10 +121,10 @@ class _DrillRun:
             raise DrillRefused(reply.detail)
         return Begun(drill, number, victim, reply.detail, before)
 
-    async def _settled(self) -> Snapshot:
+    async def _wait_until_settled(self) -> Snapshot:
         """How the job stands, once all of it is well again, or has ended."""
         until = time.monotonic() + self._drill.within
-        while not (seen := await self._look()).detail and not is_settled(seen):
+        while not (seen := await self._snapshot()).detail and not is_settled(seen):
             if time.monotonic() > until:
                 raise DrillRefused(f"for {self._drill.within:g} s not all nodes have reported that they make steps")
             await asyncio.sleep(_LOOK_EVERY)
@@ -134,12 +134,12 @@ class _DrillRun:
         try:
             while True:
                 await asyncio.sleep(_LOOK_EVERY)
-                if (done := outcome(begun, await self._look())) is not None:
+                if (done := outcome(begun, await self._snapshot())) is not None:
                     return done
         except UnreachableError as error:  # it may have ended with the job
             return Trial(begun.number, begun.drill.fault, begun.victim, note=str(error))
 
-    async def _look(self) -> Snapshot:
+    async def _snapshot(self) -> Snapshot:
         self._session.send(WatchRequest())
         seen = await receive(self._session, Snapshot)
         self._job = seen.job

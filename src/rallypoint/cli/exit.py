@@ -35,11 +35,11 @@ def exit_code_of(work: Callable[[], None], program: str = "rallyrun", finish: Fi
     The work runs under `record`, so its failure also reaches this process's own error file (contract section 7.4).
     `finish` is called last.
     """
-    error, code = _ended(work, program)
+    error, code = _run_printed(work, program)
     return code if finish is None else finish(error, code)
 
 
-def _ended(work: Callable[[], None], program: str) -> tuple[BaseException | None, int]:
+def _run_printed(work: Callable[[], None], program: str) -> tuple[BaseException | None, int]:
     """Do the work. Returns what has ended it, which has been printed, and the exit code."""
 
     asked: NodeLeftInOrder | JobPreempted | None = None

@@ -182,10 +182,10 @@ class Follower:
                         raise
                     if (ended := await asyncio.to_thread(self._ended, self._began)) is not None:
                         return ended
-                    pause = self._lost(error, pause)
+                    pause = self._on_lost(error, pause)
                     await asyncio.sleep(pause)
 
-    def _lost(self, error: Exception, pause: float) -> float:
+    def _on_lost(self, error: Exception, pause: float) -> float:
         """The control plane does not answer. Returns how long to wait until the next attempt."""
         now = time.monotonic()
         if not self._noted:

@@ -82,8 +82,8 @@ def targets(options: argparse.Namespace) -> list[DialTarget]:
             from rallypoint.agent.coordinators import coordinators
 
             return coordinators(parameters_of(options, endpoint))
-        options.found = job.first
-        options.rdzv_id = job.first.job
+        options.found = job.first_agent
+        options.rdzv_id = job.first_agent.job
     return targets_of(options.found, parse_rdzv_conf(options.rdzv_conf))
 
 
@@ -196,10 +196,10 @@ def status(options: argparse.Namespace) -> int:
 
 
 def _list_local_jobs(jobs: list[RunningJob], past: list[EndedJob], options: argparse.Namespace) -> int:
-    from rallypoint.cli.local_jobs import looked_at, show_jobs
+    from rallypoint.cli.local_jobs import show_jobs, with_snapshots
     from rallypoint.rendezvous.params import parse_rdzv_conf
 
-    show_jobs(looked_at(jobs, parse_rdzv_conf(options.rdzv_conf)), past, options)
+    show_jobs(with_snapshots(jobs, parse_rdzv_conf(options.rdzv_conf)), past, options)
     return 0 if jobs or (options.all and past) else 1
 
 
@@ -283,7 +283,7 @@ def stacks(options: argparse.Namespace) -> int:
 
     gathered = GatheredStacks()
 
-    def take(node: str, data: bytes) -> None:
+    def add_stacks(node: str, data: bytes) -> None:
         try:
             gathered.add(worker for worker in decode_stacks(data) if options.rank in (-1, worker.rank))
         except ValueError as error:
@@ -291,7 +291,7 @@ def stacks(options: argparse.Namespace) -> int:
 
     async def show(session: WatcherSession) -> int:
         session.send(CollectCommand(operator_name(), CollectKind.STACKS, _ranks(options)))
-        reply = await collect(session, take)
+        reply = await collect(session, add_stacks)
         if lines := gathered.lines():
             print_answer("\n".join(lines))
         if not reply.done:
@@ -346,7 +346,7 @@ def bundle(options: argparse.Namespace) -> int:
 def _command(options: argparse.Namespace, doing: str, make: Callable[[str], Command]) -> int:
     """Say which job it is, and how it stands, before anything is done to it."""
 
-    async def give(session: WatcherSession) -> int:
+    async def send_command(session: WatcherSession) -> int:
         from rallypoint.observe.status import job_words
 
         session.send(WatchRequest())
@@ -359,7 +359,7 @@ def _command(options: argparse.Namespace, doing: str, make: Callable[[str], Comm
         print_answer(reply.detail)
         return 0
 
-    return with_session(options, give)
+    return with_session(options, send_command)
 
 
 def restart(options: argparse.Namespace) -> int:

@@ -64,7 +64,7 @@ class RunningJob(NamedTuple):
     seen: Snapshot | None = None
 
     @property
-    def first(self) -> LocalJob:
+    def first_agent(self) -> LocalJob:
         return self.agents[0]
 
 
@@ -73,13 +73,13 @@ def running_jobs() -> list[RunningJob]:
     by_meeting: dict[tuple[int, str, str, str], list[LocalJob]] = {}
     us = os.geteuid()
     for job in sorted(local_jobs(), key=lambda job: (job.user != us, job.began)):
-        by_meeting.setdefault(_meeting(job), []).append(job)
+        by_meeting.setdefault(_rendezvous_of(job), []).append(job)
     return [RunningJob(tuple(agents)) for agents in by_meeting.values()]
 
 
 def past_jobs() -> list[EndedJob]:
     """The jobs of this user that have ended here, the newest first."""
-    return [_that_counts(agents) for agents in _past_agents()]
+    return [_decisive_agent(agents) for agents in _past_agents()]
 
 
 def _past_agents() -> list[list[EndedJob]]:
@@ -89,7 +89,8 @@ def _past_agents() -> list[list[EndedJob]]:
         together = (
             agents
             for agents in jobs
-            if _meeting(agents[0].job) == _meeting(ended.job) and _that_counts(agents).job.began < ended.ended
+            if _rendezvous_of(agents[0].job) == _rendezvous_of(ended.job)
+            and _decisive_agent(agents).job.began < ended.ended
         )
         if agents := next(together, None):
             agents.append(ended)
@@ -98,12 +99,12 @@ def _past_agents() -> list[list[EndedJob]]:
     return jobs
 
 
-def _that_counts(agents: Sequence[EndedJob]) -> EndedJob:
+def _decisive_agent(agents: Sequence[EndedJob]) -> EndedJob:
     """The last that knows how the job has ended."""
     return next((agent for agent in agents if agent.outcome not in UNKNOWN), agents[-1])
 
 
-def _meeting(job: LocalJob) -> tuple[int, str, str, str]:
+def _rendezvous_of(job: LocalJob) -> tuple[int, str, str, str]:
     return job.user, job.job, job.backend, job.endpoint
 
 
@@ -117,10 +118,10 @@ def is_endpoint(word: str) -> bool:
 
 def jobs_named(word: str, jobs: Sequence[RunningJob]) -> list[RunningJob]:
     user, _, name = word.partition("/")
-    if name and (owned := [job for job in jobs if user == user_name(job.first.user)]):
+    if name and (owned := [job for job in jobs if user == user_name(job.first_agent.user)]):
         word, jobs = name, owned
     exact = [job for job in jobs if any(_is_name(word, agent) for agent in job.agents)]
-    return exact or [job for job in jobs if _begins_id(word, job.first)]
+    return exact or [job for job in jobs if _begins_id(word, job.first_agent)]
 
 
 def past_jobs_named(word: str, job: str) -> list[EndedJob]:
@@ -131,7 +132,7 @@ def past_jobs_named(word: str, job: str) -> list[EndedJob]:
     else:
         exact = [agents for agents in jobs if not word or any(_is_name(word, agent.job) for agent in agents)]
         matches = exact or [agents for agents in jobs if _begins_id(word, agents[0].job)]
-    return [_that_counts(agents) for agents in matches]
+    return [_decisive_agent(agents) for agents in matches]
 
 
 def _is_name(word: str, job: LocalJob) -> bool:
@@ -155,14 +156,14 @@ def job_named(word: str, job: str) -> RunningJob | None:
     Raises:
         UsageError: there are several. NoJobError: there is none.
     """
-    jobs = [running for running in running_jobs() if job in {"", running.first.job}]
+    jobs = [running for running in running_jobs() if job in {"", running.first_agent.job}]
     matches = jobs_named(word, jobs) if word else jobs
     what = word or job
     if len(matches) == 1:
         return matches[0]
     if matches:
         which = f"{what!r} names {len(matches)} jobs" if what else f"there are {len(matches)} jobs"
-        users = len({running.first.user for running in matches}) > 1
+        users = len({running.first_agent.user for running in matches}) > 1
         how = "USER/NAME or the number" if users else "the number, port or endpoint of one"
         raise UsageError(f"{which} on this machine; give {how}:\n{_candidates(matches)}")
     if past := past_jobs_named(word, job) if what else []:
@@ -178,7 +179,7 @@ def job_named(word: str, job: str) -> RunningJob | None:
 
 
 def _candidates(jobs: Sequence[RunningJob]) -> str:
-    firsts = [job.first for job in jobs[:_MOST_CANDIDATES]]
+    firsts = [job.first_agent for job in jobs[:_MOST_CANDIDATES]]
     now = time.time()
     rows = [
         (str(agent.pid), agent.job, agent.script, agent.endpoint, duration(now - agent.began), user_name(agent.user))
@@ -228,24 +229,24 @@ def targets_of(job: LocalJob, config: Mapping[str, Any]) -> list[DialTarget]:
     return [target._replace(key=key) for target in targets]
 
 
-def looked_at(jobs: Sequence[RunningJob], config: Mapping[str, Any]) -> list[RunningJob]:
+def with_snapshots(jobs: Sequence[RunningJob], config: Mapping[str, Any]) -> list[RunningJob]:
     """The jobs with how they stand; all are asked side by side."""
 
-    async def look(job: RunningJob) -> RunningJob:
-        is_own = job.first.user == os.geteuid()
+    async def with_snapshot(job: RunningJob) -> RunningJob:
+        is_own = job.first_agent.user == os.geteuid()
         patience = _LOOK if is_own and not all(map(_is_stopped, job.agents)) else _SHORT_LOOK
         try:
             async with asyncio.timeout(patience):
                 # Whatever this command was given is not for the place that another user has written down.
-                where = await asyncio.to_thread(targets_of, job.first, config if is_own else {})
-                async with await open_session(where, job.first.job) as session:
+                where = await asyncio.to_thread(targets_of, job.first_agent, config if is_own else {})
+                async with await open_session(where, job.first_agent.job) as session:
                     return job._replace(seen=await session.snapshot(WatchRequest()))
         except Exception:  # what another user has written may be anything
             return job
 
     async def look_at_all() -> list[RunningJob]:
         asyncio.get_running_loop().set_default_executor(_Unawaited())
-        return await asyncio.gather(*map(look, jobs[:_MOST_LOOKS]))
+        return await asyncio.gather(*map(with_snapshot, jobs[:_MOST_LOOKS]))
 
     return [*asyncio.run(look_at_all()), *jobs[_MOST_LOOKS:]]
 
@@ -299,14 +300,14 @@ def show_jobs(jobs: Sequence[RunningJob], past: Sequence[EndedJob], options: arg
 
 def _running_lines(jobs: Sequence[RunningJob], now: float) -> list[str]:
     rows = [("JOB", "PHASE", "AGE", "NODES", "RESTARTS", "SCRIPT", "USER", "ENDPOINT", "NUMBER")]
-    for job, seen in ((running.first, running.seen) for running in jobs):
+    for job, seen in ((running.first_agent, running.seen) for running in jobs):
         stands = ("unreachable", "-", "-")
         if seen is not None:
             nodes = f"{seen.totals.in_round} of {seen.max_nodes}"
             stands = (seen.phase.value, nodes, str(seen.ended_rounds.failures))
         phase, nodes, restarts = stands
         more = (job.script or "-", user_name(job.user), job.endpoint, str(job.pid))
-        rows.append((_short(job.job), phase, duration(now - job.began), nodes, restarts, *more))
+        rows.append((_shortened(job.job), phase, duration(now - job.began), nodes, restarts, *more))
     return table(rows)
 
 
@@ -317,7 +318,7 @@ def _past_lines(jobs: Sequence[EndedJob], now: float) -> list[str]:
         times = (f"{duration(now - ended.ended)} ago", duration(ended.seconds))
         rows.append(
             (
-                _short(job.job),
+                _shortened(job.job),
                 ended.outcome,
                 *times,
                 str(ended.restarts),
@@ -357,7 +358,9 @@ def sentence_of(job: EndedJob) -> str:
 
 def past_of(job: LocalJob) -> list[EndedJob]:
     """How a job of this machine has ended, and others before it of the same id and place, the newest first."""
-    return [_that_counts(agents) for agents in _past_agents() if _meeting(agents[0].job) == _meeting(job)]
+    return [
+        _decisive_agent(agents) for agents in _past_agents() if _rendezvous_of(agents[0].job) == _rendezvous_of(job)
+    ]
 
 
 def _ending(job: EndedJob, now: float) -> str:
@@ -365,7 +368,7 @@ def _ending(job: EndedJob, now: float) -> str:
     return f"{how} {duration(now - job.ended)} ago{f': {job.detail}' if job.detail else ''}"
 
 
-def _short(job: str) -> str:
+def _shortened(job: str) -> str:
     return job[:_SHORT] if _UUID.fullmatch(job) else job
 
 
@@ -384,8 +387,8 @@ def _job_fields(job: LocalJob) -> dict[str, Any]:
 def _running_fields(job: RunningJob, now: float) -> dict[str, Any]:
     seen = job.seen
     return {
-        **_job_fields(job.first),
-        "age_seconds": round(now - job.first.began, 3),
+        **_job_fields(job.first_agent),
+        "age_seconds": round(now - job.first_agent.began, 3),
         "agents": [agent.pid for agent in job.agents],
         "phase": None if seen is None else seen.phase.value,
         "round": None if seen is None else seen.round,

@@ -46,7 +46,7 @@ def logs(options: argparse.Namespace) -> int:
         raise UsageError(f"--lines={options.lines} is negative")
     show = _LogLines(labelled=len(ranks) != 1)
     if options.follow:
-        follows = _LogFollower(options, ranks, show.take)
+        follows = _LogFollower(options, ranks, show.add)
         seen = asyncio.run(follows.run())
         if follows.refusal:
             raise RallypointError(follows.refusal)
@@ -57,14 +57,14 @@ def logs(options: argparse.Namespace) -> int:
             print_error(f"rallyctl: {seen.detail}")
         return 0
 
-    async def once(session: WatcherSession) -> int:
+    async def show_once(session: WatcherSession) -> int:
         session.send(CollectCommand(operator_name(), CollectKind.LOGS, ranks, options.lines))
-        reply = await collect(session, show.take)
+        reply = await collect(session, show.add)
         if not reply.done:
             raise RallypointError(reply.detail)
         return 0
 
-    return with_session(options, once)
+    return with_session(options, show_once)
 
 
 def _take_operands(options: argparse.Namespace) -> tuple[int, ...]:
@@ -95,7 +95,7 @@ class _LogLines:
         self._labelled = labelled
         self._told: set[str] = set()
 
-    def take(self, node: str, data: bytes) -> None:
+    def add(self, node: str, data: bytes) -> None:
         from rallypoint.observe.worker_logs import decode_logs, log_lines
 
         try:
@@ -184,12 +184,12 @@ def events(options: argparse.Namespace) -> int:
         _say_end(seen)
         return 0
 
-    async def once(session: WatcherSession) -> int:
+    async def show_once(session: WatcherSession) -> int:
         session.send(WatchRequest())
         display.show(await receive(session, Snapshot))
         return 0
 
-    return with_session(options, once)
+    return with_session(options, show_once)
 
 
 class _EventLines(_Notes):

@@ -75,7 +75,7 @@ class Options(NamedTuple):
     sources: Mapping[str, str]
 
     @classmethod
-    def of(cls, values: dict[str, Any], sources: Mapping[str, str]) -> Options:
+    def from_values(cls, values: dict[str, Any], sources: Mapping[str, str]) -> Options:
         """From all values by the names of flags. Raises TypeError if a name is unknown or missing."""
         features = Features.of(**{dest: values.pop(dest) for dest in BEYOND_TORCHRUN})
         return cls(**values, features=features, sources=sources)
@@ -135,7 +135,7 @@ def parse_with(
             values[flag.dest] = flag.default
             continue
         sources[flag.dest] = flag.variable
-    return Options.of(values, sources), more
+    return Options.from_values(values, sources), more
 
 
 class ShowVersion(argparse.Action):

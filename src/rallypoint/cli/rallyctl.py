@@ -50,7 +50,7 @@ def _switch(name: str, text: str) -> Argument:
     return Argument(tuple(name.split()), {"help": text, "action": "store_true"})
 
 
-def _several(name: str, metavar: str, text: str) -> Argument:
+def _list_value(name: str, metavar: str, text: str) -> Argument:
     return _value(name, metavar, text, action="append", default=[])
 
 
@@ -121,15 +121,15 @@ VERBS = (
         _value("--hosts", "LIST", "hosts, and slots (workers) of each: node1:8,node2:8"),
         _value("--hostfile", "FILE", "file with a host on each line: node1 slots=8"),
         "command",
-        _several(
+        _list_value(
             "--env",
             "NAME[=VALUE]",
             "variable to hand on: NAME, NAME=VALUE or a pattern such as 'NCCL_*'; may be repeated",
         ),
-        _several("--env-file", "FILE", "file of NAME=VALUE lines to hand on; may be repeated"),
+        _list_value("--env-file", "FILE", "file of NAME=VALUE lines to hand on; may be repeated"),
         _value("--chdir", "DIR", "folder there (default: the one of this command)"),
         "ssh",
-        _several("--ssh-args", "ARGS", "options for ssh, as one word: --ssh-args='-l me -i key'; may be repeated"),
+        _list_value("--ssh-args", "ARGS", "options for ssh, as one word: --ssh-args='-l me -i key'; may be repeated"),
         _value(
             "--python",
             "PATH",

@@ -123,7 +123,7 @@ class _Environment:
         rows = [
             ("shim", state),
             ("python", f"{sys.executable} ({self._kind or 'installed for all'})"),
-            ("torchrun", f"{self._torchrun} {self._whose(ours)}"),
+            ("torchrun", f"{self._torchrun} {self._owner_sentence(ours)}"),
             (
                 "imports",
                 "torch.distributed.run, .launch and .launcher are " + ("Rallypoint's" if hook else "torch's own"),
@@ -137,7 +137,7 @@ class _Environment:
             rows.append(("refused", reason))
         return [f"{name:<8}  {text}" for name, text in rows]
 
-    def _whose(self, ours: bool) -> str:
+    def _owner_sentence(self, ours: bool) -> str:
         if not self._torchrun.exists():
             return "does not exist"
         if not ours:

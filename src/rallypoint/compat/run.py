@@ -115,7 +115,7 @@ def _options(args: argparse.Namespace) -> Options:
         if name in values or name in _POSITIONAL
     }
     changed = {flag.dest: flag.name for flag in FLAGS if values[flag.dest] != flag.default}
-    return Options.of(values, {**changed, **getattr(args, _SOURCES, {})})
+    return Options.from_values(values, {**changed, **getattr(args, _SOURCES, {})})
 
 
 if __name__ == "__main__":

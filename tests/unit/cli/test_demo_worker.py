@@ -38,7 +38,7 @@ def test_a_pipe_of_one_page_holds_a_few_steps_only(tmp_path: Path) -> None:
     os.mkfifo(path)
     pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
     try:
-        TrainingProgress(path, 0).tell("step", step=1)
+        TrainingProgress(path, 0).report("step", step=1)
         line = os.read(pipe, mmap.PAGESIZE)
     finally:
         os.close(pipe)

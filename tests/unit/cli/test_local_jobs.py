@@ -78,7 +78,7 @@ def test_two_jobs_of_one_id_are_two_and_two_agents_of_one_job_are_one() -> None:
 )
 def test_what_names_a_job(word: str, pid: int | None) -> None:
     found = job_named(word, "")
-    assert (None if found is None else found.first.pid) == pid
+    assert (None if found is None else found.first_agent.pid) == pid
 
 
 @pytest.mark.parametrize("word", ["none", "train.py", ""])
@@ -93,7 +93,7 @@ def test_what_names_several_is_refused_with_their_list(word: str) -> None:
 def test_an_id_narrows_down() -> None:
     found = job_named("train.py", "none")
     assert found is not None
-    assert found.first.pid == 14
+    assert found.first_agent.pid == 14
     with pytest.raises(UsageError, match="'none' names 2 jobs"):
         job_named("", "none")
 

@@ -155,16 +155,16 @@ def _node_lost(plan: DemoPlan, folder: Path, write: Write) -> DemoResult:
 def _resumed(run: DemoRun, workers: int, plan: DemoPlan) -> list[int]:
     """Wait for new workers and their first step. Returns their pids."""
 
-    def left() -> float:
+    def remaining() -> float:
         return max(0.1, plan.deadline - run.since_kill())
 
-    after = run.pids_of("start", workers, left())
+    after = run.pids_of("start", workers, remaining())
     run.say(f"{run.since_kill():.3f} s after the kill, {workers} new workers run: pids {after}")
-    resumed = run.wait_for_all("training", workers, left())[0]["step"]
+    resumed = run.wait_for_all("training", workers, remaining())[0]["step"]
     run.say(f"{run.since_kill():.3f} s after the kill, they have resumed from step {resumed}")
     if not 0 < resumed < plan.steps:
         raise DemoError(f"has resumed from step {resumed}, which is not a checkpoint of before the kill")
-    run.wait_for(lambda event: event["event"] == "step", left())
+    run.wait_for(lambda event: event["event"] == "step", remaining())
     run.stopped = run.since_kill()
     run.say(f"{run.stopped:.3f} s after the kill, the next step is finished")
     return after
@@ -328,18 +328,18 @@ class DemoRun:
                 self._pending += os.read(self._pipe, 65536)
                 continue
             self._check_launchers()
-            if all(agent.poll() == 0 for agent in self._left()):
+            if all(agent.poll() == 0 for agent in self._running_launchers()):
                 return
             if time.monotonic() > deadline:
                 if self._killed is not None and self.stopped is None:
                     raise DemoError(f"has finished no step for {self.since_kill():.0f} s after the kill")
                 raise DemoError(f"has not come further within {timeout:.0f} s")
 
-    def _left(self) -> list[subprocess.Popen[bytes]]:
+    def _running_launchers(self) -> list[subprocess.Popen[bytes]]:
         return [agent for number, agent in enumerate(self.agents) if number not in self._lost]
 
     def _check_launchers(self) -> None:
-        for agent in self._left():
+        for agent in self._running_launchers():
             if agent.poll():
                 raise DemoError(f"has ended early, with exit code {agent.returncode}")
 

@@ -72,7 +72,7 @@ class TrainingProgress:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644) if path else None
         self._width = _WIDTH if self._file is not None and stat.S_ISFIFO(os.fstat(self._file).st_mode) else 0
 
-    def tell(self, event: str, **details: float) -> None:
+    def report(self, event: str, **details: float) -> None:
         if self._file is not None:
             line = {"event": event, "rank": self._rank, "pid": os.getpid(), **details}
             os.write(self._file, (json.dumps(line).ljust(self._width) + "\n").encode())
@@ -199,7 +199,7 @@ def train(options: argparse.Namespace, progress: TrainingProgress, rank: int, pe
     if path is not None and path.exists():
         saved = json.loads(path.read_text())
         weights, speeds, first, loss = saved["weights"], saved["speeds"], saved["step"], saved["loss"]
-    progress.tell("training", step=first)
+    progress.report("training", step=first)
     if rank == 0:
         print(f"{world_size} workers, from step {first}", flush=True)
     for step in range(first + 1, options.steps + 1):
@@ -213,10 +213,10 @@ def train(options: argparse.Namespace, progress: TrainingProgress, rank: int, pe
             if step % options.every == 0 or step == options.steps:
                 print(f"step {step} loss {loss:.6f}", flush=True)
                 save(path, {"weights": weights, "speeds": speeds, "step": step, "loss": loss})
-            progress.tell("step", step=step)
+            progress.report("step", step=step)
     if rank == 0:
         print(f"final loss {loss:.9f}", flush=True)
-        progress.tell("done", loss=loss)
+        progress.report("done", loss=loss)
 
 
 def main() -> int:
@@ -224,7 +224,7 @@ def main() -> int:
     options = arguments()
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     progress = TrainingProgress(options.progress, rank)
-    progress.tell("start")
+    progress.report("start")
     try:
         store = (os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", "29500")))
         peers = Peers(rank, world_size, store)
