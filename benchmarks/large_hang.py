@@ -88,11 +88,11 @@ def _passed_on(nodes: int) -> float:
     state = State(complete=True, participants={each: Participant(info, each.number) for each in members})
     begin = time.process_time()
     hang = HangCollection(tell, itertools.count(1), str)
-    hang.look(state, state._replace(quiet=frozenset(members)), lambda _: True, 0.0)
+    hang.check_hang(state, state._replace(quiet=frozenset(members)), lambda _: True, 0.0)
     while not over:
         node = asked.popleft()
-        hang.answered(node, CollectedPart(1, sent[node.number], True), 1.0)
-        hang.answered(members[0], Taken(1), 1.0)
+        hang.on_answer(node, CollectedPart(1, sent[node.number], True), 1.0)
+        hang.on_answer(members[0], Taken(1), 1.0)
     return time.process_time() - begin
 
 

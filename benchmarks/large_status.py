@@ -55,7 +55,7 @@ class _Job:
             )
 
     def view(self) -> JobView:
-        return JobView.of(self._coordinator, self._reports, 1.0)
+        return JobView.from_coordinator(self._coordinator, self._reports, 1.0)
 
     def snapshot(self) -> Snapshot:
         return at_once(self._maker.snapshot(self.view()))

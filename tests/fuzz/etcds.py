@@ -66,7 +66,7 @@ def _answer_seeds() -> Sequence[bytes]:
     ]
 
 
-_KEYS = ElectionKeys.of("/x", "job")
+_KEYS = ElectionKeys.for_job("/x", "job")
 
 
 def values(data: bytes) -> None:

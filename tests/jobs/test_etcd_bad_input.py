@@ -45,7 +45,7 @@ def test_one_wrong_endpoint_of_several_and_keys_of_others_among_ours_do_no_harm(
     rallyrun: Launcher, etcd: EtcdCluster
 ) -> None:
     endpoints, prefix = f"127.0.0.1:{free_port()},{at(etcd)}", f"/{rallyrun.mark}"
-    etcd.ctl("put", ElectionKeys.of(prefix, "job").leader.decode(), "somebody's")
+    etcd.ctl("put", ElectionKeys.for_job(prefix, "job").leader.decode(), "somebody's")
     jobs = [rallyrun(*flags(endpoints, f"prefix={prefix}"), rallyrun.script(FINE)) for _ in range(2)]
     assert [job.ends() for job in jobs] == [0, 0], [job.err for job in jobs]
     assert [job.out for job in jobs] == [["ran"], ["ran"]]

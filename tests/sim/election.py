@@ -92,7 +92,7 @@ class SimCandidate:
                 if self._term is not None:
                     self._term.nodes_lost(effect.nodes, effect.detail)
             else:
-                self._effects.do(effect)
+                self._effects.run(effect)
 
     def _log(self, line: steps.WriteLog) -> None:
         if line.error is not None:
@@ -181,7 +181,7 @@ class SimTerm:
 
     def end(self, linger: float) -> Steps[None]:
         """End it: see `Candidate`."""
-        self._journal.hurry()
+        self._journal.write_now()
         self._event.set()
         until = self._process.monotonic() + (_LAST_WRITES if linger else 0.0)
         while not self._closed and not self._journal.is_idle and self._process.monotonic() < until:
@@ -228,5 +228,5 @@ class SimTerm:
         try:
             result = yield from self._client.make(write, done)
         except EtcdError as error:
-            return self._journal.failed(error)
-        return self._journal.answered(result)
+            return self._journal.on_error(error)
+        return self._journal.on_answer(result)

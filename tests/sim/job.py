@@ -86,7 +86,9 @@ class Job:
         self.scenario = scenario
         self.world = World(tracing=tracing)
         self.network = Network(self.world, delay=scenario.delay)
-        self.keys = ElectionKeys.of("/rallypoint", "sim")._replace(seats=scenario.seats, part_size=scenario.part_size)
+        self.keys = ElectionKeys.for_job("/rallypoint", "sim")._replace(
+            seats=scenario.seats, part_size=scenario.part_size
+        )
         self.etcd = Etcd(self.world, scenario.stream("etcd"), scenario.delay) if scenario.etcd else None
         """What keeps the control plane, where the server is elected."""
         self.settings = Settings(

@@ -224,7 +224,7 @@ class SimLink:
             self.connection.close(0)
             self.connection = None
         if self._where is not None and self._place is not None:
-            self._where.failed(self._place, ConnectionRefusedError("") if refused else TimeoutError(""))
+            self._where.on_failure(self._place, ConnectionRefusedError("") if refused else TimeoutError(""))
         remaining = self._remaining()
         if remaining <= 0:
             self._closed = True

@@ -215,7 +215,7 @@ def _deaf_to_rivals() -> AbstractContextManager[object]:
     changed = Election._on_changed
 
     def bad(self: Election, event: Changed) -> None:
-        if self.leads or self._context.watched(event.watch) is not Watched.NODES:
+        if self.is_leader or self._context.watched(event.watch) is not Watched.NODES:
             changed(self, event)
 
     return patch.object(Election, "_on_changed", bad)
@@ -298,7 +298,7 @@ def _hangs_with_one_awake() -> AbstractContextManager[object]:
 
 
 def _deaf_to_hangs() -> AbstractContextManager[object]:
-    return patch.object(collection.HangCollection, "look", lambda *_args: False)
+    return patch.object(collection.HangCollection, "check_hang", lambda *_args: False)
 
 
 BUGS = (

@@ -30,7 +30,7 @@ def _elected(params: RendezvousParameters) -> list[DialTarget]:
 
     if not params.run_id:
         raise RallypointError("on etcd there may be many jobs; give the job's --rdzv-id")
-    keys = ElectionKeys.of(prefix_of(params), params.run_id)
+    keys = ElectionKeys.for_job(prefix_of(params), params.run_id)
     client = EtcdClient(endpoints_of(params.endpoint), tls_of(params), credentials_of(params), 3.0)
     try:
         found = client.range(keys.leader).kvs

@@ -14,7 +14,7 @@ from rallypoint.base.errors import UserError
 from rallypoint.base.light_dataclasses import dataclass, field
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, Protocol
 from rallypoint.base.log import printable
-from rallypoint.control.protocol.ranges import fits, range_of
+from rallypoint.control.protocol.ranges import is_in_range, range_of
 from rallypoint.failures.cause import NO_RESTARTS, Cause, Ending, Restarts
 from rallypoint.rendezvous.handler import RendezvousHandler
 
@@ -99,7 +99,7 @@ class WorkerSpec:
         if self.local_world_size <= 0:
             raise _unusable_in_text(f"{self.local_world_size} workers per node cannot run; there must be 1 or more")
         for name, value in (("local_world_size", self.local_world_size), ("max_restarts", self.max_restarts)):
-            if not fits(name, value):  # no other node could be told
+            if not is_in_range(name, value):  # no other node could be told
                 most = range_of(name).maximum
                 raise _unusable_in_text(f"{name}={value} is out of range; it can be {most} at most")
         if self.monitor_interval <= 0:

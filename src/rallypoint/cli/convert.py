@@ -24,7 +24,7 @@ from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_name, signal_number
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.parse import Options, naming, parse_nnodes
-from rallypoint.control.protocol.ranges import fits, range_of
+from rallypoint.control.protocol.ranges import is_in_range, range_of
 from rallypoint.rendezvous.params import C10D_PORT, ON_ETCD, parse_rdzv_conf
 from rallypoint.workers.logs.specs import TEMPLATE_VARIABLE, host_label, with_host
 
@@ -153,7 +153,7 @@ def limit_threads(config: LaunchConfig, environ: MutableMapping[str, str]) -> No
 
 _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
     "max_restarts": (
-        lambda value: value >= 0 and fits("max_restarts", value),
+        lambda value: value >= 0 and is_in_range("max_restarts", value),
         f"0 to {range_of('max_restarts').maximum}",
     ),
     "monitor_interval": (lambda value: value > 0, "above 0 seconds"),  # which not-a-number is not
@@ -279,7 +279,7 @@ def local_world_size(text: str, environ: Mapping[str, str], source: str = "--npr
         size = _count_devices(text, environ, source)
     if size < 1:
         raise UserError(f"{source}={text!r} asks for {size} workers; the smallest number is 1")
-    if not fits("local_world_size", size):
+    if not is_in_range("local_world_size", size):
         most = range_of("local_world_size").maximum
         raise UserError(f"{source}={text!r} asks for {size} workers; one node can have {most}")
     return size
@@ -464,7 +464,7 @@ def _check_deadline(options: Options, asked: Preemption, environ: Mapping[str, s
     end_time = part("preemption", "slurm:end_time")
     seconds = asked.stop_before_end
     given = f"{options.source('stop_before_end')}={seconds:g}"
-    if not (seconds >= 0 and fits("seconds", seconds)):
+    if not (seconds >= 0 and is_in_range("seconds", seconds)):
         raise UsageError(f"{given} is out of range; give seconds from 0 on")
     now = time.time()
     end = end_time(environ, now) if seconds else None

@@ -166,7 +166,7 @@ def etcd(options: argparse.Namespace) -> None:
             if not _asked_to_end():
                 raise
         while (number := signal.sigwait({*_ETCD_ENDS, signal.SIGCHLD})) == signal.SIGCHLD:
-            if server.ended:
+            if server.has_ended:
                 raise RallypointError(f"the etcd at {server.endpoint} has ended by itself")
     finally:
         server.stop()

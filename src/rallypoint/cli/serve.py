@@ -166,7 +166,7 @@ def _pages(jobs: ManyJobs, options: argparse.Namespace) -> Serving | None:
         )
 
     def gather() -> Sequence[Family]:
-        summaries = jobs.listed().jobs
+        summaries = jobs.job_list().jobs
         dispatchers = (jobs.find(summary.job) for summary in summaries)
         snapshots = [dispatcher.snapshot() for dispatcher in dispatchers if dispatcher is not None]
         return [build_family(), *jobs_families(summaries, jobs.ended_counts), *job_families(snapshots)]

@@ -107,7 +107,7 @@ class InProcessJobs:
     async def snapshot(self, job: str, *, all_nodes: bool = False) -> Seen:
         dispatcher = self._find(job)
         if dispatcher is None:
-            return self._jobs.listed()
+            return self._jobs.job_list()
         with _LocalWatch(dispatcher) as watch:
 
             async def ask(request: WatchRequest) -> Snapshot:
@@ -144,7 +144,7 @@ class InProcessJobs:
     async def _follow_list(self) -> AsyncIterator[Seen | None]:
         last: list[JobSummary] | None = None
         while self._jobs.find("") is None:
-            listed = self._jobs.listed()
+            listed = self._jobs.job_list()
             now = [job._replace(phase_for=0.0) for job in (*listed.jobs, *listed.ended)]
             yield listed if now != last else None
             last = now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.light_typing import Any
-from rallypoint.control.protocol.ranges import fits, range_of
+from rallypoint.control.protocol.ranges import is_in_range, range_of
 
 C10D_PORT = 29400
 """The port of the control plane if its endpoint names none."""
@@ -48,7 +48,7 @@ class RendezvousParameters:
             raise UserError("the rendezvous backend has no name; name one, such as c10d or static")
         if min_nodes < 1:
             raise UserError(f"a rendezvous of at least {min_nodes} nodes cannot be; the minimum is 1 or more")
-        if not fits("max_nodes", max_nodes):
+        if not is_in_range("max_nodes", max_nodes):
             raise UserError(
                 f"a rendezvous of {max_nodes} nodes cannot be; {range_of('max_nodes').maximum} are the most"
             )

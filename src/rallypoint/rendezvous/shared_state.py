@@ -359,7 +359,7 @@ class SharedStateLink:
                 self._deliver_if_open(Confirmed(number))
             case NodeReport() | CollectedPart() | HangReport() | Taken():  # a job without a coordinator has no watchers
                 if self._hangs is not None:
-                    self._hangs.answered(self._node, request, self._clock.monotonic())
+                    self._hangs.on_answer(self._node, request, self._clock.monotonic())
             # A blob holds what it held, so that nothing needs to be said again; and each node joins it by itself.
             case Heartbeat() | ResumeRequest() | NextStore():
                 pass
@@ -480,7 +480,7 @@ class SharedStateLink:
                 lambda node: name_of(self._state, node),
                 _REPORTS_AFTER,
             )
-        self._hangs.look(before, after, lambda node: node == self._node, self._clock.monotonic())
+        self._hangs.check_hang(before, after, lambda node: node == self._node, self._clock.monotonic())
 
     def _deliver_if_open(self, notification: Notification) -> None:
         if not self._ending.is_set():

@@ -32,7 +32,7 @@ def test_the_next_are_asked_when_the_receiver_has_read_and_not_before() -> None:
         assert job.made.pass_on(node, b"all of it", True) == b"all of it"
     assert len(job.asked) == BUNDLE.at_once, "nothing is read yet"
     for at in range(BUNDLE.at_once):
-        job.made.taken(1.0)
+        job.made.on_read(1.0)
         assert len(job.asked) == BUNDLE.at_once + at + 1
     assert not job.made.is_over
 
@@ -72,7 +72,7 @@ def test_beyond_what_there_is_room_for_nobody_is_asked() -> None:
     passed, turn = 0, 0
     while not job.made.is_over:
         passed += len(job.made.pass_on(job.asked[turn], part, True))
-        job.made.taken(1.0)
+        job.made.on_read(1.0)
         turn += 1
     assert passed == BUNDLE.of_all
     assert len(job.made.cut) == len(job.asked) - passed // len(part)
@@ -111,7 +111,7 @@ def test_who_is_followed_is_asked_again_when_its_answer_was_read_and_not_before(
     first, second = job.nodes
     assert job.made.pass_on(second, b"x", True) == b"x"
     assert job.asked == [first, second]
-    job.made.taken(1.0)
+    job.made.on_read(1.0)
     assert job.asked == [first, second, second]
     job.made.tick(LOGS.seconds + 0.5)
     assert job.asked == [first, second, second, first], "who has not answered in time is asked again"
@@ -123,7 +123,7 @@ def test_what_follows_is_without_a_limit_in_all_and_with_one_for_each_answer() -
     part = bytes(LOGS.of_node)
     for _ in range(2 * LOGS.of_all // len(part)):
         assert job.made.pass_on(job.nodes[0], part, True) == part
-        job.made.taken(1.0)
+        job.made.on_read(1.0)
 
 
 def test_nodes_that_come_are_followed_once_and_those_that_go_are_not_waited_for() -> None:
@@ -136,7 +136,7 @@ def test_nodes_that_come_are_followed_once_and_those_that_go_are_not_waited_for(
     over = [job.made.is_over]
     for node in (job.nodes[1], node_id(7)):
         assert job.made.pass_on(node, b"last words", True) == b"last words"
-        job.made.taken(2.0)
+        job.made.on_read(2.0)
         over.append(job.made.is_over)
     assert over == [False, False, True], "who was asked may still answer"
     assert job.asked == [*job.nodes, node_id(7)]
@@ -153,7 +153,7 @@ def test_every_node_ends_in_one_place(nodes: int, events: list[tuple[str, int]])
             job.made.pass_on(node, b"x", True)
             whole += 1
         elif what == "read":
-            job.made.taken(now)
+            job.made.on_read(now)
         elif what == "lose":
             job.away.add(node)
             job.made.forget(node, now)

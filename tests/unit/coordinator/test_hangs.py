@@ -111,9 +111,9 @@ def test_where_each_collects_for_itself_none_acts_before_all_have_had_their_time
     alone = HangCollection(lambda _nodes, each: told.append(each), count(1), str, settles=12.0)
     after = job.coordinator.state
     first, second = after.participants
-    assert alone.look(after._replace(quiet=frozenset({first})), after, lambda node: node == second, 100.0)
-    alone.answered(second, CollectedPart(1, b"own", True), 101.0)
-    alone.answered(second, HangReport(1, 0, "own ranks"), 102.0)
+    assert alone.check_hang(after._replace(quiet=frozenset({first})), after, lambda node: node == second, 100.0)
+    alone.on_answer(second, CollectedPart(1, b"own", True), 101.0)
+    alone.on_answer(second, HangReport(1, 0, "own ranks"), 102.0)
     alone.tick(111.9)
     assert not any(isinstance(each, HangReport) for each in told)
     assert alone.wake_at() == 112.0
@@ -151,7 +151,7 @@ def test_a_hang_of_nodes_out_of_reach_asks_nobody() -> None:
     hangs, hung_state = job.coordinator._hangs, job.coordinator.state
     assert hangs is not None
     before = hung_state._replace(quiet=frozenset())
-    assert hangs.look(before, hung_state, lambda _: False, job.now)
+    assert hangs.check_hang(before, hung_state, lambda _: False, job.now)
     assert job.wait(100.0) == []
 
 
@@ -168,13 +168,13 @@ def test_a_hang_of_very_many_nodes_asks_some_at_a_time_and_names_a_few() -> None
 
     made = HangCollection(tell, count(1), names.__getitem__)
     state = job.coordinator.state
-    assert made.look(state, state._replace(quiet=frozenset(job.nodes)), lambda _: True, 0.0)
+    assert made.check_hang(state, state._replace(quiet=frozenset(job.nodes)), lambda _: True, 0.0)
     assert asked() == job.nodes[:1024]
     for node in job.nodes[:1000]:
-        made.answered(node, CollectedPart(1, b"evidence", True), 1.0)
+        made.on_answer(node, CollectedPart(1, b"evidence", True), 1.0)
     assert len(asked()) == 1024, "the reporting node has read nothing yet"
     for _ in range(1000):
-        made.answered(job.nodes[0], Taken(1), 1.0)
+        made.on_answer(job.nodes[0], Taken(1), 1.0)
     assert asked() == job.nodes[:2024]
     now = 1.0
     while not isinstance(told[-1][1], CollectionEnded):

@@ -175,7 +175,7 @@ def test_how_a_job_has_ended_stays() -> None:
     assert [each.message for each in seen.failures] == [CAUSE.headline, CAUSE.headline]
     assert [each.kind for each in seen.events if each.kind is EventKind.COORDINATOR_STARTED] == []
     assert seen.events[-1].kind is EventKind.JOB_ENDED
-    listed = world.jobs.listed()
+    listed = world.jobs.job_list()
     assert listed.jobs == ()
     assert [(each.job, each.phase, each.phase_for, each.age, each.restarts) for each in listed.ended] == [
         ("job", JobPhase.FAILED, 90.0, 10.0, 1)
@@ -186,7 +186,7 @@ def test_how_a_job_has_ended_stays() -> None:
         other.joins()
         other.says(Succeed(0))
         other.goes()
-    assert [each.job for each in world.jobs.listed().ended] == [f"job{number}" for number in range(129, 29, -1)]
+    assert [each.job for each in world.jobs.job_list().ended] == [f"job{number}" for number in range(129, 29, -1)]
 
 
 def test_ended_jobs_are_counted_from_their_end_on() -> None:

@@ -34,9 +34,9 @@ def test_a_session_replaces_the_earlier_ones_of_its_node_when_it_speaks() -> Non
     known = sessions()
     first, second, third = (opened(known, number, "10.0.0.1", "a") for number in (1, 2, 3))
     other = opened(known, 4, "10.0.0.2", "a")
-    assert known.of(first.node) is first
+    assert known.find(first.node) is first
     assert known.replace_earlier(second) == (1,)
-    assert known.of(first.node) is second
+    assert known.find(first.node) is second
     assert known.replace_earlier(third) == (2,)
     assert known.replace_earlier(third) == known.replace_earlier(other) == ()
     assert list(known) == [third, other]
@@ -46,7 +46,7 @@ def test_a_node_is_gone_with_its_last_session_in_whatever_order_they_end() -> No
     known = sessions()
     first, second = opened(known, 1, "10.0.0.1", "a"), opened(known, 2, "10.0.0.1", "a")
     assert known.close(1) is None
-    assert known.of(first.node) is second
+    assert known.find(first.node) is second
     assert known.close(2) == first.node
     assert known.close(2) is None
     assert first.node not in known

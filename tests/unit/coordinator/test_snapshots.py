@@ -57,7 +57,7 @@ class Large:
     def told(self) -> list[WatcherNotification]:
         found: list[WatcherNotification] = []
         for _, message in self.watchers.pop_sends():
-            self.watchers.deliverer(found.append)(message)
+            self.watchers.delivery_to(found.append)(message)
         return found
 
     def asked(self) -> int:
@@ -101,7 +101,7 @@ def test_a_large_job_has_the_nodes_with_which_something_is_the_matter() -> None:
         job.now += 0.45 * job.coordinator.settings.lease
         for number in range(5000):
             if number != 4002:
-                job.coordinator.sessions.liveness.heard(number, job.now)
+                job.coordinator.sessions.liveness.note_message(number, job.now)
     job.ask(WatchRequest())
     for number, node in enumerate(job.nodes[:1024]):
         job.watchers.report(node, NodeReport(0, progress=50, steps=(50,) * 7 + (50 - (number == 700) * 9,)), job.now)

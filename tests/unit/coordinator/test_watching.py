@@ -90,7 +90,7 @@ class Job:
         sent: list[Told] = [*to_nodes]
         while made := self.watchers.pop_sends():
             for session, message in made:
-                self.watchers.deliverer(partial(self.reads, session, sent))(message)
+                self.watchers.delivery_to(partial(self.reads, session, sent))(message)
         return sent
 
     def reads(self, session: int, sent: list[Told], message: WatcherNotification) -> None:

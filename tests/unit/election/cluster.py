@@ -15,7 +15,7 @@ from rallypoint.control.membership.state import NodeId, Settings
 from tests.sim.etcd import Etcd
 from tests.sim.world import World
 
-KEYS = ElectionKeys.of("/x", "job")
+KEYS = ElectionKeys.for_job("/x", "job")
 SETTINGS = Settings("job", 1, 4, lease=3.0)
 
 
@@ -135,7 +135,7 @@ class Agent:
     def write(self) -> None:
         """The journal of its term writes what it can."""
         if self.term is not None and (write := self.term.next_write()) is not None:
-            self.term.answered(self.cluster.etcd.txn(write.compares, write.then, write.otherwise))
+            self.term.on_answer(self.cluster.etcd.txn(write.compares, write.then, write.otherwise))
 
 
 class Cluster:

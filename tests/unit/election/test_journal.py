@@ -15,7 +15,7 @@ from rallypoint.control.protocol.codec import decode_state
 from tests.sim.etcd import Etcd
 from tests.unit.election.cluster import Cluster
 
-KEYS = ElectionKeys.of("/x", "job")
+KEYS = ElectionKeys.for_job("/x", "job")
 DEPOSED = CannotWrite("another agent is the coordinator now")
 AWAY = EtcdUnreachable("away")
 
@@ -58,8 +58,8 @@ def test_what_changes_while_a_write_is_under_way_is_written_together(etcd: Etcd)
     journal.append(3, State(round=3), 3)
     assert journal.next_write() == first
     assert journal.writing == 1
-    assert journal.answered(made(etcd, first)) == Written(1)
-    assert journal.answered(made(etcd, journal.next_write())) == Written(3)
+    assert journal.on_answer(made(etcd, first)) == Written(1)
+    assert journal.on_answer(made(etcd, journal.next_write())) == Written(3)
     assert kept(etcd) == State(round=3)
     assert journal.is_idle
     assert journal.next_write() is None
@@ -71,10 +71,10 @@ def test_what_nobody_waits_for_may_be_written_later(etcd: Etcd) -> None:
     for number, awaited in ((1, 0), (1, 1)):
         journal.append(number, State(round=1), awaited)
         seen.append((journal.is_idle, journal.is_awaited))
-    assert journal.answered(made(etcd, journal.next_write())) == Written(1)
+    assert journal.on_answer(made(etcd, journal.next_write())) == Written(1)
     journal.append(2, State(round=2), 1)
     seen.append((journal.is_idle, journal.is_awaited))
-    journal.hurry()
+    journal.write_now()
     seen.append((journal.is_idle, journal.is_awaited))
     assert seen == [(False, False), (False, True), (False, False), (False, True)]
 
@@ -83,17 +83,17 @@ def test_a_write_whose_answer_was_lost_is_made_again_as_it_was_and_is_done(etcd:
     journal = begun(etcd, 1)
     journal.append(1, State(round=1), 1)
     made(etcd, journal.next_write())
-    assert journal.failed(AWAY) == NotYet("away")
+    assert journal.on_error(AWAY) == NotYet("away")
     journal.append(2, State(round=2), 2)
-    assert journal.answered(made(etcd, journal.next_write())) == Written(1)
-    assert journal.answered(made(etcd, journal.next_write())) == Written(2)
+    assert journal.on_answer(made(etcd, journal.next_write())) == Written(1)
+    assert journal.on_answer(made(etcd, journal.next_write())) == Written(2)
 
 
 def test_who_has_no_key_any_more_writes_nothing(etcd: Etcd) -> None:
     journal = begun(etcd, 1)
     journal.append(1, State(round=1), 1)
     etcd.txn([], [Delete(KEYS.seat(1))])
-    assert journal.answered(made(etcd, journal.next_write())) == DEPOSED
+    assert journal.on_answer(made(etcd, journal.next_write())) == DEPOSED
     assert KEYS.state not in etcd.stored
 
 
@@ -103,15 +103,15 @@ def test_the_very_same_that_the_next_one_has_written_is_not_ours(etcd: Etcd) -> 
     etcd.txn([], [Delete(KEYS.seat(1))])
     second = begun(etcd, 2)
     second.append(1, State(round=1), 1)
-    assert second.answered(made(etcd, second.next_write())) == Written(1)
-    assert first.answered(made(etcd, first.next_write())) == DEPOSED
+    assert second.on_answer(made(etcd, second.next_write())) == Written(1)
+    assert first.on_answer(made(etcd, first.next_write())) == DEPOSED
 
 
 def test_what_somebody_has_changed_by_hand_is_not_written_over(etcd: Etcd) -> None:
     journal = begun(etcd, 1)
     journal.append(1, State(round=1), 1)
     etcd.txn([], [Put(KEYS.state, b"somebody's")])
-    over = journal.answered(made(etcd, journal.next_write()))
+    over = journal.on_answer(made(etcd, journal.next_write()))
     assert isinstance(over, CannotWrite)
     assert "somebody's" in over.why
     assert etcd.stored[KEYS.state].value == b"somebody's"
@@ -128,7 +128,7 @@ def test_what_etcd_will_not_have_ends_the_journal(etcd: Etcd, error: EtcdLeaseGo
     journal = begun(etcd, 1)
     journal.append(1, State(), 1)
     assert journal.next_write() is not None
-    assert journal.failed(error) == CannotWrite(why)
+    assert journal.on_error(error) == CannotWrite(why)
 
 
 def parts(etcd: Etcd) -> set[bytes]:
@@ -138,7 +138,7 @@ def parts(etcd: Etcd) -> set[bytes]:
 def all_written(etcd: Etcd, journal: Journal) -> None:
     while (write := journal.next_write()) is not None:
         assert max(len(each.value) for each in write.then if isinstance(each, Put)) < 400, "no large request"
-        assert journal.answered(made(etcd, write)) in (PartWritten(), Written(journal._done))
+        assert journal.on_answer(made(etcd, write)) in (PartWritten(), Written(journal._done))
 
 
 def test_a_large_state_is_written_in_parts_of_which_none_is_left(etcd: Etcd) -> None:
@@ -156,10 +156,10 @@ def test_until_all_parts_are_there_the_state_before_it_counts(etcd: Etcd) -> Non
     journal.append(1, State(round=1), 1)
     all_written(etcd, journal)
     journal.append(2, State(round=2), 2)
-    assert journal.answered(made(etcd, journal.next_write())) == PartWritten()
+    assert journal.on_answer(made(etcd, journal.next_write())) == PartWritten()
     assert kept(etcd) == State(round=1)
     etcd.txn([], [Delete(KEYS.seat(1))])
-    assert journal.answered(made(etcd, journal.next_write())) == DEPOSED
+    assert journal.on_answer(made(etcd, journal.next_write())) == DEPOSED
     successor = begun(etcd, 2)  # whose state needs no parts
     for number in (1, 2):
         successor.append(number, State(round=7), number)
@@ -181,7 +181,7 @@ def test_what_is_said_to_be_written_is_and_states_are_written_in_their_order(tur
             assert journal.writing > done
             if what != "away":
                 result = made(etcd, write)
-            outcome = journal.answered(result) if what == "write" else journal.failed(AWAY)
+            outcome = journal.on_answer(result) if what == "write" else journal.on_error(AWAY)
             if isinstance(outcome, Written):
                 assert kept(etcd) == State(round=outcome.number)
                 assert outcome.number > done

@@ -32,25 +32,25 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]))
 
 @given(st.text(), NAMES, NAMES)
 def test_no_job_can_reach_into_the_keys_of_another(prefix: str, job: str, other: str) -> None:
-    ours, theirs = ElectionKeys.of(prefix, job), ElectionKeys.of(prefix, other)
+    ours, theirs = ElectionKeys.for_job(prefix, job), ElectionKeys.for_job(prefix, other)
     assert (ours == theirs) == (job == other)
     assert job == other or not theirs.state.startswith(ours.root.encode())
 
 
 def test_ids_that_are_no_text_have_keys_of_their_own() -> None:
-    roots = [ElectionKeys.of("p", job).root for job in ("a\udcff", "a\udcfe", "a\ud800", "a", "a%FF")]
+    roots = [ElectionKeys.for_job("p", job).root for job in ("a\udcff", "a\udcfe", "a\ud800", "a", "a%FF")]
     assert len(set(roots)) == 5
     assert all(root.isascii() for root in roots)
 
 
 def test_a_prefix_that_is_no_text_is_a_sentence() -> None:
     with pytest.raises(UserError, match="prefix='a"):
-        ElectionKeys.of("a\udcff", "job")
+        ElectionKeys.for_job("a\udcff", "job")
 
 
 def test_a_prefix_may_be_written_in_any_way() -> None:
-    assert {ElectionKeys.of(each, "j").root for each in ("a/b", "/a/b", "/a/b/", "//a/b//")} == {"/a/b/j/"}
-    assert ElectionKeys.of("", "j").root == "/j/"
+    assert {ElectionKeys.for_job(each, "j").root for each in ("a/b", "/a/b", "/a/b/", "//a/b//")} == {"/a/b/j/"}
+    assert ElectionKeys.for_job("", "j").root == "/j/"
 
 
 @given(
@@ -80,7 +80,7 @@ def test_a_post_is_read_as_it_was_written(addresses: tuple[str, ...], port: int,
     st.integers(8, 100),
 )
 def test_what_is_kept_is_read_as_it_was_written(incarnation: str, number: int, state: bytes, part_size: int) -> None:
-    keys = ElectionKeys.of("/x", "job")._replace(part_size=part_size)
+    keys = ElectionKeys.for_job("/x", "job")._replace(part_size=part_size)
     value, parts = encode_snapshot(keys, incarnation, number, state)
     kept = decode_snapshot(b"key", value)
     assert kept[:3] == (incarnation, number, len(parts))
@@ -93,7 +93,7 @@ def test_what_is_kept_is_read_as_it_was_written(incarnation: str, number: int, s
 
 
 def test_a_state_is_no_larger_when_it_is_unpacked_than_it_may_be() -> None:
-    keys = ElectionKeys.of("/x", "job")
+    keys = ElectionKeys.for_job("/x", "job")
     snapshot = StoredSnapshot("a", 1, 0, zlib.compress(bytes(MAX_STATE + 1)))
     assert len(snapshot.packed) < 1 << 20
     with pytest.raises(RendezvousStateError, match="larger than it may be"):

@@ -36,7 +36,7 @@ def attempts(posted: LeaderResolver, **outcomes: Exception) -> int:
     for _ in range(2 * len(outcomes)):
         place = posted.resolve()
         assert place is not None
-        posted.failed(place, outcomes[place.endpoint.host])
+        posted.on_failure(place, outcomes[place.endpoint.host])
     return posted.refusing_lease
 
 
@@ -56,7 +56,7 @@ def test_refusals_before_the_coordinator_was_met_are_not_counted() -> None:
     attempts(posted, here=REFUSED, host=SILENT)
     while (place := posted.resolve()) is None or place.endpoint.host != "host":
         assert place is not None
-        posted.failed(place, REFUSED)
+        posted.on_failure(place, REFUSED)
     assert posted.refusing_lease == 0
 
 
@@ -66,7 +66,7 @@ def test_after_another_server_the_next_address_is_tried() -> None:
         place = posted.resolve()
         assert place is not None
         assert place.endpoint.host == host
-        posted.failed(place, NOT_OURS)
+        posted.on_failure(place, NOT_OURS)
 
 
 def test_a_link_passes_over_another_server_at_the_coordinator_s_port_on_our_own_machine() -> None:

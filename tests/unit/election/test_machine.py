@@ -109,7 +109,7 @@ def test_a_few_stand_and_the_others_hold_nothing_but_one_watch() -> None:
 
 def test_a_seat_that_is_free_is_taken_after_a_while() -> None:
     cluster, standing, others = crowd()
-    gone = next(agent for agent in standing if not agent.election.leads)
+    gone = next(agent for agent in standing if not agent.election.is_leader)
     cluster.agents.remove(gone)
     cluster.pass_time(LOOK_LATE + SETTINGS.lease)
     assert len(seats(cluster)) == SEATS
@@ -205,7 +205,7 @@ def test_who_lives_and_ceases_to_lead_ends_its_lease_before_its_port_refuses() -
     first, second = (cluster := Cluster(2)).agents
     number = next(each for each in first.requests() if isinstance(each, StartTerm)).number
     assert kinds(first.step(steps.Deposed(number, "another agent is the coordinator now"))) == [Revoke]
-    assert not first.election.leads
+    assert not first.election.is_leader
     assert kinds(first.answer()) == [EndTerm]
     assert first.requests()[-1] == EndTerm(0.0)
     cluster.pass_time(1.0)
@@ -224,7 +224,7 @@ def test_who_goes_ends_its_server_first_and_gives_nodes_the_time_to_read() -> No
 def test_a_deposed_that_comes_from_an_earlier_term_is_passed_over() -> None:
     (agent,) = Cluster(1).agents
     assert agent.step(steps.Deposed(0, "long ago")) == []
-    assert agent.election.leads
+    assert agent.election.is_leader
 
 
 def test_an_answer_that_is_not_waited_for_means_nothing() -> None:
@@ -232,7 +232,7 @@ def test_an_answer_that_is_not_waited_for_means_nothing() -> None:
     assert agent.step(steps.Answered(7, None)) == []
     assert agent.step(steps.Failed(7, AWAY)) == []
     agent.settle()
-    assert agent.election.leads
+    assert agent.election.is_leader
 
 
 @pytest.mark.parametrize("trouble", ["refused", "gone"])
@@ -290,7 +290,7 @@ def test_the_next_in_line_deposes_a_leader_whose_port_refuses() -> None:
     for agent in (second, third):
         agent.greeted("coordinator-1", refused=first.election.lease)
         agent.settle()
-    assert second.election.leads
+    assert second.election.is_leader
     assert cluster.etcd.stored[KEYS.leader].lease == second.election.lease
     assert Revoke(first.election.lease) in second.requests()
     assert not [each for each in third.requests() if isinstance(each, Revoke)], "it is not next in line"
@@ -389,7 +389,7 @@ def test_the_lease_is_kept_alive_during_a_take_over_from_a_slow_etcd(seconds: fl
     """A take-over makes several requests, one after the other."""
     cluster = Cluster()
     agent = cluster.add()
-    while not agent.election.leads:
+    while not agent.election.is_leader:
         assert cluster.now < 60, "nobody is ever elected"
         cluster.world.run(until := cluster.now + (seconds if agent.asked else 0.1))
         cluster.world.now = until

@@ -240,9 +240,9 @@ def test_a_coordinator_whose_lease_may_have_ended_confirms_nobody() -> None:
     clock.time += 1.0
     dispatcher.receive(session, ConfirmRequest(1))
     assert told == [Confirmed(1, 2.0)]
-    leads = [dispatcher.leads]
+    leads = [dispatcher.is_leader]
     clock.time += 2.0
-    leads.append(dispatcher.leads)
+    leads.append(dispatcher.is_leader)
     assert leads == [True, False], "then no heartbeat counts"
     for number in (2, 3):
         dispatcher.receive(session, ConfirmRequest(number))
@@ -251,7 +251,7 @@ def test_a_coordinator_whose_lease_may_have_ended_confirms_nobody() -> None:
     dispatcher.lead_renewed()
     assert told == [Confirmed(1, 2.0), Confirmed(3, 2.5)]
     lead.end()
-    assert not dispatcher.leads
+    assert not dispatcher.is_leader
 
 
 def test_what_changed_nothing_is_told_at_once() -> None:

@@ -24,7 +24,7 @@ from rallypoint.control.membership.state import (
 from rallypoint.control.protocol.codec import encode_state
 from rallypoint.control.protocol.errors import RendezvousStateError
 
-KEYS = ElectionKeys.of("/x", "job")
+KEYS = ElectionKeys.for_job("/x", "job")
 SETTINGS = Settings("job", 1, 4)
 ONE, OTHER = NodeId("10.0.0.1", 7, 1, "one"), NodeId("10.0.0.2", 8, 2, "other")
 RUNNING = State(round=3, complete=True, participants={ONE: Participant(NodeInfo("default", 1, "10.0.0.1", 1))})

@@ -84,7 +84,7 @@ def check(cluster: Cluster) -> None:
         assert created == min(kv.create_revision for kv in nodes), "the oldest leads"
     assert len(fenced) <= 1, "two coordinators who can write"
     for agent in cluster.agents:
-        assert agent.term is not None or not agent.election.leads
+        assert agent.term is not None or not agent.election.is_leader
         if agent.election.phase is CandidatePhase.GONE:
             assert not agent.asked
             assert agent.term is None

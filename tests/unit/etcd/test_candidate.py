@@ -41,7 +41,7 @@ LISTEN = partial(control_listeners, RendezvousParameters("etcd", "here", "job", 
 
 @pytest.fixture(name="keys")
 def _keys(prefix: bytes) -> ElectionKeys:
-    return ElectionKeys.of(prefix.decode(), "job")
+    return ElectionKeys.for_job(prefix.decode(), "job")
 
 
 class Agent:
@@ -112,7 +112,7 @@ def test_an_etcd_that_takes_a_second_for_each_answer_has_a_coordinator_elected(
         Relay(etcd.members[0].endpoint, delay=1.0) as relay,
         standing(lambda: EtcdClient([relay.endpoint], timeout_s=3.0), keys, lease=3.0) as agent,
     ):
-        until(lambda: agent.candidate.leads)
+        until(lambda: agent.candidate.is_leader)
 
 
 def test_what_nobody_foresaw_is_told_and_tried_again(

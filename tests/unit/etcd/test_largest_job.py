@@ -63,7 +63,7 @@ def _largest_state() -> State:
 
 
 def test_it_is_written_and_read_back(client: EtcdClient, prefix: bytes) -> None:
-    keys, state = ElectionKeys.of(prefix.decode(), "job"), _largest_state()
+    keys, state = ElectionKeys.for_job(prefix.decode(), "job"), _largest_state()
     fence = Fence((keys.seat(0), client.put(keys.seat(0), b"")))
     journal = Journal(keys, fence, "me", Takeover("me", State(), 0, 0, 0))
     journal.append(1, state, 1)
@@ -71,7 +71,7 @@ def test_it_is_written_and_read_back(client: EtcdClient, prefix: bytes) -> None:
     while outcome == PartWritten():
         write = journal.next_write()
         assert write is not None
-        outcome = journal.answered(client.txn(write.compares, write.then, write.otherwise))
+        outcome = journal.on_answer(client.txn(write.compares, write.then, write.otherwise))
     assert outcome == Written(1)
     (stored,) = client.txn((), (Range(keys.state, prefix=True),)).ranges
     found = takeover_from(stored.kvs, (), "me", keys, Settings("job", 1, MAX_NODES))

@@ -13,9 +13,9 @@ LEASE, TIMEOUT = 3.0, 14.0
 def watched(*sessions: int, local: tuple[int, ...] = ()) -> Liveness:
     liveness = Liveness(LEASE, TIMEOUT)
     for session in sessions:
-        liveness.opened(session, 0.0, leased=True, local=False)
+        liveness.add_session(session, 0.0, leased=True, local=False)
     for session in local:
-        liveness.opened(session, 0.0, leased=False, local=True)
+        liveness.add_session(session, 0.0, leased=False, local=True)
     return liveness
 
 
@@ -29,7 +29,7 @@ def awake(
         if now == heartbeat_at:
             heartbeat_at += LEASE / 3
             for session in heartbeats:
-                liveness.heard(session, now)
+                liveness.note_message(session, now)
         found = liveness.check(now)
         if found != SilentSessions():
             return now, found
@@ -63,7 +63,7 @@ def test_a_node_that_lives_with_us_tells_that_we_are_not_cut_off() -> None:
 def test_when_the_network_is_back_those_who_come_late_are_not_judged_by_the_cut() -> None:
     liveness = watched(1, 2)
     awake(liveness, 0.0, 10.0)
-    liveness.heard(1, 10.0)
+    liveness.note_message(1, 10.0)
     at, found = awake(liveness, 10.0, 20.0, heartbeats=(1,))
     assert found == SilentSessions(lost=(2,))
     assert at >= 10.0 + LEASE / 2, "the time in which nobody was heard is not its own"
@@ -74,12 +74,12 @@ def test_a_sleep_of_ours_is_nobodys_silence(asleep: float, heard: float) -> None
     """What came while we slept is read soon after; nobody may be found before."""
     liveness = watched(1, 2)
     liveness.check(0.0)
-    liveness.heard(1, heard)
-    liveness.heard(2, heard)
+    liveness.note_message(1, heard)
+    liveness.note_message(2, heard)
     woken = max(liveness.check_at(), heard) + asleep
     assert liveness.check(woken) == SilentSessions()
-    liveness.heard(1, woken)
-    liveness.heard(2, woken)
+    liveness.note_message(1, woken)
+    liveness.note_message(2, woken)
     assert awake(liveness, woken, woken + 10.0, heartbeats=(1, 2))[1] == SilentSessions()
 
 
@@ -91,8 +91,8 @@ def test_one_sleep_after_the_other_is_nobodys_silence_either() -> None:
     assert liveness.check(now) == SilentSessions()
     now = liveness.check_at() + LEASE
     assert liveness.check(now) == SilentSessions()
-    liveness.heard(1, now)
-    liveness.heard(2, now)
+    liveness.note_message(1, now)
+    liveness.note_message(2, now)
     assert awake(liveness, now, now + 10.0, heartbeats=(1, 2))[1] == SilentSessions()
 
 
@@ -101,9 +101,9 @@ def test_who_always_sleeps_finds_the_silent_all_the_same() -> None:
     liveness.check(0.0)
     found = SilentSessions()
     for _ in range(100):
-        liveness.heard(1, liveness.check_at())
+        liveness.note_message(1, liveness.check_at())
         now = liveness.check_at() + LEASE / 4
-        liveness.heard(1, now)
+        liveness.note_message(1, now)
         found = liveness.check(now)
         if found.lost:
             break

@@ -50,7 +50,7 @@ def everything() -> list[Family]:
     snapshot = job.snapshot()._replace(max_restarts=3)
     return [
         build_family(),
-        *jobs_families(job.listed().jobs, {Outcome.FAILED: 2}),
+        *jobs_families(job.job_list().jobs, {Outcome.FAILED: 2}),
         *job_families([snapshot]),
         *node_families(node),
     ]

@@ -16,7 +16,7 @@ from rallypoint.control.membership.state import Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.messages import CollectKind
 from rallypoint.control.protocol.observation import CollectCommand, ResizeCommand
-from rallypoint.control.protocol.ranges import fits
+from rallypoint.control.protocol.ranges import is_in_range
 from rallypoint.control.protocol.validation import validated
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of
 from rallypoint.rendezvous.params import RendezvousParameters
@@ -51,7 +51,7 @@ def test_an_option_whose_number_no_other_node_would_accept_is_refused(name: str)
     with pytest.raises(UserError, match=name):
         settings(1 << 41)
     assert validated(settings(1)) == settings(1)
-    assert all(fits(each, value) for each, value in settings(1)._asdict().items() if each in OPTIONS)
+    assert all(is_in_range(each, value) for each, value in settings(1)._asdict().items() if each in OPTIONS)
 
 
 def test_a_rank_that_no_other_node_would_accept_is_refused() -> None:

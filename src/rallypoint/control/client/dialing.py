@@ -176,7 +176,7 @@ class Dialer:
             resolved(list(dict.fromkeys(str(place[3][0]) for place in places)))
         connection = await self._connect(places, timeout)
         self.unfinished = "it was connected to and did not answer the greeting"
-        session = ClientSession(*await self._opened(connection))
+        session = ClientSession(*await self._open_streams(connection))
         try:
             await self._handshake(session, incarnation)
         except BaseException:
@@ -235,7 +235,7 @@ class Dialer:
             raise
         return connection
 
-    async def _opened(self, connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open_streams(self, connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         try:
             if self._tls is None:
                 return await asyncio.open_connection(sock=connection)
@@ -446,7 +446,7 @@ class EndpointResolver:
     def session_opened(self, incarnation: str) -> None:
         """A session is open, with the coordinator of that name."""
 
-    def failed(self, place: DialTarget, error: Exception) -> None:
+    def on_failure(self, place: DialTarget, error: Exception) -> None:
         """No session could be opened there."""
 
 
@@ -498,7 +498,7 @@ class InferredHost(FixedEndpoint):
         """There is a server."""
         self._session_seen = True
 
-    def failed(self, place: DialTarget, error: Exception) -> None:
+    def on_failure(self, place: DialTarget, error: Exception) -> None:
         """There is no server yet, or it cannot be reached."""
         self._seems_unhosted = isinstance(error, ConnectionRefusedError | socket.gaierror)
 
@@ -620,10 +620,10 @@ class Redialer:
         try:
             session = await self._dialer.dial(timeout, incarnation, self._resolver.resolved if embedded else None)
         except RETRYABLE as error:
-            self._resolver.failed(place, error)
+            self._resolver.on_failure(place, error)
             raise
         except HandshakeError as error:
-            self._resolver.failed(place, error)
+            self._resolver.on_failure(place, error)
             if self._resolver.is_permanent:
                 raise
             raise OSError(str(error)) from None

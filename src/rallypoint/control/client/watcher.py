@@ -106,7 +106,7 @@ class WatcherSession:
             payload = codec.sendable(request)
         except codec.NotSendable as error:
             raise UsageError(str(error)) from None
-        self._opened().send(payload)
+        self._open().send(payload)
 
     async def snapshot(self, request: WatchRequest) -> Snapshot:
         """Ask for a snapshot, and wait for it; what else arrives is passed over.
@@ -129,7 +129,7 @@ class WatcherSession:
             UnreachableError: the session was lost.
         """
         while True:
-            message, size = await self._next()
+            message, size = await self._receive_message()
             if isinstance(message, CollectedPart):
                 self._count(message)
             if isinstance(message, CollectedPart | SnapshotPart) and message.is_last:
@@ -169,24 +169,24 @@ class WatcherSession:
             )
         return size
 
-    def _opened(self) -> ClientSession:
+    def _open(self) -> ClientSession:
         if self._session is None:
             raise RuntimeError("the session is not open; use it as an async context manager")
         return self._session
 
-    async def _next(self) -> tuple[WatcherNotification, int]:
+    async def _receive_message(self) -> tuple[WatcherNotification, int]:
         """The next message, and its bytes."""
-        session = self._opened()
+        session = self._open()
         try:
             payload = await session.receive()
             message = decode_watcher_notification(payload)
         except (OSError, FrameError, codec.CodecError) as error:
-            raise self._lost(str(error)) from None
+            raise self._lost_error(str(error)) from None
         if isinstance(message, SessionEnded):
-            raise self._lost(message.detail)
+            raise self._lost_error(message.detail)
         return message, len(payload)
 
-    def _lost(self, why: str) -> UnreachableError:
+    def _lost_error(self, why: str) -> UnreachableError:
         return UnreachableError(f"the control plane at {self._where.endpoint} was lost ({why})")
 
 

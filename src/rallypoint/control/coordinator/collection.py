@@ -142,7 +142,7 @@ class Collection:
             self._unread.append(node)
         return b"" if node in self.cut else data
 
-    def taken(self, now: float) -> None:
+    def on_read(self, now: float) -> None:
         """The receiver has read all of one node."""
         if self._unread:
             node = self._unread.popleft()
@@ -244,7 +244,7 @@ class HangCollection:
         self._until = math.inf
         """When the report must be there, from then on."""
 
-    def look(self, before: State, after: State, in_reach: Callable[[NodeId], bool], now: float) -> bool:
+    def check_hang(self, before: State, after: State, in_reach: Callable[[NodeId], bool], now: float) -> bool:
         """The state has changed: if the round now hangs, begin to ask the connected nodes. Returns whether it does."""
         if not hang_began(before, after):
             return False
@@ -269,7 +269,7 @@ class HangCollection:
     def _request(self, nodes: Sequence[NodeId]) -> None:
         self._tell(nodes, CollectRequested(self._number, CollectKind.HANG))
 
-    def answered(self, node: NodeId, answer: NodeAnswer, now: float) -> None:
+    def on_answer(self, node: NodeId, answer: NodeAnswer, now: float) -> None:
         """A node has answered."""
         if isinstance(answer, NodeReport) or answer.number != self._number or not self._nodes:
             return
@@ -280,7 +280,7 @@ class HangCollection:
             return
         elif isinstance(answer, Taken):
             if node == self._nodes[0]:
-                self._asked.taken(now)
+                self._asked.on_read(now)
                 self._end_if_complete(now)
         elif node in self._asked:
             data = self._asked.pass_on(node, answer.data, answer.is_last)

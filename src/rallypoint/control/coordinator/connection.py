@@ -133,7 +133,7 @@ class ControlConnection:
         nonce = b"" if served.keys is None else os.urandom(16)
         self._session = ServerSession(served.jobs, served.keys, nonce, self, self.peer_host.partition("%")[0])
         if connections.has_room(transport.socket.fileno(), self.peer_host):
-            connections.opened(self)
+            connections.add(self)
             return
         connections.limiter.log_refusal("control connection from %s refused: no descriptor is left for it", self._peer)
         self._done = True
@@ -153,9 +153,9 @@ class ControlConnection:
                 self._shake_hands(channel, data)
                 return
             data = self._decrypted(channel, partial(channel.receive, data))
-        self._take(data)
+        self._feed(data)
 
-    def _take(self, data: bytes) -> None:
+    def _feed(self, data: bytes) -> None:
         """These bytes have arrived, decrypted if need be."""
         if self._done:
             return
@@ -259,7 +259,7 @@ class ControlConnection:
         self._session.detach(how)
         if self._all.shares is not None and self._tenant:
             self._all.shares.leave(self._tenant)
-        self._all.closed(self)
+        self._all.discard(self)
 
     # The handshake, then the session
 
@@ -300,15 +300,15 @@ class ControlConnection:
         self._transport.pause()
         handshakes = self._all.handshakes
         assert handshakes is not None, "it speaks TLS"
-        handshakes.add(self.peer_host, partial(channel.receive, data), partial(self._shaken, channel))
+        handshakes.add(self.peer_host, partial(channel.receive, data), partial(self._on_handshake, channel))
 
-    def _shaken(self, channel: TlsChannel, work: asyncio.Future[bytes]) -> None:
+    def _on_handshake(self, channel: TlsChannel, work: asyncio.Future[bytes]) -> None:
         self.is_shaking_hands = False
         if work.cancelled() or self._done or self._transport.is_closing:
             work.cancelled() or work.exception()  # or asyncio says that nobody has looked at it
             return
         self._transport.resume()
-        self._take(self._decrypted(channel, work.result))
+        self._feed(self._decrypted(channel, work.result))
 
     def _decrypted(self, channel: TlsChannel, receive: Callable[[], bytes]) -> bytes:
         from rallypoint.base.tls import TlsError
@@ -327,7 +327,7 @@ class ControlConnection:
 
     def _hand_over(self, data: bytes, fallback: Callable[[socket.socket, bytes], None]) -> None:
         self._done = True
-        self._all.closed(self)  # and with that it does not count as unauthenticated any more
+        self._all.discard(self)  # and with that it does not count as unauthenticated any more
         try:
             fallback(self._transport.hand_over(), data)
         except OSError as error:  # no threads
@@ -507,7 +507,7 @@ class ControlConnection:
         """End a connection that has not become a session, to make room for newer ones."""
         self._close("too many connections are open that said nothing that opens a session; newer ones take its place")
         self.abort()
-        self._all.closed(self)  # now: a burst of others is counted before its end is reported
+        self._all.discard(self)  # now: a burst of others is counted before its end is reported
 
 
 class Served(NamedTuple):
@@ -588,13 +588,13 @@ class Connections:
             self._most = len(self.open) if descriptor >= self._descriptors else math.inf
         return len(self.open) < self._most or self.limiter.make_room(peer_host)
 
-    def opened(self, connection: ControlConnection) -> None:
+    def add(self, connection: ControlConnection) -> None:
         """A connection has been made."""
         self.open.add(connection)
         self.emptied.clear()
         self.limiter.add(connection)
 
-    def closed(self, connection: ControlConnection) -> None:
+    def discard(self, connection: ControlConnection) -> None:
         """A connection is gone. Idempotent."""
         self.open.discard(connection)
         self.limiter.remove(connection)
@@ -646,15 +646,15 @@ class Connections:
     def go_on_later(self, connection: ControlConnection) -> None:
         """Let a connection handle more of what it has sent, when others had their turn."""
         self._behind.append(connection)
-        self._soon(self._go_on)
+        self._call_soon(self._go_on)
 
     def make_later(self, connection: ControlConnection) -> None:
         """Make the answers that a watcher waits for, in turns with all else."""
         if connection not in self._making:
             self._making.append(connection)
-        self._soon(self._make)
+        self._call_soon(self._make)
 
-    def _soon(self, work: Callable[[], None]) -> None:
+    def _call_soon(self, work: Callable[[], None]) -> None:
         if work not in self._called:
             self._called.add(work)
             self.event_loop.call_soon(work)
@@ -667,14 +667,14 @@ class Connections:
                 break
             self._behind.popleft().go_on()
         if self._behind:
-            self._soon(self._go_on)
+            self._call_soon(self._go_on)
 
     def _make(self) -> None:
         self._called.discard(self._make)
         if not self.is_full:
             self._make_until(SYSTEM_CLOCK.monotonic() + _TURN)
         if self._making:
-            self._soon(self._make)
+            self._call_soon(self._make)
 
     def _make_until(self, until: float) -> None:
         while self._making and SYSTEM_CLOCK.monotonic() < until:
@@ -722,10 +722,10 @@ class TlsHandshakes:
                 self._waiting[peer_host] = steps
             self._running += 1
             work = self._loop.run_in_executor(self._threads, step)
-            work.add_done_callback(self._ended)
+            work.add_done_callback(self._on_step_done)
             work.add_done_callback(done)
 
-    def _ended(self, _work: asyncio.Future[bytes]) -> None:
+    def _on_step_done(self, _work: asyncio.Future[bytes]) -> None:
         self._running -= 1
         self._begin()
 
@@ -766,7 +766,7 @@ class ConnectionLimiter:
         self._waiting[connection] = self._clock.monotonic()
         self._of_host.setdefault(connection.peer_host, {})[connection] = None
         if self._look_again is None or len(self._waiting) == _MAX_CONNECTIONS + 1:
-            self._look()
+            self._end_overdue()
 
     def remove(self, connection: ControlConnection) -> None:
         """It has become a session, or is gone. Idempotent."""
@@ -813,7 +813,7 @@ class ConnectionLimiter:
                 timer.cancel()
         self._sum_up()
 
-    def _look(self) -> None:
+    def _end_overdue(self) -> None:
         """End those that were here for too long, and look again when the oldest will have been."""
         if self._look_again is not None:
             self._look_again.cancel()
@@ -823,7 +823,7 @@ class ConnectionLimiter:
             too_many = len(self._waiting) > _MAX_CONNECTIONS
             left = since + (_MIN_AGE if too_many else HANDSHAKE_TIMEOUT) - self._clock.monotonic()
             if left > 0:
-                self._look_again = asyncio.get_running_loop().call_later(left, self._look)
+                self._look_again = asyncio.get_running_loop().call_later(left, self._end_overdue)
                 return
             self.remove(oldest)
             if oldest.is_shaking_hands:  # it waits for us, and has its time again

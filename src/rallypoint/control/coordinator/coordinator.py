@@ -59,10 +59,10 @@ from rallypoint.control.membership.rules import (
     ClockView,
     StateObserver,
     backoff_ends,
+    is_settled,
     last_call_decides,
     needs_all,
     renewed,
-    settled,
     step,
     without_nodes,
 )
@@ -135,7 +135,7 @@ _MAX_DIFFERENCES = 32
 class Part(Protocol):
     """Something that only some jobs have, such as watchers: it hears of nodes and of time as the coordinator does."""
 
-    def answered(self, node: NodeId, answer: NodeAnswer, now: float) -> None:
+    def on_answer(self, node: NodeId, answer: NodeAnswer, now: float) -> None:
         """A node has answered, perhaps without having been asked."""
 
     def forget(self, node: NodeId, now: float) -> None:
@@ -265,7 +265,7 @@ class Coordinator:
         evidence.
         """
         lost = [node for node in known_to(self.state) if node.number in numbers and node not in self.sessions]
-        self._lose(lost, now, Reason.LOST, detail)
+        self._remove_lost(lost, now, Reason.LOST, detail)
         self._check_all_reported(now)
         return self.pop_sends()
 
@@ -282,7 +282,7 @@ class Coordinator:
         while self._next_deadline() <= now:
             self._continue_join(heapq.heappop(self._deadlines)[1], now)
         if self._placeholders_until is not None and now >= self._placeholders_until:
-            self._lose(sorted(self._unreported()), now, Reason.LOST, _NOT_BACK_DETAIL)
+            self._remove_lost(sorted(self._unreported()), now, Reason.LOST, _NOT_BACK_DETAIL)
             self._all_reported(now)
         if self._waits_for_time():
             self._continue_join(next(iter(self.state.participants)), now)
@@ -466,7 +466,7 @@ class Coordinator:
 
     def _on_answer(self, speaker: SessionRecord, answer: NodeAnswer, now: float) -> None:
         for part in self.parts:
-            part.answered(speaker.node, answer, now)
+            part.on_answer(speaker.node, answer, now)
 
     _RECEIVE: dict[type, Callable[[Any, SessionRecord, Any, float], None]] = {  # noqa: RUF012 - a table, never changed
         JoinRequest: _on_join,
@@ -487,7 +487,7 @@ class Coordinator:
             self._pending.pop(node, None)
             for part in self.parts:
                 part.forget(node, now)
-        self._lose(gone, now, reason, detail)
+        self._remove_lost(gone, now, reason, detail)
 
     def _release_session(self, session: int, now: float) -> None:
         """Law 5: a node of a running round may well continue. Requests of other nodes will be repeated by them."""
@@ -500,7 +500,7 @@ class Coordinator:
             self._end([session], now, Reason.LOST, _SILENCE_DETAIL.format(recovery_timeout(self.settings)))
 
     def _node_heard(self, session: int, now: float) -> None:
-        self.sessions.liveness.heard(session, now)
+        self.sessions.liveness.note_message(session, now)
         if self._all_released:
             self._all_released = False
             self._placeholders_until = now + recovery_timeout(self.settings)
@@ -569,7 +569,7 @@ class Coordinator:
         if state.size is not None:  # an operator has changed the number of nodes
             self.settings = self.settings._replace(**state.size._asdict())
 
-    def _lose(self, nodes: Iterable[NodeId], now: float, reason: Reason, detail: str = "") -> None:
+    def _remove_lost(self, nodes: Iterable[NodeId], now: float, reason: Reason, detail: str = "") -> None:
         """Remove these nodes: all in one change, or a round might be completed with one that is removed next."""
         before, nodes = self.state, list(nodes)
         self._note_gone(nodes, reason, now)
@@ -641,7 +641,7 @@ class Coordinator:
             return {}
         if any(node not in self._pending for node in (*after.wait_list, *(after.redundancy_list if segments else ()))):
             return {}  # the round would wait for its join, and nobody's own would complete it
-        if any((session := self.sessions.of(node)) is None or not session.keeps_place for node in ended):
+        if any((session := self.sessions.find(node)) is None or not session.keeps_place for node in ended):
             return {}
         infos = {node: participant.node_info for node, participant in ended.items()}
         host = next(node for node, participant in ended.items() if participant.rank == 0)
@@ -653,11 +653,11 @@ class Coordinator:
         Another node's arrival in a forming round does not matter to those that wait, unless it was the one that was
         awaited. This keeps a rendezvous of n nodes at n checks instead of n squared.
         """
-        was_settled, is_settled = settled(before, self.settings), settled(after, self.settings)
-        if _all_joins_depend_on(before) != _all_joins_depend_on(after) or (was_settled and not is_settled):
+        settled_before, settled_now = is_settled(before, self.settings), is_settled(after, self.settings)
+        if _all_joins_depend_on(before) != _all_joins_depend_on(after) or (settled_before and not settled_now):
             return list(self._pending)
         nodes = self._unblocked_spares(before, after)
-        if is_settled and not was_settled:  # any node's join completes the round for all, if that can be now
+        if settled_now and not settled_before:  # any node's join completes the round for all, if that can be now
             nodes += islice((node for node in after.participants if node in self._pending), 1)
         return nodes
 
@@ -724,12 +724,12 @@ class Coordinator:
 
             self._hangs = HangCollection(self.send_to, self.collections, lambda node: name_of(self.state, node))
             self.parts.append(self._hangs)
-        if self._hangs.look(before, after, self.sessions.__contains__, now):
+        if self._hangs.check_hang(before, after, self.sessions.__contains__, now):
             self.history.add("hang found", after.round, "no rank has given a sign of life for long", now)
 
     def send_to(self, nodes: Iterable[NodeId], notification: Notification) -> None:
         """Send to a node if it has a session; otherwise it asks when it is back."""
-        sessions = (self.sessions.of(node) for node in nodes)
+        sessions = (self.sessions.find(node) for node in nodes)
         self._sends += [(session.number, notification) for session in sessions if session is not None]
 
     def _reply(self, speaker: SessionRecord, notification: Notification) -> None:
@@ -743,7 +743,7 @@ class Coordinator:
         """The round is complete, with this node in it."""
         self._completed_a_round = True
         self._pending.pop(node, None)
-        speaker = self.sessions.of(node)
+        speaker = self.sessions.find(node)
         if speaker is None:
             return
         self._note_host(node)
@@ -823,7 +823,7 @@ class Coordinator:
 
     def _note_host(self, node: NodeId) -> None:
         """A node of the running round is at the other end of its session."""
-        session = self.sessions.of(node)
+        session = self.sessions.find(node)
         if self._hosts_round != self.state.round:
             self._hosts_round, self._hosts = self.state.round, set()
         if session is not None:

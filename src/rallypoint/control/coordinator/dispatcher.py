@@ -198,7 +198,7 @@ class Dispatcher:
         """This one, if it serves that job; an empty `job` means any."""
         return self if job in {"", self.settings.run_id} else None
 
-    def listed(self) -> JobList:
+    def job_list(self) -> JobList:
         """The one job, as a list."""
         from rallypoint.control.coordinator.snapshots import summary_of
         from rallypoint.control.protocol.observation import JobList
@@ -255,7 +255,7 @@ class Dispatcher:
                 self._deliver.pop(quietest, None)
                 replaced = [partial(self._disconnect.pop(quietest), _REPLACED_DETAIL)]
             session = next(self._numbers)
-            self._deliver[session] = watchers.deliverer(deliver, make)
+            self._deliver[session] = watchers.delivery_to(deliver, make)
             self._disconnect[session] = disconnect
             watchers.open(session)
         for end in replaced:
@@ -278,8 +278,8 @@ class Dispatcher:
         return make()
 
     @property
-    def collects(self) -> bool:
-        return self._watchers is not None and self._watchers.collects
+    def is_collecting(self) -> bool:
+        return self._watchers is not None and self._watchers.is_collecting
 
     def _opened_watchers(self) -> WatcherSessions:
         if self._watchers is None:
@@ -301,7 +301,7 @@ class Dispatcher:
         return known
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this is certainly the job's only coordinator at the moment."""
         return self._lead is None or self._lead.remaining() > 0
 

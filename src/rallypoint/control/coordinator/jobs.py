@@ -87,8 +87,8 @@ class ManyJobs:
     """The dispatchers of all jobs whose nodes have connected."""
 
     job = None
-    collects = False
-    """See `Dispatcher.collects`: it ends without its jobs."""
+    is_collecting = False
+    """See `Dispatcher.is_collecting`: it ends without its jobs."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -138,7 +138,7 @@ class ManyJobs:
             ended = [(incarnation, ended_job) for (name, incarnation), ended_job in self._ended.items() if name == job]
             return self._verdict_dispatcher(*ended[-1]) if ended else None
 
-    def listed(self) -> JobList:
+    def job_list(self) -> JobList:
         """All jobs, one line each, and those that ended last."""
         from rallypoint.control.coordinator.snapshots import summary_of
         from rallypoint.control.protocol.observation import JobList
@@ -194,7 +194,7 @@ class ManyJobs:
             for job in due:
                 self._reschedule(job)
 
-    # One job. With the lock held, except `_look`.
+    # One job. With the lock held.
 
     def _job_for(self, hello: Hello) -> _Job | None:
         """The job that a node requests, unless it has ended for this node."""
@@ -281,7 +281,7 @@ class ManyJobs:
             State(
                 closed=True, verdict=verdict, round=state.round, ledger=state.ledger, max_restarts=state.max_restarts
             ),
-            _kept(job.dispatcher.history),
+            _shortened_history(job.dispatcher.history),
             self._clock.monotonic() + _ENDED_KEPT,
         )
         for incarnation in job.incarnations:
@@ -297,7 +297,7 @@ class ManyJobs:
 
     def _verdict_dispatcher(self, incarnation: str, ended: _EndedJob) -> Dispatcher:
         """A dispatcher for one node that comes back after the end, or for who asks how the job has ended."""
-        restored = RestoredState(incarnation, ended.state, _kept(ended.history))
+        restored = RestoredState(incarnation, ended.state, _shortened_history(ended.history))
         return self._on_change_of(Dispatcher(ended.settings, self._clock, restored=restored)).dispatcher
 
     # When what is due. With the lock held.
@@ -330,7 +330,7 @@ def _is_over(dispatcher: Dispatcher) -> bool:
     return not dispatcher.members and (state.verdict is not None or not known)
 
 
-def _kept(history: JobHistory) -> JobHistory:
+def _shortened_history(history: JobHistory) -> JobHistory:
     """A copy of what is kept of a job that has ended: the newest alone, with the end of the last traceback."""
     shortened = JobHistory()
     shortened.events.extend(list(history.events)[-_EVENTS_KEPT:])

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from rallypoint.base.endpoint import is_loopback
 from rallypoint.control.membership.mappings import tally
-from rallypoint.control.membership.rules import ClockView, assign_worker_ranks, number_fitting, settled, starts_at
+from rallypoint.control.membership.rules import ClockView, assign_worker_ranks, is_settled, number_fitting, starts_at
 from rallypoint.control.membership.state import (
     Join,
     NodeId,
@@ -173,7 +173,7 @@ def progress_for(
     common: Progress, state: State, node: NodeId, settings: Settings, view: ClockView, *, ends_in: float, reports: bool
 ) -> Progress:
     """The progress as `node` sees it, from what another was told of the same state."""
-    starts = settled(state, settings) and node in state.participants
+    starts = is_settled(state, settings) and node in state.participants
     return common._replace(
         spare=node in state.redundancy_list,
         removed=_missing_nodes(state, view),

@@ -142,7 +142,7 @@ class WatcherSessions:
         return len(self._watchers)
 
     @property
-    def collects(self) -> bool:
+    def is_collecting(self) -> bool:
         """Whether nodes are to answer a watcher."""
         return bool(self._collections)
 
@@ -152,19 +152,19 @@ class WatcherSessions:
         return sends
 
     @staticmethod
-    def deliverer(
+    def delivery_to(
         deliver: Callable[[WatcherNotification], None], make: Callable[[PendingSnapshot], None] | None = None
     ) -> Callable[[WatcherNotification | PendingSnapshot], None]:
         """What delivers to a watcher. A snapshot that is pending is given to `make`, or made first if there is none."""
 
-        def made(message: WatcherNotification | PendingSnapshot) -> None:
+        def deliver_message(message: WatcherNotification | PendingSnapshot) -> None:
             if isinstance(message, PendingSnapshot) and make is not None:
                 make(message)
                 return
             for part in message.parts() if isinstance(message, PendingSnapshot) else (message,):
                 deliver(part)
 
-        return made
+        return deliver_message
 
     def open(self, session: int) -> None:
         """A watcher has connected."""
@@ -188,7 +188,7 @@ class WatcherSessions:
             return  # replaced
         self._watchers[session] = watcher  # as the last of all that have said something
         if isinstance(request, Taken):
-            self._taken(session, request.number, now)
+            self._on_read(session, request.number, now)
             return
         try:
             if isinstance(request, WatchRequest):
@@ -229,7 +229,7 @@ class WatcherSessions:
                 if not watcher.unread:
                     self._due_at = min(self._due_at, max(now, self._told_at + self._pause()))
         if self._job.state.verdict is not None:  # at once: the coordinator may end with its job
-            self._tell(now)
+            self._send_snapshots(now)
 
     def _pause(self) -> float:
         state = self._job.state
@@ -249,7 +249,7 @@ class WatcherSessions:
         self._ask_nodes(now)
         self._due_at = min(self._due_at, now + _ANSWER if self._awaited else now)
 
-    def _taken(self, session: int, number: int, now: float) -> None:
+    def _on_read(self, session: int, number: int, now: float) -> None:
         """A watcher has read what it was sent."""
         watcher = self._watchers[session]
         if number == 0:
@@ -257,15 +257,15 @@ class WatcherSessions:
             if watcher.wants:
                 self._due_at = min(self._due_at, max(now, self._told_at + self._pause()))
         elif (asked := self._collections.get(number)) is not None and asked.watcher == session:
-            asked.nodes.taken(now)
+            asked.nodes.on_read(now)
             self._end_collections()
 
-    def answered(self, node: NodeId, answer: NodeAnswer, now: float) -> None:
+    def on_answer(self, node: NodeId, answer: NodeAnswer, now: float) -> None:
         """A node has answered, perhaps without having been asked."""
         if isinstance(answer, NodeReport):
             self.report(node, answer, now)
         elif isinstance(answer, CollectedPart):
-            self.collected(node, answer, now)
+            self.on_part(node, answer, now)
 
     def report(self, node: NodeId, report: NodeReport, now: float) -> None:
         """A node has reported. Reports that were not requested are ignored."""
@@ -302,7 +302,7 @@ class WatcherSessions:
         self._end_collections()
         if now >= self._due_at:
             self._due_at = math.inf
-            self._tell(now)
+            self._send_snapshots(now)
         if now >= self._ask_at:
             self._ask_more(now)
         if now >= self._refresh_at():
@@ -319,7 +319,7 @@ class WatcherSessions:
         return lambda: at_once(making)
 
     def _view(self, now: float) -> JobView:
-        return JobView.of(self._job, self._reports, now, self._drained)
+        return JobView.from_coordinator(self._job, self._reports, now, self._drained)
 
     # Collections from nodes
 
@@ -359,7 +359,7 @@ class WatcherSessions:
                     with suppress(CommandRefused):  # the new round has no such rank
                         asked.nodes.add(nodes_with_ranks(asked.ranks, state), now)
 
-    def collected(self, node: NodeId, part: CollectedPart, now: float) -> None:
+    def on_part(self, node: NodeId, part: CollectedPart, now: float) -> None:
         """A node has sent a part of a collection."""
         asked = self._collections.get(part.number)
         if asked is None or node not in asked.nodes:
@@ -421,7 +421,7 @@ class WatcherSessions:
         job.send_to(there, ReportRequested())
         self._ask_at = now + _WAVES_APART if len(wave) == _WAVE else math.inf
 
-    def _tell(self, now: float) -> None:
+    def _send_snapshots(self, now: float) -> None:
         over = self._job.state.verdict is not None
         wanting = [entry for entry in self._watchers.items() if entry[1].wants and (over or not entry[1].unread)]
         if not wanting:

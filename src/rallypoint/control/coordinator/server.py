@@ -146,7 +146,7 @@ class ControlServer:
         connections = self._connections
         assert connections is not None, "it serves"
         connections.transports.stop_listening()
-        if self.jobs.collects:  # nodes that end with the job answer a watcher first
+        if self.jobs.is_collecting:  # nodes that end with the job answer a watcher first
             await self._until_collected(linger)
         connections.finish_making()
         for connection in list(connections.open):
@@ -167,7 +167,7 @@ class ControlServer:
         done = asyncio.Event()
 
         def check() -> None:
-            if not self.jobs.collects:
+            if not self.jobs.is_collecting:
                 self._loop.call(done.set)
 
         self.jobs.on_change = check

@@ -169,7 +169,7 @@ class ServerSession:
             raise codec.CodecError("jobs are listed for watchers that name none")
         from rallypoint.control.protocol.observation import job_list_parts
 
-        self._output.send(*map(codec.encode, job_list_parts(self._jobs.listed())))
+        self._output.send(*map(codec.encode, job_list_parts(self._jobs.job_list())))
 
     def refuse(self, sentence: str) -> None:
         """Tell the other side why it is refused; the connection must be closed."""
@@ -186,7 +186,7 @@ class ServerSession:
             # At once. While notifications wait, for the journal or for their turn to be written, it means only that we
             # are alive: the end of its round may be among them.
             waits = self._dispatcher.has_notifications or not self._output.is_written
-            counted = 0 if waits or not self._dispatcher.leads else self._unanswered
+            counted = 0 if waits or not self._dispatcher.is_leader else self._unanswered
             self._output.send(_answer_to(counted))
             self._unanswered -= counted
         return None

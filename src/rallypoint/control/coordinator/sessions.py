@@ -96,7 +96,7 @@ class SessionRegistry:
         if _is_external(session):
             sessions = self._external_addresses.get(session.server_address, 0)
             self._external_addresses[session.server_address] = sessions + 1
-        self.liveness.opened(number, now, leased=session.leased, local=session.local)
+        self.liveness.add_session(number, now, leased=session.leased, local=session.local)
 
     def replace_earlier(self, session: SessionRecord) -> tuple[int, ...]:
         """A session speaks: end the earlier ones of its node (law 2). Returns their numbers."""
@@ -117,7 +117,7 @@ class SessionRegistry:
                 del self._external_addresses[session.server_address]
         if session.in_this_process:
             self._in_this_process.remove(number)
-        self.liveness.closed(number)
+        self.liveness.remove_session(number)
         others = tuple(other for other in self._by_node[session.node] if other != number)
         if others:
             self._by_node[session.node] = others
@@ -129,24 +129,24 @@ class SessionRegistry:
         """The session of that number, if it is open."""
         return self._sessions.get(number)
 
-    def of(self, node: NodeId) -> SessionRecord | None:
+    def find(self, node: NodeId) -> SessionRecord | None:
         """The session in which a node can be told something, if it has one."""
         numbers = self._by_node.get(node)
         session = None if numbers is None else self._sessions[numbers[0]]
         return None if session is None or session.resumes else session
 
     def __contains__(self, node: NodeId) -> bool:
-        return self.of(node) is not None
+        return self.find(node) is not None
 
     def __iter__(self) -> Iterator[SessionRecord]:
         """In the order in which they were opened."""
         return iter(self._sessions.values())
 
-    def copied(self) -> Callable[[], Mapping[NodeId, float]]:
+    def copy_last_heard(self) -> Callable[[], Mapping[NodeId, float]]:
         """Copy what may change. Returns a function that says of each node with a session when it was last heard:
         infinity if that is not counted, since its session has no lease.
         """
-        sessions, by_node, heard = list(self._sessions.values()), dict(self._by_node), self.liveness.copied()
+        sessions, by_node, heard = list(self._sessions.values()), dict(self._by_node), self.liveness.copy_last_heard()
 
         def last_heard() -> Mapping[NodeId, float]:
             return {
@@ -214,16 +214,16 @@ class Liveness:
         self._excused_pauses = 0
         """The number of consecutive checks that came after a sleep, and were excused for that."""
 
-    def opened(self, session: int, now: float, *, leased: bool, local: bool) -> None:
+    def add_session(self, session: int, now: float, *, leased: bool, local: bool) -> None:
         """A session begins; `local` if its node is in our own process."""
-        self.heard(session, now)
+        self.note_message(session, now)
         if leased:
             self._looked_at = self._looked_at if self._heard else now
             self._heard[session] = now
         if local:
             self._local.add(session)
 
-    def heard(self, session: int, now: float) -> None:
+    def note_message(self, session: int, now: float) -> None:
         """A session has sent something."""
         if self._seem_cut_off(now):
             self._grant_extra_time(now, now - self._heard_at)
@@ -231,11 +231,11 @@ class Liveness:
         if session in self._heard:
             self._heard[session] = now
 
-    def copied(self) -> Mapping[int, float]:
+    def copy_last_heard(self) -> Mapping[int, float]:
         """When each session with a lease was last heard, as a copy."""
         return dict(self._heard)
 
-    def closed(self, session: int) -> None:
+    def remove_session(self, session: int) -> None:
         """A session is over."""
         self._heard.pop(session, None)
         self._local.discard(session)

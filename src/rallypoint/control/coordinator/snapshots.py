@@ -71,17 +71,17 @@ class _Report(NamedTuple):
     said: NodeReport
     at: float
 
-    def aged(self, now: float) -> NodeReport:
+    def with_ages(self, now: float) -> NodeReport:
         """The report with its ages as they are now."""
         since = now - self.at
 
-        def aged(age: float) -> float:
+        def age_now(age: float) -> float:
             return age if age < 0 else age + since
 
         return self.said._replace(
-            progress_age=aged(self.said.progress_age),
-            first_step_age=aged(self.said.first_step_age),
-            output_ages=tuple(map(aged, self.said.output_ages)),
+            progress_age=age_now(self.said.progress_age),
+            first_step_age=age_now(self.said.first_step_age),
+            output_ages=tuple(map(age_now, self.said.output_ages)),
         )
 
 
@@ -126,7 +126,9 @@ class JobView(NamedTuple):
     """See `JobHistory.known`."""
 
     @classmethod
-    def of(cls, job: Coordinator, reports: NodeReports, now: float, drained: Mapping[NodeId, str] = {}) -> JobView:
+    def from_coordinator(
+        cls, job: Coordinator, reports: NodeReports, now: float, drained: Mapping[NodeId, str] = {}
+    ) -> JobView:
         """The view of a job at this moment."""
         return cls(
             now,
@@ -138,7 +140,7 @@ class JobView(NamedTuple):
             age_of(job.history, now, job.state),
             tuple(job.history.failures),
             tuple(job.history.events),
-            job.sessions.copied(),
+            job.sessions.copy_last_heard(),
             dict(reports.by_node),
             reports.changes,
             dict(drained),
@@ -191,7 +193,7 @@ class SnapshotMaker:
     def row(self, view: JobView, node: NodeId) -> Making:
         """The snapshot with the row of this node."""
         members = yield from self._members_of(view.state)
-        every = _all(view.state, members)
+        every = _all_places(view.state, members)
         yield
         places = [place for place in every if place.node == node]
         return (yield from self._snapshot(view, members, view.last_heard(), places, len(every) - len(places)))
@@ -199,7 +201,7 @@ class SnapshotMaker:
     def page(self, view: JobView, first: int) -> Making:
         """The snapshot with the rows from this one on, as many as one may have."""
         members, end = (yield from self._members_of(view.state)), first + PAGE_NODES
-        every = _all(view.state, members)
+        every = _all_places(view.state, members)
         yield
         shown, left = every[first:end], max(0, len(every) - end)
         return (yield from self._snapshot(view, members, view.last_heard(), shown, left))
@@ -209,11 +211,11 @@ class SnapshotMaker:
         members = yield from self._members_of(view.state)
         heard = view.last_heard()
         yield
-        every = _all(view.state, members)
+        every = _all_places(view.state, members)
         shown: Sequence[_Place] = every
         if len(every) > SHOWN_NODES:
-            reported = yield from self._said(view, members)
-            shown = yield from _first(view, every, heard, reported.lagging)
+            reported = yield from self._current_reports(view, members)
+            shown = yield from _shown_places(view, every, heard, reported.lagging)
         return (yield from self._snapshot(view, members, heard, shown, len(every) - len(shown)))
 
     def _members_of(self, state: State) -> _Slices[_Members]:
@@ -225,7 +227,7 @@ class SnapshotMaker:
             yield
         return known
 
-    def _said(self, view: JobView, members: _Members) -> _Slices[_Reported]:
+    def _current_reports(self, view: JobView, members: _Members) -> _Slices[_Reported]:
         key, known = (view.reports_changes, view.state.round), self._reported
         if known is None or known[:2] != key or known[2] is not members.places:
             reported = yield from _reported(view, members.places)
@@ -241,7 +243,7 @@ class SnapshotMaker:
         not_shown: int,
     ) -> Making:
         state, settings, now = view.state, view.settings, view.now
-        reported = yield from self._said(view, members)
+        reported = yield from self._current_reports(view, members)
         short = 0 if state.complete else max(0, settings.min_nodes - number_fitting(state, settings))
         backs_off = state.restart_delay and not state.complete
         totals = _totals(state, heard, reported, members.workers, view.known)
@@ -358,7 +360,7 @@ def summary_of(state: State, settings: Settings, history: JobHistory, now: float
     )
 
 
-def _all(state: State, members: _Members) -> Sequence[_Place]:
+def _all_places(state: State, members: _Members) -> Sequence[_Place]:
     """The nodes of all lists, those of the round by their ranks."""
     return [
         *members.places,
@@ -368,7 +370,7 @@ def _all(state: State, members: _Members) -> Sequence[_Place]:
     ]
 
 
-def _first(
+def _shown_places(
     view: JobView, every: Sequence[_Place], heard: Mapping[NodeId, float], lagging: Sequence[NodeId]
 ) -> _Slices[Sequence[_Place]]:
     """Those of many that are shown: the kinds of trouble in order, then the first nodes."""
@@ -443,7 +445,7 @@ def _row(view: JobView, heard: Mapping[NodeId, float], place: _Place) -> NodeVie
         workers=0 if info is None else info.local_world_size,
         role="" if info is None else info.role,
         succeeded=runs and node in state.succeeded,
-        report=report.aged(view.now) if runs and report is not None and report.said.round == state.round else None,
+        report=report.with_ages(view.now) if runs and report is not None and report.said.round == state.round else None,
         quiet=node in state.quiet,
         drained_by=view.drained.get(node, ""),
         domain="" if info is None else info.domain,

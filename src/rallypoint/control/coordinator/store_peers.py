@@ -69,13 +69,13 @@ def peers_notification(state: State, sessions: SessionRegistry) -> list[StorePee
     known: dict[str, None] = {}
     doubt, some = "", False
     for node, participant in state.participants.items():
-        session = sessions.of(node)
+        session = sessions.find(node)
         if session is not None:
             some = some or session.addresses is not None
             known.update(dict.fromkeys(session.addresses or ()))  # which are addresses, as all that nodes send
             shown = (address.partition("%")[0] for address in (session.address, session.observed_address))
             known.update((address, None) for address in shown if address not in known and _is_network(address))
-        doubt = doubt or _doubt(state, node, session, is_host=participant.rank == 0)
+        doubt = doubt or _why_uncertain(state, node, session, is_host=participant.rank == 0)
     if not some:
         return []
     addresses = [address for address in known if not is_loopback(address)]
@@ -88,7 +88,7 @@ def peers_notification(state: State, sessions: SessionRegistry) -> list[StorePee
     ]
 
 
-def _doubt(state: State, node: NodeId, session: SessionRecord | None, *, is_host: bool) -> str:
+def _why_uncertain(state: State, node: NodeId, session: SessionRecord | None, *, is_host: bool) -> str:
     """Why the addresses of a member may differ from those that it has sent; empty if they do not."""
     if session is None or (session.addresses is None and not is_host):
         return f"the addresses of {name_of(state, node)} are not known"

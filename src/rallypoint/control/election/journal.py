@@ -109,7 +109,7 @@ class Journal:
         if self._newest is None or number > self._newest[0]:
             self._newest = (number, state)
 
-    def hurry(self) -> None:
+    def write_now(self) -> None:
         """Nothing may wait any more."""
         self._awaited = 0 if self._newest is None else self._newest[0]
 
@@ -129,7 +129,7 @@ class Journal:
         return 0 if self._write is None else self._write.number
 
     def next_write(self) -> Txn | None:
-        """The transaction to make now, whose result goes to `answered` or `failed`; None where there is none.
+        """The transaction to make now, whose result goes to `on_answer` or `on_error`; None where there is none.
 
         The same one is made until one of them has said that it is written (law 4).
         """
@@ -148,7 +148,7 @@ class Journal:
             then = (Put(keys.state, write.value, self._lease), Delete(keys.parts(self._written), prefix=True))
         return Txn((self.fence.comparison(), unchanged), then, (Range(keys.state), Range(self.fence[0])))
 
-    def answered(self, result: TxnResult) -> Outcome:
+    def on_answer(self, result: TxnResult) -> Outcome:
         """The transaction was answered."""
         assert self._write is not None, "no write is under way"
         if result.succeeded and self._write.done < len(self._write.parts):
@@ -159,7 +159,7 @@ class Journal:
         stored, own = result.ranges
         return self._explain(self._write, stored, own)
 
-    def failed(self, error: EtcdError) -> Outcome:
+    def on_error(self, error: EtcdError) -> Outcome:
         """The transaction was not answered, or refused."""
         if isinstance(error, EtcdUnreachable):
             return NotYet(str(error))

@@ -73,7 +73,7 @@ class ElectionKeys(NamedTuple):
     part_size: int = PART_SIZE
 
     @classmethod
-    def of(cls, prefix: str, run_id: str) -> ElectionKeys:
+    def for_job(cls, prefix: str, run_id: str) -> ElectionKeys:
         """The keys of the job `run_id` under `prefix`, with any slashes. Raises UserError if that is not text."""
         try:
             prefix.encode()

@@ -120,7 +120,7 @@ class LeaderResolver(EndpointResolver):
             self.met, self.lost = incarnation, False
             self.on_news()
 
-    def failed(self, target: DialTarget, error: Exception) -> None:
+    def on_failure(self, target: DialTarget, error: Exception) -> None:
         """No session could be opened there: the next attempt is made at the coordinator's next address.
 
         Only a coordinator that refuses at all its addresses is one whose port is shut: one of them may be loopback, and

@@ -101,7 +101,7 @@ class Election:
         self._deposing = procedures.Deposing(self._context)
         self._leadership = Leadership(keys, settings, self._context)
         self._presence = Presence()
-        self._goal: _Method = Election._arrive
+        self._goal: _Method = Election._draw_start
         self._rest_until = -math.inf
         self._pause = PAUSE
         self._due: dict[Chore, float] = {}  # when chores are due
@@ -114,7 +114,7 @@ class Election:
         self._stood = False  # whether we have had a place since we last found none free
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this agent is the coordinator."""
         return self.phase is CandidatePhase.LEADING
 
@@ -129,22 +129,22 @@ class Election:
         if self._runner.busy or self.phase is CandidatePhase.GONE:
             return math.inf
         resting = self._rest_until if self.phase in _PAUSES else math.inf
-        return min(*self._due.values(), resting, self._presence.wake_at if self.leads else math.inf)
+        return min(*self._due.values(), resting, self._presence.wake_at if self.is_leader else math.inf)
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Something has happened at `now`; returns what to do about it. A request among that is the last."""
         self._context.now = now
         self._context.pop_effects()
-        self._take(event)
+        self._handle(event)
         while not self._runner.busy and (due := self._next()) is not None:
             self._runner.begin(*due)
-        if self.leads and not self._runner.busy:
-            self._leadership.lose(self._presence.overdue(now), "its lease in etcd has ended")
+        if self.is_leader and not self._runner.busy:
+            self._leadership.remove_lost(self._presence.overdue(now), "its lease in etcd has ended")
         return self._context.pop_effects()
 
     # Events
 
-    def _take(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         match event:
             case steps.Tick():
                 pass
@@ -195,7 +195,7 @@ class Election:
             return None
         if self._closed:
             return self._end(None), None
-        if self.leads and self._leadership.deposed:
+        if self.is_leader and self._leadership.deposed:
             return self._end(EtcdLeaseGone(self._leadership.deposed)), None
         if (urgent := self._urgent()) is not None:
             return urgent
@@ -223,7 +223,7 @@ class Election:
         if not isinstance(error, EtcdUnreachable) or self.phase is CandidatePhase.ENDING:
             self._give_up(error)
             return
-        self._context.trouble(str(error))
+        self._context.set_trouble(str(error))
         if chore is None:
             self._wait_before_retry(self._pause)
             self._pause = min(2 * self._pause, LONG_PAUSE)
@@ -241,7 +241,7 @@ class Election:
 
     def _set_goal(self, goal: _Method, phase: CandidatePhase = CandidatePhase.ASKING) -> None:
         """Set the next goal; the previous one was reached."""
-        self._context.trouble("")
+        self._context.set_trouble("")
         self._goal, self._pause, self.phase = goal, PAUSE, phase
 
     def _wait_before_retry(self, seconds: float) -> None:
@@ -250,7 +250,7 @@ class Election:
 
     # Goals
 
-    def _arrive(self) -> Procedure[None]:
+    def _draw_start(self) -> Procedure[None]:
         """Look at a time of our own."""
         self._set_goal(Election._register, CandidatePhase.RESTING)
         seconds = self._settings.max_nodes / ARRIVALS if self._settings.max_nodes > self._keys.seats else 0.0
@@ -260,7 +260,7 @@ class Election:
     def _register(self) -> Procedure[None]:
         """Become a candidate, if there are not candidates enough."""
         seen = self._seen
-        view = yield from procedures.look(self._keys)
+        view = yield from procedures.read_election(self._keys)
         if view.revision < seen:
             text = "etcd has gone back from revision %d to %d and its data is lost; this agent registers again"
             self._context.log(steps.WARNING, text, seen, view.revision)
@@ -330,10 +330,10 @@ class Election:
         yield from self._leadership.keep_state_alive()
 
     def _find_leader(self) -> Procedure[None]:
-        self._see_leader((yield from procedures.look(self._keys)))
+        self._see_leader((yield from procedures.read_election(self._keys)))
 
     def _find_candidates(self) -> Procedure[None]:
-        view = yield from procedures.look(self._keys)
+        view = yield from procedures.read_election(self._keys)
         self._presence.replace(view.candidates, self._context.now + min_absence(self._settings))
         self._context.watch(Watched.NODES, self._keys.candidates, view.revision, prefix=True)
 
@@ -368,7 +368,7 @@ class Election:
         elif why is not None:
             text = "this agent's place in etcd is given up for a moment, after an unexpected error"
             self._context.warn(why, text)
-            self._context.trouble(f"{type(why).__name__}: {why}")
+            self._context.set_trouble(f"{type(why).__name__}: {why}")
         last = for_good and self._stood
         yield from leave(self._keys, self._place, self._own, self._link.met, self._context, may_be_last=last)
         self._has_ended(LONG_PAUSE, for_good=for_good)

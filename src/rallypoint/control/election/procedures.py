@@ -145,7 +145,7 @@ class StepContext:
 
     # Complaints
 
-    def trouble(self, sentence: str) -> None:
+    def set_trouble(self, sentence: str) -> None:
         """Why etcd cannot be asked; "" when it could be."""
         if sentence != self._trouble:
             self._trouble = sentence
@@ -201,7 +201,7 @@ class Runner:
     def begin(self, procedure: Procedure[None], chore: Chore | None = None) -> None:
         """Begin this procedure instead of the one in progress."""
         self.drop()
-        self._take(procedure, chore, lambda: next(procedure))
+        self._advance(procedure, chore, lambda: next(procedure))
 
     def drop(self) -> None:
         """Drop what is in progress; a late answer is ignored."""
@@ -214,7 +214,7 @@ class Runner:
             return
         if self._held is None and running.chore is None and (urgent := self._urgent()) is not None:
             self._held, (procedure, chore) = (running, event), urgent
-            self._take(procedure, chore, lambda: next(procedure))
+            self._advance(procedure, chore, lambda: next(procedure))
             return
         self._resume(running, event)
         if not self.busy and self._held is not None:
@@ -223,17 +223,17 @@ class Runner:
 
     def _resume(self, running: _Running, event: Answered | Failed) -> None:
         if isinstance(event, Answered):
-            self._take(running.procedure, running.chore, lambda: running.procedure.send(event.answer))
+            self._advance(running.procedure, running.chore, lambda: running.procedure.send(event.answer))
         else:
-            self._take(running.procedure, running.chore, lambda: running.procedure.throw(event.error))
+            self._advance(running.procedure, running.chore, lambda: running.procedure.throw(event.error))
 
-    def _take(self, procedure: Procedure[None], chore: Chore | None, resume: Callable[[], Request]) -> None:
+    def _advance(self, procedure: Procedure[None], chore: Chore | None, resume: Callable[[], Request]) -> None:
         self._running = None
         try:
             request = resume()
         except StopIteration:
             if chore is not None:
-                self._context.trouble("")
+                self._context.set_trouble("")
         except Exception as error:
             self._on_failure(error, chore)
         else:
@@ -274,7 +274,7 @@ def _looking(keys: ElectionKeys) -> tuple[Range, Range]:
     return Range(keys.candidates, prefix=True), Range(keys.leader)
 
 
-def look(keys: ElectionKeys) -> Procedure[ElectionView]:
+def read_election(keys: ElectionKeys) -> Procedure[ElectionView]:
     """See who stands for election, and who leads."""
     result = yield from transact((), _looking(keys))
     candidates, leader = result.ranges
@@ -454,7 +454,7 @@ class Leadership:
         try:
             listening = yield StartTerm(self.term, fence, addresses, takeover)
             assert isinstance(listening, Listening)
-            self.lose(dead - presence.nodes, "its machine refuses connections")
+            self.remove_lost(dead - presence.nodes, "its machine refuses connections")
             now = self._context.now
             presence.await_anew(now - recovery_timeout(self._settings), now + min_absence(self._settings))
             yield from self._announce(place, listening)
@@ -486,7 +486,7 @@ class Leadership:
         """Keep the lease alive that the state hangs on."""
         yield from number_of(RenewLease(self._state_lease))
 
-    def lose(self, nodes: frozenset[int], detail: str) -> None:
+    def remove_lost(self, nodes: frozenset[int], detail: str) -> None:
         """Treat these nodes as lost (law 2)."""
         if nodes:
             self._context.add(NodesLost(nodes, detail))

@@ -82,7 +82,7 @@ class JournalWriter:
     def close(self, linger: float = 0.0) -> None:
         """Stop writing; a write in progress may take `linger` seconds. Idempotent."""
         with self._changed:
-            self._journal.hurry()
+            self._journal.write_now()
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._closed or self._journal.is_idle, timeout=linger)
             self._closed = True
@@ -119,7 +119,7 @@ class JournalWriter:
             failure = error
         with self._changed:
             self._changed.notify_all()
-            return self._journal.answered(result) if failure is None else self._journal.failed(failure)
+            return self._journal.on_answer(result) if failure is None else self._journal.on_error(failure)
 
     def _act_on(self, outcome: Outcome, written: Callable[[int], None]) -> None:
         match outcome:
@@ -177,7 +177,7 @@ class EffectRunner:
         self._log = log
         self._watches: dict[Watched, Any] = {}
 
-    def do(self, effect: Effect) -> None:
+    def run(self, effect: Effect) -> None:
         """Do any effect but a request and `NodesLost`."""
         match effect:
             case steps.WatchKeys():
@@ -261,9 +261,9 @@ class Candidate:
         self._thread.start()
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         """Whether this agent is the coordinator."""
-        return self._election.leads
+        return self._election.is_leader
 
     def snapshot(self) -> Snapshot | None:
         """The snapshot of the job, if this agent is the coordinator; from any thread."""
@@ -292,7 +292,7 @@ class Candidate:
         self._effects = EffectRunner(self._client, self._resolver, self._inbox.put, _log)
         with closing(self._client):
             event: Event = steps.Tick()
-            while self._take(event):
+            while self._step(event):
                 event = self._next_event()
             self._end_term(0.0)  # none is on, unless a step went wrong
 
@@ -303,7 +303,7 @@ class Candidate:
         except queue.Empty:
             return steps.Tick()
 
-    def _take(self, event: Event) -> bool:
+    def _step(self, event: Event) -> bool:
         """Step the machine and do what it says; returns whether to continue."""
         try:
             for effect in self._election.step(event, SYSTEM_CLOCK.monotonic()):
@@ -313,7 +313,7 @@ class Candidate:
                     if self._term is not None:
                         self._term.dispatcher.nodes_lost(effect.nodes, effect.detail)
                 else:
-                    self._effects.do(effect)
+                    self._effects.run(effect)
         except Exception as error:  # law 2
             if isinstance(event, steps.Broken):
                 log.exception("this agent's place in etcd cannot be given up either")
@@ -329,13 +329,13 @@ class Candidate:
 
     def _ask(self, effect: steps.Ask) -> None:
         try:
-            answer = self._do(effect.request)
+            answer = self._perform(effect.request)
         except Exception as error:
             self._inbox.put(steps.Failed(effect.number, error))
         else:
             self._inbox.put(steps.Answered(effect.number, answer))
 
-    def _do(self, request: steps.Request) -> Answer:
+    def _perform(self, request: steps.Request) -> Answer:
         client = self._client
         match request:
             case steps.Txn(compares, then, otherwise, timeout_s):

@@ -414,7 +414,7 @@ class EtcdMembers:
         self._attempt = min(max(ATTEMPT, 2 * took), _MAX_ATTEMPT)
         self._pause = _PAUSE
 
-    async def _rest(self) -> None:
+    async def _sleep_briefly(self) -> None:
         pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
         await asyncio.sleep(random.uniform(pause / 2, pause))
 
@@ -431,7 +431,7 @@ class EtcdMembers:
         """Use another member from now on, for everything."""
         self._leave(member)
         if not trouble.ends:
-            await self._rest()  # no busy loop, where each member refuses at once
+            await self._sleep_briefly()  # no busy loop, where each member refuses at once
 
     async def log_in(self, member: Member) -> None:
         """Fetch a new token for all that goes over `member`; if that fails for now, another member is used next.
@@ -492,7 +492,7 @@ class EtcdMembers:
         if len(refusals) == len(self._order):
             raise EtcdRefused(refusals[0].sentence)
         self._attempt = min(2 * self._attempt, _MAX_ATTEMPT)
-        await self._rest()
+        await self._sleep_briefly()
         return None
 
     def _leave(self, member: Member) -> None:

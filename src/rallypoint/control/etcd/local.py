@@ -94,7 +94,7 @@ class LocalEtcd:
         """Where clients go; None while it does not run."""
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether it does not run, or no longer."""
         return self._supervisor is None or self._supervisor.poll() is not None
 

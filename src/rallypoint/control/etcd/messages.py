@@ -85,14 +85,14 @@ class Fields:
 
     def number(self, field: int) -> int:
         """An int64, 0 if it is not there."""
-        value = self._last(field, 0)
+        value = self._last_value(field, 0)
         if not isinstance(value, int):
             raise DecodingError(f"field {field} should be a number")
         return value - (1 << 64) if value >> 63 else value
 
     def string(self, field: int) -> bytes:
         """Bytes or a message, empty if it is not there."""
-        value = self._last(field, b"")
+        value = self._last_value(field, b"")
         if not isinstance(value, bytes):
             raise DecodingError(f"field {field} should be bytes")
         return value
@@ -108,7 +108,7 @@ class Fields:
                 raise DecodingError(f"field {field} should be bytes")
             yield value
 
-    def _last(self, field: int, default: int | bytes) -> int | bytes:
+    def _last_value(self, field: int, default: int | bytes) -> int | bytes:
         values = self._found.get(field)
         return values[-1] if values else default
 

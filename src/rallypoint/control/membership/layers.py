@@ -54,7 +54,7 @@ class LayeredMap(Mapping[K, V]):
         return merged
 
     @classmethod
-    def of(cls, entries: Mapping[K, V]) -> LayeredMap[K, V]:
+    def from_mapping(cls, entries: Mapping[K, V]) -> LayeredMap[K, V]:
         """The layered form of a mapping that nobody changes."""
         return cls(entries if isinstance(entries, dict) else dict(entries), {}, frozenset(), len(entries), {})
 
@@ -89,7 +89,7 @@ class LayeredMap(Mapping[K, V]):
             for key, value in self.items():
                 kind = of(key, value)
                 numbers[kind] = numbers.get(kind, 0) + 1
-            counts = self._tallies[of] = LayeredMap.of(numbers)
+            counts = self._tallies[of] = LayeredMap.from_mapping(numbers)
         return counts
 
     def __getitem__(self, key: K) -> V:

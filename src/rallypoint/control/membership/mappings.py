@@ -90,4 +90,4 @@ def layered(mapping: Mapping[K, V]) -> LayeredMap[K, V]:
     """A mapping of many entries, in layers."""
     from rallypoint.control.membership.layers import LayeredMap
 
-    return mapping if isinstance(mapping, LayeredMap) else LayeredMap.of(mapping)
+    return mapping if isinstance(mapping, LayeredMap) else LayeredMap.from_mapping(mapping)

@@ -126,14 +126,18 @@ def step(operation: Operation, state: State, node: NodeId, view: ClockView, sett
 
 def ready(state: State, view: ClockView, settings: Settings) -> bool:
     """Whether the forming round can be complete now (law 4)."""
-    return settled(state, settings) and view.now >= starts_at(state, view, settings)
+    return is_settled(state, settings) and view.now >= starts_at(state, view, settings)
 
 
-def settled(state: State, settings: Settings) -> bool:
+def is_settled(state: State, settings: Settings) -> bool:
     """Whether the forming round waits only for the moment of `starts_at`."""
     if state.complete or not _are_enough(state, settings):
         return False
-    return _is_full(state, settings) or last_call_decides(state) or not (_awaited(state, settings) or state.wait_list)
+    return (
+        _is_full(state, settings)
+        or last_call_decides(state)
+        or not (_awaited_nodes(state, settings) or state.wait_list)
+    )
 
 
 def number_fitting(state: State, settings: Settings) -> int:
@@ -149,7 +153,7 @@ def _is_full(state: State, settings: Settings) -> bool:
     """Whether the forming round needs no further node. With segments it is known only then who is in it."""
     if len(state.participants) < settings.max_nodes or number_fitting(state, settings) != settings.max_nodes:
         return False
-    return not (settings.segment > 1 and _awaited(state, settings))
+    return not (settings.segment > 1 and _awaited_nodes(state, settings))
 
 
 def _are_enough(state: State, settings: Settings) -> bool:
@@ -157,13 +161,13 @@ def _are_enough(state: State, settings: Settings) -> bool:
     return len(state.participants) >= least and number_fitting(state, settings) >= least
 
 
-def _awaited(state: State, settings: Settings) -> Mapping[NodeId, object]:
+def _awaited_nodes(state: State, settings: Settings) -> Mapping[NodeId, object]:
     """The nodes that the forming round waits for: survivors, and with segments the spares, which all ask again."""
     return state.survivors or (state.redundancy_list if settings.segment > 1 else {})
 
 
 def starts_at(state: State, view: ClockView, settings: Settings) -> float:
-    """When a round that is `settled` will be complete, on the clock of the view."""
+    """When a round that is `is_settled` will be complete, on the clock of the view."""
     moment = backoff_ends(state, view) if state.restart_delay else -math.inf
     if _is_full(state, settings) or not last_call_decides(state):
         return moment
@@ -202,7 +206,7 @@ def needs_all(state: State, settings: Settings) -> bool:
     """Whether the forming round needs every node that has joined or is expected."""
     if state.complete or number_known_to(state) <= settings.min_nodes:
         return not state.complete
-    if settings.segment < 2 or _awaited(state, settings):
+    if settings.segment < 2 or _awaited_nodes(state, settings):
         return False
     return number_fitting(state, settings) < settings.min_nodes
 
@@ -219,7 +223,7 @@ def _join(operation: Join, state: State, node: NodeId, view: ClockView, settings
         return NoChange.DONE
     if operation.since != state.abandoned.number:
         return Refusal.TIMEOUT
-    if view.now >= operation.deadline and not (node in state.participants and settled(state, settings)):
+    if view.now >= operation.deadline and not (node in state.participants and is_settled(state, settings)):
         return _give_up(operation, state, node, view, settings)
     if settings.fixed_ranks and not state.knows(node) and _rank_is_taken(operation, state):
         return Refusal.RANK_TAKEN

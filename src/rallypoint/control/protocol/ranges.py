@@ -75,7 +75,7 @@ def range_of(name: str) -> NumberRange:
     return NUMBERS.get(name, OTHER_NUMBERS)
 
 
-def fits(name: str, value: float) -> bool:
+def is_in_range(name: str, value: float) -> bool:
     """Whether a number may be sent in a field of that name."""
     least, most = range_of(name)
     return least <= value <= most  # never so for NaN

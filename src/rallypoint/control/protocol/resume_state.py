@@ -143,14 +143,14 @@ def after_request(state: ResumeState, request: Request, now: float) -> ResumeSta
         ):
             return state
         case operation:
-            return state._replace(repeated_requests=_with(state.repeated_requests, operation))
+            return state._replace(repeated_requests=_with_request(state.repeated_requests, operation))
 
 
 def _joined(state: ResumeState, join: JoinRequest, now: float) -> ResumeState:
     return state._replace(last_join=join, join=(join, now + join.timeout), is_spare=False)
 
 
-def _with(requests: tuple[_Repeated, ...], request: _Repeated) -> tuple[_Repeated, ...]:
+def _with_request(requests: tuple[_Repeated, ...], request: _Repeated) -> tuple[_Repeated, ...]:
     """The requests, with this one in place of another of its kind."""
     return (*(earlier for earlier in requests if type(earlier) is not type(request)), request)
 
@@ -175,7 +175,9 @@ def after_notification(state: ResumeState, notification: Notification, now: floa
             return state._replace(succeeded=succeeded)
         case Preempted(node=who, seconds=seconds, whole_job=True, why=why):
             # Sent by all nodes, it outlives the first one that has sent it.
-            return state._replace(repeated_requests=_with(state.repeated_requests, PreemptJob(seconds, why, who)))
+            return state._replace(
+                repeated_requests=_with_request(state.repeated_requests, PreemptJob(seconds, why, who))
+            )
         case OperatorAction(size=NodeRange() as size):
             return state._replace(size=size)
         case RoundEnded(end=end) if state.placement is None or end.round >= state.placement.round:

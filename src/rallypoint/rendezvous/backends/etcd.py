@@ -57,7 +57,7 @@ class _EtcdControl(ControlPlane):
         self._tls = tls_of(params)
         self._control_tls = control_tls(params.config)
         self._credentials = credentials_of(params)
-        self._keys = ElectionKeys.of(prefix_of(params), params.run_id)
+        self._keys = ElectionKeys.for_job(prefix_of(params), params.run_id)
         self._local_addr = params.local_addr
         self._listen = partial(control_listeners, params, port=0)
         self._candidate: Candidate | None = None
@@ -88,7 +88,7 @@ class _EtcdControl(ControlPlane):
 
     def hosts_coordinator(self) -> bool:
         """Whether this agent is the elected one."""
-        return self._candidate is not None and self._candidate.leads
+        return self._candidate is not None and self._candidate.is_leader
 
     def close(self) -> None:
         """Leave etcd. Idempotent."""

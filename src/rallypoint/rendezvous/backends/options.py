@@ -14,7 +14,7 @@ from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import job_secret
 from rallypoint.control.membership.state import Settings
-from rallypoint.control.protocol.ranges import fits, range_of
+from rallypoint.control.protocol.ranges import is_in_range, range_of
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.worker_stores import AgentStoreSupply, WorkerHostedStores, WorkerStoreSupply
 
@@ -105,7 +105,7 @@ def settings_of(
     others: dict[str, Any] = {name: params.get_as_seconds(name, _DEFAULTS[name]) for name in _SECONDS}
     settings = settings._replace(**times, **others)
     for name, value in settings._asdict().items():
-        if isinstance(value, (int, float)) and not fits(name, value):
+        if isinstance(value, (int, float)) and not is_in_range(name, value):
             given = join_timeout_key if name == "join_timeout" else name
             least, most = range_of(name)
             raise UsageError(f"rendezvous option {given}={value} is out of range; give {least} to {most}")
@@ -278,6 +278,6 @@ def rank_hint(params: RendezvousParameters) -> int | None:
     rank = params.get_as_int("rank")
     if rank is not None and rank < 0:
         raise UsageError(f"node rank {rank} is negative; node ranks start at 0")
-    if rank is not None and not fits("rank_hint", rank):
+    if rank is not None and not is_in_range("rank_hint", rank):
         raise UsageError(f"node rank {rank} is out of range; the highest is {range_of('rank_hint').maximum}")
     return rank
