@@ -95,19 +95,19 @@ class AgentAccount:
     def read(self, elapsed: float) -> AgentReading:
         """What was counted until so many seconds after the agent's begin."""
         return AgentReading(
-            self._clock.phase,
-            self._clock.seconds(elapsed),
-            self._round,
-            self._rounds,
-            self._group_rank,
-            dict(self._restarts),
-            dict(self._failures),
-            tuple(accumulate(self._recoveries)),
-            self._recovery_seconds,
-            self._step,
-            self._progress_at,
-            self._hangs,
-            self._survived,
+            phase=self._clock.phase,
+            seconds=self._clock.seconds(elapsed),
+            round=self._round,
+            rounds=self._rounds,
+            group_rank=self._group_rank,
+            restarts=dict(self._restarts),
+            failures=dict(self._failures),
+            recoveries=tuple(accumulate(self._recoveries)),
+            recovery_seconds=self._recovery_seconds,
+            step=self._step,
+            progress_at=self._progress_at,
+            hangs=self._hangs,
+            survived=self._survived,
         )
 
     def _saw_failure(self, elapsed: float) -> None:

@@ -210,7 +210,15 @@ def _record(name: str, state: str, run_id: str, message: str, **more: Any) -> No
     from rallypoint.observe.telemetry.agent_events import NodeState, RdzvEvent
     from rallypoint.observe.telemetry.handlers import record_rdzv_event
 
-    event = RdzvEvent(name, run_id, message, socket.gethostname(), os.getpid(), NodeState[state], **more)
+    event = RdzvEvent(
+        name=name,
+        run_id=run_id,
+        message=message,
+        hostname=socket.gethostname(),
+        pid=os.getpid(),
+        node_state=NodeState[state],
+        **more,
+    )
     to_handlers("events", lambda: record_rdzv_event(event))
 
 

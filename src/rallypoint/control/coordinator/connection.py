@@ -354,11 +354,11 @@ class ControlConnection:
         trusted = self._is_own_user or not self._all.served.is_open
         here = trusted and bool(hello.process) and compare_digest(hello.process, process_token())
         return SessionRecord(
-            hello.node,
-            hello.address,
-            own,
-            usable_address(self.peer_host),
-            hello.settings,
+            node=hello.node,
+            address=hello.address,
+            server_address=own,
+            observed_address=usable_address(self.peer_host),
+            settings=hello.settings,
             in_this_process=here,
             local=here and self._all.served.has_local_nodes,
             is_own_user=self._is_own_user,

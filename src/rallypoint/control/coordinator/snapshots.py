@@ -131,20 +131,20 @@ class JobView(NamedTuple):
     ) -> JobView:
         """The view of a job at this moment."""
         return cls(
-            now,
-            job.incarnation,
-            job.state,
-            job.settings,
-            job.clock_view(now),
-            job.history.phase_since,
-            age_of(job.history, now, job.state),
-            tuple(job.history.failures),
-            tuple(job.history.events),
-            job.sessions.copy_last_heard(),
-            dict(reports.by_node),
-            reports.changes,
-            dict(drained),
-            job.history.known,
+            now=now,
+            incarnation=job.incarnation,
+            state=job.state,
+            settings=job.settings,
+            clock=job.clock_view(now),
+            phase_since=job.history.phase_since,
+            age=age_of(job.history, now, job.state),
+            failures=tuple(job.history.failures),
+            events=tuple(job.history.events),
+            last_heard=job.sessions.copy_last_heard(),
+            reports=dict(reports.by_node),
+            reports_changes=reports.changes,
+            drained=dict(drained),
+            known=job.history.known,
         )
 
 
@@ -348,11 +348,11 @@ def age_of(history: JobHistory, now: float, state: State) -> float:
 def summary_of(state: State, settings: Settings, history: JobHistory, now: float) -> JobSummary:
     """One entry of a list of jobs."""
     return JobSummary(
-        settings.run_id,
-        phase_of(state, settings),
-        state.round,
-        len(state.participants),
-        settings.max_nodes,
+        job=settings.run_id,
+        phase=phase_of(state, settings),
+        round=state.round,
+        nodes=len(state.participants),
+        max_nodes=settings.max_nodes,
         phase_for=0.0 if history.phase_since is None else now - history.phase_since,
         age=age_of(history, now, state),
         detail="" if state.verdict is None else verdict_sentence(state.verdict)[:_LONGEST_DETAIL],
@@ -433,11 +433,11 @@ def _row(view: JobView, heard: Mapping[NodeId, float], place: _Place) -> NodeVie
     report = view.reports.get(node)
     runs = kind is MemberState.PARTICIPANT and state.complete
     return NodeView(
-        name_of(state, node),
-        node.host,
-        node.addr,
-        node.pid,
-        kind,
+        name=name_of(state, node),
+        host=node.host,
+        address=node.addr,
+        pid=node.pid,
+        state=kind,
         connected=node in heard,
         silent_for=-1.0 if heard_at == math.inf else max(0.0, view.now - heard_at),
         group_rank=group_rank,
@@ -549,9 +549,28 @@ def _failures(failures: Sequence[Failure], now: float) -> tuple[FailureView, ...
 def _failure(failure: Failure, now: float) -> FailureView:
     at, round_, node, cause, detail = failure
     if cause is None:
-        return FailureView(now - at, round_, node, node, -1, -1, 0, 0, detail)
-    ranks = cause.rank, cause.local_rank
-    return FailureView(now - at, round_, node, cause.host, *ranks, cause.pid, cause.exitcode, cause.headline)
+        return FailureView(
+            seconds_ago=now - at,
+            round=round_,
+            node=node,
+            host=node,
+            rank=-1,
+            local_rank=-1,
+            pid=0,
+            exitcode=0,
+            message=detail,
+        )
+    return FailureView(
+        seconds_ago=now - at,
+        round=round_,
+        node=node,
+        host=cause.host,
+        rank=cause.rank,
+        local_rank=cause.local_rank,
+        pid=cause.pid,
+        exitcode=cause.exitcode,
+        message=cause.headline,
+    )
 
 
 def _event(event: Event, now: float) -> JobEvent:

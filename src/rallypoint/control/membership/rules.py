@@ -584,7 +584,14 @@ def _round_end(
 
         detail = drain_detail(state, name)
     stays = number_known_to(state) - (state.preempted is not None and state.preempted.node in state.participants)
-    return RoundEnd(state.round, reason, name, cause, detail, max(0, settings.min_nodes - stays))
+    return RoundEnd(
+        round=state.round,
+        reason=reason,
+        node=name,
+        cause=cause,
+        detail=detail,
+        missing_nodes=max(0, settings.min_nodes - stays),
+    )
 
 
 def end_round(state: State, end: RoundEnd) -> State:

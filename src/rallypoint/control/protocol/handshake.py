@@ -176,17 +176,17 @@ class ClientHandshake:
     def hello(self, address: str, node: NodeId, incarnation: str = "", process: bytes = b"") -> Hello:
         """The first message; see `Hello`."""
         return Hello(
-            PROTOCOL_VERSION,
-            self.job,
-            self.nonce,
-            address,
-            node,
-            self.key is not None,
-            self.settings,
-            incarnation,
-            self.is_watcher,
-            self.only_greets,
-            process,
+            version=PROTOCOL_VERSION,
+            job=self.job,
+            nonce=self.nonce,
+            address=address,
+            node=node,
+            has_secret=self.key is not None,
+            settings=self.settings,
+            incarnation=incarnation,
+            is_watcher=self.is_watcher,
+            only_greets=self.only_greets,
+            process=process,
         )
 
     def prove(self, transcript: bytes) -> Proof:
