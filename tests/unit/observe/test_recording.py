@@ -139,5 +139,5 @@ def test_the_page_reads_fields_that_the_json_has(found: Report) -> None:
     fields = report_fields(found)
     assert {"began", "wall_seconds", "rounds", "nodes"} <= set(re.findall(r"\bmade\.(\w+)", drawing)) <= fields.keys()
     rounds = drawing[drawing.index("made.rounds.flatMap") : drawing.index("drawTimeline(")]
-    of_rounds = set(re.findall(r"\beach\.(\w+)", rounds))
+    of_rounds = set(re.findall(r"\bround\.(\w+)", rounds))
     assert {"started_seconds", "ended_seconds"} <= of_rounds <= fields["rounds"][0].keys()
