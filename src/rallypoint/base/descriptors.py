@@ -27,31 +27,31 @@ _before: tuple[int, int] | None = None
 """The limits before they were raised: those that workers are to have."""
 
 
-def allow_descriptors(wanted: float = float("inf"), what: str = "") -> int:
+def allow_descriptors(needed: float = float("inf"), what: str = "") -> int:
     """Raise the soft limit of open files as far as the hard limit allows; returns the limit. Children inherit it.
 
-    `what` names the owner of the `wanted` connections, for a warning if the hard limit is too low; there is another one
+    `what` names the owner of the `needed` connections, for a warning if the hard limit is too low; there is another one
     only for twice as many.
     """
     soft, hard = limits()
-    is_low = hard != resource.RLIM_INFINITY and hard < wanted + RESERVED
-    if what and is_low and wanted >= 2 * _reported.get(hard, 0):
-        _reported[hard] = wanted
+    is_low = hard != resource.RLIM_INFINITY and hard < needed + RESERVED
+    if what and is_low and needed >= 2 * _reported.get(hard, 0):
+        _reported[hard] = needed
         log.warning(
             "%s need %d open files of this process, which may have %d, so not all can connect; raise the hard limit "
             "(`ulimit -Hn`, or LimitNOFILE= of a service)",
-            *(what, wanted + RESERVED, hard),
+            *(what, needed + RESERVED, hard),
         )
-    if soft != resource.RLIM_INFINITY and soft < wanted + RESERVED:
-        _raise(soft, hard, wanted + RESERVED)
+    if soft != resource.RLIM_INFINITY and soft < needed + RESERVED:
+        _raise(soft, hard, needed + RESERVED)
     limit = limits()[0]
     return limit if limit != resource.RLIM_INFINITY else 1 << 30
 
 
-def _raise(soft: int, hard: int, wanted: float) -> None:
+def _raise(soft: int, hard: int, needed: float) -> None:
     global _before
     finite = hard if hard != resource.RLIM_INFINITY else 1 << 30
-    limit = finite if wanted > _ENOUGH else min(finite, _ENOUGH)
+    limit = finite if needed > _ENOUGH else min(finite, _ENOUGH)
     if limit <= soft:
         return
     with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it; then the old limit stays

@@ -106,15 +106,15 @@ def _visible(visible: str, gpus: Sequence[Gpu]) -> list[Gpu]:
     entries = [entry.strip() for entry in visible.split(",")]
     if entries[0].startswith("MIG-"):  # a CUDA program sees one MIG instance, however many are named
         return [_mig_parent(entries[0], gpus)] if gpus else []
-    chosen: list[int] = []
+    numbers: list[int] = []
     for entry in entries:
         gpu = _index(entry, gpus)
         if gpu is None:
             break
-        if gpu in chosen:
+        if gpu in numbers:
             return []
-        chosen.append(gpu)
-    return [gpus[number] for number in chosen]
+        numbers.append(gpu)
+    return [gpus[number] for number in numbers]
 
 
 def _mig_parent(entry: str, gpus: Sequence[Gpu]) -> Gpu:

@@ -316,8 +316,8 @@ def shorten_retransmission(sock: socket.socket) -> None:
 
     A link that was down for a second must be in use again within the next. Does nothing if the kernel cannot.
     """
-    wanted = ((socket.TCP_NODELAY, 1), (_TCP_THIN_LINEAR_TIMEOUTS, 1), (_TCP_RTO_MAX_MS, 1000))
-    for option, value in wanted:
+    options = ((socket.TCP_NODELAY, 1), (_TCP_THIN_LINEAR_TIMEOUTS, 1), (_TCP_RTO_MAX_MS, 1000))
+    for option, value in options:
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 

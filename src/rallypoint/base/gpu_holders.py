@@ -66,12 +66,12 @@ def visible_gpus(all_gpus: Iterable[GpuMemory], environ: Mapping[str, str]) -> d
     if not visible and VISIBLE in environ:
         return {}
     uuids, addresses = {gpu.uuid for gpu in visible}, {gpu.address.lower() for gpu in visible}
-    chosen = {
+    by_rank = {
         index: gpu
         for index, gpu in gpus.items()
         if (gpu.uuid and gpu.uuid in uuids) or (gpu.address and gpu.address in addresses)
     }
-    return chosen or gpus
+    return by_rank or gpus
 
 
 def holder(pid: int, agent: int, job: str) -> Holder:
@@ -108,8 +108,8 @@ def _descends(pid: int, ancestor: int) -> bool:
 
 
 def _is_of_job(pid: int, job: str) -> bool:
-    wanted = f"TORCHELASTIC_RUN_ID={job}"
-    return bool(job) and wanted in read_text(f"/proc/{pid}/environ", _MAX_ENVIRONMENT).split("\0")
+    variable = f"TORCHELASTIC_RUN_ID={job}"
+    return bool(job) and variable in read_text(f"/proc/{pid}/environ", _MAX_ENVIRONMENT).split("\0")
 
 
 def describe_process(pid: int) -> str:

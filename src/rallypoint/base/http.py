@@ -129,8 +129,8 @@ class Access(NamedTuple):
     def refusal_for(self, request: Request, client: Client) -> bytes | None:
         """The reply to who may not; None for who may."""
         if self.token:
-            scheme, _, given = request.headers.get("authorization", "").partition(" ")
-            if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self.token.encode()):
+            scheme, _, token = request.headers.get("authorization", "").partition(" ")
+            if scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self.token.encode()):
                 return None
             return refusal(HTTPStatus.UNAUTHORIZED, "give the token as 'Authorization: Bearer TOKEN'")
         if self.is_open:

@@ -55,9 +55,9 @@ else:
 
             own = {"__annotations__": {name: kind for name, (kind, _) in self._fields.items()}}
             for name, (_, field) in self._fields.items():
-                given = {"default": field.default, "default_factory": field.default_factory}
-                given = {key: value for key, value in given.items() if value is not _NONE}
-                own[name] = dataclasses.field(**given, init=field.init, repr=field.repr, kw_only=field.kw_only)
+                defaults = {"default": field.default, "default_factory": field.default_factory}
+                defaults = {key: value for key, value in defaults.items() if value is not _NONE}
+                own[name] = dataclasses.field(**defaults, init=field.init, repr=field.repr, kw_only=field.kw_only)
             shadow = dataclasses.dataclass(**self._options)(type("Shadow", (), own))
             return getattr(shadow, self._name)
 
@@ -65,8 +65,8 @@ else:
         fields = {}
         own = vars(cls)
         for name, kind in own.get("__annotations__", {}).items():
-            given = own.get(name, _NONE)
-            fields[name] = kind, given if isinstance(given, _Field) else _Field(given)
+            default = own.get(name, _NONE)
+            fields[name] = kind, default if isinstance(default, _Field) else _Field(default)
         options = {"eq": eq, "repr": repr, "frozen": frozen}
         own = {name: _Fields(name, fields, options) for name in ("__dataclass_fields__", "__dataclass_params__")}
         own["__init__"] = _init(cls, fields, frozen)
@@ -103,18 +103,18 @@ else:
         scope, body = {"_FACTORY": _FACTORY, "_set": object.__setattr__}, []
         parameters, named = ["self"], []
         for name, (_, field) in fields.items():
-            given, value = name, name
+            parameter, value = name, name
             if field.default_factory is not _NONE:
                 scope[f"_make_{name}"] = field.default_factory
-                given = f"{name}=_FACTORY"
+                parameter = f"{name}=_FACTORY"
                 value = f"_make_{name}() if {name} is _FACTORY else {name}" if field.init else f"_make_{name}()"
             elif field.default is not _NONE:
                 scope[f"_default_{name}"] = field.default
-                given, value = f"{name}=_default_{name}", name if field.init else f"_default_{name}"
+                parameter, value = f"{name}=_default_{name}", name if field.init else f"_default_{name}"
             elif not field.init:
                 continue  # the class sets it itself
             if field.init:
-                (named if field.kw_only else parameters).append(given)
+                (named if field.kw_only else parameters).append(parameter)
             body.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
         parameters += ["*", *named] if named else []
         body += ["self.__post_init__()"] if hasattr(cls, "__post_init__") else []

@@ -66,9 +66,9 @@ class Background(Generic[T]):
         Returns:
             Whether it was begun: not where this machine allows no further thread.
         """
-        begun = start_thread(lambda: self._mailbox.post((work, work())), self._name) is not None
-        self._work = work if begun else None
-        return begun
+        is_started = start_thread(lambda: self._mailbox.post((work, work())), self._name) is not None
+        self._work = work if is_started else None
+        return is_started
 
     def fds(self) -> list[int]:
         return [self._mailbox.fileno()]

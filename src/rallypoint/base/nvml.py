@@ -47,7 +47,7 @@ def nvml_devices(library: str = LIBRARY) -> list[tuple[str, str]]:
     return _of_each_gpu(_device, library)
 
 
-def _of_each_gpu(asked: Callable[[ctypes.CDLL, int], T], library: str) -> list[T]:
+def _of_each_gpu(query: Callable[[ctypes.CDLL, int], T], library: str) -> list[T]:
     try:
         nvml = ctypes.CDLL(library)
         if nvml.nvmlInit_v2():
@@ -58,7 +58,7 @@ def _of_each_gpu(asked: Callable[[ctypes.CDLL, int], T], library: str) -> list[T
         count = ctypes.c_uint()
         if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
             return []
-        return [asked(nvml, number) for number in range(count.value)]
+        return [query(nvml, number) for number in range(count.value)]
     except AttributeError:  # a library older than these functions
         return []
     finally:

@@ -189,11 +189,11 @@ def _missing(lines: int) -> str:
 def _write_line(stream: TextIO, text: str, timeout: float) -> None:
     lock = STDERR_LOCK
     with lock.hold(timeout):
-        begun, lock.line_unfinished = lock.line_unfinished, False
+        line_unfinished, lock.line_unfinished = lock.line_unfinished, False
         erase = lock.take_live_line()
         lock.writing_since = time.monotonic()
         try:
-            stream.write(("\n" if begun else erase) + text + "\n")  # in one piece: agents share a terminal
+            stream.write(("\n" if line_unfinished else erase) + text + "\n")  # in one piece: agents share a terminal
             stream.flush()
         finally:
             lock.writing_since = None
