@@ -74,13 +74,13 @@ def _without_middle(lines: list[str], excess: int, limit: int, known: str) -> li
 
 
 def _lines_that_fit(lines: list[str], space: int) -> list[str]:
-    taken: list[str] = []
+    fitting: list[str] = []
     for line in lines:
         space -= len(line.encode()) + 1
         if space < 0:
             break
-        taken.append(line)
-    return taken
+        fitting.append(line)
+    return fitting
 
 
 # The end of standard error
