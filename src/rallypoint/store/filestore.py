@@ -87,9 +87,9 @@ class FileStore(Store):
             append(setting(with_slash(key), value_bytes(value)))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        wanted, new = value_bytes(expected), value_bytes(desired)
-        present = self._change(key, lambda present: new if wanted == (present or b"") else None)
-        return wanted if present is None else present
+        expected_value, new = value_bytes(expected), value_bytes(desired)
+        present = self._change(key, lambda present: new if expected_value == (present or b"") else None)
+        return expected_value if present is None else present
 
     def add(self, key: str, amount: int) -> int:
         return int(self._change(key, lambda present: increased(key, present, amount)) or b"0")
@@ -286,11 +286,11 @@ class FileStore(Store):
     def _apply_records(self, records: bytes, size: int) -> int:
         """Take in the records that are whole; returns how many bytes that are. For `size` see `replay`."""
         try:
-            taken = replay(records, self._content, size, is_begun=self._size > 0)
+            applied = replay(records, self._content, size, is_begun=self._size > 0)
         except StoreProtocolError as error:
             raise StoreProtocolError(f"{self.path} cannot be read as a store ({error}); give another path") from None
-        self._size += taken
-        return taken
+        self._size += applied
+        return applied
 
 
 def _opened_file(path: str, lock: int) -> io.FileIO:

@@ -556,8 +556,8 @@ class PlainTransport:
         if connection.closing and not connection.full:
             self._drop(connection)
         elif connection.full is not was_full:
-            wanted = selectors.EVENT_WRITE if connection.full else selectors.EVENT_READ
-            self._selector.modify(connection.socket, wanted, connection)
+            events = selectors.EVENT_WRITE if connection.full else selectors.EVENT_READ
+            self._selector.modify(connection.socket, events, connection)
 
     def _refuse(self, connection: _Connection, error: StoreProtocolError) -> None:
         """Log why, and close the connection as soon as the replies that it is owed were sent."""

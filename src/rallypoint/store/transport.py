@@ -144,17 +144,17 @@ class StoreTransport(Protocol):
         """After `close`: give the memory back, which takes a while if there are many keys."""
 
 
-def set_options(made: socket.socket, guard: StoreGuard) -> None:
+def set_options(connection: socket.socket, guard: StoreGuard) -> None:
     """Set what a connection needs: on itself, or on a listening socket from which it inherits that."""
-    made.setblocking(False)
-    if made.family not in {socket.AF_INET, socket.AF_INET6}:
+    connection.setblocking(False)
+    if connection.family not in {socket.AF_INET, socket.AF_INET6}:
         return
     idle, interval, count = guard.keepalive
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def peer_of(client: socket.socket) -> str:
