@@ -384,9 +384,9 @@ class ElasticHandler(RendezvousHandler):
             self._stores.discard_prepared()
         self._event_emitter.join_requested()
         try:
-            wanted, addresses = member._replace(rank_hint=self._control.rank_hint), self._stores.own_addresses()
+            node_info, addresses = member._replace(rank_hint=self._control.rank_hint), self._stores.own_addresses()
             with self._joins:
-                self._wanted_place = wanted, addresses, keeps_place, self._clock()
+                self._wanted_place = node_info, addresses, keeps_place, self._clock()
             self._ensure_link()
             self._join_if_open()
         except RallypointError as error:
@@ -398,9 +398,9 @@ class ElasticHandler(RendezvousHandler):
         if self._link is None or self._link.address is None:
             return  # called again by the opener of the link, or by `LinkOpened`
         with self._joins:
-            wanted, self._wanted_place = self._wanted_place, None
-        if wanted is not None:
-            node_info, addresses, keeps_place, since = wanted
+            wanted_place, self._wanted_place = self._wanted_place, None
+        if wanted_place is not None:
+            node_info, addresses, keeps_place, since = wanted_place
             host, port = self._stores.prepare(self._link.address)
             node_info = node_info._replace(address=host, store_port=port)
             waited = self._clock() - since

@@ -145,12 +145,12 @@ def tls_of(params: RendezvousParameters) -> EtcdTls | None:
     cacert = _file(params, "cacert", "ca_cert")
     cert = _file(params, "cert", "ssl_cert")
     key = _file(params, "key", "ssl_cert_key")
-    given = cacert is not None or cert is not None or key is not None
-    protocol = str(params.get("protocol", "https" if given else "http")).strip().lower()
+    has_files = cacert is not None or cert is not None or key is not None
+    protocol = str(params.get("protocol", "https" if has_files else "http")).strip().lower()
     if protocol not in ("http", "https"):
         raise UserError(f"rendezvous option protocol={protocol!r} is unknown; choose http or https")
     if protocol == "http":
-        if given:
+        if has_files:
             raise UsageError(
                 "rendezvous option protocol=http uses no certificates; give protocol=https or leave them out"
             )

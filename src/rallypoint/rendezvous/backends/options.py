@@ -86,10 +86,10 @@ def settings_of(
     if join_timeout_key != "join_timeout":
         times["join_timeout"] = _positive(params, join_timeout_key, times["join_timeout"])
     segment = 1
-    if (given := params.get("segment")) is not None:
+    if (segment_option := params.get("segment")) is not None:
         from rallypoint.control.membership.segments import checked_size
 
-        segment = checked_size(given, params.min_nodes, fixed_ranks=fixed_ranks)
+        segment = checked_size(segment_option, params.min_nodes, fixed_ranks=fixed_ranks)
     settings = Settings(
         run_id=params.run_id,
         min_nodes=params.min_nodes,
@@ -106,9 +106,9 @@ def settings_of(
     settings = settings._replace(**times, **others)
     for name, value in settings._asdict().items():
         if isinstance(value, (int, float)) and not is_in_range(name, value):
-            given = join_timeout_key if name == "join_timeout" else name
+            segment_option = join_timeout_key if name == "join_timeout" else name
             least, most = range_of(name)
-            raise UsageError(f"rendezvous option {given}={value} is out of range; give {least} to {most}")
+            raise UsageError(f"rendezvous option {segment_option}={value} is out of range; give {least} to {most}")
     return settings
 
 
@@ -163,10 +163,10 @@ def control_tls(options: Mapping[str, object]) -> ControlTls | None:
     Raises:
         UserError: one of the first three is missing, or a file cannot be loaded.
     """
-    given = {name: str(options.get(name) or "") for name in _TLS}
-    if not any(given.values()):
+    files = {name: str(options.get(name) or "") for name in _TLS}
+    if not any(files.values()):
         return None
-    missing = [name for name in _TLS[:3] if not given[name]]
+    missing = [name for name in _TLS[:3] if not files[name]]
     if missing:
         raise UserError(
             f"{' and '.join(missing)} not given; TLS needs tls_cert, tls_key and tls_ca, since both sides show a "
@@ -174,7 +174,7 @@ def control_tls(options: Mapping[str, object]) -> ControlTls | None:
         )
     from rallypoint.base.tls import ControlTls, TlsFiles
 
-    return ControlTls(TlsFiles(given["tls_cert"], given["tls_key"], given["tls_ca"], given["tls_peer"]))
+    return ControlTls(TlsFiles(files["tls_cert"], files["tls_key"], files["tls_ca"], files["tls_peer"]))
 
 
 def accepted_keys() -> Keys | None:
@@ -198,23 +198,23 @@ def control_listeners(
         UserError: `listen` is not an address of this machine.
         OSError: the port is taken.
     """
-    given = str(params.get(_LISTEN) or "")
-    if given:
-        return _chosen_listeners(given, port)
+    listen = str(params.get(_LISTEN) or "")
+    if listen:
+        return _chosen_listeners(listen, port)
     addresses = [listening_addresses(host, only_here=only_here or params.max_nodes == 1) for host in hosts]
     if params.local_addr:
         addresses.append(listening_addresses(params.local_addr, only_here=True))
     return listening_sockets([] if [] in addresses else list(dict.fromkeys(itertools.chain(*addresses))), port)
 
 
-def _chosen_listeners(given: str, port: int) -> list[socket.socket]:
+def _chosen_listeners(listen: str, port: int) -> list[socket.socket]:
     try:
-        return listening_sockets([] if given == "any" else resolve(given), port)
+        return listening_sockets([] if listen == "any" else resolve(listen), port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise
         raise UserError(
-            f"rendezvous option {_LISTEN}={given!r} is not an address of this machine ({error.strerror}); give one of "
+            f"rendezvous option {_LISTEN}={listen!r} is not an address of this machine ({error.strerror}); give one of "
             "its addresses, or any for all"
         ) from None
 
@@ -261,12 +261,12 @@ def store_peers(params: RendezvousParameters, *, only_here: bool) -> PeerPolicy 
     Raises:
         UsageError: it is neither `members`, `any` nor networks.
     """
-    given = str(params.get("store_peers") or "")
-    if only_here and not given:
+    peers = str(params.get("store_peers") or "")
+    if only_here and not peers:
         return None
     from rallypoint.control.coordinator.store_peers import parse_policy
 
-    return parse_policy(given)
+    return parse_policy(peers)
 
 
 def rank_hint(params: RendezvousParameters) -> int | None:
