@@ -182,8 +182,8 @@ def signal_wakeup() -> Iterator[list[int]]:
 
 
 def _raise(number: int, _frame: FrameType | None) -> None:
-    asked = signal.Signals(number)
-    raise SignalException(f"Process {os.getpid()} got signal: {asked}", asked)
+    received = signal.Signals(number)
+    raise SignalException(f"Process {os.getpid()} got signal: {received}", received)
 
 
 def _reset_after_fork() -> None:
