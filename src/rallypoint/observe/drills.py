@@ -196,10 +196,10 @@ def is_settled(seen: Snapshot) -> bool:
 # What became of it
 
 
-def outcome(begun: Begun, seen: Snapshot) -> Trial | None:
+def outcome(fault_begun: Begun, seen: Snapshot) -> Trial | None:
     """What became of a fault, as far as this snapshot shows; None while that is open."""
-    drill, before = begun.drill, begun.before
-    fault = next((event for event in reversed(seen.events) if _is_fault(event, begun)), None)
+    drill, before = fault_begun.drill, fault_begun.before
+    fault = next((event for event in reversed(seen.events) if _is_fault(event, fault_begun)), None)
     if fault is None:
         return None
     since = _seconds_after(fault)
@@ -207,16 +207,16 @@ def outcome(begun: Begun, seen: Snapshot) -> Trial | None:
     detected = next((since(event.seconds_ago) for event in later if event.kind in _FOUND), None)
     started = [since(event.seconds_ago) for event in later if _starts_round(event, seen.round)]
     trial = Trial(
-        begun.number,
+        fault_begun.number,
         drill.fault,
-        begun.victim,
+        fault_begun.victim,
         detected=detected,
         round=started[-1] if started else None,
         restarts=seen.ended_rounds.failures - before.ended_rounds.failures,
     )
     if seen.detail:
         return trial._replace(survived=seen.phase is JobPhase.SUCCEEDED, note=seen.detail)
-    if seen.phase is JobPhase.RUNNING and (done := _recovered(begun, seen, trial, since)) is not None:
+    if seen.phase is JobPhase.RUNNING and (done := _recovered(fault_begun, seen, trial, since)) is not None:
         return done._replace(survived=True)
     if fault.seconds_ago < drill.limit:
         return None
@@ -244,11 +244,11 @@ def _recovered(begun: Begun, seen: Snapshot, trial: Trial, since: Callable[[floa
     if seen.round > begun.before.round:
         if trial.round is None:
             return None
-        wanted = min(sum(map(_has_made_steps, earlier)), seen.totals.in_round)
+        enough = min(sum(map(_has_made_steps, earlier)), seen.totals.in_round)
         progressed = [report for report in reports if report.progress >= 0]
-        if progressed and len(progressed) >= wanted:
+        if progressed and len(progressed) >= enough:
             return _with_first_step(trial, reports, progressed, since)
-        return None if wanted else _by_output(trial, earlier, reports, trial.round, since)
+        return None if enough else _by_output(trial, earlier, reports, trial.round, since)
     if trial.detected is None and begun.drill.fault not in _MAY_PASS:
         return None
     over = begun.drill.lasts if trial.detected is None else trial.detected

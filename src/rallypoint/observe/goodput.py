@@ -109,18 +109,18 @@ def agent_runs(lines: Iterable[events.KINDS]) -> list[AgentRun]:
     Two agents of one host and process id, one after the other, are told apart by where they began.
     """
     open_runs: dict[_Key, _Open] = {}
-    begun: list[tuple[_Key, _Open]] = []
+    runs: list[tuple[_Key, _Open]] = []
     for event in lines:
         key = (event.job, event.host, event.pid)
         run = open_runs.get(key)
         if run is None or _is_later_run(event, run.told[-1]):
             run = open_runs[key] = _Open(event.time - event.elapsed)
-            begun.append((key, run))
+            runs.append((key, run))
         run.told.append(event)
-    begun.sort(key=lambda entry: (entry[1].began, entry[0]))
+    runs.sort(key=lambda entry: (entry[1].began, entry[0]))
     return [
         AgentRun(key[0], key[1], name, run.began, tuple(sorted(run.told, key=lambda event: event.elapsed)))
-        for (key, run), name in zip(begun, _names([key for key, _ in begun]), strict=True)
+        for (key, run), name in zip(runs, _names([key for key, _ in runs]), strict=True)
     ]
 
 

@@ -97,7 +97,7 @@ def situation_of(process: RankEvidence | ProcessEvidence) -> Situation:
 def groups_of(ranks: Iterable[RankEvidence]) -> list[RankGroup]:
     """The groups, the largest first, then by their lowest rank; those that are smaller than the largest differ."""
     members: dict[Situation, list[int]] = {}
-    for evidence in sorted(ranks, key=lambda one: one.rank):
+    for evidence in sorted(ranks, key=lambda evidence: evidence.rank):
         members.setdefault(situation_of(evidence), []).append(evidence.rank)
     in_order = sorted(members.items(), key=lambda entry: (-len(entry[1]), entry[1]))
     most = len(in_order[0][1]) if in_order else 0

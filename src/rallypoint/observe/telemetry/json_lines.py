@@ -164,8 +164,8 @@ _LIMITS = {"max_mb": (64, 1), "keep": (3, 0)}
 def _limits(destination: str, options: str) -> dict[str, int]:
     limits = {name: default for name, (default, _) in _LIMITS.items()}
     try:
-        given = parse_qs(options, keep_blank_values=True, strict_parsing=bool(options))
-        for name, (text, *more) in given.items():
+        fields = parse_qs(options, keep_blank_values=True, strict_parsing=bool(options))
+        for name, (text, *more) in fields.items():
             limits[name] = int(text)
             if more or limits[name] < _LIMITS[name][1]:
                 raise ValueError
