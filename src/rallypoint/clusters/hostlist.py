@@ -79,8 +79,8 @@ def _expand_item(item: str, room: int) -> Iterator[str]:
     if room < 1:
         raise HostlistError(f"it expands to more than {MAX_HOSTS} hosts")
     slow_to_fast = [*reversed(range(len(numbers) - 1)), len(numbers) - 1] if numbers else []
-    for chosen in product(*(numbers[bracket] for bracket in slow_to_fast)):
-        by_place = dict(zip(slow_to_fast, chosen, strict=True))
+    for combination in product(*(numbers[bracket] for bracket in slow_to_fast)):
+        by_place = dict(zip(slow_to_fast, combination, strict=True))
         yield texts[0] + "".join(by_place[place] + texts[place + 1] for place in range(len(numbers)))
 
 

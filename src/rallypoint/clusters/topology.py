@@ -37,12 +37,12 @@ def check_topology(domain: str, segment: int, min_nodes: int) -> None:
     checked_size(segment, min_nodes, fixed_ranks=False)
 
 
-def node_domain(given: str) -> str:
+def node_domain(option: str) -> str:
     """The name of this node's domain: the one that was given, or what is found for `auto`, which is logged; empty if
     nothing names it.
     """
-    if given != "auto":
-        return given
+    if option != "auto":
+        return option
     domain = find_domain(os.environ)
     if domain is None:
         _log.warning(

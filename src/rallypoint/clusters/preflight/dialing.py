@@ -40,7 +40,7 @@ class LookUp(NamedTuple):
 
 def look_up(host: str, seconds: float = LOOK_UP) -> LookUp:
     """Look a name up, for so long; the C library has no such limit."""
-    begun = SYSTEM_CLOCK.monotonic()
+    began = SYSTEM_CLOCK.monotonic()
     answers = queue.SimpleQueue[LookUp]()
 
     def ask() -> None:
@@ -54,7 +54,7 @@ def look_up(host: str, seconds: float = LOOK_UP) -> LookUp:
         answer = answers.get(timeout=seconds)
     except queue.Empty:
         answer = LookUp()
-    return answer._replace(took=SYSTEM_CLOCK.monotonic() - begun)
+    return answer._replace(took=SYSTEM_CLOCK.monotonic() - began)
 
 
 class DialOutcome(StrEnum):

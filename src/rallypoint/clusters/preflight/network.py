@@ -211,7 +211,7 @@ async def _greet(target: DialTarget, job: str) -> Answer:
     from rallypoint.control.membership.state import Settings
     from rallypoint.control.protocol.handshake import HandshakeError
 
-    begun, before = time.monotonic(), time.time()
+    began, before = time.monotonic(), time.time()
     dialer = Dialer(target, Settings(job, 1, 1), only_greets=True)
     try:
         async with asyncio.timeout(ASK):
@@ -225,7 +225,7 @@ async def _greet(target: DialTarget, job: str) -> Answer:
             refusal=f"what listens at {target.endpoint} does not answer as Rallypoint's control plane does "
             f"({error_words(error) or dialer.unfinished}); see what it is, or choose another port"
         )
-    took = time.monotonic() - begun
+    took = time.monotonic() - began
     session.writer.close()
     return Answer(
         f"Rallypoint's control plane answers at {target.endpoint}",

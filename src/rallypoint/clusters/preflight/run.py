@@ -88,16 +88,16 @@ def run_checks(
     """
     deadline = Deadline.after(seconds)
     answers = _Answers()
-    wanted = {number: check for number, check in enumerate(CHECKS) if checks is None or check in checks}
-    hanging = {number: check for number, check in wanted.items() if check.may_hang}
+    selected = {number: check for number, check in enumerate(CHECKS) if checks is None or check in checks}
+    hanging = {number: check for number, check in selected.items() if check.may_hang}
     child = _start_child(inputs, hanging, answers) if hanging else None
-    for number in wanted.keys() - hanging.keys():
+    for number in selected.keys() - hanging.keys():
         try:
-            _start_thread(_answer, number, wanted[number], inputs, answers)
+            _start_thread(_answer, number, selected[number], inputs, answers)
         except RuntimeError:  # there may be no more threads, which is one of the things to be told
-            _answer(number, wanted[number], inputs, answers)
+            _answer(number, selected[number], inputs, answers)
     by_check: dict[int, list[CheckResult]] = {}
-    while len(by_check) < len(wanted):
+    while len(by_check) < len(selected):
         try:
             number, results = answers.get(timeout=deadline.remaining())
         except queue.Empty:
@@ -109,7 +109,7 @@ def run_checks(
         child.stdin.close()
     return [
         result
-        for number, check in wanted.items()
+        for number, check in selected.items()
         for result in by_check.get(number) or check.for_all_names(check.silence)
     ]
 

@@ -154,8 +154,8 @@ class _Launch:
         ranks = {connection: rank for rank, connection in enumerate(self._connections)}
 
         async def make_ready(connection: SshConnection) -> None:
-            chosen = node_variables(self._plan.hosts, ranks[connection], endpoint, run_id)
-            variables = {**chosen, **self._plan.given}
+            defaults = node_variables(self._plan.hosts, ranks[connection], endpoint, run_id)
+            variables = {**defaults, **self._plan.given}
             await connection.ask(
                 Prepare(
                     [portable(word) for word in self._plan.command],

@@ -71,9 +71,9 @@ class PrefixedLines:
         return len(self._rest) - self._end_at - len(self._mark) if self._end_at >= 0 else 0
 
     def _take(self, count: int) -> bytes:
-        taken = bytes(self._rest[:count])
+        data = bytes(self._rest[:count])
         del self._rest[:count]
-        return taken
+        return data
 
     def _show(self, text: bytes) -> bytes:
         return self._prefix + text.replace(b"\n", b"\n" + self._prefix) + b"\n"

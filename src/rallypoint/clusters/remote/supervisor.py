@@ -78,7 +78,7 @@ def _find_endpoint(towards: str) -> EndpointFound | Refused:
     reached.
     """
     try:
-        chosen = source_address(Endpoint(towards, 9)) if towards else _address() or "127.0.0.1"
+        address = source_address(Endpoint(towards, 9)) if towards else _address() or "127.0.0.1"
     except OSError as error:
         where = f" towards {towards}" if towards else ""
         return Refused(f"has no address and port for the rendezvous{where}: {error.strerror or error}")
@@ -88,7 +88,7 @@ def _find_endpoint(towards: str) -> EndpointFound | Refused:
         with suppress(OSError):
             listening_socket("", port).close()
             break
-    return EndpointFound(chosen, port)
+    return EndpointFound(address, port)
 
 
 def _prepare(job: Prepare) -> Refused | None:
@@ -260,8 +260,8 @@ class SupervisedCommand:
         poller = select.poll()
         poller.register(wakeup.fileno(), select.POLLIN)
         for relay in self.relays:
-            if (wanted := relay.poll_target()) is not None:
-                poller.register(*wanted)
+            if (target := relay.poll_target()) is not None:
+                poller.register(*target)
         fds = self._sweep.fds() if self._swept else [self._process.fileno(), self.reaper.fileno()]
         if not self._launcher.gone:
             fds.append(0)
