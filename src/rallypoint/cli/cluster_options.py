@@ -108,13 +108,13 @@ def _rendezvous(options: Options, cluster: Cluster) -> dict[str, Any]:
     values: dict[str, Any] = {}
     backend = options.rdzv_backend if "rdzv_backend" in options.sources else "c10d"
     with naming(options.source("rdzv_conf")):
-        given = parse_rdzv_conf(options.rdzv_conf)
-    if backend in _BY_ENDPOINT and not _meets_somewhere(options) and "store_type" not in given:
+        conf = parse_rdzv_conf(options.rdzv_conf)
+    if backend in _BY_ENDPOINT and not _meets_somewhere(options) and "store_type" not in conf:
         if not cluster.host:
             raise UsageError(cluster.wanted["rdzv_endpoint"])
         values["rdzv_backend"] = backend
         values["rdzv_endpoint"] = str(Endpoint(cluster.host, cluster.port))
-        if backend == "c10d" and cluster.hosts_here and "is_host" not in given:
+        if backend == "c10d" and cluster.hosts_here and "is_host" not in conf:
             values["rdzv_conf"] = ",".join(filter(None, (options.rdzv_conf, "is_host=true")))
     if "rdzv_id" not in options.sources and cluster.job_id:
         values["rdzv_id"] = cluster.job_id
@@ -128,8 +128,8 @@ def _workers(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> 
 
     That is `auto`, applied to what the task may use of this machine.
     """
-    given = options.nproc_per_node if "nproc_per_node" in options.sources else "auto"
-    if given != "auto":
+    option = options.nproc_per_node if "nproc_per_node" in options.sources else "auto"
+    if option != "auto":
         return "", ""
     seen = cuda_count(environ) or xpu_count(environ, integrated=False)
     # An unknown driver counts none; then the scheduler's value applies.

@@ -132,11 +132,11 @@ def check_script(options: Options, environ: Mapping[str, str]) -> None:
     try:
         # Without the ending: any two short names are alike by that.
         stems = [name.removesuffix(".py") for name in os.listdir(folder) if name.endswith(".py")]
-        meant = closest_match(name.removesuffix(".py"), stems)
+        similar = closest_match(name.removesuffix(".py"), stems)
     except OSError:
-        meant = ""
+        similar = ""
     raise UserError(
-        f"there is no script {name} in {folder}; {f'did you mean {meant}.py?' if meant else 'check the path'}"
+        f"there is no script {name} in {folder}; {f'did you mean {similar}.py?' if similar else 'check the path'}"
     )
 
 
@@ -201,9 +201,9 @@ def _numa_options(options: Options, environ: Mapping[str, str], workers: int) ->
     from rallypoint.base.numa import NumaOptions, worker_cpus
 
     with naming(f"{options.source('numa_binding')}={options.numa_binding}"):
-        wanted = NumaOptions(options.numa_binding)
-        worker_cpus(wanted, workers, environ)
-    return wanted
+        numa_options = NumaOptions(options.numa_binding)
+        worker_cpus(numa_options, workers, environ)
+    return numa_options
 
 
 def _check_event_handler(options: Options) -> None:
@@ -403,16 +403,16 @@ def _static(options: Options, configs: dict[str, Any], max_nodes: int) -> Rendez
         with naming(f"{options.source('master_addr')} and {options.source('master_port')}"):
             parse_endpoint(endpoint, None)
     source = options.source("rdzv_endpoint" if options.rdzv_endpoint else "master_addr")
-    given = bool(options.rdzv_endpoint) or "master_addr" in options.sources
-    return RendezvousChoice("static", endpoint, options.rdzv_id, configs | {"rank": rank}, None, source, given)
+    is_given = bool(options.rdzv_endpoint) or "master_addr" in options.sources
+    return RendezvousChoice("static", endpoint, options.rdzv_id, configs | {"rank": rank}, None, source, is_given)
 
 
-def _warn_of_options(options: Options, given: dict[str, Any], backend: str, alone: bool) -> None:
+def _warn_of_options(options: Options, conf: dict[str, Any], backend: str, alone: bool) -> None:
     """Warn of unknown options, except a plug-in's. A job that is `alone` uses c10d, whatever backend was given."""
     from rallypoint.rendezvous.backends.option_table import KNOWN
 
     if (known := KNOWN.get(backend)) is not None:
-        warn_of_options(options.source("rdzv_conf"), given, backend, known | KNOWN["c10d"] if alone else known)
+        warn_of_options(options.source("rdzv_conf"), conf, backend, known | KNOWN["c10d"] if alone else known)
 
 
 def _configs(options: Options) -> dict[str, str]:
@@ -446,10 +446,10 @@ def checked(options: Options, environ: Mapping[str, str]) -> Features:
     )
 
 
-def _check_preempt_signals(options: Options, asked: Preemption) -> None:
+def _check_preempt_signals(options: Options, preemption: Preemption) -> None:
     source = options.source("preempt_signals")
-    with naming(f"{source}={asked.preempt_signals}"):
-        numbers = asked.signals
+    with naming(f"{source}={preemption.preempt_signals}"):
+        numbers = preemption.signals
     handled = {signal_number(name) for name in options.signals_to_handle.split(",")}
     for number in sorted(numbers & handled):
         raise UsageError(
@@ -458,40 +458,40 @@ def _check_preempt_signals(options: Options, asked: Preemption) -> None:
         )
 
 
-def _check_deadline(options: Options, asked: Preemption, environ: Mapping[str, str]) -> None:
+def _check_deadline(options: Options, preemption: Preemption, environ: Mapping[str, str]) -> None:
     from rallypoint.agent.feature import part
 
     end_time = part("preemption", "slurm:end_time")
-    seconds = asked.stop_before_end
-    given = f"{options.source('stop_before_end')}={seconds:g}"
+    seconds = preemption.stop_before_end
+    flag = f"{options.source('stop_before_end')}={seconds:g}"
     if not (seconds >= 0 and is_in_range("seconds", seconds)):
-        raise UsageError(f"{given} is out of range; give seconds from 0 on")
+        raise UsageError(f"{flag} is out of range; give seconds from 0 on")
     now = time.time()
     end = end_time(environ, now) if seconds else None
     if end is not None and now < end <= now + seconds:
-        raise UsageError(f"{given} is not less than the {end - now:.0f} s that this job has left; give less")
+        raise UsageError(f"{flag} is not less than the {end - now:.0f} s that this job has left; give less")
 
 
-def _check_requeue(options: Options, asked: Preemption, environ: Mapping[str, str]) -> None:
-    if not asked.requeue:
+def _check_requeue(options: Options, preemption: Preemption, environ: Mapping[str, str]) -> None:
+    if not preemption.requeue:
         return
-    given = f"{options.source('requeue')}={asked.requeue}"
-    if not asked.wanted:
-        raise UsageError(f"{given} is for a job that is preempted; give --preempt-signals or --stop-before-end too")
+    flag = f"{options.source('requeue')}={preemption.requeue}"
+    if not preemption.wanted:
+        raise UsageError(f"{flag} is for a job that is preempted; give --preempt-signals or --stop-before-end too")
     from shutil import which
 
     from rallypoint.agent.feature import part
 
     job = part("preemption", "slurm:job_name")(environ)
     if not job:
-        raise UsageError(f"{given} requeues a job of Slurm, and this is not one: SLURM_JOB_ID is not set; leave it out")
+        raise UsageError(f"{flag} requeues a job of Slurm, and this is not one: SLURM_JOB_ID is not set; leave it out")
     if environ.get("ENVIRONMENT") != "BATCH":
-        _log.warning("%s: Slurm requeues batch jobs only, and this is not one; start it by sbatch", given)
+        _log.warning("%s: Slurm requeues batch jobs only, and this is not one; start it by sbatch", flag)
     if which("scontrol", path=environ.get("PATH")) is None:
         _log.warning(
             "%s: scontrol is not on the PATH, so job %s cannot be requeued; add it to the container, "
             "or let the batch script run 'scontrol requeue %s' when srun has ended with 143",
-            given,
+            flag,
             job,
             job,
         )
@@ -547,26 +547,26 @@ def warn_of_variables(environ: Mapping[str, str]) -> None:
         flag = flags.get(name)
         if flag is None:
             known = {flag.variable.removeprefix("PET_"): flag.variable for flag in FLAGS if flag.from_environment}
-            meant = closest_match(name.removeprefix("PET_"), known)
+            similar = closest_match(name.removeprefix("PET_"), known)
             _log.warning(
-                "%s has no effect: no flag reads it%s", name, f"; did you mean {known[meant]}?" if meant else ""
+                "%s has no effect: no flag reads it%s", name, f"; did you mean {known[similar]}?" if similar else ""
             )
         elif not flag.from_environment:
             _log.warning("%s has no effect: %s is read from the command line only; give it there", name, flag.name)
     ours = {name.removeprefix("RALLYPOINT_"): name for name in OURS}
     for name in sorted(name for name in environ if name.startswith("RALLYPOINT_") and name not in OURS):
-        meant = closest_match(name.removeprefix("RALLYPOINT_"), ours, _ALMOST)
-        if meant:
-            _log.warning("%s has no effect: nothing reads it; did you mean %s?", name, ours[meant])
+        similar = closest_match(name.removeprefix("RALLYPOINT_"), ours, _ALMOST)
+        if similar:
+            _log.warning("%s has no effect: nothing reads it; did you mean %s?", name, ours[similar])
 
 
-def warn_of_options(source: str, given: Collection[str], backend: str, known: Collection[str]) -> None:
+def warn_of_options(source: str, names: Collection[str], backend: str, known: Collection[str]) -> None:
     """Warn of options in `source` (`--rdzv-conf` or `PET_RDZV_CONF`) that the backend does not know."""
-    for name in sorted(set(given).difference(known)):
-        meant = _MEANT.get(name, "")
-        if meant not in known and not meant.startswith("--"):
-            meant = closest_match(name, known)
-        hint = f"; did you mean {meant}?" if meant else ""
+    for name in sorted(set(names).difference(known)):
+        similar = _MEANT.get(name, "")
+        if similar not in known and not similar.startswith("--"):
+            similar = closest_match(name, known)
+        hint = f"; did you mean {similar}?" if similar else ""
         _log.warning("%s: the option %r has no effect with the backend %s%s", source, name, backend, hint)
 
 

@@ -38,10 +38,10 @@ _KILLS = {"worker": Fault.KILL_WORKER, "agent": Fault.KILL_AGENT, "node": Fault.
 
 
 def drill(options: argparse.Namespace) -> int:
-    wanted = _parse_drill(options)
+    plan = _parse_drill(options)
 
     async def run(session: WatcherSession) -> int:
-        run = _DrillRun(session, wanted, options.every)
+        run = _DrillRun(session, plan, options.every)
         try:
             await run.all_trials()
         except (UnreachableError, KeyboardInterrupt, asyncio.CancelledError) as error:
@@ -52,8 +52,8 @@ def drill(options: argparse.Namespace) -> int:
 
 
 def _parse_drill(options: argparse.Namespace) -> Drill:
-    given = [name for name in ("kill", "pause", "hang", "cut") if getattr(options, name)]
-    if len(given) != 1:
+    faults = [name for name in ("kill", "pause", "hang", "cut") if getattr(options, name)]
+    if len(faults) != 1:
         raise UsageError("give one fault: --kill, --pause, --hang or --cut")
     if options.node and options.rank >= 0:
         raise UsageError("give either --rank or --node")

@@ -42,15 +42,15 @@ def exit_code_of(work: Callable[[], None], program: str = "rallyrun", finish: Fi
 def _run_printed(work: Callable[[], None], program: str) -> tuple[BaseException | None, int]:
     """Do the work. Returns what has ended it, which has been printed, and the exit code."""
 
-    asked: NodeLeftInOrder | JobPreempted | None = None
+    orderly_end: NodeLeftInOrder | JobPreempted | None = None
 
     def recorded() -> None:
-        nonlocal asked
+        nonlocal orderly_end
         try:
             work()
         except (NodeLeftInOrder, JobPreempted) as error:  # on request, and nothing has failed
             print_error(f"{program}: {error}")
-            asked = error
+            orderly_end = error
 
     try:
         record(recorded)()
@@ -70,7 +70,7 @@ def _run_printed(work: Callable[[], None], program: str) -> tuple[BaseException 
             traceback.print_exc()
         print_error(f"{program}: error: {type(error).__name__} was {_who_raised(error)}")
         return error, FAILED
-    return asked, PREEMPTED if isinstance(asked, JobPreempted) else 0
+    return orderly_end, PREEMPTED if isinstance(orderly_end, JobPreempted) else 0
 
 
 def _code_of(error: RallypointError) -> int:

@@ -93,9 +93,9 @@ def given_endpoint(options: argparse.Namespace) -> str:
     """
     if options.endpoint and options.rdzv_endpoint:
         raise UsageError("the endpoint is given twice; give it as ENDPOINT or as --rdzv-endpoint")
-    given: str = options.endpoint or options.rdzv_endpoint or os.environ.get("RALLYPOINT_ENDPOINT", "")
-    if given or not os.environ.get("PET_RDZV_ENDPOINT"):
-        return given
+    endpoint: str = options.endpoint or options.rdzv_endpoint or os.environ.get("RALLYPOINT_ENDPOINT", "")
+    if endpoint or not os.environ.get("PET_RDZV_ENDPOINT"):
+        return endpoint
     for name in ("rdzv_backend", "rdzv_id", "rdzv_conf"):
         setattr(options, name, getattr(options, name) or os.environ.get(f"PET_{name.upper()}", ""))
     return os.environ["PET_RDZV_ENDPOINT"]

@@ -490,8 +490,8 @@ class _VerbParser(Parser):
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             from rallypoint.cli.convert import closest_match
 
-            meant = closest_match(value, action.choices)
-            hint = f"did you mean {meant}? " if meant else ""
+            similar = closest_match(value, action.choices)
+            hint = f"did you mean {similar}? " if similar else ""
             self.error(f"there is no verb {value!r}; {hint}'rallyctl --help' lists all")
         super()._check_value(action, value)
 
@@ -501,10 +501,10 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     parser = build_parser()
     options, late = parser.parse_known_args(words)
     for word in late:
-        given = vars(options)
-        if not word.startswith("-") and "operands" in given:
+        values = vars(options)
+        if not word.startswith("-") and "operands" in values:
             options.operands.append(word)
-        elif not word.startswith("-") and given.get("endpoint") == "":
+        elif not word.startswith("-") and values.get("endpoint") == "":
             options.endpoint = word
         else:
             parser.error(f"unrecognized arguments: {' '.join(late)}")

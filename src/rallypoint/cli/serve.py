@@ -112,8 +112,8 @@ def _serve_until_signal(ready: str) -> signal.Signals:
 
 def _watchdog_timeout() -> float:
     """Seconds within which the service manager expects the next message; 0 if it expects none."""
-    asked, of = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
-    return int(asked) / 1e6 if asked.isdecimal() and of in ("", str(os.getpid())) else 0.0
+    microseconds, of = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
+    return int(microseconds) / 1e6 if microseconds.isdecimal() and of in ("", str(os.getpid())) else 0.0
 
 
 def _loop_answers(timeout: float) -> bool:

@@ -141,14 +141,14 @@ def read_command(command: Sequence[str], variables: Mapping[str, str], hosts: in
         SystemExit: a usage error of rallyrun's, which has been printed; or its help was asked for.
         UserError: the number of nodes is impossible.
     """
-    given = "PET_RDZV_ENDPOINT" in variables
+    is_given = "PET_RDZV_ENDPOINT" in variables
     if os.path.basename(command[0]) != "rallyrun":
-        return LaunchedCommand(endpoint_given=given)
+        return LaunchedCommand(endpoint_given=is_given)
     parser = build_parser()
     parser.prog = "rallyrun"
     options, _ = parse_with(parser, command[1:], {"PET_NNODES": str(hosts), **variables})
     if options.standalone:
-        return LaunchedCommand(endpoint_given=given)
+        return LaunchedCommand(endpoint_given=is_given)
     source = options.source("nnodes")
     least, most = parse_nnodes(options.nnodes, source)
     if least > hosts:
@@ -156,4 +156,4 @@ def read_command(command: Sequence[str], variables: Mapping[str, str], hosts: in
             f"{source}={options.nnodes} needs {least} nodes, and {hosts} host{' is' if hosts == 1 else 's are'} given; "
             "give more hosts, or leave it out"
         )
-    return LaunchedCommand(least, most, given or "rdzv_endpoint" in options.sources)
+    return LaunchedCommand(least, most, is_given or "rdzv_endpoint" in options.sources)

@@ -230,12 +230,12 @@ class DemoRun:
         """Write one line, with the time at which it happened."""
         self._write(f"  {self.seconds():6.2f} s  {text}\n")
 
-    def wait_for(self, wanted: Callable[[Event], bool], timeout: float) -> Event:
-        """The next event that `wanted` accepts. Raises DemoError: a launcher failed, all ended, or nothing came for
+    def wait_for(self, matches: Callable[[Event], bool], timeout: float) -> Event:
+        """The next event that `matches` accepts. Raises DemoError: a launcher failed, all ended, or nothing came for
         `timeout` seconds; after a kill, no step did.
         """
         for event in self._events(timeout):
-            if wanted(event):
+            if matches(event):
                 return event
         raise DemoError("has ended, with exit code 0, before the training did")
 
@@ -350,9 +350,9 @@ def _rallyrun() -> list[str]:
 
 
 def _marked(mark: str) -> Iterator[int]:
-    wanted = f"{MARK}={mark}".encode()
+    variable = f"{MARK}={mark}".encode()
     for pid, stat in process_table().items():
         if not stat.ended:
             with suppress(OSError):
-                if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                if variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                     yield pid
