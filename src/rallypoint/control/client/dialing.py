@@ -300,12 +300,12 @@ class Dialer:
         except codec.NotSendable as error:
             raise HandshakeError(f"this node cannot greet the control plane at {self._endpoint}: {error}") from None
 
-    def _expect(self, answer: Challenge | Welcome | HandshakeRefused, wanted: type[A]) -> A:
+    def _expect(self, answer: Challenge | Welcome | HandshakeRefused, kind: type[A]) -> A:
         if isinstance(answer, HandshakeRefused):
             raise HandshakeError(
                 f"the control plane at {self._endpoint} refused this node: {printable(answer.sentence, 1000)}"
             )
-        if not isinstance(answer, wanted):
+        if not isinstance(answer, kind):
             raise self._foreign_service_error(f"it answered with a {type(answer).__name__} out of turn")
         return answer
 

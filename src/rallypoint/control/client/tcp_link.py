@@ -268,14 +268,14 @@ class TcpLink:
 
     async def _receive_patiently(self, session: ClientSession, lease: float) -> bytes:
         """The next message. Raises as `ClientSession.receive`, or TimeoutError: the server has been silent for long."""
-        begun = SYSTEM_CLOCK.monotonic()
+        began = SYSTEM_CLOCK.monotonic()
         for silence in (_MAX_SILENT_LEASES, random.uniform(_MAX_BUSY_LEASES - 1.0, _MAX_BUSY_LEASES)):
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(begun + silence * lease - SYSTEM_CLOCK.monotonic()):
+                async with asyncio.timeout(began + silence * lease - SYSTEM_CLOCK.monotonic()):
                     return await session.receive()
             if not is_acknowledged(session.writer.get_extra_info("socket")):
                 break
-        raise TimeoutError(f"nothing was heard from it for {SYSTEM_CLOCK.monotonic() - begun:.3g} s")
+        raise TimeoutError(f"nothing was heard from it for {SYSTEM_CLOCK.monotonic() - began:.3g} s")
 
     def _close_silent_session(self) -> None:
         while self._silent_connections:
@@ -318,14 +318,14 @@ class TcpLink:
 
     async def _send_heartbeats(self, session: ClientSession) -> None:
         heartbeat = codec.sendable(Heartbeat())
-        wanted = session.welcome.heartbeat_interval
+        interval = session.welcome.heartbeat_interval
         self._heartbeats.clear()
-        if wanted:  # by a server of many nodes, which may all have come at the same time
-            await asyncio.sleep(wanted * os.urandom(1)[0] / 256)
+        if interval:  # by a server of many nodes, which may all have come at the same time
+            await asyncio.sleep(interval * os.urandom(1)[0] / 256)
             self._heartbeats.append(BOOT_CLOCK.monotonic())
             session.send(heartbeat)
         while True:
-            await asyncio.sleep(wanted or session.welcome.lease / 3)
+            await asyncio.sleep(interval or session.welcome.lease / 3)
             await self._while_cut()
             self._heartbeats.append(BOOT_CLOCK.monotonic())
             session.send(heartbeat)

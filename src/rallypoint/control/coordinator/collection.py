@@ -312,13 +312,13 @@ class HangCollection:
         return self._until if self._asked is None else self._asked.wake_at()
 
     def _end_if_complete(self, now: float) -> None:
-        asked = self._asked
-        if asked is None or not asked.is_over:
+        collection = self._asked
+        if collection is None or not collection.is_over:
             return
-        silent = sorted(asked.silent)
+        silent = sorted(collection.silent)
         named = tuple(self._name(node) for node in silent[:_MOST_NAMED])
         self._asked, self._until = None, now + _REPORT
-        ended = CollectionEnded(self._number, self._round, named, len(silent) - len(named) + asked.not_asked)
+        ended = CollectionEnded(self._number, self._round, named, len(silent) - len(named) + collection.not_asked)
         self._tell(self._nodes[:1], ended)
 
     def _report(self, text: str, now: float) -> None:

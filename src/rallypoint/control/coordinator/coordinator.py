@@ -323,8 +323,8 @@ class Coordinator:
             return
         if not node_info.address:
             node_info = node_info._replace(address=speaker.address)
-        asked = Join(node_info, now + request.timeout, now - request.waited, self.state.abandoned.number)
-        self._wait(speaker.node, asked)
+        join = Join(node_info, now + request.timeout, now - request.waited, self.state.abandoned.number)
+        self._wait(speaker.node, join)
         self._continue_join(speaker.node, now)
 
     def _on_next_store(self, speaker: SessionRecord, request: NextStore, _now: float) -> None:

@@ -355,9 +355,11 @@ def _origin(peer: str) -> str:
         return peer
 
 
-def _check(asked: Settings) -> None:
-    if asked.min_nodes > asked.max_nodes:
-        raise HandshakeError(f"this node asks for {asked.min_nodes} to {asked.max_nodes} nodes; look at its --nnodes")
+def _check(settings: Settings) -> None:
+    if settings.min_nodes > settings.max_nodes:
+        raise HandshakeError(
+            f"this node asks for {settings.min_nodes} to {settings.max_nodes} nodes; look at its --nnodes"
+        )
 
 
 BURST, RATE = 1.0, 0.5

@@ -178,7 +178,7 @@ class WatcherSessions:
 
     def close(self, session: int) -> bool:
         """A session has ended. Returns whether it was a watcher's."""
-        for number in [number for number, asked in self._collections.items() if asked.watcher == session]:
+        for number in [number for number, collection in self._collections.items() if collection.watcher == session]:
             del self._collections[number]
         return self._watchers.pop(session, None) is not None
 
@@ -256,8 +256,8 @@ class WatcherSessions:
             watcher.unread = False
             if watcher.wants:
                 self._due_at = min(self._due_at, max(now, self._told_at + self._pause()))
-        elif (asked := self._collections.get(number)) is not None and asked.watcher == session:
-            asked.nodes.on_read(now)
+        elif (collection := self._collections.get(number)) is not None and collection.watcher == session:
+            collection.nodes.on_read(now)
             self._end_collections()
 
     def on_answer(self, node: NodeId, answer: NodeAnswer, now: float) -> None:
@@ -290,15 +290,15 @@ class WatcherSessions:
         self._reports.forget(node)
         self._awaited.discard(node)
         self._drained.pop(node, None)
-        for asked in self._collections.values():
-            asked.nodes.forget(node, now)
+        for collection in self._collections.values():
+            collection.nodes.forget(node, now)
         self._end_collections()
 
     def tick(self, now: float) -> None:
         """Queue due messages, and ask nodes if there is a follower."""
-        for asked in self._collections.values():
-            if asked.nodes.wake_at() <= now:
-                asked.nodes.tick(now)
+        for collection in self._collections.values():
+            if collection.nodes.wake_at() <= now:
+                collection.nodes.tick(now)
         self._end_collections()
         if now >= self._due_at:
             self._due_at = math.inf
@@ -324,7 +324,7 @@ class WatcherSessions:
     # Collections from nodes
 
     def _collect(self, session: int, command: CollectCommand, now: float) -> None:
-        if sum(asked.watcher == session for asked in self._collections.values()) >= _MOST_COLLECTIONS:
+        if sum(earlier.watcher == session for earlier in self._collections.values()) >= _MOST_COLLECTIONS:
             raise CommandRefused(f"{_MOST_COLLECTIONS} requests of this session are not answered yet; wait for these")
         job, number, kind = self._job, next(self._job.collections), command.kind
         nodes = [node for node in self._nodes_of(command) if node in job.sessions]
@@ -349,45 +349,45 @@ class WatcherSessions:
         """Whoever follows is sent what the nodes of a new round write too, until the job ends."""
         state = self._job.state
         if state.verdict is not None:
-            for asked in self._collections.values():
-                asked.nodes.finish(now)
+            for collection in self._collections.values():
+                collection.nodes.finish(now)
             self._end_collections()
         elif state.complete and state.round != self._followed_round:
             self._followed_round = state.round
-            for asked in self._collections.values():
-                if asked.nodes.follows:
+            for collection in self._collections.values():
+                if collection.nodes.follows:
                     with suppress(CommandRefused):  # the new round has no such rank
-                        asked.nodes.add(nodes_with_ranks(asked.ranks, state), now)
+                        collection.nodes.add(nodes_with_ranks(collection.ranks, state), now)
 
     def on_part(self, node: NodeId, part: CollectedPart, now: float) -> None:
         """A node has sent a part of a collection."""
-        asked = self._collections.get(part.number)
-        if asked is None or node not in asked.nodes:
+        collection = self._collections.get(part.number)
+        if collection is None or node not in collection.nodes:
             return
-        data = asked.nodes.pass_on(node, part.data, part.is_last)
-        self.sends.append((asked.watcher, part._replace(data=data, node=name_of(self._job.state, node))))
+        data = collection.nodes.pass_on(node, part.data, part.is_last)
+        self.sends.append((collection.watcher, part._replace(data=data, node=name_of(self._job.state, node))))
         self._end_collections()
 
     def _end_collections(self) -> None:
-        for number in [number for number, asked in self._collections.items() if asked.nodes.is_over]:
+        for number in [number for number, collection in self._collections.items() if collection.nodes.is_over]:
             watcher, nodes, _ = self._collections.pop(number)
             detail = "; ".join(self._left_out(nodes))
             self.sends.append((watcher, CommandReply(done=not detail, detail=detail)))
 
-    def _left_out(self, asked: Collection) -> Iterator[str]:
+    def _left_out(self, collection: Collection) -> Iterator[str]:
         """What is not in a collection, in words."""
-        limits = asked.limits
+        limits = collection.limits
         kinds: tuple[tuple[str, Iterable[NodeId]], ...] = (
-            (f"no answer within {limits.seconds:g} s from", asked.silent),
-            ("lost meanwhile:", asked.lost),
-            ("more than there is room for came from", asked.cut),
+            (f"no answer within {limits.seconds:g} s from", collection.silent),
+            ("lost meanwhile:", collection.lost),
+            ("more than there is room for came from", collection.cut),
         )
         for what, nodes in kinds:
             if nodes:
                 yield f"{what} {', '.join(self._names(nodes))}"
-        if asked.not_asked:
+        if collection.not_asked:
             most = f"{limits.of_all // 2**20} MiB and {limits.longest:g} s are the most; ask for one by --rank"
-            yield f"{asked.not_asked} nodes were not asked: {most}"
+            yield f"{collection.not_asked} nodes were not asked: {most}"
 
     def _names(self, nodes: Iterable[NodeId]) -> Sequence[str]:
         in_order = sorted(nodes)
@@ -569,22 +569,22 @@ def _count(number: int, more: str = "") -> str:
     return f"{number} {more}node{'' if number == 1 else 's'}"
 
 
-def find_node(wanted: str, state: State) -> NodeId:
+def find_node(name: str, state: State) -> NodeId:
     """The node with a name, host, address, pid@host or group rank.
 
     Raises:
         CommandRefused: there is none, or more than one.
     """
     nodes = [node for node in known_to(state) if not node.is_placeholder]
-    rank = int(wanted) if wanted.isascii() and wanted.isdecimal() and len(wanted) < 10 and state.complete else -1
-    matches = [node for node in nodes if wanted and _has_name(wanted, rank, node, state)]
+    rank = int(name) if name.isascii() and name.isdecimal() and len(name) < 10 and state.complete else -1
+    matches = [node for node in nodes if name and _has_name(name, rank, node, state)]
     if len(matches) == 1:
         return matches[0]
     if matches:
         which = join_names([f"{node.pid}@{node}" for node in matches[:_MOST_NAMED]])
-        raise CommandRefused(f"{wanted!r} names {len(matches)} nodes; name one of them: {which}")
+        raise CommandRefused(f"{name!r} names {len(matches)} nodes; name one of them: {which}")
     have = join_names(names_of(state, nodes, _MOST_NAMED)) or "none"
-    raise CommandRefused(f"the job has no node {wanted!r}; it has {have}")
+    raise CommandRefused(f"the job has no node {name!r}; it has {have}")
 
 
 def nodes_with_ranks(ranks: Sequence[int], state: State) -> list[NodeId]:
@@ -614,13 +614,13 @@ def nodes_with_ranks(ranks: Sequence[int], state: State) -> list[NodeId]:
     return list(nodes)
 
 
-def _has_name(wanted: str, rank: int, node: NodeId, state: State) -> bool:
+def _has_name(name: str, rank: int, node: NodeId, state: State) -> bool:
     """Whether this names the node. Of many nodes it is asked for each, with the lock held: nothing is made for it."""
-    if wanted in (node.host, node.addr):
+    if name in (node.host, node.addr):
         return True
     if rank >= 0 and (place := state.participants.get(node)) is not None and place.rank == rank:
         return True
     text = str(node)
-    return (wanted.startswith(text) and wanted == name_of(state, node)) or (
-        wanted.endswith(text) and wanted == f"{node.pid}@{text}"
+    return (name.startswith(text) and name == name_of(state, node)) or (
+        name.endswith(text) and name == f"{node.pid}@{text}"
     )

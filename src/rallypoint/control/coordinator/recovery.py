@@ -109,8 +109,8 @@ def missed_notifications(state: State, node: NodeId, request: ResumeRequest) -> 
     if node in state.participants and state.complete:
         unaware = not request.round_over and request.round < state.round  # it has kept its place (law 7)
         ended = [RoundEnded(end_of(state, request.round), keeps_place=True)] if unaware else []
-        asked = state.is_preempted and node not in state.consents and node not in state.succeeded
-        return [*ended, preempted(state)] if asked else [*ended]
+        must_save = state.is_preempted and node not in state.consents and node not in state.succeeded
+        return [*ended, preempted(state)] if must_save else [*ended]
     if node in state.succeeded and state.round == request.round:
         return []
     if not request.round_over:

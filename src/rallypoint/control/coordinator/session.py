@@ -136,11 +136,11 @@ class ServerSession:
             if self._command_refusal is not None:
                 from rallypoint.control.protocol.observation import ListRequest, decode_watcher_request
 
-                asked = decode_watcher_request(payload)
-                if isinstance(asked, ListRequest):
+                watcher_request = decode_watcher_request(payload)
+                if isinstance(watcher_request, ListRequest):
                     self._list_jobs()
                 else:
-                    self._dispatcher.receive_from_watcher(self.number, asked, self._command_refusal)
+                    self._dispatcher.receive_from_watcher(self.number, watcher_request, self._command_refusal)
                 return None
             if payload == HEARTBEAT:
                 return self.heartbeat()

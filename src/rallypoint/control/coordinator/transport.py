@@ -306,13 +306,13 @@ class Transport:
 
     def _watch(self) -> None:
         """Have the set wait for what is of interest now. Of nothing it would report some all the time."""
-        wanted = EPOLLOUT if self.unsent else 0
+        events = EPOLLOUT if self.unsent else 0
         if not (self.is_closing or self._is_paused):
-            wanted |= EPOLLIN
-        if self._has_ended or wanted == self._watched:
+            events |= EPOLLIN
+        if self._has_ended or events == self._watched:
             return
-        self._all.watch(self, self._watched, wanted)
-        self._watched = wanted
+        self._all.watch(self, self._watched, events)
+        self._watched = events
 
     def _end(self, error: OSError | None) -> None:
         if self._has_ended:

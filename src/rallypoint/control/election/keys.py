@@ -142,8 +142,8 @@ def state_of(keys: ElectionKeys, snapshot: StoredSnapshot, stored: Iterable[KeyV
         RendezvousStateError: they do not hold a state of a size that it may have.
     """
     values = {kv.key: kv.value for kv in stored}
-    wanted = [keys.part(snapshot.number, index) for index in range(snapshot.parts)]
-    packed = b"".join(values.get(key, b"") for key in wanted) if wanted else snapshot.packed
+    part_keys = [keys.part(snapshot.number, index) for index in range(snapshot.parts)]
+    packed = b"".join(values.get(key, b"") for key in part_keys) if part_keys else snapshot.packed
     unpacker = zlib.decompressobj()
     try:
         state = unpacker.decompress(packed, MAX_STATE)

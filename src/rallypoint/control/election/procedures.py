@@ -105,8 +105,8 @@ class StepContext:
 
     def pop_effects(self) -> list[Effect]:
         """All since the last time."""
-        taken, self._effects = self._effects, []
-        return taken
+        effects, self._effects = self._effects, []
+        return effects
 
     def log(self, level: int, text: str, *args: object) -> None:
         """A line of the log; `level` as `logging` has it."""

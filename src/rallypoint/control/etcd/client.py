@@ -208,15 +208,15 @@ class EtcdClient:
     def _request(self, method: messages.Method, body: bytes, timeout_s: float | None) -> bytes:
         self._check_open()
         limit = self._timeout if timeout_s is None else timeout_s
-        asked = self._loop.submit(self._cluster.ask(method, body, limit))
+        future = self._loop.submit(self._cluster.ask(method, body, limit))
         try:
-            return asked.result(limit + _MARGIN)
+            return future.result(limit + _MARGIN)
         except concurrent.futures.CancelledError:
             raise EtcdUnreachable("this client of etcd was closed meanwhile") from None
         except concurrent.futures.TimeoutError:
             raise EtcdUnreachable("the event loop of this process is stuck") from None
         finally:
-            asked.cancel()  # an exception from a signal handler, say: the result is no longer awaited
+            future.cancel()  # an exception from a signal handler, say: the result is no longer awaited
 
     def _forget(self, watch: EtcdWatch) -> None:
         with self._lock:

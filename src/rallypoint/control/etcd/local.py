@@ -202,7 +202,7 @@ class LocalEtcd:
     def _wait(self, endpoint: Endpoint, deadline: Deadline, unwanted: Callable[[], bool]) -> str:
         """Until it answers; returns what is wrong if it does not."""
         assert self._supervisor is not None
-        gone = os.pidfd_open(self._supervisor.pid)
+        supervisor_end = os.pidfd_open(self._supervisor.pid)
         try:
             while True:
                 if self._answers(endpoint):
@@ -213,9 +213,9 @@ class LocalEtcd:
                     return "it does not answer"
                 if unwanted():
                     return "it is no longer needed"
-                until_readable([gone], _POLL_INTERVAL)
+                until_readable([supervisor_end], _POLL_INTERVAL)
         finally:
-            os.close(gone)
+            os.close(supervisor_end)
 
     def _answers(self, endpoint: Endpoint) -> bool:
         connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=2.0)

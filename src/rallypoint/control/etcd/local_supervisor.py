@@ -29,9 +29,9 @@ _PR_SET_PDEATHSIG = 1
 
 def main(owner: int, folder: str, command: list[str]) -> int:
     """Run the command; returns its exit code, negative for a signal."""
-    asked, ask = os.pipe()
-    os.set_blocking(ask, False)
-    signal.set_wakeup_fd(ask, warn_on_full_buffer=False)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the owner may have blocked them, and etcd would inherit that
@@ -41,7 +41,7 @@ def main(owner: int, folder: str, command: list[str]) -> int:
             return 0
         # This process has no other thread, so the child may run code before the program.
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent())  # noqa: PLW1509
-        _until_readable(asked, watched, os.pidfd_open(process.pid))
+        _until_readable(reader, watched, os.pidfd_open(process.pid))
         process.kill()
         return process.wait()
     except ProcessLookupError:  # the owner has ended

@@ -79,11 +79,11 @@ def tally(mapping: Mapping[K, V], of: Callable[[K, V], T]) -> Mapping[T, int]:
     return counts
 
 
-def any_with(mapping: Mapping[K, V], of: Callable[[K, V], T], wanted: T) -> bool:
+def any_with(mapping: Mapping[K, V], of: Callable[[K, V], T], target: T) -> bool:
     """Whether an entry has this value of `of`, as in `tally`."""
     if len(mapping) > FEW:
-        return wanted in layered(mapping).tally(of)
-    return any(of(key, value) == wanted for key, value in mapping.items())
+        return target in layered(mapping).tally(of)
+    return any(of(key, value) == target for key, value in mapping.items())
 
 
 def layered(mapping: Mapping[K, V]) -> LayeredMap[K, V]:

@@ -229,22 +229,22 @@ def sendable(message: object) -> bytes:
     return payload
 
 
-def decode(data: bytes, wanted: type[M]) -> M:
-    """The message in `data`, which must be `wanted`.
+def decode(data: bytes, kind: type[M]) -> M:
+    """The message in `data`, which must be of that `kind`.
 
     Raises:
         CodecError: it is not, or the bytes do not match the type that they claim.
     """
-    return _decode({wanted}, data)  # type: ignore[no-any-return]
+    return _decode({kind}, data)  # type: ignore[no-any-return]
 
 
-def _decode(wanted: Collection[type], data: bytes) -> Any:
+def _decode(kinds: Collection[type], data: bytes) -> Any:
     try:
         tag, raw = _envelope.decode(data)
         kind = _KINDS.get(tag)
         if kind is None:
             raise CodecError(f"message tag {tag} is unknown")
-        if kind not in wanted:
+        if kind not in kinds:
             raise CodecError(f"a {kind.__name__} has no place here")
         return validated(_decoder_of(kind).decode(raw))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a bad string is a ValueError

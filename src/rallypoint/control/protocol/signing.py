@@ -78,6 +78,6 @@ def proof(key: bytes, transcript: bytes) -> bytes:
     return hmac_digest(key, _PROOF + transcript, sha256)
 
 
-def proven_key(keys: Iterable[bytes], transcript: bytes, given: bytes) -> bytes | None:
+def proven_key(keys: Iterable[bytes], transcript: bytes, claimed: bytes) -> bytes | None:
     """The key that was proven; None if it is none of these."""
-    return next((key for key in keys if compare_digest(proof(key, transcript), given)), None)
+    return next((key for key in keys if compare_digest(proof(key, transcript), claimed)), None)
