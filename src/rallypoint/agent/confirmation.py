@@ -36,7 +36,7 @@ _ASKED_PER_LEASE = 4
 """Questions in each lease while fenced workers run: with one lost or late, three are left."""
 
 
-class Coordinator(Protocol):
+class ConfirmingClient(Protocol):
     """What this needs of a `RendezvousClient`."""
 
     @property
@@ -61,7 +61,7 @@ class Confirmation:
     """
 
     def __init__(
-        self, rendezvous: Coordinator, clock: Clock = BOOT_CLOCK, fence: Callable[[float], None] | None = None
+        self, rendezvous: ConfirmingClient, clock: Clock = BOOT_CLOCK, fence: Callable[[float], None] | None = None
     ) -> None:
         self._rendezvous = rendezvous
         self._clock = clock

@@ -37,7 +37,7 @@ _NO_REQUESTS = (
 """Signals that cannot be handled, or that the kernel sends for reasons of its own."""
 
 
-class Preemption(NamedTuple):
+class PreemptionOptions(NamedTuple):
     """What causes the whole job to end after its workers have saved, and whether it is started again."""
 
     preempt_signals: str = ""
@@ -75,7 +75,7 @@ class Preemption(NamedTuple):
         return self.signals - {SIGTERM}
 
 
-class Hangs(NamedTuple):
+class HangOptions(NamedTuple):
     """When a job counts as hung, and what is done then."""
 
     hang_timeout: float = 0.0
@@ -91,7 +91,7 @@ class Hangs(NamedTuple):
         return self.on_hang if self.hang_timeout else "report"
 
 
-class Checks(NamedTuple):
+class CheckOptions(NamedTuple):
     """Checks before a node joins."""
 
     preflight: str = ""
@@ -103,7 +103,7 @@ class Checks(NamedTuple):
     """Seconds within which it must succeed."""
 
 
-class Frameworks(NamedTuple):
+class FrameworkOptions(NamedTuple):
     """What workers are told of this node beside torch's variables."""
 
     worker_env: tuple[str, ...] = ()
@@ -112,7 +112,7 @@ class Frameworks(NamedTuple):
     """The network interface of gloo and NCCL: `auto`, or comma-separated names; empty for their own choice."""
 
 
-class Recovery(NamedTuple):
+class RecoveryOptions(NamedTuple):
     """How workers come back after a failure."""
 
     preload: tuple[str, ...] = ()
@@ -136,7 +136,7 @@ class Recovery(NamedTuple):
         return self.preload or (("auto",) if self.standby else ())
 
 
-class Output(NamedTuple):
+class OutputOptions(NamedTuple):
     """What a person gets to see."""
 
     incident_dir: str = ""
@@ -145,7 +145,7 @@ class Output(NamedTuple):
     """Seconds within which equal teed lines of several ranks are shown once; 0 for never."""
 
 
-class Topology(NamedTuple):
+class TopologyOptions(NamedTuple):
     """Which nodes stay together."""
 
     node_domain: str = ""
@@ -154,7 +154,7 @@ class Topology(NamedTuple):
     """The number of nodes of one domain that have adjacent group ranks."""
 
 
-class Command(NamedTuple):
+class CommandOptions(NamedTuple):
     """What only the command acts on; without effect in a `LaunchConfig`."""
 
     cluster: str = "none"
@@ -167,14 +167,14 @@ class Command(NamedTuple):
 class Features(NamedTuple):
     """All of these; the default is torchrun's behaviour."""
 
-    preemption: Preemption = Preemption()
-    hangs: Hangs = Hangs()
-    checks: Checks = Checks()
-    frameworks: Frameworks = Frameworks()
-    recovery: Recovery = Recovery()
-    output: Output = Output()
-    topology: Topology = Topology()
-    command: Command = Command()
+    preemption: PreemptionOptions = PreemptionOptions()
+    hangs: HangOptions = HangOptions()
+    checks: CheckOptions = CheckOptions()
+    frameworks: FrameworkOptions = FrameworkOptions()
+    recovery: RecoveryOptions = RecoveryOptions()
+    output: OutputOptions = OutputOptions()
+    topology: TopologyOptions = TopologyOptions()
+    command: CommandOptions = CommandOptions()
 
     @classmethod
     def of(cls, **options: Any) -> Features:

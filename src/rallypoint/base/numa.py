@@ -66,7 +66,7 @@ class NumaOptions:
         return AffinityMode(self.affinity_mode)
 
 
-class Topology(NamedTuple):
+class CpuTopology(NamedTuple):
     """The machine's topology. Only what the mode needs is filled in.
 
     `nodes`: NUMA node to its processors. `gpu_nodes`: the NUMA node of each GPU. `packages`: NUMA node to its socket.
@@ -80,7 +80,7 @@ class Topology(NamedTuple):
     caches: Mapping[int, Cpus] = {}
 
 
-def bindings(mode: AffinityMode, topology: Topology, allowed: Cpus, workers: int) -> list[Cpus]:
+def bindings(mode: AffinityMode, topology: CpuTopology, allowed: Cpus, workers: int) -> list[Cpus]:
     """The processors of each worker, by local rank, out of those `allowed` to the agent.
 
     Raises:
@@ -93,7 +93,7 @@ def bindings(mode: AffinityMode, topology: Topology, allowed: Cpus, workers: int
     return [_checked(gpu, _BY_MODE[mode](topology, allowed, gpu), topology) for gpu in range(workers)]
 
 
-def _checked(gpu: int, cpus: Cpus, topology: Topology) -> Cpus:
+def _checked(gpu: int, cpus: Cpus, topology: CpuTopology) -> Cpus:
     if not cpus:
         raise UserError(
             f"worker {gpu} would have no processor, since this process may use none of NUMA node "
@@ -102,17 +102,17 @@ def _checked(gpu: int, cpus: Cpus, topology: Topology) -> Cpus:
     return cpus
 
 
-def _of_node(topology: Topology, allowed: Cpus, gpu: int) -> Cpus:
+def _of_node(topology: CpuTopology, allowed: Cpus, gpu: int) -> Cpus:
     return topology.nodes.get(topology.gpu_nodes[gpu], frozenset()) & allowed
 
 
-def _of_socket(topology: Topology, allowed: Cpus, gpu: int) -> Cpus:
+def _of_socket(topology: CpuTopology, allowed: Cpus, gpu: int) -> Cpus:
     own = topology.packages.get(topology.gpu_nodes[gpu])
     near = [cpus for node, cpus in topology.nodes.items() if topology.packages.get(node) == own]
     return frozenset().union(*near) & allowed
 
 
-def _exclusive(topology: Topology, allowed: Cpus, gpu: int) -> Cpus:
+def _exclusive(topology: CpuTopology, allowed: Cpus, gpu: int) -> Cpus:
     cores = _groups(_of_node(topology, allowed, gpu), topology.cores)
     position, sharers = _gpu_position(topology, gpu)
     if len(cores) < sharers:
@@ -125,13 +125,13 @@ def _exclusive(topology: Topology, allowed: Cpus, gpu: int) -> Cpus:
     return frozenset().union(*cores[begin : begin + share + (position < more)])
 
 
-def _of_cache(topology: Topology, allowed: Cpus, gpu: int) -> Cpus:
+def _of_cache(topology: CpuTopology, allowed: Cpus, gpu: int) -> Cpus:
     groups = _groups(_of_node(topology, allowed, gpu), topology.caches)
     groups.sort(key=lambda cpus: (-len(cpus), min(cpus)))
     return groups[_gpu_position(topology, gpu)[0] % len(groups)] if groups else frozenset()
 
 
-_BY_MODE: dict[AffinityMode, Callable[[Topology, Cpus, int], Cpus]] = {
+_BY_MODE: dict[AffinityMode, Callable[[CpuTopology, Cpus, int], Cpus]] = {
     AffinityMode.NODE: _of_node,
     AffinityMode.SOCKET: _of_socket,
     AffinityMode.EXCLUSIVE: _exclusive,
@@ -139,7 +139,7 @@ _BY_MODE: dict[AffinityMode, Callable[[Topology, Cpus, int], Cpus]] = {
 }
 
 
-def _gpu_position(topology: Topology, gpu: int) -> tuple[int, int]:
+def _gpu_position(topology: CpuTopology, gpu: int) -> tuple[int, int]:
     """The position of a GPU among those of its NUMA node, and their number."""
     node = topology.gpu_nodes[gpu]
     on_node = [number for number, gpu_node in enumerate(topology.gpu_nodes) if gpu_node == node]
@@ -189,7 +189,7 @@ def worker_cpus(
     return bound
 
 
-def read_topology(mode: AffinityMode, gpus: Sequence[str], root: Path = Path("/")) -> Topology:
+def read_topology(mode: AffinityMode, gpus: Sequence[str], root: Path = Path("/")) -> CpuTopology:
     """The part of the topology that `mode` needs; `gpus` are PCI addresses. UserError if it is not shown."""
     cpu_folder = root / "sys/devices/system/cpu"
     devices = [root / "sys/bus/pci/devices" / address for address in gpus]
@@ -199,13 +199,15 @@ def read_topology(mode: AffinityMode, gpus: Sequence[str], root: Path = Path("/"
         nodes = {0: _cpus(cpu_folder / "online")}
     near = frozenset().union(*(nodes.get(node, frozenset()) for node in gpu_nodes))
     if mode is AffinityMode.SOCKET:
-        return Topology(nodes, gpu_nodes, packages=_packages(cpu_folder, nodes))
+        return CpuTopology(nodes, gpu_nodes, packages=_packages(cpu_folder, nodes))
     if mode is AffinityMode.EXCLUSIVE:
         cores = {cpu: _cpus(cpu_folder / f"cpu{cpu}/topology/thread_siblings_list") for cpu in near}
-        return Topology(nodes, gpu_nodes, cores=cores)
+        return CpuTopology(nodes, gpu_nodes, cores=cores)
     if mode is AffinityMode.CORE_COMPLEX:
-        return Topology(nodes, gpu_nodes, caches={cpu: _behind_cache(cpu_folder / f"cpu{cpu}/cache") for cpu in near})
-    return Topology(nodes, gpu_nodes)
+        return CpuTopology(
+            nodes, gpu_nodes, caches={cpu: _behind_cache(cpu_folder / f"cpu{cpu}/cache") for cpu in near}
+        )
+    return CpuTopology(nodes, gpu_nodes)
 
 
 def bind_this_process(cpus: Cpus) -> None:

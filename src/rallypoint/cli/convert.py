@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 
 from rallypoint.agent.launch import LaunchConfig
-from rallypoint.agent.options import Features, Preemption, Topology
+from rallypoint.agent.options import Features, PreemptionOptions, TopologyOptions
 from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import UsageError, UserError, user_error
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
@@ -436,7 +436,7 @@ def checked(options: Options, environ: Mapping[str, str]) -> Features:
         _check_requeue(options, own.preemption, environ)
     if own.hangs.on_hang != "report" and not own.hangs.hang_timeout:
         _log.warning("%s=%s does nothing without --hang-timeout", options.source("on_hang"), own.hangs.on_hang)
-    if own.topology != Topology():
+    if own.topology != TopologyOptions():
         from rallypoint.clusters.topology import check_topology
 
         check_topology(*own.topology, parse_nnodes(options.nnodes, options.source("nnodes"))[0])
@@ -446,7 +446,7 @@ def checked(options: Options, environ: Mapping[str, str]) -> Features:
     )
 
 
-def _check_preempt_signals(options: Options, preemption: Preemption) -> None:
+def _check_preempt_signals(options: Options, preemption: PreemptionOptions) -> None:
     source = options.source("preempt_signals")
     with naming(f"{source}={preemption.preempt_signals}"):
         numbers = preemption.signals
@@ -458,7 +458,7 @@ def _check_preempt_signals(options: Options, preemption: Preemption) -> None:
         )
 
 
-def _check_deadline(options: Options, preemption: Preemption, environ: Mapping[str, str]) -> None:
+def _check_deadline(options: Options, preemption: PreemptionOptions, environ: Mapping[str, str]) -> None:
     from rallypoint.agent.feature import part
 
     end_time = part("preemption", "slurm:end_time")
@@ -472,7 +472,7 @@ def _check_deadline(options: Options, preemption: Preemption, environ: Mapping[s
         raise UsageError(f"{flag} is not less than the {end - now:.0f} s that this job has left; give less")
 
 
-def _check_requeue(options: Options, preemption: Preemption, environ: Mapping[str, str]) -> None:
+def _check_requeue(options: Options, preemption: PreemptionOptions, environ: Mapping[str, str]) -> None:
     if not preemption.requeue:
         return
     flag = f"{options.source('requeue')}={preemption.requeue}"

@@ -57,7 +57,7 @@ class Drills(Feature):
 
     def _begin(self, request: FaultRequested) -> None:
         """Do what is requested; a cut is the link's to do."""
-        self._freezers = [each for each in self._freezers if each.poll() is None]
+        self._freezers = [freezer for freezer in self._freezers if freezer.poll() is None]
         fault, workers = request.fault, self._targets(request)
         if fault.is_of_worker and not workers:
             log.warning("the drill changes nothing: rank %d does not run here at the moment", request.rank)
@@ -70,8 +70,8 @@ class Drills(Feature):
     def _do(self, request: FaultRequested, workers: list[int]) -> None:
         match fault := request.fault:
             case Fault.KILL_WORKER:
-                for each in workers:
-                    signal.pidfd_send_signal(each, signal.SIGKILL)
+                for fd in workers:
+                    signal.pidfd_send_signal(fd, signal.SIGKILL)
             case Fault.KILL_AGENT:
                 os.kill(os.getpid(), signal.SIGKILL)
             case Fault.PAUSE_WORKER | Fault.HANG:

@@ -80,14 +80,14 @@ class Look(NamedTuple):
     holders: Mapping[int, Holder] | None
 
 
-class Verdict(NamedTuple):
+class MemoryVerdict(NamedTuple):
     """The memory that is waited for; and what processes hold that are not ours."""
 
     waits_for: tuple[Share, ...] = ()
     strangers: tuple[Share, ...] = ()
 
 
-def judge(look: Look, before: Look | None, given_up: Collection[int] = ()) -> Verdict:
+def judge(look: Look, before: Look | None, given_up: Collection[int] = ()) -> MemoryVerdict:
     """What follows from a look.
 
     Args:
@@ -109,7 +109,7 @@ def judge(look: Look, before: Look | None, given_up: Collection[int] = ()) -> Ve
                 waits_for.append(share)
             elif is_what is Holder.OTHER and process.used is not None and process.used >= MUCH:
                 strangers.append(share)
-    return Verdict(tuple(waits_for), tuple(strangers))
+    return MemoryVerdict(tuple(waits_for), tuple(strangers))
 
 
 def _may_shrink(gpu: GpuMemory, before: GpuMemory | None, *, is_first: bool) -> bool:
@@ -146,7 +146,7 @@ class Watch:
         self.ended = False
         """Whether the thread is out of the driver."""
         self.failed = False
-        self.verdict: Verdict | None = None
+        self.verdict: MemoryVerdict | None = None
         """That of the last look; None before the first answer of the driver."""
         self.gpus: frozenset[int] = frozenset()
         """The GPUs whose memory was waited for."""

@@ -117,8 +117,8 @@ class IncidentFacts(NamedTuple):
 def incident_facts(workers: WorkerController) -> IncidentFacts:
     """What is known at this moment. On the loop's thread."""
     node = workers.look()
-    found = {each.rank: read_stat(each.pid) for each in node.processes if each.exit_code is None}
-    found |= {-number: read_stat(each.pid) for number, each in enumerate(node.waiting, 1)}
+    found = {worker.rank: read_stat(worker.pid) for worker in node.processes if worker.exit_code is None}
+    found |= {-number: read_stat(process.pid) for number, process in enumerate(node.waiting, 1)}
     return IncidentFacts(node, {rank: process for rank, process in found.items() if process is not None})
 
 
@@ -315,9 +315,9 @@ def summary_of(incident: Incident, facts: NodeFacts) -> dict[str, Any]:
             "role": facts.role,
             "group_rank": facts.group_rank,
             "group_world_size": facts.group_world_size,
-            "ranks": [each.rank for each in facts.processes],
-            "pids": [each.pid for each in facts.processes],
-            "standby": [each._asdict() for each in facts.waiting],
+            "ranks": [worker.rank for worker in facts.processes],
+            "pids": [worker.pid for worker in facts.processes],
+            "standby": [process._asdict() for process in facts.waiting],
         },
         "restarts_used": facts.restarts,
         "program": facts.program,
@@ -429,9 +429,13 @@ def _system(facts: NodeFacts) -> str:
     for rank, failure in sorted(facts.failures.items()):
         parts.append(f"rank {rank} (pid {failure.pid}), exit code {failure.exitcode}: {failure.text}")
         parts += [failure.context] if failure.context else []
-    words = kernel_words(_kernel_log(), {each.pid for each in facts.processes})
+    words = kernel_words(_kernel_log(), {worker.pid for worker in facts.processes})
     parts += ["", "# the kernel's log, where it may be read: of these processes, of memory, of GPUs", *words]
-    for path in ("/proc/meminfo", "/proc/loadavg", *(f"/proc/pressure/{each}" for each in ("cpu", "memory", "io"))):
+    for path in (
+        "/proc/meminfo",
+        "/proc/loadavg",
+        *(f"/proc/pressure/{resource}" for resource in ("cpu", "memory", "io")),
+    ):
         if text := _read(path, 4096).decode(errors="replace"):
             parts += ["", f"# {path}", "\n".join(text.splitlines()[:12])]
     group = _own_group()
@@ -444,7 +448,7 @@ def _system(facts: NodeFacts) -> str:
 def kernel_words(lines: Sequence[str], pids: set[int]) -> list[str]:
     """The lines of the kernel's log that name one of these processes, or something that kills processes."""
     named = re.compile(rf"(?<!\d)(?:{'|'.join(map(str, sorted(pids)))})(?!\d)") if pids else None
-    return [each for each in lines if _KERNEL.search(each) or (named is not None and named.search(each))][-200:]
+    return [line for line in lines if _KERNEL.search(line) or (named is not None and named.search(line))][-200:]
 
 
 def _kernel_log() -> list[str]:
@@ -452,7 +456,7 @@ def _kernel_log() -> list[str]:
     from rallypoint.failures.failure import log_entries, raw_entries
 
     try:
-        return [f"[{each.moment:.3f}] {each.text}" for each in log_entries(raw_entries())]
+        return [f"[{entry.moment:.3f}] {entry.text}" for entry in log_entries(raw_entries())]
     except OSError:
         return []
 
@@ -496,7 +500,7 @@ def index_fields(seen: Snapshot, why: str, headline: str, by: str) -> dict[str, 
     from rallypoint.observe.bundle import safe_name
     from rallypoint.observe.status import status_fields
 
-    folders = {each.name: f"{safe_name(each.host)}-{each.pid}" for each in seen.nodes}
+    folders = {node.name: f"{safe_name(node.host)}-{node.pid}" for node in seen.nodes}
     now = time.time()
     status = status_fields(seen, now)
     return {

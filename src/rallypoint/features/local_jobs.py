@@ -516,7 +516,7 @@ def _end_of(workers: WorkerController, outcome: str, detail: str, restarts: int,
         "" if known is None else known.endpoint.removesuffix(":0"),
         spec.get_program_name(),
     )
-    job, backend, endpoint, script = (printable(each, _LONGEST) for each in texts)
+    job, backend, endpoint, script = (printable(text, _LONGEST) for text in texts)
     logs = workers.logs_specs.run_log_dir
     return EndedJob(
         LocalJob(os.getpid(), job, backend, endpoint, script, workers.began_at, os.geteuid()),

@@ -76,7 +76,7 @@ class Unprepared(Exception):
         self.ends_job = ends_job
 
 
-class Round:
+class RoundInSetup:
     """One round, for the thread that prepares it; what `cancel` ends, whatever the thread waits for."""
 
     def __init__(self, group: WorkerGroup, clock: Clock) -> None:
@@ -156,20 +156,20 @@ class SetupStep(Protocol):
     but `sentence` and `close` raises Unprepared if the workers cannot start.
     """
 
-    def begin(self, round_: Round) -> bool:
+    def begin(self, round_: RoundInSetup) -> bool:
         """Reserve what the round needs. Returns whether `run` has something to do."""
         return True
 
-    def run(self, round_: Round) -> None:
+    def run(self, round_: RoundInSetup) -> None:
         """Find out what the round needs, for as long as that takes."""
 
-    def missed(self, round_: Round, why: str) -> None:
+    def missed(self, round_: RoundInSetup, why: str) -> None:
         """It has not come in time, for this reason."""
 
-    def sentence(self, round_: Round, why: str) -> str:
+    def sentence(self, round_: RoundInSetup, why: str) -> str:
         """A sentence on what is not known, and why."""
 
-    def take(self, round_: Round) -> None:
+    def take(self, round_: RoundInSetup) -> None:
         """Take what was found."""
 
     def close(self) -> None:
@@ -189,24 +189,24 @@ class RoundSetup(Preparation):
         self.failure = self.failed_node = ""
         self.ends_job = False
         self._clock = clock
-        self._work: Background[Round] = Background("rallypoint-setup")
-        self._round: Round | None = None
+        self._work: Background[RoundInSetup] = Background("rallypoint-setup")
+        self._round: RoundInSetup | None = None
         self._look_at = math.inf
         self._warned = False
 
     @classmethod
     def of(cls, workers: WorkerController) -> RoundSetup:
         """That of an agent that has not run yet; made on the first call."""
-        for each in workers.preparations:
-            if isinstance(each, cls):
-                return each
+        for preparation in workers.preparations:
+            if isinstance(preparation, cls):
+                return preparation
         made = cls()
         workers.add_preparation(made)
         return made
 
     def begin(self, group: WorkerGroup) -> None:
         self.cancel()
-        round_ = Round(group, self._clock)
+        round_ = RoundInSetup(group, self._clock)
         try:
             due = [step for step in self.steps if step.begin(round_)]
             if not due:
@@ -265,16 +265,16 @@ class RoundSetup(Preparation):
     def close(self) -> None:
         self.cancel()
         self._work.close()
-        for each in self.steps:
-            each.close()
+        for step in self.steps:
+            step.close()
 
-    def _end(self, round_: Round) -> None:
+    def _end(self, round_: RoundInSetup) -> None:
         self.cancel()
         try:
             if round_.failure is not None:
                 raise round_.failure
-            for each in self.steps:
-                each.take(round_)
+            for step in self.steps:
+                step.take(round_)
         except Unprepared as failure:
             self._fail(failure)
 
@@ -285,7 +285,7 @@ class RoundSetup(Preparation):
 NO_THREAD = "this machine allows no further thread; raise the limit of processes (`ulimit -u`, pids.max)"
 
 
-def _run(round_: Round, due: Sequence[SetupStep]) -> Round:
+def _run(round_: RoundInSetup, due: Sequence[SetupStep]) -> RoundInSetup:
     """On the thread of one round."""
     try:
         for step in due:
@@ -301,7 +301,7 @@ def _run(round_: Round, due: Sequence[SetupStep]) -> Round:
     return round_
 
 
-def missed_by(step: SetupStep, round_: Round, error: Exception) -> None:
+def missed_by(step: SetupStep, round_: RoundInSetup, error: Exception) -> None:
     """The `run` of a step was ended by an error of the store, which may be a third party's and raise anything."""
     if not round_.over.is_set():
         step.missed(round_, step.sentence(round_, printable(f"{error}" or type(error).__name__, _MAX_SENTENCE)))
@@ -327,21 +327,21 @@ class PeerUser(Protocol):
     use: str
     """The name of its ports: lower-case letters, digits and hyphens."""
 
-    def takes_part(self, round_: Round) -> bool:
+    def takes_part(self, round_: RoundInSetup) -> bool:
         """Whether it needs them in this round; else nothing more is asked of it."""
         return True
 
-    def reserve(self, round_: Round) -> Sequence[int]:
+    def reserve(self, round_: RoundInSetup) -> Sequence[int]:
         """Reserve ports of this node for the round, and release those of the last one. Raises OSError."""
 
-    def wanted(self, round_: Round) -> Collection[int]:
+    def wanted(self, round_: RoundInSetup) -> Collection[int]:
         """The group ranks of the nodes whose records it needs."""
 
-    def missed(self, round_: Round, why: str) -> None:
+    def missed(self, round_: RoundInSetup, why: str) -> None:
         """There are no records, for this reason. Raises Unprepared if the workers cannot start without."""
         raise Unprepared(why)
 
-    def take(self, round_: Round) -> None:
+    def take(self, round_: RoundInSetup) -> None:
         """The round has the records of all nodes that any user wants, and this node's own.
 
         Raises:
@@ -370,7 +370,7 @@ def exchange_of(workers: WorkerController, nodes: int, why: str) -> PeerExchange
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 exists only once workers run; unset that variable"
         )
     steps = RoundSetup.of(workers).steps
-    found = next((each for each in steps if isinstance(each, PeerExchange)), None)
+    found = next((step for step in steps if isinstance(step, PeerExchange)), None)
     if found is None:
         found = PeerExchange()
         steps.append(found)
@@ -389,10 +389,10 @@ class PeerExchange(SetupStep):
         self.users = list(users)
         self._timeout = timeout
 
-    def _users_in(self, round_: Round) -> list[PeerUser]:
+    def _users_in(self, round_: RoundInSetup) -> list[PeerUser]:
         return [user for user in self.users if user.takes_part(round_)]
 
-    def begin(self, round_: Round) -> bool:
+    def begin(self, round_: RoundInSetup) -> bool:
         place, group, users = round_.place, round_.group, self._users_in(round_)
         if not users:
             return False
@@ -410,23 +410,23 @@ class PeerExchange(SetupStep):
             round_.records = {0: round_.own}
         return place.group_world_size > 1
 
-    def run(self, round_: Round) -> None:
+    def run(self, round_: RoundInSetup) -> None:
         round_.limit(self._timeout)
         try:
             round_.records = self._exchange(round_)
         except Exception as error:
             missed_by(self, round_, error)
 
-    def missed(self, round_: Round, why: str) -> None:
+    def missed(self, round_: RoundInSetup, why: str) -> None:
         for user in self._users_in(round_):
             user.missed(round_, why)
 
-    def sentence(self, round_: Round, why: str) -> str:
+    def sentence(self, round_: RoundInSetup, why: str) -> str:
         host, number = socket.gethostname(), round_.place.round
         store = round_.store_endpoint
         return f"{host} cannot learn of the other nodes of round {number} over the worker store at {store}: {why}"
 
-    def take(self, round_: Round) -> None:
+    def take(self, round_: RoundInSetup) -> None:
         try:
             for user in self._users_in(round_) if round_.records else ():
                 user.take(round_)
@@ -437,7 +437,7 @@ class PeerExchange(SetupStep):
         for user in self.users:
             user.close()
 
-    def _exchange(self, round_: Round) -> Mapping[int, PeerRecord]:
+    def _exchange(self, round_: RoundInSetup) -> Mapping[int, PeerRecord]:
         place, own, store = round_.place, round_.own, round_.store
         assert own is not None
         if not own.address:
@@ -463,7 +463,7 @@ class PeerExchange(SetupStep):
         return {own.group_rank: own, **found}
 
 
-def stated_address(round_: Round) -> str:
+def stated_address(round_: RoundInSetup) -> str:
     """Where others reach this node, by its own flag or as the place of the store; empty if neither says."""
     place = round_.place
     return round_.group.spec.local_addr or (place.store_address if place.group_rank == 0 else "")

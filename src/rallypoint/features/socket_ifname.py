@@ -20,7 +20,7 @@ from rallypoint.base.netlink import Interface, interfaces
 
 if TYPE_CHECKING:
     from rallypoint.agent.spec import VariableSource, Worker
-    from rallypoint.features.round_setup import Round
+    from rallypoint.features.round_setup import RoundInSetup
 
 log = get_logger(__name__)
 
@@ -70,7 +70,7 @@ class InterfaceChoice:
     def __init__(self, asked: str) -> None:
         self._chosen = "" if asked == AUTO else asked
         self._logged = Choice()
-        self._found: dict[Round, Choice] = {}
+        self._found: dict[RoundInSetup, Choice] = {}
         """What the threads of rounds have found."""
 
     def variables(self, worker: Worker, environment: Mapping[str, str]) -> Mapping[str, str]:
@@ -78,21 +78,21 @@ class InterfaceChoice:
         wanted = {GLOO: self._chosen, NCCL: f"={self._chosen}"}  # NCCL takes names as prefixes, unless "=" is given
         return {name: value for name, value in wanted.items() if not os.environ.get(name)}
 
-    def begin(self, round_: Round) -> bool:
+    def begin(self, round_: RoundInSetup) -> bool:
         self._found.clear()
         return True
 
-    def run(self, round_: Round) -> None:
+    def run(self, round_: RoundInSetup) -> None:
         round_.limit(_TIMEOUT)
         self._found[round_] = _find(round_.place.store_address, round_.place.group_world_size)
 
-    def missed(self, round_: Round, why: str) -> None:
+    def missed(self, round_: RoundInSetup, why: str) -> None:
         self._found[round_] = Choice(failure=why)
 
-    def sentence(self, round_: Round, why: str) -> str:
+    def sentence(self, round_: RoundInSetup, why: str) -> str:
         return _failure(f"{round_.place.store_address} has not been resolved ({why})")
 
-    def take(self, round_: Round) -> None:
+    def take(self, round_: RoundInSetup) -> None:
         from rallypoint.features.round_setup import Unprepared
 
         found = self._found.pop(round_, Choice())
@@ -126,14 +126,18 @@ def choose(there: Sequence[Interface], source: str) -> Choice:
         there: the interfaces that are up.
         source: the address of this node towards the others.
     """
-    holders = [each for each in there if source in each.addresses]
+    holders = [interface for interface in there if source in interface.addresses]
     if not holders:
         return Choice(failure=_failure(f"no interface that is up has this node's address {source}"))
-    chosen = min(holders, key=lambda each: each.is_loopback and not is_loopback(source))
+    chosen = min(holders, key=lambda interface: interface.is_loopback and not is_loopback(source))
     if is_loopback(source):  # all nodes are on this machine
         return Choice(chosen.name, source)
-    others = [each for each in there if each is not chosen and not each.is_loopback and each.addresses]
-    return Choice(chosen.name, source, tuple(f"{each.name} ({each.addresses[0]})" for each in others))
+    others = [
+        interface
+        for interface in there
+        if interface is not chosen and not interface.is_loopback and interface.addresses
+    ]
+    return Choice(chosen.name, source, tuple(f"{interface.name} ({interface.addresses[0]})" for interface in others))
 
 
 def sentence(found: Choice) -> str:

@@ -37,7 +37,7 @@ from rallypoint.agent.feature import Agent, Feature
 from rallypoint.agent.options import checked_frameworks
 from rallypoint.base.devices import cuda_count
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.features.round_setup import PeerRecord, PeerUser, Round, exchange_of
+from rallypoint.features.round_setup import PeerRecord, PeerUser, RoundInSetup, exchange_of
 
 if TYPE_CHECKING:
     from rallypoint.agent.spec import VariableSource, Worker, WorkerGroup
@@ -172,8 +172,8 @@ _TENSORFLOW = "tf"
 
 def _tensorflow_variables(place: WorkerPlace) -> Mapping[str, str]:
     """All are of the job `worker`, the first of which is the chief; its index is the rank."""
-    records = sorted(place.records.values(), key=lambda each: each.base_rank)
-    workers = [str(Endpoint(each.address, port)) for each in records for port in each.ports[_TENSORFLOW]]
+    records = sorted(place.records.values(), key=lambda record: record.base_rank)
+    workers = [str(Endpoint(record.address, port)) for record in records for port in record.ports[_TENSORFLOW]]
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": place.rank}}
     return {"TF_CONFIG": json.dumps(config)}
 
@@ -224,18 +224,20 @@ class FrameworkVariables(PeerUser):
         self._records: Mapping[int, PeerRecord] = {}
         self._gpus = -1
 
-    def reserve(self, round_: Round) -> Sequence[int]:
+    def reserve(self, round_: RoundInSetup) -> Sequence[int]:
         workers = round_.group.spec.local_world_size
         return self._reserved.reserve(self.kind.ports(round_.place.group_rank, workers) if self.kind.ports else 0)
 
-    def wanted(self, round_: Round) -> Collection[int]:
+    def wanted(self, round_: RoundInSetup) -> Collection[int]:
         return self.kind.wanted(round_.place.group_world_size) if self.kind.wanted else ()
 
-    def take(self, round_: Round) -> None:
-        for each in round_.records.values():
-            wanted = self.kind.ports(each.group_rank, each.local_world_size) if self.kind.ports else 0
-            if len(each.ports.get(self.use, ())) < wanted:
-                raise ValueError(f"{each.node} has no port for {self.use}; start all nodes with the same --worker-env")
+    def take(self, round_: RoundInSetup) -> None:
+        for record in round_.records.values():
+            wanted = self.kind.ports(record.group_rank, record.local_world_size) if self.kind.ports else 0
+            if len(record.ports.get(self.use, ())) < wanted:
+                raise ValueError(
+                    f"{record.node} has no port for {self.use}; start all nodes with the same --worker-env"
+                )
         self._records = round_.records
 
     def close(self) -> None:
@@ -275,9 +277,9 @@ class ReservedPorts:
             for _ in range(count):
                 self._sockets.append(_bound())
         finally:
-            for each in previous:  # after that, so that no round gets a port of the one before
-                each.close()
-        return tuple(int(each.getsockname()[1]) for each in self._sockets)
+            for holder in previous:  # after that, so that no round gets a port of the one before
+                holder.close()
+        return tuple(int(holder.getsockname()[1]) for holder in self._sockets)
 
     def close(self) -> None:
         """Release all. Idempotent."""

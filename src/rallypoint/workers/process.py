@@ -141,7 +141,7 @@ class _Polled(Protocol):
 
 def poll_all(processes: Iterable[_Polled]) -> None:
     """Poll all; the kernel is asked once, however many they are. Then `exitcode` of each is known."""
-    awaited = {each.fileno(): each for each in processes if each.exitcode is None and each.fileno() >= 0}
+    awaited = {process.fileno(): process for process in processes if process.exitcode is None and process.fileno() >= 0}
     poller = select.poll()
     for fd in awaited:
         poller.register(fd, select.POLLIN)

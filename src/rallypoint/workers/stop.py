@@ -230,7 +230,7 @@ class Stop:
         running = ((rank, process) for rank, process in processes.items() if process.exitcode is None)
         self._workers = [_Worker(rank, process, clock, now + leaving_time) for rank, process in running]
         told = frozenset[int]() if leaving is None else leaving.told
-        self._signal_all([each for each in self._workers if each.rank not in told], death_sig, grace, sent)
+        self._signal_all([worker for worker in self._workers if worker.rank not in told], death_sig, grace, sent)
         if not self._workers and self._sweep_until is None:
             self._begin_sweep(SWEEP_GRACE_PERIOD)
 
@@ -238,10 +238,10 @@ class Stop:
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when there is something to do."""
-        shown = [each for each in self._workers if not each.process.held_by_debugger]
+        shown = [worker for worker in self._workers if not worker.process.held_by_debugger]
         # Of those that do not wait, nothing is due before all have ended: one wakes us instead of each.
-        last = [each for each in shown if each.stage is not Stage.WAITING][-1:]
-        fds = [each.process.fileno() for each in shown if each.stage is Stage.WAITING or each in last]
+        last = [worker for worker in shown if worker.stage is not Stage.WAITING][-1:]
+        fds = [worker.process.fileno() for worker in shown if worker.stage is Stage.WAITING or worker in last]
         if self._leaving is not None and self._in(Stage.LEAVING):
             fds += self._leaving.fds()
         return fds if self.done else [*fds, *self._sweep.fds()]
@@ -249,14 +249,14 @@ class Stop:
     def wake_at(self) -> float:
         """When there is something to do by itself, in seconds on the clock; infinite for never."""
         timed = self._in(*_BEFORE_THE_SWEEP, *((Stage.KILLED,) if self._sweep_until is None else ()))
-        times = [each.until for each in timed]
+        times = [worker.until for worker in timed]
         if self._sweep_until is not None and not self.done:
             unfinished = bool(self._in(Stage.KILLED) or self._sweep.fds())
             times.append(self._sweep_until if unfinished else 0.0)
-        if any(each.stage is Stage.SIGNALLED for each in timed):
+        if any(worker.stage is Stage.SIGNALLED for worker in timed):
             times.append(self._warn_at)
         polled = self._leaving is not None and self._leaving.must_be_polled and bool(self._in(Stage.LEAVING))
-        if polled or any(each.process.held_by_debugger or not each.is_sent for each in self._workers):
+        if polled or any(worker.process.held_by_debugger or not worker.is_sent for worker in self._workers):
             times.append(self._clock.monotonic() + _POLL_INTERVAL)
         return min(times, default=math.inf if self.done else 0.0)
 
@@ -269,7 +269,7 @@ class Stop:
         self._end_waits(now)
         if self._sweep_until is None and not self._in(*_BEFORE_THE_SWEEP):
             killed = self._in(Stage.KILLED)
-            if all(now >= each.until for each in killed):
+            if all(now >= worker.until for worker in killed):
                 self._begin_sweep(0.0 if killed else SWEEP_GRACE_PERIOD)
         if self._sweep_until is not None and not self.done:
             nothing_left = not self._in(Stage.KILLED) and self._sweep.done()
@@ -285,8 +285,8 @@ class Stop:
     def shorten(self, until: float) -> None:
         """The time of each worker, also of one that writes a file, ends at this moment on the clock, if not earlier."""
         self._spared_until = min(self._spared_until, until)
-        for each in self._in(Stage.LEAVING, Stage.SIGNALLED):
-            each.until = min(each.until, until)
+        for worker in self._in(Stage.LEAVING, Stage.SIGNALLED):
+            worker.until = min(worker.until, until)
 
     def kill_now(self) -> None:
         """Give no more time, and hold no worker: SIGKILL to all that is left."""
@@ -318,29 +318,29 @@ class Stop:
     @property
     def held(self) -> tuple[int, ...]:
         """Local ranks of the workers that have left their round and wait; none before the stop has been done once."""
-        return tuple(each.rank for each in self._in(Stage.WAITING) if self.over and each.process.poll() is None)
+        return tuple(worker.rank for worker in self._in(Stage.WAITING) if self.over and worker.process.poll() is None)
 
     def hand_over(self, rank: int) -> None:
         """A worker that waits is another's from now on."""
-        self._workers = [each for each in self._workers if each.rank != rank]
+        self._workers = [worker for worker in self._workers if worker.rank != rank]
 
     # The stages
 
     def _in(self, *stages: Stage) -> list[_Worker]:
-        return [each for each in self._workers if each.stage in stages]
+        return [worker for worker in self._workers if worker.stage in stages]
 
     def _look(self) -> None:
         """Find out who has ended, and who has left its round."""
-        poll_all(each.process for each in self._workers)
-        for each in self._workers:
-            if each.stage is Stage.WAITING and each.process.exitcode is not None:
-                self._ended_while_waiting(each)
-        self._workers = [each for each in self._workers if each.process.exitcode is None]
+        poll_all(worker.process for worker in self._workers)
+        for worker in self._workers:
+            if worker.stage is Stage.WAITING and worker.process.exitcode is not None:
+                self._ended_while_waiting(worker)
+        self._workers = [worker for worker in self._workers if worker.process.exitcode is None]
         if self._leaving is not None and (leaving := self._in(Stage.LEAVING)):
             left = self._leaving.left()
-            for each in leaving:
-                if each.rank in left:
-                    each.stage = Stage.WAITING
+            for worker in leaving:
+                if worker.rank in left:
+                    worker.stage = Stage.WAITING
         if self._leaving is not None and not self._in(Stage.LEAVING):
             self._leave_no_more()
 
@@ -363,74 +363,76 @@ class Stop:
 
     def _end_waits(self, now: float) -> None:
         """End the stages whose time is over."""
-        for each in self._in(Stage.LEAVING):
-            if now >= each.until and not self._waits_for_writes(each, now):
+        for worker in self._in(Stage.LEAVING):
+            if now >= worker.until and not self._waits_for_writes(worker, now):
                 log.warning(
                     "worker %d (local rank %d) has not left its function within %g s: it is ended and started again",
-                    *(each.process.pid, each.rank, self._leaving_time),
+                    *(worker.process.pid, worker.rank, self._leaving_time),
                 )
-                self._request_stacks(each, now)
+                self._request_stacks(worker, now)
         self._end_grace(now)
-        for each in self._in(Stage.STACKS):
-            if now >= each.until:
-                self._kill(each, now)
+        for worker in self._in(Stage.STACKS):
+            if now >= worker.until:
+                self._kill(worker, now)
 
     def _end_grace(self, now: float) -> None:
         signalled = self._in(Stage.SIGNALLED)
-        done = [each for each in signalled if not each.is_sent and not self._is_spared(each, now)]
-        for each in done:
-            each.until = max(each.until, now + KILL_TIMEOUT)
+        done = [worker for worker in signalled if not worker.is_sent and not self._is_spared(worker, now)]
+        for worker in done:
+            worker.until = max(worker.until, now + KILL_TIMEOUT)
         self._send(done)
-        due = [each for each in signalled if now >= each.until]
+        due = [worker for worker in signalled if now >= worker.until]
         # None is killed while another one is spared, because they may wait for it:
         #   1. rank 0 writes the checkpoint of all, and the others wait for it in a barrier;
         #   2. the time of the others is over first, and SIGKILL breaks the barrier;
         #   3. rank 0 fails in its collective, with half of the file written.
-        if due and any(self._is_spared(each, now) for each in signalled):
-            for each in due:
-                each.until = now + _POLL_INTERVAL
+        if due and any(self._is_spared(worker, now) for worker in signalled):
+            for worker in due:
+                worker.until = now + _POLL_INTERVAL
             due = []
-        for each in due:
-            log.warning("Process %d did not end within %.0f s; sending SIGKILL", each.process.pid, now - each.since)
-            self._request_stacks(each, now)
+        for worker in due:
+            log.warning("Process %d did not end within %.0f s; sending SIGKILL", worker.process.pid, now - worker.since)
+            self._request_stacks(worker, now)
         if signalled and now >= self._warn_at:
             self._log_remaining(now)
 
     def _log_remaining(self, now: float) -> None:
         self._warn_every *= 2
         self._warn_at = now + self._warn_every
-        for each in self._in(Stage.SIGNALLED):
-            left = each.until - now  # to the next stage, or to the next check of one that writes
-            if each.is_sent and left >= 1:
-                log.warning("worker %d has not ended, SIGKILL in %.0f s", each.process.pid, left)
+        for worker in self._in(Stage.SIGNALLED):
+            left = worker.until - now  # to the next stage, or to the next check of one that writes
+            if worker.is_sent and left >= 1:
+                log.warning("worker %d has not ended, SIGKILL in %.0f s", worker.process.pid, left)
 
     def _signal_all(self, workers: Sequence[_Worker], number: int, grace: float, sent: bool = False) -> None:
         """Enter SIGNALLED, or KILLED if that is the signal."""
         self._death_sig, now = number, self._clock.monotonic()
-        for each in workers:
-            each.stage, each.since, each.until = Stage.SIGNALLED, now, now + grace
-            each.is_sent = (
-                sent or number == SIGKILL or not (each.writing.check() and is_ended_by(each.process.pid, number))
+        for worker in workers:
+            worker.stage, worker.since, worker.until = Stage.SIGNALLED, now, now + grace
+            worker.is_sent = (
+                sent or number == SIGKILL or not (worker.writing.check() and is_ended_by(worker.process.pid, number))
             )
-            each.process.signalled |= sent
+            worker.process.signalled |= sent
         if not sent:
-            self._send([each for each in workers if each.is_sent])
+            self._send([worker for worker in workers if worker.is_sent])
         if number == SIGKILL and not self._in(Stage.LEAVING):
             self._kill_all()
         elif number == SIGKILL:
-            for each in workers:
-                self._kill(each, now)
+            for worker in workers:
+                self._kill(worker, now)
 
     def _send(self, workers: Sequence[_Worker]) -> None:
         """Send the signal. There may be hundreds, while a restart waits: their lines are logged in one piece."""
         if not workers:
             return
         name = signal_name(self._death_sig)
-        log.warning("%s", "\n".join(f"Sending process {each.process.pid} closing signal {name}" for each in workers))
-        for each in workers:
-            each.is_sent = True
+        log.warning(
+            "%s", "\n".join(f"Sending process {worker.process.pid} closing signal {name}" for worker in workers)
+        )
+        for worker in workers:
+            worker.is_sent = True
             if self._death_sig != SIGKILL:  # which follows, to all at once
-                each.process.signal(self._death_sig)
+                worker.process.signal(self._death_sig)
 
     def _request_stacks(self, worker: _Worker, now: float) -> None:
         if has_signal_handler(worker.process.pid, SIGABRT):
@@ -481,26 +483,26 @@ class Stop:
         self._leave_no_more()
         self.done = False
         until = self._clock.monotonic() + KILL_TIMEOUT
-        for each in self._workers:
-            each.stage, each.until, each.is_sent = Stage.KILLED, until, True
+        for worker in self._workers:
+            worker.stage, worker.until, worker.is_sent = Stage.KILLED, until, True
         try:
             self._begin_sweep(0.0)
         finally:
-            for each in self._workers:
-                each.process.signal(SIGKILL)
+            for worker in self._workers:
+                worker.process.signal(SIGKILL)
 
     def _begin_sweep(self, seconds: float) -> None:
         # The time last: an exception in here (a ^C, an answer of the reaper that does not come) leaves it unset, so
         # that the next step begins the sweep again, instead of waiting for one that never ran.
         until = self._clock.monotonic() + seconds + max(self._limit, 1.0)
-        waiting = {each.process.pid for each in self._in(Stage.WAITING)}
+        waiting = {worker.process.pid for worker in self._in(Stage.WAITING)}
         self._sweep.begin(seconds, waiting | self._others)
         self._sweep_until, self._terminates_rest = until, seconds > 0
 
     def _give_up(self) -> None:
         stuck = self._in(Stage.KILLED)
         self._workers = self._in(Stage.WAITING)
-        for pid in sorted({each.process.pid for each in stuck} | set(self._sweep.give_up())):
+        for pid in sorted({worker.process.pid for worker in stuck} | set(self._sweep.give_up())):
             log.error("Process %d does not end even on SIGKILL; it may be stuck in the kernel", pid)
 
 
@@ -586,12 +588,14 @@ def kill_trees(processes: Iterable[ChildProcess], unreaped: Collection[int] = ()
         unreaped: pids of workers that have ended and have not been reaped, so that their sessions are still ours.
         seconds: between SIGTERM and SIGKILL; waits as long as needed. 0 for SIGKILL at once.
     """
-    running = [each for each in processes if each.poll() is None]
-    known = {stat.pid: stat for stat in _descendants({*(each.pid for each in running), *unreaped}) if not stat.ended}
+    running = [process for process in processes if process.poll() is None]
+    known = {
+        stat.pid: stat for stat in _descendants({*(process.pid for process in running), *unreaped}) if not stat.ended
+    }
     if seconds:
         _terminate(known.values(), seconds)
-    for each in running:
-        each.signal(SIGKILL)
+    for process in running:
+        process.signal(SIGKILL)
     until = time.monotonic() + _KILL_TREES_TIMEOUT
     while known and time.monotonic() < until:
         for stat in known.values():
@@ -607,7 +611,7 @@ def _descendants(roots: set[int]) -> list[ProcessStat]:
     stats = process_table().values()
     found = set(roots)
     while new := {
-        each.pid for each in stats if each.pid not in found and (each.parent in found or each.session in found)
+        stat.pid for stat in stats if stat.pid not in found and (stat.parent in found or stat.session in found)
     }:
         found |= new
     return [stat for stat in stats if stat.pid in found]
@@ -617,7 +621,7 @@ def _terminate(stats: Iterable[ProcessStat], seconds: float) -> None:
     """Send SIGTERM, and give time to act on it; send SIGCONT to those that were stopped."""
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
-        fds = [fd for each in stats if (fd := signal_process(each, SIGTERM, SIGCONT)) is not None]
+        fds = [fd for stat in stats if (fd := signal_process(stat, SIGTERM, SIGCONT)) is not None]
         for fd in fds:
             stack.callback(os.close, fd)
         for fd in fds:
@@ -643,7 +647,7 @@ class WriteProgress(NamedTuple):
         now, then = self.positions, before.positions
         if now.keys() != then.keys():
             return True
-        steps = [now[each] - then[each] for each in now]
+        steps = [now[key] - then[key] for key in now]
         return bool(steps) and (
             self.written - before.written >= _MIN_PROGRESS or any(not 0 <= step < _MIN_PROGRESS for step in steps)
         )
@@ -691,7 +695,7 @@ def write_progress(pid: int) -> WriteProgress:
         for fd, path in targets.items()
         if fd > 2 and _is_named(path) and path not in output and (place := _file_position(pid, fd)) is not None
     }
-    positions = {each: position for each, (position, _) in found.items()}
+    positions = {key: position for key, (position, _) in found.items()}
     locks = bool(found) and all(locked and position == 0 for position, locked in found.values())
     return WriteProgress(positions, _written(pid) if positions else 0, _SAVING_MARK in targets.values(), locks)
 

@@ -114,7 +114,7 @@ class WorkerMonitor:
         if not self._pids:
             return math.inf
         watched = (self._watchdog, self._stuck_watch)
-        return min([each.wake_at() for each in watched if each is not None], default=math.inf)
+        return min([monitor.wake_at() for monitor in watched if monitor is not None], default=math.inf)
 
     def step(self) -> None:
         """Do what is due. `expiry_reason` and `stuck` return the results."""
@@ -125,8 +125,8 @@ class WorkerMonitor:
                 if expiry.signal > 0:
                     self._expiry_reasons.setdefault(expiry.pid, expiry.why)
         if self._stuck_watch is not None:
-            for each in self._stuck_watch.step(self._clock.monotonic(), self._pids):
-                self._stuck[each.pid] = each
+            for stuck in self._stuck_watch.step(self._clock.monotonic(), self._pids):
+                self._stuck[stuck.pid] = stuck
 
     def expiry_reason(self, pid: int) -> str:
         """Why the watchdog ended a process, in a few words; empty if it did not."""
@@ -275,17 +275,17 @@ class Watchdog:
     def fds(self) -> list[int]:
         if self._fifo.fd < 0:
             return []
-        return [self._fifo.fd, *(fd for each in self._stops.values() for fd in each.fds())]
+        return [self._fifo.fd, *(fd for stop in self._stops.values() for fd in stop.fds())]
 
     def wake_at(self) -> float:
         due = [timer.due for own in self._timers.values() for timer in own.values()] if self._enforcing else []
-        return min([*due, *(each.wake_at() for each in self._stops.values())], default=math.inf)
+        return min([*due, *(stop.wake_at() for stop in self._stops.values())], default=math.inf)
 
     def step(self) -> list[TimerExpiry]:
         """Do what is due. Returns the timers that have expired, each once, the first of each process first."""
         if self._fifo.fd < 0:
             return []
-        self._stops = {pid: each for pid, each in self._stops.items() if not each.step()}
+        self._stops = {pid: stop for pid, stop in self._stops.items() if not stop.step()}
         now = self._clock.monotonic()
         self._read_requests()
         return [expiry for pid in list(self._timers) for expiry in self._expire(pid, now)] if self._enforcing else []
@@ -328,9 +328,9 @@ class Watchdog:
         process = self._processes.get(pid)
         if process is not None and process.poll() is None:
             return True
-        for each in [pid for pid, process in self._processes.items() if process.poll() is not None]:
-            self._processes.pop(each).release()
-            self._timers.pop(each, None)
+        for ended in [pid for pid, process in self._processes.items() if process.poll() is not None]:
+            self._processes.pop(ended).release()
+            self._timers.pop(ended, None)
         try:
             process = _TimedProcess(pid, os.pidfd_open(pid))
         except ProcessLookupError:  # it has ended, and its timers with it
@@ -356,22 +356,22 @@ class Watchdog:
     def _expire(self, pid: int, now: float) -> list[TimerExpiry]:
         """End a process if the time of one of its timers is over."""
         own = self._timers[pid]
-        late = sorted((each for each in own.values() if each.due <= now), key=lambda each: each.due)
+        late = sorted((timer for timer in own.values() if timer.due <= now), key=lambda timer: timer.due)
         if not late:
             return []
         process = self._processes.get(pid)
         if process is None or process.poll() is not None:
             del self._timers[pid]
             return []
-        scopes = [each.expiry.scope for each in late]
+        scopes = [timer.expiry.scope for timer in late]
         log.warning("Timers expired for run:[%s], process %d: %s", self._run_id, pid, scopes)
-        for each in late:
-            self._report_event(EXPIRED, each.request)
-        deadly = next((each for each in late if each.expiry.signal > 0), None)
+        for timer in late:
+            self._report_event(EXPIRED, timer.request)
+        deadly = next((timer for timer in late if timer.expiry.signal > 0), None)
         if deadly is None:
             for scope in scopes:
                 del own[scope]
-            return [each.expiry for each in late]
+            return [timer.expiry for timer in late]
         number, grace = deadly.expiry.signal, self._grace_period
         log.error("Reaping worker_pid=[%d] by %s: %s", pid, signal_name(number), deadly.expiry.why)
         if number == SIGKILL and has_signal_handler(
@@ -381,7 +381,7 @@ class Watchdog:
         self._stops[pid] = Stop({pid: process}, NoSweep(), number, grace, clock=self._clock)
         del self._timers[pid]
         self._report_event(KILLED, deadly.request)
-        return [deadly.expiry, *(each.expiry for each in late if each is not deadly)]
+        return [deadly.expiry, *(timer.expiry for timer in late if timer is not deadly)]
 
     def _report_event(self, name: str, request: FileTimerRequest | None = None) -> None:
         if self._report is not None:
@@ -535,10 +535,12 @@ class SleepMonitor:
         self._poll_at = now + self._every
         sleeps = {pid: sleep for pid in pids if (sleep := uninterruptible_sleep_of(pid)) is not None}
         again, stuck = self._sleepers.update(now, sleeps)
-        for each in again:
-            log.warning("Process %d is in uninterruptible sleep (state D) in %s", each.pid, each.where or "the kernel")
-        for each in stuck:
-            log.error("Process %d is unhealthy: %s", each.pid, each.why)
+        for process in again:
+            log.warning(
+                "Process %d is in uninterruptible sleep (state D) in %s", process.pid, process.where or "the kernel"
+            )
+        for process in stuck:
+            log.error("Process %d is unhealthy: %s", process.pid, process.why)
         return stuck
 
 

@@ -19,7 +19,7 @@ from rallypoint.base.gpu_holders import MUCH, Holder, Share
 from rallypoint.base.kernel import until_readable
 from rallypoint.base.nvml import GpuMemory, GpuProcess
 from rallypoint.features import gpu_memory, table
-from rallypoint.features.gpu_memory import GpuMemoryWait, Look, Verdict, judge
+from rallypoint.features.gpu_memory import GpuMemoryWait, Look, MemoryVerdict, judge
 from tests.unit.agent.test_stopping import TIMEOUT
 from tests.unit.agent.thread_workers import ThreadWorkers
 
@@ -47,20 +47,20 @@ def gpu(*processes: tuple[int, int | None]) -> GpuMemory:
 @pytest.mark.parametrize(
     ("seen", "verdict"),
     [
-        (look(), Verdict()),
-        (look(gpu(), gpu()), Verdict()),
-        (look(gpu((7, 61 * GIB)), p7=ENDED), Verdict(waits_for=(Share(0, 7, 61 * GIB),))),
-        (look(gpu(), gpu((7, None)), p7=ENDED), Verdict(waits_for=(Share(1, 7, None),))),
-        (look(gpu((7, 61 * GIB)), p7=OURS), Verdict()),
-        (look(gpu((7, MUCH)), p7=OTHER), Verdict(strangers=(Share(0, 7, MUCH),))),
-        (look(gpu((7, MUCH - 1), (8, None)), p7=OTHER, p8=OTHER), Verdict()),
-        (look(gpu((7, GIB), (8, GIB)), p7=OTHER, p8=ENDED), Verdict((Share(0, 8, GIB),), (Share(0, 7, GIB),))),
+        (look(), MemoryVerdict()),
+        (look(gpu(), gpu()), MemoryVerdict()),
+        (look(gpu((7, 61 * GIB)), p7=ENDED), MemoryVerdict(waits_for=(Share(0, 7, 61 * GIB),))),
+        (look(gpu(), gpu((7, None)), p7=ENDED), MemoryVerdict(waits_for=(Share(1, 7, None),))),
+        (look(gpu((7, 61 * GIB)), p7=OURS), MemoryVerdict()),
+        (look(gpu((7, MUCH)), p7=OTHER), MemoryVerdict(strangers=(Share(0, 7, MUCH),))),
+        (look(gpu((7, MUCH - 1), (8, None)), p7=OTHER, p8=OTHER), MemoryVerdict()),
+        (look(gpu((7, GIB), (8, GIB)), p7=OTHER, p8=ENDED), MemoryVerdict((Share(0, 8, GIB),), (Share(0, 7, GIB),))),
         # Neither memory nor processes are known: there is nothing to wait for.
-        (look(GpuMemory()), Verdict()),
-        (look(GpuMemory(used=GIB)), Verdict(waits_for=(Share(0, 0, GIB),))),
+        (look(GpuMemory()), MemoryVerdict()),
+        (look(GpuMemory(used=GIB)), MemoryVerdict(waits_for=(Share(0, 0, GIB),))),
     ],
 )
-def test_processes_decide(seen: Look, verdict: Verdict) -> None:
+def test_processes_decide(seen: Look, verdict: MemoryVerdict) -> None:
     assert judge(seen, None) == verdict
 
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from rallypoint.agent.feature import Agent
-from rallypoint.agent.options import Features, Preemption
+from rallypoint.agent.options import Features, PreemptionOptions
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.errors import UsageError
 from rallypoint.base.kernel import until_readable
@@ -278,8 +278,8 @@ def test_an_end_that_is_past_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("names", ["USR2", "12", "SIGUSR2,SIGNAL", "SIGKILL", "SIGCHLD", "SIGSEGV"])
 def test_names_that_are_no_signals(names: str) -> None:
     with pytest.raises(UsageError, match="SIGUSR2"):
-        print(Preemption(names).signals)
+        print(PreemptionOptions(names).signals)
 
 
 def test_no_names_are_no_signals() -> None:
-    assert Preemption("").signals == Preemption(" , ").signals == frozenset()
+    assert PreemptionOptions("").signals == PreemptionOptions(" , ").signals == frozenset()

@@ -22,7 +22,7 @@ from rallypoint.features.preflight.mesh import MeshDialer
 from rallypoint.features.round_setup import (
     PeerExchange,
     PeerRecord,
-    Round,
+    RoundInSetup,
     RoundSetup,
     encode_record,
 )
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.process
 class Deaf(MeshDialer):
     """Tells the others of a port at which nobody listens."""
 
-    def listen(self, round_: Round) -> MeshListener:
+    def listen(self, round_: RoundInSetup) -> MeshListener:
         made = super().listen(round_)
         made.port = free_port()
         return made

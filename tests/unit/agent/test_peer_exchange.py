@@ -25,7 +25,7 @@ from rallypoint.features.round_setup import (
     PeerExchange,
     PeerRecord,
     PeerUser,
-    Round,
+    RoundInSetup,
     RoundSetup,
     decode_record,
     encode_record,
@@ -56,14 +56,14 @@ class User(PeerUser):
         self.taken: Mapping[int, PeerRecord] = {}
         self.asked = threading.Event()
 
-    def reserve(self, round_: Round) -> Sequence[int]:
+    def reserve(self, round_: RoundInSetup) -> Sequence[int]:
         self.asked.set()
         return [5000 + round_.place.group_rank]
 
-    def wanted(self, round_: Round) -> Collection[int]:
+    def wanted(self, round_: RoundInSetup) -> Collection[int]:
         return [rank for rank in self._wanted if rank < round_.place.group_world_size]
 
-    def take(self, round_: Round) -> None:
+    def take(self, round_: RoundInSetup) -> None:
         self.taken = round_.records
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class User(PeerUser):
 
 
 class NoPort(User):
-    def reserve(self, round_: Round) -> Sequence[int]:
+    def reserve(self, round_: RoundInSetup) -> Sequence[int]:
         raise OSError(98, "Address already in use")
 
 

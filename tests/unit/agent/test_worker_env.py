@@ -16,7 +16,7 @@ from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.errors import UserError
 from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
-from rallypoint.features.round_setup import PeerExchange, PeerRecord, Round, RoundSetup, exchange_of
+from rallypoint.features.round_setup import PeerExchange, PeerRecord, RoundInSetup, RoundSetup, exchange_of
 from rallypoint.features.worker_env import (
     KINDS,
     FrameworkVariables,
@@ -207,7 +207,7 @@ def test_a_new_round_has_another_coordinator() -> None:
 
 def test_a_node_that_was_started_without_it_is_named() -> None:
     group = entered().group
-    round_ = Round(group, SYSTEM_CLOCK)
+    round_ = RoundInSetup(group, SYSTEM_CLOCK)
     round_.records = {**RECORDS, 1: RECORDS[1]._replace(ports={"tf": (42,)})}
     made = FrameworkVariables("tf", KINDS["tf"], group)
     with pytest.raises(ValueError, match="n1 has no port for tf; start all nodes with the same --worker-env"):

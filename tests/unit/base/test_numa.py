@@ -13,8 +13,8 @@ from rallypoint.base.errors import UserError
 from rallypoint.base.numa import (
     AffinityMode,
     Cpus,
+    CpuTopology,
     NumaOptions,
-    Topology,
     bindings,
     format_cpus,
     parse_cpus,
@@ -29,7 +29,7 @@ def cpus(text: str) -> Cpus:
 
 # Two sockets with two nodes each; a node has 4 cores of 2 threads; 2 cores share a cache. n and n + 16 are one core.
 NODES = {0: cpus("0-3,16-19"), 1: cpus("4-7,20-23"), 2: cpus("8-11,24-27"), 3: cpus("12-15,28-31")}
-MACHINE = Topology(
+MACHINE = CpuTopology(
     nodes=NODES,
     gpu_nodes=(0, 0, 0, 2),
     packages={0: 0, 1: 0, 2: 1, 3: 1},

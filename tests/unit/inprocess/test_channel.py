@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.features.inprocess.channel import LeaveRequest, WorkerChannel
+from rallypoint.features.inprocess.channel import ReleasedWorkers, WorkerChannel
 
 Listen = Callable[[int], int]
 
@@ -103,7 +103,7 @@ def test_it_tells_when_somebody_has_left(tmp_path: Path, listen: Listen) -> None
     reads = listen(0)
     listen(1)
     (tmp_path / "left.1.6").touch()
-    leaving = LeaveRequest(WorkerChannel(str(tmp_path)), [0, 1, 2], 7)
+    leaving = ReleasedWorkers(WorkerChannel(str(tmp_path)), [0, 1, 2], 7)
     try:
         assert leaving.told == {0, 1}
         assert os.read(reads, 100) == b"leave 7\n"
@@ -127,7 +127,7 @@ def test_without_inotify_it_has_to_be_asked(tmp_path: Path, listen: Listen, monk
 
     monkeypatch.setattr(inotify.Inotify, "__init__", refuse)
     listen(0)
-    leaving = LeaveRequest(WorkerChannel(str(tmp_path)), [0], 7)
+    leaving = ReleasedWorkers(WorkerChannel(str(tmp_path)), [0], 7)
     assert (leaving.must_be_polled, leaving.fds(), leaving.left()) == (True, [], set())
     (tmp_path / "left.0.7").touch()
     assert leaving.left() == {0}

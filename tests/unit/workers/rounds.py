@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rallypoint.base.process_table import read_stat
-from rallypoint.features.inprocess.channel import LeaveRequest, WorkerChannel
+from rallypoint.features.inprocess.channel import ReleasedWorkers, WorkerChannel
 from rallypoint.workers.context import ProcessOptions, SubprocessContext
 from rallypoint.workers.logs.specs import DefaultLogsSpecs, Std
 from rallypoint.workers.reaper.client import ReaperClient
@@ -76,7 +76,7 @@ class Rounds:
     def end(self, ranks: tuple[int, ...], timeout: float = TIMEOUT) -> Stop:
         """Begin to end the last round, which these are to leave."""
         context = self.contexts[-1]
-        leaving = LeaveRequest(self.channel, ranks, len(self.contexts) - 1)
+        leaving = ReleasedWorkers(self.channel, ranks, len(self.contexts) - 1)
         return context.begin_close(signal.SIGTERM, TIMEOUT, leaving=leaving, leaving_time=timeout)
 
     def pid(self, name: str) -> int:

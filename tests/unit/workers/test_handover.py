@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.kernel import until_readable
-from rallypoint.features.inprocess.channel import LeaveRequest
+from rallypoint.features.inprocess.channel import ReleasedWorkers
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.stop import Stop, Sweep, run_to_end
@@ -71,7 +71,7 @@ def test_one_that_writes_a_file_is_waited_for(rounds: Rounds) -> None:
     os.close(read)
     os.mkfifo("inprocess.5")
     listens = os.open("inprocess.5", os.O_RDWR)
-    leaving = LeaveRequest(rounds.channel, [5], 0)
+    leaving = ReleasedWorkers(rounds.channel, [5], 0)
     release = Stop(
         *({5: process}, Sweep(rounds.reaper, [process]), signal.SIGTERM, 0.0, TIMEOUT),
         leaving=leaving,

@@ -29,7 +29,7 @@ from rallypoint.agent.sources import Preparation
 from rallypoint.agent.spec import WorkerGroup
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
-from rallypoint.features.inprocess.channel import LeaveRequest, WorkerChannel
+from rallypoint.features.inprocess.channel import ReleasedWorkers, WorkerChannel
 
 if TYPE_CHECKING:
     from rallypoint.agent.signals import GracePeriods
@@ -137,7 +137,7 @@ class HeldWorkers(Preparation):
         assert self._group.placement is not None
         channel = WorkerChannel(self._group.notices)
         can = channel.announced().intersection(context.running)
-        leaving = LeaveRequest(channel, sorted(can), self._group.placement.round)
+        leaving = ReleasedWorkers(channel, sorted(can), self._group.placement.round)
         self._context = context
         seconds = self._group.spec.features.recovery.inprocess_timeout
         return context.begin_close(death_sig, grace, limit, sent=sent, leaving=leaving, leaving_time=seconds)

@@ -63,7 +63,7 @@ class WorkerChannel:
         if not self._send(place, f"rank {rank}\n"):
             return False
         try:
-            os.rename(*(os.path.join(self.folder, f"{FIFO_PREFIX}{each}") for each in (place, rank)))
+            os.rename(*(os.path.join(self.folder, f"{FIFO_PREFIX}{owner}") for owner in (place, rank)))
         except OSError:
             return False
         return True
@@ -138,7 +138,7 @@ class WorkerChannel:
                 yield f"{prefix}{rank}.{rest}" if rest else f"{prefix}{rank}"
 
 
-class LeaveRequest:
+class ReleasedWorkers:
     """A request to workers to leave a round: which of them have received it, and which have left. What a stop needs of
     its `LeavingWorkers`.
 

@@ -66,7 +66,7 @@ def inputs_of(parameters: RendezvousParameters, log_dir: str) -> CheckInputs:
     Raises:
         UserError: the endpoint, or an option of the backend, cannot work.
     """
-    places = [each for each in _endpoints(parameters) if each.port]  # without one, no other node joins
+    places = [endpoint for endpoint in _endpoints(parameters) if endpoint.port]  # without one, no other node joins
     ask = partial(coordinators, parameters) if places and parameters.backend in _WITH_COORDINATOR else None
     return CheckInputs(log_dir, tuple(places), parameters.backend, parameters.run_id, coordinators=ask)
 

@@ -38,7 +38,7 @@ from rallypoint.features.round_setup import (
     FIRST_ROUNDS,
     NO_THREAD,
     PeerUser,
-    Round,
+    RoundInSetup,
     RoundSetup,
     SetupStep,
     Unprepared,
@@ -86,36 +86,36 @@ class MeshDialer(PeerUser, SetupStep):
 
     def __init__(self, mode: str) -> None:
         self._required = mode == REQUIRE
-        self._listeners: dict[Round, MeshListener] = {}
+        self._listeners: dict[RoundInSetup, MeshListener] = {}
         """What greets those who dial this node, in the round that was begun last. The thread of one before may ask."""
 
     # For the exchange
 
-    def takes_part(self, round_: Round) -> bool:
+    def takes_part(self, round_: RoundInSetup) -> bool:
         return round_.place.group_world_size > 1 and round_.scope in FIRST_ROUNDS
 
-    def reserve(self, round_: Round) -> Sequence[int]:
+    def reserve(self, round_: RoundInSetup) -> Sequence[int]:
         listener = self.listen(round_)
         round_.at_end(listener.close)
         self._listeners = {round_: listener}
         return [listener.port]
 
-    def listen(self, round_: Round) -> MeshListener:
+    def listen(self, round_: RoundInSetup) -> MeshListener:
         """Listen for those who dial this node, where they can know its address without a name server."""
         store, address = round_.store_endpoint, stated_address(round_)
         if not address and (":" in store.host or store.host.replace(".", "").isdigit()):
             address = own_address(store)
         return MeshListener(address, only_here=is_loopback(store.host))
 
-    def wanted(self, round_: Round) -> Collection[int]:
+    def wanted(self, round_: RoundInSetup) -> Collection[int]:
         return dialled_ranks(round_.place.group_rank, round_.place.group_world_size)
 
     # The step
 
-    def begin(self, round_: Round) -> bool:
+    def begin(self, round_: RoundInSetup) -> bool:
         return round_ in self._listeners
 
-    def run(self, round_: Round) -> None:
+    def run(self, round_: RoundInSetup) -> None:
         listener = self._listeners.get(round_)
         if listener is None or not round_.records:
             return
@@ -126,7 +126,7 @@ class MeshDialer(PeerUser, SetupStep):
             return
         self._judge(round_, lines, total)
 
-    def missed(self, round_: Round, why: str) -> None:
+    def missed(self, round_: RoundInSetup, why: str) -> None:
         """The records, or what the nodes have found, have not come."""
         if self._required:
             raise Unprepared(why, ends_job=True)
@@ -135,17 +135,17 @@ class MeshDialer(PeerUser, SetupStep):
         else:
             log.warning("this node does not dial the others: %s", why)
 
-    def sentence(self, round_: Round, why: str) -> str:
+    def sentence(self, round_: RoundInSetup, why: str) -> str:
         where = round_.store_endpoint
         return f"{socket.gethostname()} cannot exchange what it has found over the worker store at {where}: {why}"
 
-    def take(self, round_: Round) -> None:
+    def take(self, round_: RoundInSetup) -> None:
         """Do nothing: the thread has logged what was found."""
 
     def close(self) -> None:
         """Do nothing: each round closes its listener."""
 
-    def _dial(self, round_: Round, listener: MeshListener) -> tuple[Sequence[MeshLine], int]:
+    def _dial(self, round_: RoundInSetup, listener: MeshListener) -> tuple[Sequence[MeshLine], int]:
         """Dial the other nodes, and exchange the findings.
 
         Returns:
@@ -181,7 +181,7 @@ class MeshDialer(PeerUser, SetupStep):
             log.info("the nodes of the round reach each other (this one has dialled %d, in %.3f s)", len(others), took)
         return lines, total
 
-    def _judge(self, round_: Round, lines: Sequence[MeshLine], total: int) -> None:
+    def _judge(self, round_: RoundInSetup, lines: Sequence[MeshLine], total: int) -> None:
         """The nodes have been dialled."""
         rank = round_.place.group_rank
         for line in lines:
@@ -199,7 +199,7 @@ class MeshDialer(PeerUser, SetupStep):
         raise Unprepared(f"{lines[0].text}{more}", lines[0].node, ends_job=True)
 
 
-def _findings(round_: Round, absent: Collection[int]) -> Mapping[int, Finding]:
+def _findings(round_: RoundInSetup, absent: Collection[int]) -> Mapping[int, Finding]:
     """The findings of all nodes except absent ones, as far as they arrive in time."""
     count, store = round_.place.group_world_size, round_.store
     keys = {rank: round_.key(f"mesh/{rank}") for rank in range(count) if rank not in absent}

@@ -109,7 +109,7 @@ class PreloadManager:
         progress: Callable[[], bool] = lambda: False,
     ) -> None:
         self._auto = AUTO in modules
-        self._imports = ZygoteImports(tuple(each for each in modules if each != AUTO), (), tuple(own), self._auto)
+        self._imports = ZygoteImports(tuple(module for module in modules if module != AUTO), (), tuple(own), self._auto)
         self._argv = list(argv)
         self._environ = dict(environ)
         self._workers = workers
@@ -293,8 +293,8 @@ class PreloadManager:
         if zygote.reason.endswith(READ_TOO_EARLY):
             self.read_too_early.append(f"{zygote.module}: {zygote.reason.removesuffix(READ_TOO_EARLY).rstrip()}")
         left_out = (*self._imports.left_out, zygote.module)
-        rest = [each for each in self._imports.modules if each != zygote.module]
-        rest = rest or [each for each in zygote.packages if each not in left_out]
+        rest = [module for module in self._imports.modules if module != zygote.module]
+        rest = rest or [package for package in zygote.packages if package not in left_out]
         if len(left_out) >= _MAX_LEFT_OUT if self._auto else not rest:
             self._give_up(f"{why}; take it out of --preload, or name there what does without it")
             return
@@ -504,7 +504,7 @@ class Zygote:
         """
         self._check(argv, environ, cpus)
         arguments, variables = encoded_command(argv, environ)
-        command = [os.fsdecode(each) for each in arguments], self._length
+        command = [os.fsdecode(argument) for argument in arguments], self._length
         try:
             folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:

@@ -113,7 +113,10 @@ def _checked(command: PreloadCommand) -> PreloadCommand:
 def _is_interpreter(program: str) -> bool:
     """Whether this is an interpreter's own file: a wrapper may change the environment that a zygote needs."""
     folders = [""] if os.path.dirname(program) else os.get_exec_path()
-    path = next((each for each in (os.path.join(folder, program) for folder in folders) if os.path.isfile(each)), "")
+    path = next(
+        (candidate for candidate in (os.path.join(folder, program) for folder in folders) if os.path.isfile(candidate)),
+        "",
+    )
     try:
         with open(path, "rb") as file:
             if file.read(4) != b"\x7fELF":

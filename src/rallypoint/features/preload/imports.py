@@ -190,8 +190,8 @@ class Imports:
     def shown(self) -> list[str]:
         """The imports in a readable form: packages that are not of the standard library, and what they import later."""
         found = [name.partition(".")[0] for name in self._read]
-        also = [each for more in ALSO_IMPORTED.values() for each in more]
-        names = [each for each in (*found, *also) if each in sys.modules and each not in sys.stdlib_module_names]
+        also = [name for more in ALSO_IMPORTED.values() for name in more]
+        names = [name for name in (*found, *also) if name in sys.modules and name not in sys.stdlib_module_names]
         return [*dict.fromkeys((*self._named, *names))]
 
     def _read_script(self, target: str, is_module: bool) -> None:
@@ -205,17 +205,17 @@ class Imports:
                 self._read.setdefault(module, []).extend(names)
 
     def _is_left_out(self, module: str) -> bool:
-        return any(module == each or module.startswith(f"{each}.") for each in self._left_out)
+        return any(module == left_out or module.startswith(f"{left_out}.") for left_out in self._left_out)
 
     def _modules(self) -> Iterator[str]:
         yield from self._named
         yield from self._read
         for package, more in ALSO_IMPORTED.items():
             if package in sys.modules:
-                yield from (each for each in more if each not in self._left_out)
+                yield from (name for name in more if name not in self._left_out)
 
     def _import_one(self, module: str) -> None:
-        names = [each for each in self._read.get(module, ()) if not self._is_left_out(f"{module}.{each}")]
+        names = [name for name in self._read.get(module, ()) if not self._is_left_out(f"{module}.{name}")]
         try:
             __import__(module, fromlist=names)
         except BaseException as error:
@@ -325,7 +325,7 @@ class EnvironRecorder:
 def _location(frame: FrameType) -> str:
     """File and line that a frame executes; the file relative to the folder of `sys.path` that it is in."""
     path = frame.f_code.co_filename
-    roots = [each for each in sys.path if each and path.startswith(f"{each.rstrip('/')}/")]
+    roots = [root for root in sys.path if root and path.startswith(f"{root.rstrip('/')}/")]
     root = max(roots, key=len, default="").rstrip("/")
     return f"{path[len(root) + 1 :] if root else path}:{frame.f_lineno}"
 
@@ -437,8 +437,8 @@ def _open() -> dict[int, str]:
 def _describe_threads() -> str:
     """All threads except the main one: their names, and the line of those that Python code has started."""
     main = posix.getpid()
-    found = [int(each) for each in posix.listdir("/proc/self/task") if int(each) != main]
-    words = [_python_thread(each) or _thread_name(each) for each in found[:_MAX_THREADS]]
+    found = [int(task) for task in posix.listdir("/proc/self/task") if int(task) != main]
+    words = [_python_thread(thread_id) or _thread_name(thread_id) for thread_id in found[:_MAX_THREADS]]
     return ", ".join(words) + (", ..." if len(found) > _MAX_THREADS else "")
 
 
@@ -455,7 +455,7 @@ def _python_thread(thread: int) -> str:
     threading = sys.modules.get("threading")
     if threading is None:
         return ""
-    found = [each for each in threading.enumerate() if each.native_id == thread]
+    found = [candidate for candidate in threading.enumerate() if candidate.native_id == thread]
     if not found:
         return ""
     frame: FrameType | None = sys._current_frames().get(found[0].ident)
@@ -508,16 +508,16 @@ class Reader:
         while frontier:
             node, package, owner = frontier.pop()
             if isinstance(node, ast.Import):
-                found += [(each.name, []) for each in node.names]
+                found += [(alias.name, []) for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 module = _absolute(node.module or "", node.level, package)
-                found += [(module, [each.name for each in node.names if each.name != "*"])] if module else []
+                found += [(module, [alias.name for alias in node.names if alias.name != "*"])] if module else []
             inner = node.name if isinstance(node, ast.ClassDef) else ""
-            called = [(each, package, inner) for each in self._executed(node, package, owner)]
+            called = [(call, package, inner) for call in self._executed(node, package, owner)]
             name = node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
             self._used.add(name)
             bodies = self._waiting.pop(name, [])
-            called += [(each, package, "") for body, package in bodies for each in body]
+            called += [(statement, package, "") for body, package in bodies for statement in body]
             frontier += reversed(called)
         return found
 
@@ -636,7 +636,7 @@ class _Files:
             return True
         places = [str(top.origin)] if top.has_location else getattr(top.submodule_search_locations, "_path", ())
         return any(
-            place.startswith(self._stdlib + os.sep) or any(each in place.split(os.sep) for each in _INSTALLED)
+            place.startswith(self._stdlib + os.sep) or any(folder in place.split(os.sep) for folder in _INSTALLED)
             for place in places
         )
 
@@ -671,8 +671,8 @@ def _find(name: str) -> list[_Spec]:
                 setattr(module, "__path__", path)  # noqa: B010
                 there.append(spec.name)
     finally:
-        for each in there:
-            del sys.modules[each]
+        for name in there:
+            del sys.modules[name]
     return found
 
 

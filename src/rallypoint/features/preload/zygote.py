@@ -263,8 +263,8 @@ def _reopen_stream(fd: int, name: str) -> None:
     try:
         posix.fstat(fd)
     except OSError:
-        for each in (name, f"__{name}__"):
-            setattr(sys, each, None)
+        for variable in (name, f"__{name}__"):
+            setattr(sys, variable, None)
         return
     if not isinstance(stream, io.TextIOWrapper):
         return

@@ -40,8 +40,9 @@ _HERE = ("127.", "[::1]:")
 
 
 def _stacks(request: CollectRequested, workers: WorkerController) -> Callable[[], bytes]:
-    found = {each.global_rank: each.id for each in workers.group.workers if isinstance(each.id, int)}
-    found |= {-number: each.pid for number, each in enumerate(workers.waiting_processes(), 1)}  # they have no rank
+    found = {worker.global_rank: worker.id for worker in workers.group.workers if isinstance(worker.id, int)}
+    waiting = enumerate(workers.waiting_processes(), 1)  # they have no rank
+    found |= {-number: process.pid for number, process in waiting}
     return partial(_stacks_of, {rank: pid for rank, pid in found.items() if not request.ranks or rank in request.ranks})
 
 
@@ -69,7 +70,7 @@ def command_line(words: Sequence[str], program: Sequence[object], *, hides: bool
         same = takewhile(lambda both: both[0] == both[1], zip(reversed(words), reversed(program), strict=False))
         kept = max(2, len(words) - sum(1 for _ in same) + 1)  # the first of them is the script, or -m
         kept += words[kept - 1] == "-m"
-    words = [printable(each, len(each)) for each in ([os.path.basename(words[1]), *words[2:]] if is_ours else words)]
+    words = [printable(word, len(word)) for word in ([os.path.basename(words[1]), *words[2:]] if is_ours else words)]
     shown = join(mask_command(words[: kept - is_ours]))
     return (f"{shown} ..." if kept - is_ours < len(words) else shown)[:_LONGEST_COMMAND]
 
@@ -110,7 +111,7 @@ class Reports(Feature):
                 self._outputs.watch(thread)
 
     def _present(self) -> NodeReport:
-        pids = tuple(each.id if isinstance(each.id, int) else 0 for each in self.workers.group.workers)
+        pids = tuple(worker.id if isinstance(worker.id, int) else 0 for worker in self.workers.group.workers)
         folder, now = self.workers.folder, SYSTEM_CLOCK.monotonic()
         folder.look()
         context, group, standby = self.workers.pcontext, self.workers.group, self.workers.waiting_processes()
@@ -120,8 +121,8 @@ class Reports(Feature):
             pids,
             steps=folder.steps(),
             in_place_of=group.spec.in_place_of,
-            standby=tuple(each.pid for each in standby),
-            standby_ready=sum(each.prepared for each in standby),
+            standby=tuple(process.pid for process in standby),
+            standby_ready=sum(process.prepared for process in standby),
             log_folder=printable(os.path.dirname(os.path.abspath(attempt)), _LONGEST_FOLDER) if attempt else "",
             command="" if group.group_rank else self._shown_command(),
             step_before=folder.step_before,

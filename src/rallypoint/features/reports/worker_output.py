@@ -93,7 +93,7 @@ class OutputReader:
 
     def watch(self, thread: threading.Thread) -> None:
         """This thread reads: `close` waits for it."""
-        self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+        self._threads = [*(running for running in self._threads if running.is_alive()), thread]
 
     def close(self) -> None:
         """The workers are gone: answer all that follow."""
@@ -135,15 +135,15 @@ class _Follower:
     ) -> bytes:
         """The encoded answer; empty if there is nothing new."""
         with self._lock:
-            present = {each.key for each in found}
-            for each in found:
-                self._tails.setdefault(each.key, _Tail(each, self._begin)).rank = each.rank
+            present = {stream.key for stream in found}
+            for stream in found:
+                self._tails.setdefault(stream.key, _Tail(stream, self._begin)).rank = stream.rank
             self._begin = 0
             unreadable: dict[str, list[int]] = {}
             pieces = list(self._pieces(request, set() if ended or not request.cursor else present, unreadable))
             notes = [*notes, *(_cannot_be_read(why, ranks) for why, ranks in unreadable.items())]
             self._tails = {key: tail for key, tail in self._tails.items() if key in present}
-            new = [each for each in notes if each not in self._told]
+            new = [note for note in notes if note not in self._told]
             self._told = notes
         return encode_logs(NodeLogs(tuple(pieces), tuple(new))) if pieces or new else b""
 
@@ -168,7 +168,7 @@ class _Follower:
 
 
 def _cannot_be_read(why: str, found: Sequence[int]) -> str:
-    named = ranges({each for each in found if each != CONSOLE})
+    named = ranges({rank for rank in found if rank != CONSOLE})
     who = f"logs of rank{'' if len(set(found)) == 1 else 's'} {', '.join(named)}" if named else "the console of a node"
     return f"{who} cannot be read: {why}"
 

@@ -73,7 +73,7 @@ class ForkedProcess(ChildProcess):
             def run() -> None:
                 for number in ignored:
                     signal.signal(number, signal.SIG_IGN)
-                _become_worker(guard, [int(each) for each in mask], stdout, stderr)
+                _become_worker(guard, [int(number) for number in mask], stdout, stderr)
                 _apply_environment(environ, cpus)
                 record(call)(function, args, payload)
 
@@ -111,7 +111,7 @@ class ForkedSweep(NoSweep):
 
     def begin(self, seconds: float = 0.0, spared: Collection[int] = ()) -> None:
         """End it, with this many seconds between SIGTERM and SIGKILL; all that can be found is gone on return."""
-        kill_trees(self._processes, [each.pid for each in self._processes if each.fileno() >= 0], seconds)
+        kill_trees(self._processes, [process.pid for process in self._processes if process.fileno() >= 0], seconds)
 
 
 def _pid(process: BaseProcess) -> int:

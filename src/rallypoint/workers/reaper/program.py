@@ -145,15 +145,15 @@ class ProcessTree:
         if not self.reap() or self._only_excluded():  # without other children nothing is below us
             return False
         try:
-            victims = self._own_descendants({pid: each for pid, each in process_table().items() if not each.ended})
+            victims = self._own_descendants({pid: stat for pid, stat in process_table().items() if not stat.ended})
             kills = time.monotonic() >= self._kill_at
-            for each in victims:
+            for victim in victims:
                 if kills:
-                    _send(each, SIGKILL)
-                elif each.key not in self._terminated:
-                    self._terminated.add(each.key)
-                    _send(each, SIGTERM, SIGCONT)  # one that is stopped handles it only when it continues
-            if any(each.key not in self._stuck for each in victims):
+                    _send(victim, SIGKILL)
+                elif victim.key not in self._terminated:
+                    self._terminated.add(victim.key)
+                    _send(victim, SIGTERM, SIGCONT)  # one that is stopped handles it only when it continues
+            if any(victim.key not in self._stuck for victim in victims):
                 return True
             return self.reap() and self._has_other_children()
         except OSError:  # no descriptor is free, say: try again
@@ -162,7 +162,7 @@ class ProcessTree:
     def give_up(self) -> None:
         """Never wait again for what is left now."""
         try:
-            self._stuck = {each.key for each in self._own_descendants(process_table())}
+            self._stuck = {stat.key for stat in self._own_descendants(process_table())}
         except OSError:
             return
 
@@ -179,10 +179,10 @@ class ProcessTree:
     def _own_descendants(self, found: dict[int, ProcessStat]) -> list[ProcessStat]:
         """Our descendants that are not excluded. An adopted process may be below an excluded one for a moment."""
         me = posix.getpid()
-        parents = {pid: me if pid in self.started else each.parent for pid, each in found.items()}
+        parents = {pid: me if pid in self.started else stat.parent for pid, stat in found.items()}
         spared = self._excluded | self._spared
         if self._spared:
-            spared |= {pid for pid, each in found.items() if each.session in self._spared}
+            spared |= {pid for pid, stat in found.items() if stat.session in self._spared}
         return [found[pid] for pid in descendants(me, parents, spared)]
 
     def _has_other_children(self) -> bool:
@@ -192,11 +192,11 @@ class ProcessTree:
             return True
         me = posix.getpid()
         return any(
-            (each.parent == me or pid in self.started)
+            (stat.parent == me or pid in self.started)
             and pid not in spared
-            and each.session not in self._spared
-            and each.key not in self._stuck
-            for pid, each in process_table().items()
+            and stat.session not in self._spared
+            and stat.key not in self._stuck
+            for pid, stat in process_table().items()
         )
 
     def _only_excluded(self) -> bool:

@@ -20,7 +20,7 @@ def _serve():
     )
     hook = os.path.dirname(os.path.abspath(__file__))
     top = os.path.dirname(os.path.dirname(os.path.dirname(hook)))
-    sys.path[:] = [each for each in sys.path if each != hook]
+    sys.path[:] = [folder for folder in sys.path if folder != hook]
     finders = dict(sys.path_importer_cache)
     del finders[hook]
     there = _take_ours()
