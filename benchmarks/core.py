@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from benchmarks.case import BenchError, Budget, Case, Row, Sample, Settings, in_turn
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
-from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.coordinator.sessions import SessionRecord, SessionState
 from rallypoint.control.membership import state as membership
 from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Reason, Succeed
 from rallypoint.control.protocol.messages import (
@@ -64,7 +64,8 @@ class _Job:
     def open(self, node: NodeId, *, resumes: bool = False) -> None:
         number = self.sessions[node] = next(self._numbers)
         self._nodes[number] = node
-        record = SessionRecord(node, node.addr, "10.0.0.1", node.addr, self.settings, resumes=resumes)
+        state = SessionState.RESUMING if resumes else SessionState.OPEN
+        record = SessionRecord(node, node.addr, "10.0.0.1", node.addr, self.settings, state=state)
         self.coordinator.open(number, record, self.now)
 
     def join(self, node: NodeId) -> None:

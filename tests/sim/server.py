@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.control.coordinator.dispatcher import Dispatcher, JournalSink, LeaderLease, RestoredState, do_nothing
 from rallypoint.control.coordinator.session import ServerSession
-from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.coordinator.sessions import SessionRecord, SessionState
 from rallypoint.control.coordinator.snapshots import PendingSnapshot
 from rallypoint.control.membership.state import NodeId, Reason, Settings, State
 from rallypoint.control.protocol import codec
@@ -191,7 +191,7 @@ class Server:
             leased=leased,
             in_this_process=here,
             local=here,
-            resumes=bool(hello.incarnation),
+            state=SessionState.RESUMING if hello.incarnation else SessionState.OPEN,
         )
 
     def attached(self, holder: SimSession | SimLocalSession) -> None:

@@ -10,7 +10,7 @@ import pytest
 from rallypoint.control.coordinator import coordinator as module
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.control.coordinator.notifications import placeholders_in, standing_without
-from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.coordinator.sessions import SessionRecord, SessionState
 from rallypoint.control.membership import mappings
 from rallypoint.control.membership.endings import missing
 from rallypoint.control.membership.state import Close, Fail, Join, NodeId, NodeInfo, Participant, Settings, State
@@ -53,7 +53,7 @@ class Job:
         told = []
         for rank, node in enumerate(NODES):
             number = 1000 + rank
-            self.coordinator.open(number, SessionRecord(node, node.addr, resumes=True), 1.0)
+            self.coordinator.open(number, SessionRecord(node, node.addr, state=SessionState.RESUMING), 1.0)
             told += self.coordinator.receive(number, held(rank), 1.0)
         return told
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
-from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.coordinator.sessions import SessionRecord, SessionState
 from rallypoint.control.membership.state import (
     Drain,
     Fail,
@@ -500,7 +500,7 @@ def test_a_node_that_has_opened_another_session_is_not_lost_with_the_old_one() -
     node = job.nodes[0]
     old, held = node.session, node.held
     node.session = 77
-    job.coordinator.open(77, SessionRecord(node.id, node.id.addr, resumes=True), job.now)
+    job.coordinator.open(77, SessionRecord(node.id, node.id.addr, state=SessionState.RESUMING), job.now)
     assert job.coordinator.close(old, job.now) == []
     for request in requests_to_repeat(held, job.now):
         job.deliver(job.coordinator.receive(77, request, job.now))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rallypoint.control.coordinator.sessions import Liveness, SessionRecord, SessionRegistry
+from rallypoint.control.coordinator.sessions import Liveness, SessionRecord, SessionRegistry, SessionState
 from rallypoint.control.membership.state import NodeId
 
 
@@ -55,7 +55,7 @@ def test_a_node_is_gone_with_its_last_session_in_whatever_order_they_end() -> No
 def test_who_has_yet_to_say_what_it_holds_cannot_be_told_anything() -> None:
     known = sessions()
     session = opened(known, 1, "10.0.0.1", "a")
-    session.resumes = True
+    session.state = SessionState.RESUMING
     assert session.node not in known
-    session.resumes = False
+    session.state = SessionState.OPEN
     assert session.node in known

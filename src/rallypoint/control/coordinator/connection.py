@@ -37,7 +37,7 @@ from rallypoint.base.log import RateLimitedLog, get_logger
 from rallypoint.base.netlink import Peer, PeerUsers, SocketName
 from rallypoint.base.own_process import process_token
 from rallypoint.control.coordinator.session import HEARTBEAT, ServerSession
-from rallypoint.control.coordinator.sessions import STRANGER_REFUSED, SessionRecord
+from rallypoint.control.coordinator.sessions import STRANGER_REFUSED, SessionRecord, SessionState
 from rallypoint.control.coordinator.transport import Transport, Transports
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, MAX_FRAME, MAX_GREETING, TLS_HANDSHAKE, FrameReader, frame
@@ -363,7 +363,7 @@ class ControlConnection:
             local=here and self._all.served.has_local_nodes,
             is_own_user=self._is_own_user,
             trusted=trusted,
-            resumes=bool(hello.incarnation),
+            state=SessionState.RESUMING if hello.incarnation else SessionState.OPEN,
         )
 
     @property

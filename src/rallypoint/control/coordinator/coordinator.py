@@ -54,7 +54,13 @@ from rallypoint.control.coordinator.recovery import (
     with_size_of,
     without_given_up_join,
 )
-from rallypoint.control.coordinator.sessions import STRANGER_REFUSED, Liveness, SessionRecord, SessionRegistry
+from rallypoint.control.coordinator.sessions import (
+    STRANGER_REFUSED,
+    Liveness,
+    SessionRecord,
+    SessionRegistry,
+    SessionState,
+)
 from rallypoint.control.membership.rules import (
     ClockView,
     StateObserver,
@@ -242,7 +248,8 @@ class Coordinator:
             return []
         self._node_heard(session, now)
         self.ended += [(number, _REPLACED_DETAIL) for number in self.sessions.replace_earlier(speaker)]
-        speaker.resumes = False
+        if speaker.state is SessionState.RESUMING:
+            speaker.state = SessionState.OPEN
         self._RECEIVE[type(request)](self, speaker, request, now)
         return self.pop_sends()
 
@@ -312,14 +319,13 @@ class Coordinator:
 
     def _on_join(self, speaker: SessionRecord, request: JoinRequest, now: float) -> None:
         node_info = request.node_info
-        speaker.repeats_join = False
+        before, speaker.state = speaker.state, SessionState.OPEN
         speaker.addresses, speaker.keeps_place = request.addresses, request.keeps_place
         if other := self._other_job(speaker, node_info, now):
             self._reply(speaker, JoinRefused(Refusal.ANOTHER_JOB, other))
             return
         self._report_differences(speaker, node_info)
-        if speaker.skips_join:
-            speaker.skips_join = False
+        if before is SessionState.IGNORES_JOIN:
             return
         if not node_info.address:
             node_info = node_info._replace(address=speaker.address)
@@ -401,8 +407,10 @@ class Coordinator:
         if misses_place:
             self._send_placed(speaker.node, self._all_placements()[speaker.node])
         news = misses_place or bool(missed)
-        speaker.skips_join = request.joining and news
-        speaker.repeats_join = request.joining and not news
+        if request.joining:
+            speaker.state = SessionState.IGNORES_JOIN if news else SessionState.WILL_REJOIN
+        else:
+            speaker.state = SessionState.OPEN
         if self._hangs is not None:
             self._hangs.resumed(speaker.node, self.state)
         if self.state.complete and self.state.succeeded and place is not None:
@@ -747,8 +755,8 @@ class Coordinator:
         if speaker is None:
             return
         self._note_host(node)
-        if speaker.repeats_join:  # it has its place by the earlier one, and requests no other
-            speaker.skips_join, speaker.repeats_join = True, False
+        if speaker.state is SessionState.WILL_REJOIN:  # it has its place by the earlier one, and requests no other
+            speaker.state = SessionState.IGNORES_JOIN
         self._send_placed(node, placement)
 
     def _send_placed(self, node: NodeId, placement: Placement) -> None:

@@ -5,6 +5,25 @@ Laws:
 1. A node names itself, with a number that nobody can guess: who greets by that name is certainly the same node.
 2. A session belongs to one node. With its first request it replaces the earlier ones of its node.
 3. A session that ends while its node has another one has not ended its node: connections break in any order.
+4. What a node may be told, and which join of it counts, is the session's state (`SessionState`):
+
+       state         opened by           ResumeRequest            JoinRequest        the node is placed
+       ------------  ------------------  -----------------------  -----------------  ------------------
+       OPEN          a new node          joining, and was told    runs               -
+                                         news: IGNORES_JOIN;
+                                         joining: WILL_REJOIN;
+                                         else OPEN
+       RESUMING      a node that was in  as OPEN (any request     as OPEN            it is not told: it
+                     a session before    ends RESUMING)                              asks when it is back
+       WILL_REJOIN   -                   as OPEN                  runs: OPEN         IGNORES_JOIN
+       IGNORES_JOIN  -                   as OPEN                  is ignored: OPEN   -
+
+   Why a join is ignored: the node decides what it sends before it reads what we have sent.
+
+       1. A waits for a place. Its connection breaks, and in the next session it says so (`ResumeRequest.joining`).
+       2. Its join of before still waits here: it completes the round, and `Placed` goes to A.
+       3. A sends its join again, as announced, and only then reads `Placed`. Were that join run, A would wait for
+          the round after the one that it is in.
 
 Laws of `Liveness`:
 
@@ -19,6 +38,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum, auto
 
 from rallypoint.base.endpoint import is_loopback
 from rallypoint.base.light_dataclasses import dataclass
@@ -31,6 +51,18 @@ STRANGER_REFUSED = (
     "same RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one)"
 )
 """Why a node that has proved nothing may not end or change the job."""
+
+
+class SessionState(Enum):
+    """What a node in a session knows, as far as it concerns its joins (law 4)."""
+
+    OPEN = auto()
+    RESUMING = auto()
+    """It was in a session before, and has yet to say what it holds: until then it is told nothing."""
+    WILL_REJOIN = auto()
+    """It has said that it waits for a place, and has not sent its join yet."""
+    IGNORES_JOIN = auto()
+    """What it was told has overtaken the join that it sends next."""
 
 
 @dataclass(slots=True)
@@ -60,12 +92,7 @@ class SessionRecord:
     """Whether it has wanted to, and was not allowed."""
     number: int = 0
     """The number of the session, from `SessionRegistry.open` on."""
-    resumes: bool = False
-    """Whether the node was in a session before and has yet to say what it holds: until then it is told nothing."""
-    repeats_join: bool = False
-    """Whether the node has reported at the beginning that it waits for a place, and has not sent its join yet."""
-    skips_join: bool = False
-    """Whether the join that it sends next was overtaken by a notification that it was just sent."""
+    state: SessionState = SessionState.OPEN
     differences_reported: tuple[ConfigDifference, ...] = ()
     """The differences from the job's settings that the node has been told."""
     addresses: tuple[str, ...] | None = None
@@ -133,7 +160,7 @@ class SessionRegistry:
         """The session in which a node can be told something, if it has one."""
         numbers = self._by_node.get(node)
         session = None if numbers is None else self._sessions[numbers[0]]
-        return None if session is None or session.resumes else session
+        return None if session is None or session.state is SessionState.RESUMING else session
 
     def __contains__(self, node: NodeId) -> bool:
         return self.find(node) is not None
@@ -152,7 +179,7 @@ class SessionRegistry:
             return {
                 session.node: heard.get(session.number, math.inf)
                 for session in sessions
-                if by_node[session.node][0] == session.number and not session.resumes
+                if by_node[session.node][0] == session.number and session.state is not SessionState.RESUMING
             }
 
         return last_heard
