@@ -33,7 +33,7 @@ from rallypoint.workers.reaper.client import Command, ReaperClient
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import OomKills, ProcessFailure
-    from rallypoint.workers.logs.outputs import Relay
+    from rallypoint.workers.logs.outputs import Merges, Relay
     from rallypoint.workers.reaper.client import StartedWorker
     from rallypoint.workers.stop import LeavingWorkers, NoSweep, Stop
 
@@ -97,8 +97,8 @@ class ProcessOptions(NamedTuple):
     stderr_filters: Sequence[str] | None = None
     start_method: str = "spawn"
     fork: Fork | None = None
-    collapse: float = 0.0
-    """Seconds within which equal teed lines of several ranks are shown once; 0 for never."""
+    merges: Merges | None = None
+    """Makes what puts teed lines of several workers together before the console shows them."""
     ignored_signals: Collection[int] = ()
     """Signals that the processes ignore until they have handlers of their own."""
     reads_all_output: bool = False
@@ -250,7 +250,7 @@ class PContext(ABC):
             ranks,
             self.prefixes,
             filters=(options.stdout_filters, options.stderr_filters),
-            collapse=options.collapse,
+            merges=options.merges,
             global_ranks={rank: int(env.get("RANK", rank)) for rank, env in self.envs.items()},
             reads_all=options.reads_all_output,
         )

@@ -59,7 +59,6 @@ def test_no_file_of_the_core_names_a_feature(row: Row) -> None:
 
 
 ALLOWED = {
-    "collapse": {"workers/context.py: collapse", "workers/logs/outputs.py: collapse"},
     "topology": {"base/numa.py: topology"},  # of the processors
     "reports": {"rendezvous/shared_state.py: reports"},  # whether a node does
 }

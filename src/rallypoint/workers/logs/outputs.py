@@ -40,7 +40,7 @@ from select import POLLIN
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock, Deadline
 from rallypoint.base.errors import UserError, user_error
 from rallypoint.base.kernel import Wakeup
-from rallypoint.base.light_typing import TYPE_CHECKING, Any
+from rallypoint.base.light_typing import TYPE_CHECKING, Any, Protocol
 from rallypoint.base.log import get_logger
 from rallypoint.workers.logs.console import Chunk, Console, ConsoleSink, ConsoleStream, write_all
 from rallypoint.workers.logs.specs import LogsDest
@@ -48,7 +48,39 @@ from rallypoint.workers.logs.tail import READ_SIZE, LineFilter, Tail
 
 if TYPE_CHECKING:
     from rallypoint.base.inotify import Inotify
-    from rallypoint.workers.logs.collapse import CollapsedStream, CollapsingSink
+    from rallypoint.workers.logs.console import Buffer
+
+    class MergedStream(Protocol):
+        """One worker's stream on a `Merger`: what a `ConsoleStream` is to a followed file whose prefix is empty."""
+
+        def write_or_queue(self, data: bytes, now: float) -> None: ...
+
+        def write_or_queue_chunk(self, chunk: Chunk, now: float) -> None: ...
+
+        def write(self, *parts: Buffer) -> None: ...
+
+        def backlog(self) -> int: ...
+
+        def relabel(self, prefix: str, rank: int | None = None) -> None:
+            """From now on, start the lines that this worker alone has written with this prefix; it has another global
+            rank now, too, if one is given.
+            """
+
+    class Merger(Protocol):
+        """Puts lines of several workers together, and shows them on one console stream. For the stream's thread."""
+
+        def source(self, local_rank: int) -> MergedStream: ...
+
+        def write_due(self, now: float) -> None:
+            """Show what has waited long enough. Call it at `deadline`."""
+
+        def deadline(self) -> float | None: ...
+
+        def flush(self) -> None:
+            """Show all that waits."""
+
+    Merges = Callable[[ConsoleStream, Mapping[int, int], Mapping[int, str], Sequence[int]], Merger]
+    """Makes a `Merger` of a stream, global ranks and prefixes by local rank, and the local ranks that write to it."""
 
 CLOSE_TIMEOUT, _BLOCKED = 5.0, 0.1
 """Seconds that `Outputs.close` waits for a console that still takes something, and after which a write counts as one
@@ -91,7 +123,7 @@ class Outputs:
         stdout, stderr: the console's descriptors.
         filters: of standard output and standard error: teed lines that contain one of these texts also go to the file
             that `dest` names.
-        collapse: seconds within which equal teed lines of several ranks are shown once; 0 for never.
+        merges: makes what puts teed lines of several workers together; None to show each as it comes.
         global_ranks: local rank to global rank, for such lines.
         reads_all: whether standard output that goes to no file passes through this process, as standard error does.
 
@@ -108,7 +140,7 @@ class Outputs:
         stderr: int = 2,
         *,
         filters: tuple[Sequence[str] | None, Sequence[str] | None] = (None, None),
-        collapse: float = 0.0,
+        merges: Merges | None = None,
         global_ranks: Mapping[int, int] = {},
         reads_all: bool = False,
     ) -> None:
@@ -116,11 +148,11 @@ class Outputs:
         """Of standard output (0) and of standard error (1), as all that follows in pairs."""
         self._teed = dest.tee_stdouts, dest.tee_stderrs
         self._prefixes = prefixes
-        self._collapse = collapse
+        self._merges = merges
         self._global_ranks = global_ranks
-        self._collapsing: dict[int, CollapsingSink] = {}
+        self._mergers: dict[int, Merger] = {}
         """By stream."""
-        self._collapsed: dict[int, list[CollapsedStream]] = {}
+        self._merged: dict[int, list[MergedStream]] = {}
         self._worker_ends: dict[int, list[int | None]] = {rank: [None, None] for rank in ranks}
         self.relays: tuple[dict[int, Relay], dict[int, Relay]] = {}, {}
         self._tails: dict[int, list[Tail | None]] = {rank: [None, None] for rank in ranks}
@@ -212,14 +244,14 @@ class Outputs:
     def move(self, before: int, after: int) -> None:
         """A worker has another local rank from now on."""
         found: tuple[dict[int, Any], ...] = (*self._files, *self._teed, *self.relays)
-        for each in (*found, self._worker_ends, self._tails, self._collapsed):
+        for each in (*found, self._worker_ends, self._tails, self._merged):
             if before in each:
                 each[after] = each.pop(before)
 
     def relabel(self, local_rank: int, prefix: str, rank: int) -> None:
         """A worker continues with another global rank: from now on, start each of its teed lines with this prefix."""
-        if local_rank in self._collapsed:
-            for each in self._collapsed[local_rank]:
+        if local_rank in self._merged:
+            for each in self._merged[local_rank]:
                 each.relabel(prefix, rank)
             return
         for tail in self._tails[local_rank]:
@@ -240,8 +272,8 @@ class Outputs:
             for pump in self._pumps:
                 pump.wake()
         elif (tail := self._tails[local_rank][1]) is not None:
-            if local_rank in self._collapsed:
-                self._collapsed[local_rank][-1].relabel(label)
+            if local_rank in self._merged:
+                self._merged[local_rank][-1].relabel(label)
             else:
                 tail.relabel(os.fsencode(label))
 
@@ -269,19 +301,17 @@ class Outputs:
                 tail = self._tails[rank][end] = Tail(shown, os.fsencode(prefix), line_filter)
                 self._pumps[-end].add_tail(tail, shown, self._stream_of(end, rank, tail))
 
-    def _stream_of(self, end: int, rank: int, tail: Tail) -> ConsoleStream | CollapsedStream:
-        if not self._collapse:
+    def _stream_of(self, end: int, rank: int, tail: Tail) -> ConsoleStream | MergedStream:
+        if self._merges is None:
             return self._console.open_stream(end)
-        from rallypoint.workers.logs.collapse import CollapsingSink
-
         tail.relabel(b"")  # the line filter keeps the prefix
-        if end not in self._collapsing:
+        if end not in self._mergers:
             shown = [each for each, path in self._teed[end].items() if path != os.devnull]
             stream, ranks = self._console.open_stream(end), self._global_ranks
-            self._collapsing[end] = CollapsingSink(stream, self._collapse, ranks, self._prefixes, shown)
-            self._pumps[-end].collapsing.append(self._collapsing[end])
-        source = self._collapsing[end].source(rank)
-        self._collapsed.setdefault(rank, []).append(source)
+            self._mergers[end] = self._merges(stream, ranks, self._prefixes, shown)
+            self._pumps[-end].mergers.append(self._mergers[end])
+        source = self._mergers[end].source(rank)
+        self._merged.setdefault(rank, []).append(source)
         return source
 
 
@@ -450,8 +480,8 @@ class Pump:
         self._pipes: set[int] = set()
         self.line_filters: list[LineFilter] = []
         """Filters of some tails, closed at the end."""
-        self._streams: dict[Tail, ConsoleStream | CollapsedStream] = {}
-        self.collapsing: list[CollapsingSink] = []
+        self._streams: dict[Tail, ConsoleStream | MergedStream] = {}
+        self.mergers: list[Merger] = []
         """In which lines wait that are shown when it is due."""
         self._paths: list[tuple[str, Tail]] = []
         self._watches: dict[int, Tail] = {}
@@ -460,7 +490,7 @@ class Pump:
         self._buffer = bytearray()
         self._inotify: Inotify | None = None
 
-    def add_tail(self, tail: Tail, path: str, stream: ConsoleStream | CollapsedStream) -> None:
+    def add_tail(self, tail: Tail, path: str, stream: ConsoleStream | MergedStream) -> None:
         self._streams[tail] = stream
         self._unread_tails[tail] = None
         self._paths.append((path, tail))
@@ -543,8 +573,8 @@ class Pump:
         now = self._clock.monotonic()
         with self._sink.output_lock.hold():
             write_all(self._sink.scheduler.due_output(now))
-            for collapsing in self.collapsing:
-                collapsing.write_due(now)
+            for merger in self.mergers:
+                merger.write_due(now)
         for fd, _ in events:
             if (relay := self._listening.get(fd)) is not None:
                 self._forward(relay, now)
@@ -583,7 +613,7 @@ class Pump:
         if any(self._streams[tail].backlog() < BACKLOG for tail in self._unread_tails):
             return 0.0
         due = [bar for tail in self._streams if (bar := tail.progress_bar_deadline()) is not None]
-        deadlines = [self._sink.scheduler.deadline(), *(each.deadline() for each in self.collapsing)]
+        deadlines = [self._sink.scheduler.deadline(), *(each.deadline() for each in self.mergers)]
         due += [each for each in deadlines if each is not None]
         wait = max(0.0, min(due) - self._clock.monotonic()) if due else None
         if self._streams and self._inotify is None:
@@ -681,8 +711,8 @@ class Pump:
         for tail in list(self._streams):
             self._with_io_errors(tail, self._write_rest, now)
         with self._sink.output_lock.hold():
-            for collapsing in self.collapsing:
-                collapsing.flush()
+            for merger in self.mergers:
+                merger.flush()
             write_all(self._sink.scheduler.flush())
 
     def _write_rest(self, tail: Tail, now: float) -> None:

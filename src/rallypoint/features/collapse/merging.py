@@ -155,8 +155,8 @@ class CollapsingSink:
     """One console stream on which several workers' lines are collapsed. For the sink's thread only.
 
     Args:
-        stream: where lines are written.
         seconds: within which lines are collapsed.
+        stream: where lines are written.
         ranks: local rank to global rank.
         prefixes: by local rank, what stands before a line that one worker alone has written.
         sources: local ranks of the workers whose lines come here.
@@ -164,8 +164,8 @@ class CollapsingSink:
 
     def __init__(
         self,
-        stream: ConsoleStream,
         seconds: float,
+        stream: ConsoleStream,
         ranks: Mapping[int, int],
         prefixes: Mapping[int, str],
         sources: Sequence[int],

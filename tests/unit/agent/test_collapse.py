@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.workers.logs.collapse import Group, LineGroups
+from rallypoint.features.collapse.merging import CollapsingSink, Group, LineGroups
 from rallypoint.workers.logs.outputs import Outputs
 from rallypoint.workers.logs.specs import LogsDest
 
@@ -90,7 +91,9 @@ def collapsed(folder: Path, written: dict[int, bytes]) -> tuple[str, dict[int, b
     prefixes = {rank: f"[default{rank}]:" for rank in written}
     ranks = {rank: rank + 8 for rank in written}
     dest = LogsDest(stdouts=paths, stderrs=dict.fromkeys(paths, os.devnull), tee_stdouts=paths)
-    outputs = Outputs(dest, range(len(written)), prefixes, console, console, collapse=60.0, global_ranks=ranks)
+    outputs = Outputs(
+        dest, range(len(written)), prefixes, console, console, merges=partial(CollapsingSink, 60.0), global_ranks=ranks
+    )
     try:
         for rank, data in written.items():
             out, _ = outputs.stdio(rank)

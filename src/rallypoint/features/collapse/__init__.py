@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rallypoint.agent.feature import Feature
+from rallypoint.features.collapse.merging import CollapsingSink
 
 if TYPE_CHECKING:
     from rallypoint.workers.context import ProcessOptions
@@ -14,4 +16,5 @@ class Collapse(Feature):
     """Has the outputs of one agent's workers collapsed."""
 
     def process_options(self, options: ProcessOptions) -> ProcessOptions:
-        return options._replace(collapse=self.workers.group.spec.features.output.tee_collapse)
+        seconds = self.workers.group.spec.features.output.tee_collapse
+        return options._replace(merges=partial(CollapsingSink, seconds))
