@@ -145,6 +145,23 @@ for number in range(300):
         assert mine == {f"[default{rank}]:{name * (40 + number % 50)} {number}" for number in range(300)}
 
 
+def test_each_line_before_a_restart_is_shown_once_and_in_order(rallyrun: Launcher) -> None:
+    script = rallyrun.script(
+        SAY
+        + """
+start = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+for stream in (1, 2):
+    say(stream, b"".join(b"%d.%d.%d\\n" % (start, stream, number) for number in range(5000)))
+sys.exit(start < 4)
+"""
+    )
+    job = rallyrun(f"--log-dir={rallyrun.folder / 'logs'}", "--standalone", "--max-restarts=4", "--tee=3", script)
+    assert job.ends() == 0
+    for stream, lines in ((1, job.out), (2, job.err.split("\n"))):
+        shown = [line for line in lines if line.startswith("[default0]:")]
+        assert shown == [f"[default0]:{start}.{stream}.{number}" for start in range(5) for number in range(5000)]
+
+
 # How they end
 
 

@@ -40,6 +40,7 @@ from rallypoint.notices import STANDBY_VARIABLE
 from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
 from rallypoint.observe.telemetry.lazy import profiled
 from rallypoint.workers.context import PContext, ProcessOptions, SubprocessContext, macros
+from rallypoint.workers.logs.outputs import WorkerConsole
 from rallypoint.workers.logs.specs import LogsSpecs, line_prefixes, log_only_in_files
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, take_prestarted
 
@@ -98,6 +99,8 @@ class WorkerController:
         self.log_line_prefix_template = log_line_prefix_template
         self.pcontext: PContext | None = None
         """The processes of the present workers; None before the first, and if they are not our processes."""
+        self.console = WorkerConsole()
+        """Where all workers of the run are shown."""
         self.folder = WorkerFolder(self.awaited, rendezvous.send, spec.features.recovery.progress_file)
         """The folder that is shared with the workers."""
         self.folder.on_folder = self._look_at_folder
@@ -169,6 +172,7 @@ class WorkerController:
         for preparation in self.preparations:
             preparation.close()
         guarded("what is released at the end", self.at_end.close)
+        self.console.close()
         self._drop_reaper()  # last: if we were killed until now, it would remove what we leave behind
 
     # A round begins
@@ -261,7 +265,7 @@ class WorkerController:
     def process_options(self) -> ProcessOptions:
         spec = self.group.spec
         filters = spec.duplicate_stdout_filters, spec.duplicate_stderr_filters
-        options = ProcessOptions(spec.numa_options, *filters, self.start_method)
+        options = ProcessOptions(spec.numa_options, *filters, self.start_method, console=self.console)
         for change in self.hooks.process_options:
             options = change(options)
         return options

@@ -13,6 +13,11 @@ CREATED = 0x00000100 | 0x00000080
 _IN_Q_OVERFLOW = 0x00004000
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
 
+_libc = ctypes.CDLL(
+    None, use_errno=True
+)  # here, since to load it in a thread while another one forks may hang the copy
+_init, _add, _remove = _libc.inotify_init1, _libc.inotify_add_watch, _libc.inotify_rm_watch
+
 
 class Inotify:
     """Watches files for writes, and folders for new entries. Raises OSError: this user has too many of these already,
@@ -20,8 +25,7 @@ class Inotify:
     """
 
     def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "inotify_init1")
+        self._fd = self._checked(_init(os.O_NONBLOCK | os.O_CLOEXEC), "inotify_init1")
 
     def fileno(self) -> int:
         return self._fd
@@ -30,8 +34,11 @@ class Inotify:
         """Watch the file or folder `path` for `events` (`WRITTEN` or `CREATED`); returns the number of the watch.
         Raises OSError: it does not exist, or this user watches too many.
         """
-        number = self._libc.inotify_add_watch(self._fd, os.fsencode(path), events)
-        return self._checked(number, f"inotify_add_watch on {path!r}")
+        return self._checked(_add(self._fd, os.fsencode(path), events), f"inotify_add_watch on {path!r}")
+
+    def unwatch(self, number: int) -> None:
+        """End a watch; nothing happens if the file is gone, and with it the watch."""
+        _remove(self._fd, number)
 
     def changed(self) -> set[int] | None:
         """Numbers of the watches with notifications since the last call; None if the kernel has dropped some."""

@@ -208,7 +208,7 @@ class StandbyWorkers(Feature, Source):
 
     def _remove(self, standby: _Standby) -> None:
         self._waiting.remove(standby)
-        _end(standby.context.hand_over(0))
+        self._end(standby.context.hand_over(0))
         WorkerChannel(self._group.notices).remove({standby.place})
 
     def _give_up(self, why: str) -> None:
@@ -268,10 +268,9 @@ class StandbyWorkers(Feature, Source):
             with suppress(OSError):
                 os.setpriority(os.PRIO_PGRP, standby.pid, os.getpriority(os.PRIO_PROCESS, 0))
         gone = dict.fromkeys(held.environment.keys() - context.envs[rank].keys())
-        held.outputs.move(0, rank)
-        context.relabel(rank, held.outputs)
+        context.relabel(rank, held.output)
         if not channel.enter(rank, round_, {**gone, **context.envs[rank]}):
-            _end(held)
+            self._end(held)
             return False
         if cpus := context.cpus()[rank]:
             _bind(standby.pid, cpus)
@@ -279,12 +278,11 @@ class StandbyWorkers(Feature, Source):
         context.adopt(rank, held)
         return True
 
-
-def _end(held: HeldWorker) -> None:
-    held.process.signal(SIGKILL)
-    readable(held.process.fileno(), _KILL_TIMEOUT)
-    held.outputs.close()
-    held.process.release()
+    def _end(self, held: HeldWorker) -> None:
+        held.process.signal(SIGKILL)
+        readable(held.process.fileno(), _KILL_TIMEOUT)
+        self.workers.console.end([held.output])
+        held.process.release()
 
 
 def _priority_can_be_restored() -> bool:

@@ -25,7 +25,7 @@ from rallypoint.base.light_dataclasses import dataclass, field
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import exit_codes_of
-from rallypoint.workers.logs.outputs import Outputs
+from rallypoint.workers.logs.outputs import WorkerConsole, WorkerOutput
 from rallypoint.workers.logs.specs import LogsDest, LogsSpecs, link_log
 from rallypoint.workers.process import AdoptedProcess, ChildProcess, poll_all, start_workers
 from rallypoint.workers.reaper.client import Command, ReaperClient
@@ -97,6 +97,8 @@ class ProcessOptions(NamedTuple):
     stderr_filters: Sequence[str] | None = None
     start_method: str = "spawn"
     fork: Fork | None = None
+    console: WorkerConsole | None = None
+    """Where they are shown; None for one of their own, which ends with them."""
     merges: Merges | None = None
     """Makes what puts teed lines of several workers together before the console shows them."""
     ignored_signals: Collection[int] = ()
@@ -117,12 +119,10 @@ class WorkerStart(NamedTuple):
 
 
 class HeldWorker(NamedTuple):
-    """A worker between two rounds. `outputs` are those of the start that it is from, `environment` is what the agent
-    has last set for it.
-    """
+    """A worker between two rounds. `environment` is what the agent has last set for it."""
 
     process: ChildProcess
-    outputs: Outputs
+    output: WorkerOutput
     environment: Mapping[str, str]
 
 
@@ -176,9 +176,8 @@ class PContext(ABC):
         self._owns_reaper = reaper is None
         self._options = options or ProcessOptions()
         self._processes: dict[int, ChildProcess] = {}
-        self._outputs: dict[int, Outputs] = {}
-        self._lent: set[Outputs] = set()
-        """Outputs of workers that were handed over, which other contexts close."""
+        self._console = self._options.console or WorkerConsole()
+        self._outputs: dict[int, WorkerOutput] = {}
         self._failures: dict[int, ProcessFailure] = {}
         self._oom_kills: OomKills | None = None
         self.stopping: Stop | None = None
@@ -245,7 +244,7 @@ class PContext(ABC):
 
     def _start_new(self, ranks: Sequence[int]) -> None:
         options = self._options
-        outputs = Outputs(
+        outputs = self._console.open(
             self.dest,
             ranks,
             self.prefixes,
@@ -254,11 +253,15 @@ class PContext(ABC):
             global_ranks={rank: int(env.get("RANK", rank)) for rank, env in self.envs.items()},
             reads_all=options.reads_all_output,
         )
-        self._outputs.update(dict.fromkeys(ranks, outputs))
+        self._outputs |= outputs
         cpus = self.cpus()
-        for rank, process in self._start_each([WorkerStart(rank, *outputs.stdio(rank), cpus[rank]) for rank in ranks]):
+        starts = []
+        for rank, output in outputs.items():
+            stdout, stderr = output.worker_ends
+            starts.append(WorkerStart(rank, stdout, stderr, cpus[rank]))
+        for rank, process in self._start_each(starts):
             self._processes[rank] = process
-            outputs.started(rank)
+            outputs[rank].close_worker_ends()
         self._processes = dict(sorted(self._processes.items()))
 
     def cpus(self) -> Sequence[Collection[int]]:
@@ -278,11 +281,11 @@ class PContext(ABC):
         """A function that returns the end of a worker's standard error, as far as it is kept: also after `close`, when
         the worker is in another context, and from any thread.
         """
-        return partial(self._outputs[local_rank].last_lines, local_rank) if local_rank in self._outputs else bytes
+        return self._outputs[local_rank].last_lines if local_rank in self._outputs else bytes
 
     def relay(self, local_rank: int, stream: int) -> Relay | None:
         """The relay of standard output (0) or standard error (1), if that has one."""
-        return self._outputs[local_rank].relays[stream].get(local_rank) if local_rank in self._outputs else None
+        return self._outputs[local_rank].relays[stream] if local_rank in self._outputs else None
 
     def exit_fds(self) -> list[int] | None:
         """Descriptors of processes that had not ended at the last `poll`; readable once they have. None if one can end
@@ -371,22 +374,22 @@ class PContext(ABC):
             return
         own = self.envs[rank].get("RANK")
         name = f"{f'local rank {rank}' if own is None else f'rank {own}'} on {os.uname().nodename}"
-        path = self._outputs[rank].log_of(rank)
+        path = self._outputs[rank].log
         where = f"are in {os.path.abspath(path)}" if path else "follow"
         log.warning("the stacks of %s (pid %d), which Python titles a fatal error, %s", name, pid, where)
-        self._outputs[rank].label(rank, f"[{name}] ")
+        self._outputs[rank].label(f"[{name}] ")
 
     def output_ages(self) -> Callable[[], tuple[float, ...]]:
         """A function that returns the seconds since each process has written something; empty if that is not known.
 
         It asks the file system, of which a disk may hang, so it is for another thread.
         """
-        outputs = sorted(self._outputs.items())
-        return lambda: tuple(each.age(rank) for rank, each in outputs)
+        outputs = [self._outputs[rank] for rank in sorted(self._outputs)]
+        return lambda: tuple(output.age() for output in outputs)
 
     def console_blocked_for(self) -> float:
         """For how many seconds a console that shows these processes has taken nothing; 0.0 if nothing waits for it."""
-        return max((outputs.console_blocked_for() for outputs in self._outputs.values()), default=0.0)
+        return self._console.blocked_for()
 
     def output_marks(self) -> Callable[[], object] | None:
         """A function that returns a value that changes when a process has written anything; None if that cannot be
@@ -396,8 +399,8 @@ class PContext(ABC):
         """
         if not self._outputs or not self._options.reads_all_output:
             return None
-        outputs = dict.fromkeys(self._outputs.values())
-        return lambda: [each.marks() for each in outputs]
+        outputs = [*self._outputs.values()]
+        return lambda: [output.marks() for output in outputs]
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
         """Wait until all have succeeded or one has failed, and stop the others then.
@@ -449,9 +452,8 @@ class PContext(ABC):
     def _failure(self, rank: int, pid: int, exitcode: int) -> ProcessFailure:
         from rallypoint.failures.failure import ProcessFailure
 
-        outputs, error_file = self._outputs[rank], self.error_files.get(rank, "")
-        lines, log_path = outputs.last_lines(rank), outputs.log_of(rank)
-        failure = ProcessFailure(rank, pid, exitcode, error_file, last_lines=lines, log=log_path)
+        output, error_file = self._outputs[rank], self.error_files.get(rank, "")
+        failure = ProcessFailure(rank, pid, exitcode, error_file, last_lines=output.last_lines(), log=output.log)
         if exitcode:
             from rallypoint.failures.failure import explain_signal
 
@@ -534,24 +536,20 @@ class PContext(ABC):
     def _on_stopped(self) -> None:
         """No worker is in the round any more."""
         held = self.held
-        if not held and not self._lent:
+        if not held:
             self._finish()
             return
-        if held:
-            log.info("%d of %d workers wait in their processes for the next round", len(held), len(self._processes))
-        used = {self._outputs[rank] for rank in held} | self._lent
-        for rank in self._processes.keys() - held:
+        ended = self._processes.keys() - held
+        for rank in ended:
             self._processes[rank].release()
-            if self._outputs[rank] in used:
-                self._outputs[rank].end(rank)
-        for outputs in dict.fromkeys(self._outputs.values()):
-            if outputs not in used:
-                outputs.close()
+        self._console.end([self._outputs[rank] for rank in ended])
+        log.info("%d of %d workers wait in their processes for the next round", len(held), len(self._processes))
 
     def _finish(self) -> None:
         """Write all remaining output, and release everything."""
-        for outputs in dict.fromkeys(self._outputs.values()):
-            outputs.close()
+        self._console.end(self._outputs.values())
+        if self._options.console is None:
+            self._console.close()
         for process in self._processes.values():
             process.release()
         if self._owns_reaper and self._reaper is not None:
@@ -565,11 +563,10 @@ class PContext(ABC):
         """Local ranks of those that wait in their processes for the next round."""
         return () if self.stopping is None else self.stopping.held
 
-    def outputs_of(self, rank: int) -> Outputs:
-        """The outputs of a worker."""
+    def output_of(self, rank: int) -> WorkerOutput:
         return self._outputs[rank]
 
-    def relabel(self, rank: int, outputs: Outputs) -> None:
+    def relabel(self, rank: int, output: WorkerOutput) -> None:
         """Label the lines of a worker as those of a local rank of this context, which will adopt it.
 
         Call this before the worker is told:
@@ -578,15 +575,15 @@ class PContext(ABC):
             2. the worker writes a line, which the thread that shows lines reads at once;
             3. so a label that is changed only now comes too late for it.
         """
-        outputs.relabel(rank, self.prefixes.get(rank, ""), int(self.envs[rank].get("RANK", rank)))
+        output.relabel(self.prefixes.get(rank, ""), int(self.envs[rank].get("RANK", rank)))
 
     def hand_over(self, rank: int) -> HeldWorker:
-        """Hand a worker that waits to the context of the next round. Call this once for each."""
+        """Hand a worker that waits to the context of the next round, which has the same console. Call this once for
+        each.
+        """
         if self.stopping is not None:
             self.stopping.hand_over(rank)
-        outputs = self._outputs.pop(rank)
-        self._lent.add(outputs)
-        return HeldWorker(self._processes.pop(rank), outputs, self.envs[rank])
+        return HeldWorker(self._processes.pop(rank), self._outputs.pop(rank), self.envs[rank])
 
     def end_held(self, spared: Collection[int]) -> None:
         """Kill the workers that wait and were not handed over, and return when they and all that they have left are
@@ -600,9 +597,9 @@ class PContext(ABC):
 
     def adopt(self, rank: int, held: HeldWorker) -> None:
         """Take over the worker of a local rank in its process, instead of starting one. After `relabel`."""
-        self._processes[rank], self._outputs[rank] = held.process, held.outputs
+        self._processes[rank], self._outputs[rank] = held.process, held.output
         streams = (self.stdouts, self.dest.tee_stdouts), (self.stderrs, self.dest.tee_stderrs)
-        for (files, shown), path in zip(streams, held.outputs.paths(rank), strict=True):
+        for (files, shown), path in zip(streams, held.output.files, strict=True):
             if path not in ("", os.devnull):
                 link_log(path, files[rank])
             files[rank] = path

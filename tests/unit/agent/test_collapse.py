@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.features.collapse.merging import CollapsingSink, Group, LineGroups
-from rallypoint.workers.logs.outputs import Outputs
 from rallypoint.workers.logs.specs import LogsDest
+from tests.unit.logs.opened import Outputs
 
 RANKS = 4
 SECONDS = 2.0
@@ -96,7 +96,7 @@ def collapsed(folder: Path, written: dict[int, bytes]) -> tuple[str, dict[int, b
     )
     try:
         for rank, data in written.items():
-            out, _ = outputs.stdio(rank)
+            out, _ = outputs.of[rank].worker_ends
             assert out is not None
             os.write(out, data)
     finally:

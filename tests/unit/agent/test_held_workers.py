@@ -22,7 +22,7 @@ from rallypoint.control.protocol.messages import Placement
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.features.inprocess.agent import HeldWorkers
 from rallypoint.features.inprocess.channel import WorkerChannel
-from rallypoint.workers.logs.outputs import Outputs
+from rallypoint.workers.logs.outputs import WorkerOutput
 from rallypoint.workers.stop import run_to_end
 from tests.unit.compat.test_subclass import ours
 from tests.unit.workers.rounds import Rounds, rounds_in, runs, waiting
@@ -89,7 +89,7 @@ def test_the_lines_of_a_worker_have_their_label_before_it_is_told(node: Node, mo
     """What it writes then may be shown at once."""
     order: list[str] = []
     enter = WorkerChannel.enter
-    monkeypatch.setattr(Outputs, "relabel", lambda *_: order.append("label"))
+    monkeypatch.setattr(WorkerOutput, "relabel", lambda *_: order.append("label"))
 
     def told(channel: WorkerChannel, rank: int, round_: int, variables: Mapping[str, str | None]) -> bool:
         order.append("told")

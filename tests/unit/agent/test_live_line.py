@@ -17,7 +17,7 @@ from rallypoint.control.coordinator.job_log import live_words
 from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placed, Placement, Progress, ProgressText
 from rallypoint.features.live_line import LiveLine, composed, shows_live_line
-from rallypoint.workers.logs.console import Console
+from rallypoint.workers.logs.console import ConsoleStream, open_sinks
 from tests.unit.agent.thread_workers import ThreadWorkers
 
 WORDS = ("waiting for nodes: 27 of 32 joined", "missing at least 5")
@@ -81,8 +81,8 @@ def test_the_line_is_rewritten_in_place_and_taken_away(monkeypatch: pytest.Monke
 
 def test_lines_of_others_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal(monkeypatch) as reading:
-        console = Console(2, 2)
-        worker = console.open_stream(1)
+        sinks = open_sinks(2, 2)
+        worker = ConsoleStream(sinks[-1], 1)
         line = LiveLine(0.0)
         line.show(WORDS, 1.0)
         print_error_line("W a line of the log")
@@ -93,7 +93,7 @@ def test_lines_of_others_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         line.redraw(4.0)
         line.end()
         print_error_line("the last")
-        for sink in console.sinks:
+        for sink in sinks:
             sink.close()
         shows(reading, ["W a line of the log", "[default0]:a worker's line", "a line that is not", "the last", ""])
 

@@ -84,7 +84,7 @@ def test_whether_a_line_has_been_begun_is_known_from_what_was_shown(written: lis
     turn = OutputLock()
     place = ConsoleSink(writing, lock=turn)
     for each in written:
-        ConsoleStream(place, writing).write(each)
+        ConsoleStream(place, 1).write(each)
     assert turn.line_unfinished is begun
     place.close()
     assert os.read(reading, 100) == b"".join(written)

@@ -20,11 +20,12 @@ from socket import socketpair
 import pytest
 
 from rallypoint.base.errors import UserError
+from rallypoint.base.inotify import Inotify
 from rallypoint.workers.logs import console as console_module
 from rallypoint.workers.logs import outputs as module
-from rallypoint.workers.logs.outputs import Outputs, Pump
+from rallypoint.workers.logs.outputs import Pump, WorkerConsole, WorkerOutput
 from rallypoint.workers.logs.specs import LogsDest
-from rallypoint.workers.logs.tail import Tail
+from tests.unit.logs.opened import Outputs
 from tests.waiting import until
 
 pytestmark = pytest.mark.process
@@ -83,12 +84,22 @@ def err() -> Iterator[Console]:
 def _start(
     outputs: Outputs, rank: int, code: str, *arguments: str, stdin: int | None = None
 ) -> subprocess.Popen[bytes]:
-    stdout, stderr = outputs.stdio(rank)
+    return _start_worker(outputs.of[rank], code, *arguments, stdin=stdin)
+
+
+def _start_worker(
+    output: WorkerOutput, code: str, *arguments: str, stdin: int | None = None
+) -> subprocess.Popen[bytes]:
+    stdout, stderr = output.worker_ends
     command = [sys.executable, "-S", "-u", "-c", code, *arguments]
     try:
         return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr)
     finally:
-        outputs.started(rank)
+        output.close_worker_ends()
+
+
+def _marks(outputs: Outputs) -> list[object]:
+    return [output.marks() for output in outputs.of.values()]
 
 
 def _files(folder: Path, count: int) -> dict[int, str]:
@@ -129,9 +140,9 @@ def test_the_last_lines_come_from_the_file_where_there_is_one(
     outputs = Outputs(dest, range(1), {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
     worker = _start(outputs, 0, "import os; os.write(2, b'x' * 100_000 + b'\\nlast words'); os._exit(1)")
     worker.wait(DEADLINE)
-    assert re.fullmatch(rb"x+\[\.\.\.\]x+\nlast words", outputs.last_lines(0))
+    assert re.fullmatch(rb"x+\[\.\.\.\]x+\nlast words", outputs.of[0].last_lines())
     outputs.close()
-    assert outputs.last_lines(0).endswith(b"\nlast words")
+    assert outputs.of[0].last_lines().endswith(b"\nlast words")
     assert err.end() == (b"" if redirected_only else b"[0]:" + b"x" * 100_000 + b"\n[0]:last words\n")
 
 
@@ -143,11 +154,11 @@ def test_one_long_line_does_not_displace_the_lines_before_it(
     outputs = Outputs(dest, range(1), {}, stdout=out.fd, stderr=err.fd)
     program = "import sys; sys.stderr.write('before\\n' + 'x' * 900_000 + 'end\\nafter\\n')"
     _start(outputs, 0, program).wait(DEADLINE)
-    before, line, after, _ = outputs.last_lines(0).split(b"\n")
+    before, line, after, _ = outputs.of[0].last_lines().split(b"\n")
     assert (before, after) == (b"before", b"after")
     assert (line[:5], line[-5:]) == (b"xxxxx", b"xxend")
     assert b"x[...]x" in line
-    assert len(outputs.last_lines(0)) <= 64 * 1024
+    assert len(outputs.of[0].last_lines()) <= 64 * 1024
     outputs.close()
 
 
@@ -167,11 +178,11 @@ for byte in b"a\\n\\nb\\n":
     os.mkfifo(gate)
     worker = _start(outputs, 0, code, str(gate))
     err.wait_for(lambda got: got.endswith(b"[0]:one\n" if teed else b"two"))
-    outputs.label(0, "[rank 3 on n3] ")
-    outputs.label(0, "[rank 3 on n3] ")
+    outputs.of[0].label("[rank 3 on n3] ")
+    outputs.of[0].label("[rank 3 on n3] ")
     gate.write_bytes(b"")
     worker.wait(DEADLINE)
-    assert outputs.last_lines(0) == b"one\ntwoa\n\nb\n", "the report shows the worker's own words"
+    assert outputs.of[0].last_lines() == b"one\ntwoa\n\nb\n", "the report shows the worker's own words"
     outputs.close()
     first = b"[0]:one\n[rank 3 on n3] twoa\n" if teed else b"one\ntwo\n[rank 3 on n3] a\n"
     assert err.end() == first + b"[rank 3 on n3] \n[rank 3 on n3] b\n"
@@ -200,7 +211,7 @@ def test_when_a_worker_has_last_written_is_known_of_files_and_of_what_passes_thr
     for each in started:
         each.wait(DEADLINE)
     err.wait_for(lambda got: b"x" in got)
-    in_file, through_us, inherited, silent = (outputs.age(rank) for rank in range(4))
+    in_file, through_us, inherited, silent = (outputs.of[rank].age() for rank in range(4))
     assert 0 <= in_file < DEADLINE
     assert 0 <= through_us < DEADLINE
     assert (inherited, silent) == (-1.0, -1.0), "what goes past us is not known"
@@ -241,7 +252,7 @@ if os.fork() == 0:
 os.write(2, b"child " + os.read(gate, 20) + b"\\n")
 """
     _start(outputs, 0, code).wait(DEADLINE)
-    grandchild = int(outputs.last_lines(0).split()[1])
+    grandchild = int(outputs.of[0].last_lines().split()[1])
     try:
         outputs.close()
         assert threading.active_count() == before, "the thread of the outputs is still there"
@@ -275,16 +286,16 @@ def test_where_all_output_is_read_no_line_is_missed_and_none_is_changed(
     dest = LogsDest(stdouts={1: str(tmp_path / "out"), 2: os.devnull})
     outputs = Outputs(dest, range(3), {}, stdout=out.fd, stderr=err.fd, reads_all=True)
     code = "import os, sys; sys.stdin.read(); os.write(1, b'x')"
-    marks = [outputs.marks()]
+    marks = [_marks(outputs)]
     for rank in range(3):
-        stdout, stderr = outputs.stdio(rank)
+        stdout, stderr = outputs.of[rank].worker_ends
         command = [sys.executable, "-S", "-c", code]
         worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
-        outputs.started(rank)
-        assert outputs.marks() == marks[-1], "it has written nothing yet"
+        outputs.of[rank].close_worker_ends()
+        assert _marks(outputs) == marks[-1], "it has written nothing yet"
         worker.communicate(b"", DEADLINE)
-        until(lambda: outputs.marks() != marks[-1], f"what rank {rank} has written is seen")
-        marks.append(outputs.marks())
+        until(lambda: _marks(outputs) != marks[-1], f"what rank {rank} has written is seen")
+        marks.append(_marks(outputs))
     outputs.close()
     assert (out.end(), err.end(), (tmp_path / "out").read_bytes()) == (b"x", b"", b"x")
 
@@ -308,7 +319,7 @@ os._exit(1)
 """
         _start(outputs, 0, code).wait(DEADLINE)
         expected = b"True (77, 33)\n" + b"".join(b"%d\r" % number for number in range(2000)) + bytes(range(256))
-        assert outputs.last_lines(0) == expected
+        assert outputs.of[0].last_lines() == expected
         outputs.close()
         console.wait_for(lambda got: len(got) >= len(expected))
     finally:
@@ -323,10 +334,10 @@ def test_hidden_ranks_are_kept_for_the_report_and_not_shown(tmp_path: Path, out:
     outputs = Outputs(dest, range(2), {0: "[0]:", 1: "[1]:"}, out.fd, err.fd)
     _start(outputs, 0, code).wait(DEADLINE)
     outputs.close()
-    assert outputs.last_lines(0) == b"err\n"
+    assert outputs.of[0].last_lines() == b"err\n"
     assert (tmp_path / "0").read_bytes() == b"out\n"
     outputs = Outputs(LogsDest(stdouts={0: os.devnull}, stderrs={0: os.devnull}), range(1), {}, out.fd, err.fd)
-    stdout, _ = outputs.stdio(0)
+    stdout, _ = outputs.of[0].worker_ends
     assert stdout is not None
     assert os.path.samestat(os.fstat(stdout), os.stat(os.devnull))
     outputs.close()
@@ -363,7 +374,7 @@ def test_who_writes_where_nobody_reads_any_more_meets_that_as_without_us(already
     finally:
         worker.kill()
         worker.wait()
-    assert b"word" in outputs.last_lines(0) or already
+    assert b"word" in outputs.of[0].last_lines() or already
     outputs.close()
 
 
@@ -371,7 +382,7 @@ def test_a_full_disk_behind_the_console_costs_its_bytes_only() -> None:
     with open("/dev/full", "wb", buffering=0) as full:
         outputs = Outputs(LogsDest(), range(1), {}, stdout=full.fileno(), stderr=full.fileno())
         assert _start(outputs, 0, GARBAGE + "[sys.stderr.buffer.write(data) for _ in range(20)]").wait(DEADLINE) == 0
-        assert outputs.last_lines(0) == _garbage()[-64 * 1024 :]
+        assert outputs.of[0].last_lines() == _garbage()[-64 * 1024 :]
         outputs.close()
 
 
@@ -380,7 +391,7 @@ def test_a_console_that_was_never_open_costs_nothing_at_all() -> None:
         closed = file.fileno()
     outputs = Outputs(LogsDest(), range(1), {}, stdout=closed, stderr=closed)
     assert _start(outputs, 0, "import os; os.write(2, b'words\\n')").wait(DEADLINE) == 0
-    assert outputs.last_lines(0) == b"words\n"
+    assert outputs.of[0].last_lines() == b"words\n"
     outputs.close()
 
 
@@ -438,7 +449,7 @@ def test_a_console_that_takes_no_bytes_does_not_hold_us_for_ever(monkeypatch: py
     os.close(writing)
     written = _garbage()[:60_000]  # as much as the worker's own pipe takes
     assert _start(outputs, 0, GARBAGE + "sys.stderr.buffer.write(data[:60_000])").wait(DEADLINE) == 0
-    assert outputs.last_lines(0) == written
+    assert outputs.of[0].last_lines() == written
     outputs.close()
     with open(reading, "rb") as console:  # what was held back still comes when the console takes it
         assert _digest(console.read()) == _digest(written)
@@ -451,10 +462,12 @@ def test_a_console_that_is_not_read_neither_holds_us_up_nor_looks_like_a_hang(mo
     outputs = Outputs(LogsDest(), range(1), {}, stdout=writing, stderr=writing, reads_all=True)
     os.close(writing)
     worker = _start(outputs, 0, "while True: print('x' * 1000)")
-    until(lambda: outputs.console_blocked_for() > 0.2 and outputs.relays[0][0].has_unread())
-    first, second = outputs.marks(), outputs.marks()
+    relay = outputs.of[0].relays[0]
+    assert relay is not None
+    until(lambda: outputs.console.blocked_for() > 0.2 and relay.has_unread())
+    first, second = _marks(outputs), _marks(outputs)
     assert first != second
-    assert outputs.age(0) == 0.0
+    assert outputs.of[0].age() == 0.0
     worker.kill()
     worker.wait(DEADLINE)
     began = time.monotonic()
@@ -515,18 +528,20 @@ def test_both_streams_on_one_console_share_the_scheduler(tmp_path: Path, out: Co
 FLOOD_AND_LOG = """
 import os, subprocess, sys
 from rallypoint.base.log import configure, get_logger
-from rallypoint.workers.logs.outputs import Outputs
+from rallypoint.workers.logs.outputs import WorkerConsole
 from rallypoint.workers.logs.specs import LogsDest
 configure()
 file = {0: sys.argv[1]}
-outputs = Outputs(LogsDest(stdouts=file, tee_stdouts=file), range(1), {0: "[0]:"}, stdout=2, stderr=2)
+console = WorkerConsole(2, 2)
+outputs = console.open(LogsDest(stdouts=file, tee_stdouts=file), [0], {0: "[0]:"})
 flood = "import os; os.write(1, b''.join(b'%d of the flood, which is long\\\\n' % each for each in range(60_000)))"
-worker = subprocess.Popen([sys.executable, "-c", flood], stdout=outputs.stdio(0)[0])
+worker = subprocess.Popen([sys.executable, "-c", flood], stdout=outputs[0].worker_ends[0])
 worker.wait()
 print("written", flush=True)
 for number in range(300):
     get_logger("rallypoint.test").warning("word %d of ours", number)
-outputs.close()
+console.end(outputs.values())
+console.close()
 """
 
 
@@ -545,38 +560,208 @@ def test_our_own_log_lines_stand_between_the_lines_of_workers(tmp_path: Path) ->
     assert [line.partition("] ")[2] for line in ours] == [f"word {number} of ours" for number in range(300)]
 
 
-def test_without_inotify_files_are_polled(tmp_path: Path, out: Console) -> None:
-    path = tmp_path / "log"
-    path.touch()
-    console = console_module.Console(out.fd, out.fd)
-    pump = Pump(console.sinks[0])
-    pump.add_tail(Tail(str(path), b"[0]:"), str(tmp_path / "missing"), console.open_stream(0))
-    pump.start()
-    with path.open("ab", buffering=0) as file:
-        file.write(b"one\n")
-        out.wait_for(lambda got: got == b"[0]:one\n")
-        file.write(b"two\n")
-        out.wait_for(lambda got: got == b"[0]:one\n[0]:two\n")
-        file.write(b"three\n")
-    pump.stop()
-    assert pump.join(DEADLINE)
-    assert out.end().endswith(b"[0]:three\n")
+def test_without_inotify_files_are_polled(
+    tmp_path: Path, out: Console, err: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Inotify, "watch", denied)
+    files = _files(tmp_path, 2)
+    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), range(2), {0: "[0]:", 1: "[1]:"}, out.fd, err.fd)
+    shown = b""
+    for rank, line in ((0, b"one"), (1, b"two"), (0, b"three")):
+        with open(files[rank], "ab") as file:
+            file.write(line + b"\n")
+        shown += b"[%d]:%s\n" % (rank, line)
+        out.wait_for(lambda got, shown=shown: got == shown)  # type: ignore[misc]
+    with open(files[0], "ab") as file:
+        file.write(b"four\n")
+    outputs.close()
+    assert out.end().endswith(b"[0]:four\n")
 
 
-def test_a_file_that_cannot_be_read_costs_its_own_output_only(tmp_path: Path, out: Console) -> None:
-    path = tmp_path / "log"
-    path.touch()
-    console = console_module.Console(out.fd, out.fd)
+def test_a_file_that_cannot_be_read_costs_its_own_output_only(tmp_path: Path, out: Console, err: Console) -> None:
+    files = _files(tmp_path, 2)
     # A folder can be opened like a file, and says EISDIR when it is read.
-    lost, good = Tail(str(tmp_path), b"lost"), Tail(str(path), b"[0]:")
-    pump = Pump(console.sinks[0])
-    pump.add_tail(lost, str(tmp_path), console.open_stream(0))
-    pump.add_tail(good, str(path), console.open_stream(0))
-    pump.start()
-    path.write_bytes(b"one\n")
-    out.wait_for(lambda got: got == b"[0]:one\n")
-    pump.stop()
-    assert pump.join(DEADLINE)
+    dest = LogsDest(stdouts=files, tee_stdouts={0: str(tmp_path), 1: files[1]})
+    outputs = Outputs(dest, range(2), {0: "lost", 1: "[1]:"}, out.fd, err.fd)
+    _start(outputs, 1, "print('one')").wait(DEADLINE)
+    out.wait_for(lambda got: got == b"[1]:one\n")
+    outputs.close()
+    assert out.end() == b"[1]:one\n"
+
+
+# One start of workers after another
+
+
+def _pumps() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "rallypoint-output"]
+
+
+@pytest.fixture
+def console(out: Console) -> Iterator[WorkerConsole]:
+    """One on which both streams are `out`."""
+    made = WorkerConsole(out.fd, out.fd)
+    yield made
+    made.close()
+
+
+@pytest.mark.usefixtures("no_grace")
+def test_workers_of_all_starts_share_the_thread_and_the_scheduler(
+    tmp_path: Path, out: Console, console: WorkerConsole
+) -> None:
+    first = console.open(LogsDest(), [0], {})
+    waiting = _start_worker(first[0], "import os; os.write(2, b'half '); input(); os.write(2, b'line\\n')", stdin=-1)
+    out.wait_for(lambda got: got == b"half ")
+    files = _files(tmp_path, 1)
+    second = console.open(LogsDest(stdouts=files, tee_stdouts=files), [0], {0: "[0]:"})
+    assert len(_pumps()) == 1
+    _start_worker(second[0], "print('whole')").wait(DEADLINE)
+    waiting.communicate(b"\n", DEADLINE)
+    out.wait_for(lambda got: got == b"half line\n[0]:whole\n")
+    console.end([*first.values(), *second.values()])
+
+
+@pytest.mark.usefixtures("no_grace")
+def test_the_end_of_some_workers_waits_for_no_line_of_others(out: Console, console: WorkerConsole) -> None:
+    outputs = console.open(LogsDest(), [0, 1], {})
+    waiting = _start_worker(outputs[0], "import os; os.write(2, b'half '); input()", stdin=-1)
+    out.wait_for(lambda got: got == b"half ")
+    _start_worker(outputs[1], "import os; os.write(2, b'last words')").wait(DEADLINE)
+    console.end([outputs[1]])
+    out.wait_for(lambda got: got == b"half last words")
+    waiting.communicate(b"\n", DEADLINE)
+    console.end(outputs.values())
+
+
+def test_starts_leave_nothing_behind(tmp_path: Path, out: Console, console: WorkerConsole) -> None:
+    files = _files(tmp_path, 2)
+    filtered = str(tmp_path / "filtered")
+    dest = LogsDest(stdouts=files, tee_stdouts=files, filtered_stdout=filtered)
+    shown, left = b"", set()
+    for number in range(20):
+        outputs = console.open(dest, [0, 1], {0: "[0]:", 1: "[1]:"}, filters=(["word"], None))
+        _start_worker(outputs[0], f"print('word {number}')").wait(DEADLINE)  # the other worker is never started
+        console.end(outputs.values())
+        shown += b"[0]:word %d\n" % number
+        assert Path(filtered).read_bytes() == b"[0]:word %d\n" % number
+        left.add((frozenset(os.listdir("/proc/self/fd")), _watches(), len(_pumps())))
+    assert len(left) == 1
+    assert left.pop()[1:] == (0, 1)
+    out.wait_for(lambda got: got == shown)
+
+
+def _watches() -> int:
+    """The number of files that inotify watches in this process."""
+    found = 0
+    for name in os.listdir("/proc/self/fdinfo"):
+        with contextlib.suppress(FileNotFoundError):
+            found += Path("/proc/self/fdinfo", name).read_text().count("inotify wd:")
+    return found
+
+
+def test_what_nobody_has_read_in_time_comes_later_and_so_do_other_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT", 10 * DEADLINE)
+    reading, writing = os.pipe()
+    console = WorkerConsole(writing, writing)
+    threads, lines = threading.active_count(), 20_000
+    began = time.monotonic()
+    for start in range(3):
+        files = {0: str(tmp_path / str(start))}
+        outputs = console.open(LogsDest(stdouts=files, tee_stdouts=files), [0], {0: f"[{start}]:"})
+        code = f"import sys\nfor line in range({lines}): print(line)\nprint('last', file=sys.stderr)"
+        _start_worker(outputs[0], code).wait(DEADLINE)
+        assert outputs[0].last_lines() == b"last\n"
+        console.end(outputs.values())
+    os.close(writing)
+    console.close()
+    assert time.monotonic() - began < DEADLINE, "nobody waits for a console that nobody reads"
+    assert threading.active_count() == threads + 1
+    with open(reading, "rb") as pipe:
+        got = pipe.read().splitlines()
+    until(lambda: threading.active_count() == threads, "the thread ends when all is shown")
+    assert got.count(b"last") == 3
+    for start in range(3):
+        mine = [line for line in got if line.startswith(b"[%d]:" % start)]
+        assert mine == [b"[%d]:%d" % (start, line) for line in range(lines)]
+
+
+def test_others_are_shown_while_a_dead_worker_s_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT", 0.0)
+    monkeypatch.setattr(module, "SLICE", 64 * 1024)
+    reading, writing = os.pipe()
+    console = WorkerConsole(writing, writing)
+    files = {0: str(tmp_path / "0")}
+    outputs = console.open(LogsDest(stdouts=files, tee_stdouts=files), [0, 1], {0: "[0]:"})
+    os.close(writing)
+    size = 8 * 1024 * 1024
+    _start_worker(outputs[0], f"for _ in range({size // 64}): print('x' * 63)").wait(DEADLINE)
+    living = _start_worker(outputs[1], "import os; os.write(2, b'alive\\n'); input()", stdin=-1)
+    console.end([outputs[0]])
+    with open(reading, "rb") as pipe:
+        at, got = None, b""
+        while chunk := pipe.read1(1 << 16):
+            got += chunk
+            if at is None and b"alive" in got:
+                at = len(got)
+                living.communicate(b"\n", DEADLINE)
+                console.end(outputs.values())
+                closer = threading.Thread(target=console.close)
+                closer.start()
+    closer.join(DEADLINE)
+    assert got.count(b"x" * 63) == size // 64
+    assert at is not None
+    assert at < len(got) / 2
+
+
+def test_after_a_defect_the_next_workers_are_shown(
+    out: Console, console: WorkerConsole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("a defect")
+
+    first = console.open(LogsDest(), [0], {})
+    with monkeypatch.context() as patch:
+        patch.setattr(Pump, "_forward", fail)
+        assert _start_worker(first[0], LOUD).wait(DEADLINE) == 7, "as where nobody reads"
+    console.end(first.values())
+    second = console.open(LogsDest(), [0], {})
+    _start_worker(second[0], "import os; os.write(2, b'seen')").wait(DEADLINE)
+    console.end(second.values())
+    out.wait_for(lambda got: got.endswith(b"seen"))
+    assert len(_pumps()) == 1
+
+
+def test_a_pipe_that_a_forked_copy_keeps_open_wakes_nobody(out: Console, console: WorkerConsole) -> None:
+    outputs = console.open(LogsDest(), [0, 1], {})
+    gate, open_gate = os.pipe()
+    end = outputs[0].worker_ends[1]
+    assert end is not None
+    copy = os.fork()
+    if copy == 0:  # it has all descriptors, as a worker that is a function has
+        os.close(open_gate)
+        os.read(gate, 1)
+        os.write(end, b"something")
+        os.read(gate, 1)
+        os._exit(0)
+    os.close(gate)
+    living = _start_worker(outputs[1], "input()", stdin=-1)
+    console.end([outputs[0]])
+    number = os.dup(1)  # has the number of what was closed
+    os.write(open_gate, b"1")
+    (thread,) = _pumps()
+    select.select([], [], [], 0.2)
+    before = _wakeups(thread)
+    select.select([], [], [], 0.3)
+    assert _wakeups(thread) == before
+    os.close(open_gate)
+    os.waitpid(copy, 0)
+    os.close(number)
+    living.communicate(b"\n", DEADLINE)
+    console.end(outputs.values())
 
 
 def test_pipes_keep_the_usual_size(tmp_path: Path, out: Console, err: Console) -> None:
@@ -585,7 +770,7 @@ def test_pipes_keep_the_usual_size(tmp_path: Path, out: Console, err: Console) -
     usual = fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ)
     outputs = Outputs(LogsDest(), range(2), {}, out.fd, err.fd)
     try:
-        ends = [fd for rank in range(2) for fd in outputs.stdio(rank) if fd is not None]
+        ends = [fd for rank in range(2) for fd in outputs.of[rank].worker_ends if fd is not None]
         assert ends, "standard error passes through us"
         assert {fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ) for fd in ends} == {usual}
     finally:

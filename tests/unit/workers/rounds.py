@@ -11,6 +11,7 @@ from pathlib import Path
 from rallypoint.base.process_table import read_stat
 from rallypoint.features.inprocess.channel import ReleasedWorkers, WorkerChannel
 from rallypoint.workers.context import ProcessOptions, SubprocessContext
+from rallypoint.workers.logs.outputs import WorkerConsole
 from rallypoint.workers.logs.specs import DefaultLogsSpecs, Std
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.stop import Stop
@@ -39,6 +40,7 @@ class Rounds:
         self.reaper = reaper
         self.channel = WorkerChannel(str(folder))
         self.specs = DefaultLogsSpecs(str(folder / "logs"), tee=Std.ERR)
+        self.console = WorkerConsole()
         self.contexts: list[SubprocessContext] = []
 
     def make(self, ranks: Mapping[int, int]) -> SubprocessContext:
@@ -54,7 +56,8 @@ class Rounds:
         }
         args = dict.fromkeys(ranks, ("-c", WORKER))
         prefixes = {local: f"[rank{rank}]:" for local, rank in ranks.items()}
-        return SubprocessContext("group", "sh", args, envs, self.specs, prefixes, self.reaper, ProcessOptions())
+        options = ProcessOptions(console=self.console)
+        return SubprocessContext("group", "sh", args, envs, self.specs, prefixes, self.reaper, options)
 
     def begin(self, ranks: Mapping[int, int]) -> SubprocessContext:
         """Begin a round of new workers."""
@@ -103,3 +106,4 @@ def rounds_in(folder: Path, reaper: ReaperClient) -> Iterator[Rounds]:
     finally:
         for context in rounds.contexts:
             context.close(signal.SIGKILL)
+        rounds.console.close()

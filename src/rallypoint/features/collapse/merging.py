@@ -19,7 +19,7 @@ from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import ranges
 
 if TYPE_CHECKING:
-    from rallypoint.workers.logs.console import Buffer, Chunk, ConsoleStream
+    from rallypoint.workers.logs.console import Chunk, ConsoleStream
 
 _MOST_WAITING = 1024 * 1024
 _LONGEST_LINE = 64 * 1024
@@ -192,7 +192,7 @@ class CollapsingSink:
     def deadline(self) -> float | None:
         return self.groups.deadline()
 
-    def flush(self, now: float = 0.0) -> None:
+    def flush(self, now: float) -> None:
         self._show(self.groups.flush(), now)
 
     def _show(self, groups: Sequence[Group], now: float) -> None:
@@ -225,10 +225,6 @@ class CollapsedStream:
 
     def write_or_queue_chunk(self, chunk: Chunk, now: float) -> None:
         self.write_or_queue(b"".join(chunk.parts), now)
-
-    def write(self, *parts: Buffer) -> None:
-        """Take the last output. What has no room to wait is shown, the rest when the sink is flushed."""
-        self.write_or_queue(b"".join(parts), 0.0)
 
     def relabel(self, prefix: str, rank: int | None = None) -> None:
         """Start the lines that this worker alone has written with another prefix; it has another global rank now, too,

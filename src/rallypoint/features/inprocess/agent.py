@@ -182,7 +182,7 @@ class HeldWorkers(Preparation):
         pids, entered = previous.pids(), []
         for rank in previous.held:
             gone = dict.fromkeys(previous.envs[rank].keys() - context.envs[rank].keys())
-            context.relabel(rank, previous.outputs_of(rank))
+            context.relabel(rank, previous.output_of(rank))
             if channel.enter(rank, round_, {**gone, **context.envs[rank]}):
                 context.adopt(rank, previous.hand_over(rank))
                 entered.append(rank)

@@ -8,7 +8,8 @@ Laws:
 - nothing is lost, changed or reordered within one stream;
 - what may be written is written at once: a prompt or a progress bar without a newline does not wait for one;
 - a stream that has not ended its line keeps the console until its newline. Another gets it only when that was silent
-  for `MAX_SILENCE` seconds, or has kept the other waiting for `MAX_WAIT` seconds;
+  for `MAX_SILENCE` seconds, or has kept the other waiting for `MAX_WAIT` seconds, or when workers have ended, whose
+  last output does not wait (`flush`);
 - no stream starves: while others wait, a stream gives the console up at the end of a line.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import os
 import select
+import stat
 import time
 from collections.abc import Hashable
 
@@ -88,6 +90,7 @@ class LineScheduler(Generic[S]):
         return out
 
     def flush(self) -> list[tuple[S, bytes]]:
+        """All that waits; no source keeps the console."""
         out = []
         if self._holder is not None and (own := self._waiting.pop(self._holder, None)):
             out.append((self._holder, bytes(own.data)))
@@ -133,10 +136,11 @@ class Chunk(NamedTuple):
 
 
 class ConsoleStream:
-    """One worker's stream on a sink, written to `fd`, which is None if that is closed. For the sink's thread only."""
+    """One worker's standard output (0) or standard error (1) on a sink that shows it. For the sink's thread only."""
 
-    def __init__(self, sink: ConsoleSink, fd: int | None) -> None:
-        self.fd = fd
+    def __init__(self, sink: ConsoleSink, end: int) -> None:
+        self.fd = sink.fds[-end]
+        """None if that is closed."""
         self._line_scheduler = sink.scheduler
         self._output_lock = sink.output_lock
 
@@ -191,6 +195,7 @@ class ConsoleSink:
 
     def __init__(self, *fds: int | None, lock: OutputLock | None = None) -> None:
         self.fds = fds
+        self.pipes = {fd for fd in fds if fd is not None and _is_pipe(fd)}
         self.output_lock = lock or OutputLock()
         self.scheduler: LineScheduler[ConsoleStream] = LineScheduler()
 
@@ -201,19 +206,12 @@ class ConsoleSink:
         self.fds = ()
 
 
-class Console:
-    """Two descriptors of this process, normally 1 and 2, which may be closed. They lead to one sink or to two."""
-
-    def __init__(self, stdout: int, stderr: int) -> None:
-        out, err = _duplicate(stdout), _duplicate(stderr)
-        lock = STDERR_LOCK if stderr == 2 else None
-        same = out is not None and err is not None and os.path.sameopenfile(out, err)
-        self.sinks = [ConsoleSink(out, err, lock=lock)] if same else [ConsoleSink(out), ConsoleSink(err, lock=lock)]
-
-    def open_stream(self, end: int) -> ConsoleStream:
-        """A new stream to standard output (0) or standard error (1)."""
-        sink = self.sinks[-end]
-        return ConsoleStream(sink, sink.fds[-end])
+def open_sinks(stdout: int, stderr: int) -> list[ConsoleSink]:
+    """The sinks of two descriptors of this process, normally 1 and 2, which may be closed: one, or one for each."""
+    out, err = _duplicate(stdout), _duplicate(stderr)
+    lock = STDERR_LOCK if stderr == 2 else None
+    same = out is not None and err is not None and os.path.sameopenfile(out, err)
+    return [ConsoleSink(out, err, lock=lock)] if same else [ConsoleSink(out), ConsoleSink(err, lock=lock)]
 
 
 def write_all(chunks: list[tuple[ConsoleStream, bytes]]) -> None:
@@ -229,6 +227,10 @@ def _after(parts: list[Buffer], written: int) -> list[Buffer]:
             return [memoryview(part)[written:], *parts[number + 1 :]]
         written -= len(part)
     return []
+
+
+def _is_pipe(fd: int) -> bool:
+    return stat.S_IFMT(os.fstat(fd).st_mode) in (stat.S_IFIFO, stat.S_IFSOCK)
 
 
 def _duplicate(fd: int) -> int | None:

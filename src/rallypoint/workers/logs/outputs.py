@@ -1,4 +1,4 @@
-"""Directs the output of the workers of one start, from their first line to their last.
+"""Directs the output of workers, from the first line of a run to its last.
 
 The path of a stream, by the log specs (contract section 6.4):
 
@@ -8,17 +8,19 @@ The path of a stream, by the log specs (contract section 6.4):
                  must be able to show the end of any script's standard error
     hidden       (local rank filtered out) standard output goes to /dev/null; standard error is read, not shown
 
-What passes through this process is forwarded to each sink by a thread (`Pump`), which sleeps while there is none. Laws:
+What passes through this process is forwarded by a thread for each console (`Pump`), which sleeps while there is none.
+It lives as long as the run: a start of workers adds its relays and files, and the end of these workers takes them away.
+Laws:
 
-- a worker that dies leaves nothing unread: `last_lines` is complete as soon as the worker is dead, and `close` shows
-  everything that dead workers wrote;
-- a grandchild that holds a pipe open, or a slow console, delays `close` by `CLOSE_TIMEOUT` at most, a console that
-  nobody reads hardly at all;
-- the thread waits in one place for pipes, pseudo-terminals, changes of followed files and calls from other threads;
+- a worker that dies leaves nothing unread: `last_lines` is complete as soon as the worker is dead, and
+  `WorkerConsole.end` shows everything that dead workers wrote;
+- a grandchild that holds a pipe open, or a slow console, delays `end` by `CLOSE_TIMEOUT` at most, a console that
+  nobody reads hardly at all. What was not shown by then is shown when the console takes it;
+- the thread waits in one place for pipes, pseudo-terminals, changes of followed files and requests of other threads;
+- from `Pump.add` to `Pump.end`, what it reads is its own: it alone waits for it, shows it and closes it;
 - a source whose bytes wait is not read further, so that memory stays bounded and the worker writes at the console's
-  pace;
-- nothing that a console or a file does ends the thread before `stop`; then the rest of dead workers' output is
-  forwarded;
+  pace. However much dead workers have left, the others are shown meanwhile;
+- nothing that a console or a file does ends the thread before `close`; then the rest of all output is forwarded;
 - if a console is a pipe without a reader, its workers get EPIPE (and SIGPIPE, unless they ignore it, as
   Python does) at their next write, as without us;
 - any thread may read a relay: one that learns of a worker's death can read the rest before any other has.
@@ -30,25 +32,24 @@ import contextlib
 import errno
 import os
 import select
-import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from fcntl import ioctl
 from select import POLLIN
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock, Deadline
 from rallypoint.base.errors import UserError, user_error
 from rallypoint.base.kernel import Wakeup
-from rallypoint.base.light_typing import TYPE_CHECKING, Any, Protocol
+from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple, Protocol
 from rallypoint.base.log import get_logger
-from rallypoint.workers.logs.console import Chunk, Console, ConsoleSink, ConsoleStream, write_all
+from rallypoint.workers.logs.console import Chunk, ConsoleSink, ConsoleStream, open_sinks, write_all
 from rallypoint.workers.logs.specs import LogsDest
 from rallypoint.workers.logs.tail import READ_SIZE, LineFilter, Tail
 
 if TYPE_CHECKING:
     from rallypoint.base.inotify import Inotify
-    from rallypoint.workers.logs.console import Buffer
 
     class MergedStream(Protocol):
         """One worker's stream on a `Merger`: what a `ConsoleStream` is to a followed file whose prefix is empty."""
@@ -56,8 +57,6 @@ if TYPE_CHECKING:
         def write_or_queue(self, data: bytes, now: float) -> None: ...
 
         def write_or_queue_chunk(self, chunk: Chunk, now: float) -> None: ...
-
-        def write(self, *parts: Buffer) -> None: ...
 
         def backlog(self) -> int: ...
 
@@ -76,15 +75,15 @@ if TYPE_CHECKING:
 
         def deadline(self) -> float | None: ...
 
-        def flush(self) -> None:
+        def flush(self, now: float) -> None:
             """Show all that waits."""
 
     Merges = Callable[[ConsoleStream, Mapping[int, int], Mapping[int, str], Sequence[int]], Merger]
     """Makes a `Merger` of a stream, global ranks and prefixes by local rank, and the local ranks that write to it."""
 
 CLOSE_TIMEOUT, _BLOCKED = 5.0, 0.1
-"""Seconds that `Outputs.close` waits for a console that still takes something, and after which a write counts as one
-that nobody reads: it is not waited for, since the loop of the job calls `close`."""
+"""Seconds that `WorkerConsole.end` waits for a console that still takes something, and after which a write counts as
+one that nobody reads: it is not waited for, since the loop of the job calls `end`."""
 
 TAIL_SIZE = 64 * 1024
 """Bytes of a worker's standard error that are kept for the report."""
@@ -113,206 +112,254 @@ POLL = 0.1
 _logger = get_logger(__name__)
 
 
-class Outputs:
-    """The outputs of one start of workers.
+class WorkerConsole:
+    """Where the workers of a run are shown: two descriptors of this process, normally 1 and 2, which may be closed.
 
-    Args:
-        dest: the files, from the log specs.
-        ranks: the local ranks of those that are started.
-        prefixes: local rank to the prefix of its teed lines.
-        stdout, stderr: the console's descriptors.
-        filters: of standard output and standard error: teed lines that contain one of these texts also go to the file
-            that `dest` names.
-        merges: makes what puts teed lines of several workers together; None to show each as it comes.
-        global_ranks: local rank to global rank, for such lines.
-        reads_all: whether standard output that goes to no file passes through this process, as standard error does.
-
-    Raises:
-        UserError: a file cannot be opened, or there are no descriptors left; says which and what to do.
+    Opened with the first workers, and kept for all that follow. For one thread at a time, except for `blocked_for`.
     """
 
-    def __init__(
+    def __init__(self, stdout: int = 1, stderr: int = 2) -> None:
+        self._descriptors = stdout, stderr
+        self._pumps: list[Pump] = []
+        """That of standard output first, that of standard error last: one if both lead to the same place."""
+        self._is_late = False
+        """Whether the last `end` did not wait until all was shown."""
+
+    def open(
         self,
         dest: LogsDest,
-        ranks: Collection[int],
+        ranks: Sequence[int],
         prefixes: Mapping[int, str],
-        stdout: int = 1,
-        stderr: int = 2,
         *,
         filters: tuple[Sequence[str] | None, Sequence[str] | None] = (None, None),
         merges: Merges | None = None,
         global_ranks: Mapping[int, int] = {},
         reads_all: bool = False,
-    ) -> None:
-        self._files = dest.stdouts, dest.stderrs
-        """Of standard output (0) and of standard error (1), as all that follows in pairs."""
-        self._teed = dest.tee_stdouts, dest.tee_stderrs
-        self._prefixes = prefixes
-        self._merges = merges
-        self._global_ranks = global_ranks
-        self._mergers: dict[int, Merger] = {}
-        """By stream."""
-        self._merged: dict[int, list[MergedStream]] = {}
-        self._worker_ends: dict[int, list[int | None]] = {rank: [None, None] for rank in ranks}
-        self.relays: tuple[dict[int, Relay], dict[int, Relay]] = {}, {}
-        self._tails: dict[int, list[Tail | None]] = {rank: [None, None] for rank in ranks}
-        self._console = Console(stdout, stderr)
-        self._pumps: list[Pump] = []
+    ) -> dict[int, WorkerOutput]:
+        """Open the outputs of workers that are about to be started, by local rank. Pass each to `end`.
+
+        Args:
+            dest: the files, from the log specs.
+            ranks: the local ranks of those that are started.
+            prefixes: local rank to the prefix of its teed lines.
+            filters: of standard output and standard error: teed lines that contain one of these texts also go to the
+                file that `dest` names.
+            merges: makes what puts teed lines of several workers together; None to show each as it comes.
+            global_ranks: local rank to global rank, for such lines.
+            reads_all: whether standard output that goes to no file passes through this process, as standard error does.
+
+        Raises:
+            UserError: a file cannot be opened, or there are no descriptors left; says which and what to do.
+        """
+        outputs = {rank: WorkerOutput(dest.stdouts.get(rank, ""), dest.stderrs.get(rank, "")) for rank in ranks}
+        line_filters = []
         try:
-            for sink in self._console.sinks:
-                self._pumps.append(Pump(sink))
-            for end, path in enumerate((dest.filtered_stdout, dest.filtered_stderr)):
-                line_filter = LineFilter(path, texts) if path and (texts := filters[end]) else None
-                if line_filter is not None:
-                    self._pumps[-end].line_filters.append(line_filter)
-                for rank in ranks:
-                    self._open(end, rank, line_filter, relayed=end == 1 or reads_all)
-            for pump in self._pumps:
-                pump.start()
+            self._pumps = self._pumps or [Pump(sink) for sink in open_sinks(*self._descriptors)]
+            # A defect has cost the output of some workers; it does not cost that of those who come after them.
+            self._pumps = [Pump(pump.sink) if pump.failed else pump for pump in self._pumps]
+            both = (dest.tee_stdouts, dest.filtered_stdout), (dest.tee_stderrs, dest.filtered_stderr)
+            for end, ((teed, filtered), texts) in enumerate(zip(both, filters, strict=True)):
+                pump, line_filter, merger = self._pumps[-end], None, None
+                for output in outputs.values():
+                    output.open(end, pump, relayed=end == 1 or reads_all)
+                in_files = [rank for rank, output in outputs.items() if output.files[end] and not output.relays[end]]
+                shown = {rank: path for rank in in_files if (path := teed.get(rank, "")) not in ("", os.devnull)}
+                if filtered and texts:
+                    line_filters.append(line_filter := LineFilter(filtered, texts))
+                if merges is not None and shown:
+                    merger = merges(ConsoleStream(pump.sink, end), global_ranks, prefixes, [*shown])
+                shared = Shared(line_filter, merger)
+                for rank, path in shown.items():
+                    stream, prefix = ConsoleStream(pump.sink, end), prefixes.get(rank, "")
+                    outputs[rank].followed[end] = FollowedFile(path, prefix, rank, stream, shared)
+                if line_filter is not None and not shown:
+                    line_filter.close()
+            for pump, sources in self._by_pump(outputs.values()):
+                if pump.thread is None:
+                    pump.start()
+                pump.post(pump.add, sources)
         except BaseException as error:
-            self.close()
-            for sink in self._console.sinks[len(self._pumps) :]:
-                sink.close()
+            self.end(outputs.values())
+            for line_filter in line_filters:
+                line_filter.close()
             if isinstance(error, OSError) and not isinstance(error, UserError):
                 raise _refused(error) from error
             raise
+        return outputs
 
-    def stdio(self, local_rank: int) -> tuple[int | None, int | None]:
-        """Descriptors for a worker's standard output and standard error; None means that it inherits ours."""
-        out, err = self._worker_ends[local_rank]
-        return out, err
+    def end(self, outputs: Collection[WorkerOutput]) -> None:
+        """Show all that these workers, which are dead, have written, and close what they had here. Idempotent."""
+        for output in outputs:
+            output.close_worker_ends()
+        # Where nobody reads the console, nothing is lost, and nobody waits:
+        #   1. the thread waits in a write, and this request in its queue;
+        #   2. we give up, and other workers are started. What they add is queued behind it; they write into their pipes
+        #      and files;
+        #   3. the console takes something again. The thread now notes what these have left, adds the others, and shows
+        #      both.
+        requests = list(self._by_pump(outputs))
+        for pump, sources in requests:
+            pump.post(pump.end, sources)
+        self._wait(requests)
 
-    def started(self, local_rank: int) -> None:
+    def blocked_for(self) -> float:
+        """For how many seconds the console has taken nothing of what it was given; 0.0 if nothing waits for it."""
+        return max((pump.sink.output_lock.blocked_for() for pump in self._pumps), default=0.0)
+
+    def close(self) -> None:
+        """Show all that is left, end the threads and close everything. Idempotent; `open` begins anew."""
+        pumps, self._pumps = self._pumps, []
+        for pump in pumps:
+            if pump.thread is None or pump.failed:
+                pump.sink.close()
+        stops = [(pump, Sources([], [])) for pump in pumps if pump.thread is not None]
+        for pump, sources in stops:
+            pump.post(pump.stop, sources)
+        # A console that takes nothing is waited for once, not twice:
+        #   1. nobody reads it, so the last `end` has given up, and the thread still waits to write;
+        #   2. the run is over: `stop` is queued behind what that `end` has requested;
+        #   3. the thread is left to do both, and then closes its descriptors itself, if this process lives that long.
+        if not self._is_late:
+            self._wait(stops)
+        for pump, sources in stops:
+            if sources.done.is_set() and pump.thread is not None:
+                pump.thread.join()
+
+    def _by_pump(self, outputs: Collection[WorkerOutput]) -> Iterator[tuple[Pump, Sources]]:
+        """What each thread has to read of these outputs, if there is anything."""
+        for number, pump in enumerate(self._pumps):
+            ends = (number,) if len(self._pumps) == 2 else (0, 1)
+            relays = [relay for output in outputs for end in ends if (relay := output.relays[end]) is not None]
+            files = [file for output in outputs for end in ends if (file := output.followed[end]) is not None]
+            if relays or files:
+                yield pump, Sources(relays, files)
+
+    def _wait(self, requests: Iterable[tuple[Pump, Sources]]) -> None:
+        """Wait until these requests are done, unless a console blocks a thread."""
+        deadline = Deadline.after(CLOSE_TIMEOUT)
+        self._is_late = False
+        for pump, sources in requests:
+            done = sources.done
+            while not done.is_set() and not deadline.expired and pump.sink.output_lock.blocked_for() < _BLOCKED:
+                done.wait(min(_BLOCKED, deadline.remaining()))
+            self._is_late |= not done.is_set()
+        if self._is_late:
+            _logger.warning("the console blocks; continuing without waiting for it")
+
+
+class WorkerOutput:
+    """Where one worker writes; pairs are of standard output (0) and standard error (1). Made by `WorkerConsole.open`.
+
+    Any thread may ask, also after `WorkerConsole.end`.
+    """
+
+    def __init__(self, stdout: str, stderr: str) -> None:
+        self.files = stdout, stderr
+        """Paths; empty for the console, `/dev/null` for what is not shown."""
+        self.log = "" if stderr == os.devnull else stderr
+        """The file that the worker's standard error is in, or empty."""
+        self.worker_ends: list[int | None] = [None, None]
+        """The worker's descriptors; None where it inherits ours."""
+        self.relays: list[Relay | None] = [None, None]
+        self.followed: list[FollowedFile | None] = [None, None]
+
+    def open(self, end: int, pump: Pump, *, relayed: bool) -> None:
+        """Open a stream; `relayed` if it passes through a relay unless it goes to a file. Raises OSError."""
+        path = self.files[end]
+        if relayed and path in ("", os.devnull):
+            relay = Relay(None if path else ConsoleStream(pump.sink, end), pump.wake)
+            self.relays[end], self.worker_ends[end] = relay, relay.worker_end
+        elif path:
+            self.worker_ends[end] = _open_log(path)
+
+    def close_worker_ends(self) -> None:
         """The worker has its descriptors: close our copies. Idempotent."""
-        ends, self._worker_ends[local_rank] = self._worker_ends[local_rank], [None, None]
+        ends, self.worker_ends = self.worker_ends, [None, None]
         for fd in ends:
             if fd is not None:
                 os.close(fd)
 
-    def last_lines(self, local_rank: int) -> bytes:
-        """The end, at most 64 KiB, of a worker's standard error up to now, wherever it goes; also after `close`.
+    def last_lines(self) -> bytes:
+        """The end, at most 64 KiB, of the worker's standard error up to now, wherever it goes; empty if it is gone."""
+        relay = self.relays[1]
+        return _tail_of_file(self.log) if relay is None else relay.last_lines()
 
-        Empty if the file is gone.
+    def age(self) -> float:
+        """Seconds since the worker has written something that passes through here or goes to a file; -1 if it has not,
+        or that is not known. It asks the file system.
         """
-        relay = self.relays[1].get(local_rank)
-        if relay is None:
-            return _tail_of_file(self._files[1].get(local_rank, ""))
-        last = relay.last_lines()
-        for pump in self._pumps:
-            pump.wake()
-        return last
-
-    def age(self, local_rank: int) -> float:
-        """Seconds since a worker has written something that passes through here or goes to a file; -1 if it has not, or
-        that is not known. It asks the file system.
-        """
-        relays = (each.get(local_rank) for each in self.relays)
-        read_at = (each.read_at for each in relays if each is not None)
-        ages = [time.monotonic() - at for at in read_at if at is not None]
-        if any(each is not None and each.has_unread() for each in (relays.get(local_rank) for relays in self.relays)):
-            ages.append(0.0)
-        for path in self.paths(local_rank):
+        relays = [relay for relay in self.relays if relay is not None]
+        ages = [0.0 for relay in relays if relay.has_unread()]
+        ages += [time.monotonic() - relay.read_at for relay in relays if relay.read_at is not None]
+        for path in self.files:
             with contextlib.suppress(OSError):
                 if path and path != os.devnull and (seen := os.stat(path)).st_size:
                     ages.append(max(0.0, time.time() - seen.st_mtime))
         return min(ages, default=-1.0)
 
     def marks(self) -> object:
-        """A value that changes when a worker has written anything that passes through here or goes to a file, and each
-        time while what it has written is not read: the console holds us up then, and with us the worker.
+        """A value that changes when the worker has written anything that passes through here or goes to a file, and
+        each time while what it has written is not read: the console holds us up then, and with us the worker.
 
-        It asks the file system. Any thread may call it.
+        It asks the file system.
         """
-        files = (path for paths in self._files for path in paths.values())
-        relays = [relay for by_rank in self.relays for relay in by_rank.values()]
+        relays = [relay for relay in self.relays if relay is not None]
         heard = [time.monotonic() if relay.has_unread() else relay.read_at for relay in relays]
-        return heard, [_mark(path) for path in files if path and path != os.devnull]
+        return heard, [_mark(path) for path in self.files if path and path != os.devnull]
 
-    def console_blocked_for(self) -> float:
-        """For how many seconds the console has taken nothing of what it was given; 0.0 if nothing waits for it."""
-        return max(sink.output_lock.blocked_for() for sink in self._console.sinks)
+    def relabel(self, prefix: str, rank: int) -> None:
+        """The worker continues with another global rank: from now on, start its teed lines with this prefix."""
+        for file in self.followed:
+            if file is not None:
+                file.relabel(prefix, rank)
 
-    def paths(self, local_rank: int) -> tuple[str, str]:
-        """Where a worker's standard output and standard error go, as `LogsDest` has it."""
-        return self._files[0].get(local_rank, ""), self._files[1].get(local_rank, "")
-
-    def log_of(self, local_rank: int) -> str:
-        """The file that a worker's standard error is in, or empty."""
-        path = self._files[1].get(local_rank, "")
-        return "" if path == os.devnull else path
-
-    def move(self, before: int, after: int) -> None:
-        """A worker has another local rank from now on."""
-        found: tuple[dict[int, Any], ...] = (*self._files, *self._teed, *self.relays)
-        for each in (*found, self._worker_ends, self._tails, self._merged):
-            if before in each:
-                each[after] = each.pop(before)
-
-    def relabel(self, local_rank: int, prefix: str, rank: int) -> None:
-        """A worker continues with another global rank: from now on, start each of its teed lines with this prefix."""
-        if local_rank in self._merged:
-            for each in self._merged[local_rank]:
-                each.relabel(prefix, rank)
-            return
-        for tail in self._tails[local_rank]:
-            if tail is not None:
-                tail.relabel(os.fsencode(prefix))
-
-    def end(self, local_rank: int) -> None:
-        """A worker has ended while others of this start continue: have all shown that it has written. Does not wait."""
-        for end, tail in enumerate(self._tails[local_rank]):
-            if tail is not None:
-                self._pumps[-end].end_tail(tail)
-
-    def label(self, local_rank: int, label: str) -> None:
-        """From now on, start each line of a worker's standard error with this where it is shown."""
-        relay = self.relays[1].get(local_rank)
+    def label(self, label: str) -> None:
+        """From now on, start each line of the worker's standard error with this where it is shown."""
+        relay, file = self.relays[1], self.followed[1]
         if relay is not None:
             relay.label(os.fsencode(label))
-            for pump in self._pumps:
-                pump.wake()
-        elif (tail := self._tails[local_rank][1]) is not None:
-            if local_rank in self._merged:
-                self._merged[local_rank][-1].relabel(label)
-            else:
-                tail.relabel(os.fsencode(label))
+        elif file is not None:
+            file.relabel(label)
 
-    def close(self) -> None:
-        """Show all that dead workers have written, then release everything. Idempotent."""
-        for rank in list(self._worker_ends):
-            self.started(rank)
-        for pump in self._pumps:
-            pump.stop()
-        deadline = Deadline.after(CLOSE_TIMEOUT)
-        if not all(pump.join(deadline.remaining()) for pump in self._pumps):
-            _logger.warning("the console blocks; continuing without waiting for it")
 
-    def _open(self, end: int, rank: int, line_filter: LineFilter | None, *, relayed: bool) -> None:
-        """Open a stream of a worker: `end` is 0 for standard output, 1 for standard error."""
-        path, prefix = self._files[end].get(rank, ""), self._prefixes.get(rank, "")
-        if relayed and path in ("", os.devnull):
-            self.relays[end][rank] = relay = Relay(None if path else self._console.open_stream(end))
-            self._pumps[-end].relays.add(relay)
-            self._worker_ends[rank][end] = relay.worker_end
-        elif path:
-            self._worker_ends[rank][end] = _open_log(path)
-            shown = self._teed[end].get(rank, "")
-            if shown and shown != os.devnull:
-                tail = self._tails[rank][end] = Tail(shown, os.fsencode(prefix), line_filter)
-                self._pumps[-end].add_tail(tail, shown, self._stream_of(end, rank, tail))
+class Shared(NamedTuple):
+    """What the followed files of one stream of one start share, until the last of them is closed."""
 
-    def _stream_of(self, end: int, rank: int, tail: Tail) -> ConsoleStream | MergedStream:
-        if self._merges is None:
-            return self._console.open_stream(end)
-        tail.relabel(b"")  # the line filter keeps the prefix
-        if end not in self._mergers:
-            shown = [each for each, path in self._teed[end].items() if path != os.devnull]
-            stream, ranks = self._console.open_stream(end), self._global_ranks
-            self._mergers[end] = self._merges(stream, ranks, self._prefixes, shown)
-            self._pumps[-end].mergers.append(self._mergers[end])
-        source = self._mergers[end].source(rank)
-        self._merged.setdefault(rank, []).append(source)
-        return source
+    line_filter: LineFilter | None
+    merger: Merger | None
+
+
+class FollowedFile:
+    """A log file of a worker whose lines are shown. For its pump's thread, except for `relabel`.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: str, prefix: str, rank: int, stream: ConsoleStream, shared: Shared) -> None:
+        # Imported here, and not on the pump's thread, for functions that are started by fork:
+        #   1. the thread imports ctypes, which loads a library: it has the locks of the import and of the loader;
+        #   2. this thread forks a worker, and in the worker's copy nobody ever releases these locks;
+        #   3. the worker imports torch, and waits for ever.
+        import rallypoint.base.inotify  # noqa: F401
+
+        self.path = path
+        self.tail = Tail(path, os.fsencode(prefix), shared.line_filter)
+        self.stream: ConsoleStream | MergedStream = stream
+        self.shared = shared
+        self.watch = -1
+        """The number of its watch, if it has one."""
+        self._merged: MergedStream | None = None
+        if shared.merger is not None:
+            self.stream = self._merged = shared.merger.source(rank)
+            self.tail.relabel(b"")  # the line filter keeps the prefix
+
+    def relabel(self, prefix: str, rank: int | None = None) -> None:
+        """Start the lines that are yet to be shown with another prefix; `rank` is as in `MergedStream.relabel`."""
+        if self._merged is None:
+            self.tail.relabel(os.fsencode(prefix))
+        else:
+            self._merged.relabel(prefix, rank)
 
 
 def _mark(path: str) -> tuple[int, int] | None:
@@ -362,11 +409,12 @@ class Relay:
     on `stream` unless that is None.
 
     A pipe, or a raw pseudo-terminal if the console is a terminal, so that `isatty()` stays true for progress bars.
-    `worker_end` is the worker's descriptor; who hands it over closes it here.
+    `worker_end` is the worker's descriptor; who hands it over closes it here. `wake` has what was read shown.
     """
 
-    def __init__(self, stream: ConsoleStream | None) -> None:
+    def __init__(self, stream: ConsoleStream | None, wake: Callable[[], None]) -> None:
         self.stream = stream
+        self._wake = wake
         self.fd, self.worker_end, self.terminal = _open_channel(stream)
         """Its own end is readable when the worker has written, or has closed its end; -1 once it is closed."""
         self._lock = threading.Lock()
@@ -420,11 +468,13 @@ class Relay:
             self._label = label
             if self._in_line:
                 self._pending.append(b"\n")
-                self._in_line = False  # whether what was read last has not ended its line
+                self._in_line = False
+        self._wake()
 
     def last_lines(self) -> bytes:
         """The end of what the worker has written, at most `TAIL_SIZE`, long lines without their middle."""
         self.read(CAPACITY)
+        self._wake()
         with self._lock:
             return without_long_middles(bytes(self._last))[-TAIL_SIZE:]
 
@@ -457,112 +507,104 @@ class Relay:
         return (b"" if self._in_line else self._label) + inside.replace(b"\n", b"\n" + self._label) + end
 
 
-class Pump:
-    """The thread, and all that it reads; it owns and closes all that it is given.
+class Sources:
+    """What a pump is requested to read of some workers, or to end."""
 
-    Add all of it, then call `start`.
+    def __init__(self, relays: list[Relay], files: list[FollowedFile]) -> None:
+        self.relays = relays
+        self.files = files
+        self.done = threading.Event()
+        """Set when the request is done."""
+
+    def close(self) -> None:
+        """Nothing is done with them any more."""
+        for relay in self.relays:
+            relay.close()
+        for file in self.files:
+            file.tail.close()
+            if file.shared.line_filter is not None:
+                file.shared.line_filter.close()
+        self.done.set()
+
+
+class Pump:
+    """The thread that forwards to one console what workers write.
+
+    All here is its own, except for `start` and `post`, by which one other thread requests to `add`, `end` or `stop`,
+    and `wake`, which is for all threads. Requests are done in their order.
     """
 
     def __init__(self, sink: ConsoleSink, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._sink = sink
+        self.sink = sink
+        """Closed by the thread when it stops."""
+        self.failed = False
+        """Whether the thread has ended by a defect. What it read is closed, and another pump is needed for the sink."""
         self._clock = clock
-        self._poller = select.epoll()
-        self._wakeup = Wakeup()
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
+        self._requests: deque[tuple[Callable[[Sources], None], Sources]] = deque()
+        self._open = False
+        """Whether requests are taken."""
+        self._lock = threading.Lock()
+        """For the two above, and so that nobody writes to a wakeup that is closed."""
+        self._wakeup: Wakeup
+        self._poller: select.epoll
         self._stopping = False
-        self._closed = False
-        self._lock = threading.Lock()  # for the two above and for calls after the end
-        self.relays: set[Relay] = set()
-        """Standard errors of workers, each forwarded to its stream if it has one."""
+        self._ending: list[Sources] = []
+        """Of dead workers, until all of it was shown."""
+        self._relays: set[Relay] = set()
         self._listening: dict[int, Relay] = {}
         self._changed: set[Relay] = set()
         """Those that are to be waited for, or no longer, as soon as that is possible."""
         self._pipes: set[int] = set()
-        self.line_filters: list[LineFilter] = []
-        """Filters of some tails, closed at the end."""
-        self._streams: dict[Tail, ConsoleStream | MergedStream] = {}
-        self.mergers: list[Merger] = []
+        """The console's own descriptors that are pipes, watched for the loss of their reader."""
+        self._files: set[FollowedFile] = set()
+        self._unread: dict[FollowedFile, None] = {}
+        """Those with something to show, in the order of their changes."""
+        self._mergers: set[Merger] = set()
         """In which lines wait that are shown when it is due."""
-        self._paths: list[tuple[str, Tail]] = []
-        self._watches: dict[int, Tail] = {}
-        self._unread_tails: dict[Tail, None] = {}  # in the order of their changes
-        self._ended_tails: set[Tail] = set()
-        self._buffer = bytearray()
+        self._watches: dict[int, FollowedFile] = {}
         self._inotify: Inotify | None = None
+        self._buffer = bytearray()
 
-    def add_tail(self, tail: Tail, path: str, stream: ConsoleStream | MergedStream) -> None:
-        self._streams[tail] = stream
-        self._unread_tails[tail] = None
-        self._paths.append((path, tail))
-
-    def end_tail(self, tail: Tail) -> None:
-        """The followed file has no writer any more: show it to its end, and close it. From any thread."""
-        self._ended_tails.add(tail)
-        self.wake()
+    # For other threads
 
     def start(self) -> None:
-        """Start the thread, if there is anything to read."""
-        if not self.relays and not self._streams:
-            return
-        self._changed |= self.relays
-        # Watch for pipes to the console that lose their reader (EPOLLERR, which is always on).
-        fds = {relay.stream.fd for relay in self.relays if relay.stream is not None and relay.stream.fd is not None}
-        self._pipes = {fd for fd in fds if stat.S_IFMT(os.fstat(fd).st_mode) in (stat.S_IFIFO, stat.S_IFSOCK)}
-        for fd in self._pipes:
-            self._poller.register(fd, 0)
-        if self._streams:
-            self._watch_files()
-        self._poller.register(self._wakeup, POLLIN)
-        thread = threading.Thread(target=self._run, name="rallypoint-output", daemon=True)
-        thread.start()
-        self._thread = thread
+        """Raises OSError or RuntimeError: there are no descriptors left, or this machine has no room for a thread."""
+        poller, self._wakeup = select.epoll(), Wakeup()
+        poller.register(self._wakeup, POLLIN)
+        self._poller, self._open = poller, True
+        self.thread = threading.Thread(target=self._run, name="rallypoint-output", daemon=True)
+        try:
+            self.thread.start()
+        except RuntimeError:
+            self.thread, self._open = None, False
+            self._wakeup.close()
+            raise
+
+    def post(self, request: Callable[[Sources], None], sources: Sources) -> None:
+        """Request that this method is called with these sources. They are closed if the thread does not run."""
+        with self._lock:
+            if self._open:
+                self._requests.append((request, sources))
+                self._wakeup.set()
+                return
+        sources.close()
 
     def wake(self) -> None:
-        """Forward what another thread has read from a relay. Safe from any thread, also after the end."""
+        """Show what another thread has read from a relay. Also after the end."""
         with self._lock:
-            if not self._closed:
+            if self._open:
                 self._wakeup.set()
-
-    def stop(self) -> None:
-        """Make it forward what is left, close everything and end. Does not wait. Idempotent."""
-        self._stopping = True
-        if self._thread is None:
-            self._close()
-        else:
-            self.wake()
-
-    def join(self, seconds: float) -> bool:
-        """Wait up to `seconds` for the end; returns whether it came. If not, a console blocks the thread."""
-        if self._thread is None:
-            return True
-        deadline = Deadline.after(seconds)
-        while self._thread.is_alive() and not deadline.expired and self._sink.output_lock.blocked_for() < _BLOCKED:
-            self._thread.join(min(_BLOCKED, deadline.remaining()))
-        return not self._thread.is_alive()
-
-    def _watch_files(self) -> None:
-        from rallypoint.base.inotify import Inotify
-
-        self._buffer = bytearray(READ_SIZE)
-        try:
-            self._inotify = Inotify()
-            self._watches = {self._inotify.watch(path): tail for path, tail in self._paths}
-        except OSError as error:
-            _logger.warning("log files are polled every %s s: %s", POLL, error)
-            if self._inotify is not None:
-                self._inotify.close()
-            self._inotify, self._watches = None, {}
-        else:
-            self._poller.register(self._inotify, POLLIN)
 
     # The loop
 
     def _run(self) -> None:
         try:
-            while not self._stopping:
+            while not self._stopping or self._ending:
                 self._run_once()
-            self._finish()
         except Exception:
+            self.failed = True
+            self._ending.append(Sources([*self._relays], [*self._files]))
             _logger.exception("the output of workers can no longer be shown: a defect of Rallypoint, please report it")
         finally:
             self._close()
@@ -571,10 +613,9 @@ class Pump:
         self._listen()
         events = self._poller.poll(self._timeout())
         now = self._clock.monotonic()
-        with self._sink.output_lock.hold():
-            write_all(self._sink.scheduler.due_output(now))
-            for merger in self.mergers:
-                merger.write_due(now)
+        if output := self.sink.scheduler.due_output(now):
+            with self.sink.output_lock.hold():
+                write_all(output)
         for fd, _ in events:
             if (relay := self._listening.get(fd)) is not None:
                 self._forward(relay, now)
@@ -582,18 +623,27 @@ class Pump:
                 self._nobody_reads(fd)
             elif fd == self._wakeup.fileno():
                 self._wakeup.clear()
-                for each in self.relays:
+                for each in self._relays:
                     self._show(each, now)
-                self._unread_tails.update((tail, None) for tail in self._ended_tails.copy() if tail in self._streams)
             else:
                 self._read_inotify()
-        if self._streams and self._inotify is None:
-            self._unread_tails = dict.fromkeys(self._streams)
-        for tail in list(self._unread_tails):
-            self._with_io_errors(tail, self._follow, now)
-        due = [tail for tail in self._streams if (at := tail.progress_bar_deadline()) is not None and now >= at]
-        for tail in due:
-            self._with_io_errors(tail, self._show_progress_bar, now)
+        # After the wakeup was cleared, so that no request is overlooked:
+        #   1. the thread wakes, and another one makes a request now: it is done here, or
+        #   2. it is made when the queue was found empty: its wakeup is not cleared before the next poll, which returns
+        #      at once.
+        while self._requests:
+            request, sources = self._requests[0]
+            request(sources)
+            self._requests.popleft()  # now, so that `_close` answers one that has raised
+        if self._files:
+            self._show_files(now)
+        if shown := [sources for sources in self._ending if self._files.isdisjoint(sources.files)]:
+            if output := self.sink.scheduler.flush():  # without waiting for the end of another worker's line
+                with self.sink.output_lock.hold():
+                    write_all(output)
+            self._ending = [sources for sources in self._ending if sources not in shown]
+            for sources in shown:
+                sources.done.set()
 
     def _listen(self) -> None:
         """Wait for those relays whose bytes can be written."""
@@ -610,15 +660,80 @@ class Pump:
                 self._changed.discard(relay)
 
     def _timeout(self) -> float | None:
-        if any(self._streams[tail].backlog() < BACKLOG for tail in self._unread_tails):
+        if any(file.stream.backlog() < BACKLOG for file in self._unread):
             return 0.0
-        due = [bar for tail in self._streams if (bar := tail.progress_bar_deadline()) is not None]
-        deadlines = [self._sink.scheduler.deadline(), *(each.deadline() for each in self.mergers)]
-        due += [each for each in deadlines if each is not None]
+        due = [bar for file in self._files if (bar := file.tail.progress_bar_deadline()) is not None]
+        deadlines = [self.sink.scheduler.deadline(), *(merger.deadline() for merger in self._mergers)]
+        due += [deadline for deadline in deadlines if deadline is not None]
         wait = max(0.0, min(due) - self._clock.monotonic()) if due else None
-        if self._streams and self._inotify is None:
+        if self._files and self._inotify is None:
             return POLL if wait is None else min(POLL, wait)
         return wait
+
+    # Requests
+
+    def add(self, sources: Sources) -> None:
+        """Read these from now on."""
+        self._relays.update(sources.relays)
+        self._changed.update(sources.relays)
+        for fd in self.sink.pipes - self._pipes:
+            self._poller.register(fd, 0)  # EPOLLERR is always on: it has lost its reader
+            self._pipes.add(fd)
+        for file in sources.files:
+            # Nothing that the worker writes is overlooked, though it may run already:
+            #   1. it writes before the watch is there: the file is looked at once, below;
+            #   2. it writes later: the watch says so.
+            self._watch(file)
+            self._files.add(file)
+            self._unread[file] = None
+            if file.shared.merger is not None:
+                self._mergers.add(file.shared.merger)
+        sources.done.set()
+
+    def end(self, sources: Sources) -> None:
+        """The workers are dead: show all that they have written, and close these."""
+        now = self._clock.monotonic()
+        for relay in sources.relays:
+            if relay in self._relays:  # else it has ended itself, or was never added, as `open` was cut short
+                relay.read(CAPACITY)
+                self._show(relay, now)
+            self._close_relay(relay)
+        for file in sources.files:
+            if file in self._files:
+                self._unread[file] = None
+                self._with_io_errors(file, lambda file, _: file.tail.end(), now)
+            else:
+                file.tail.close()
+        self._ending.append(sources)
+
+    def stop(self, sources: Sources) -> None:
+        """Show all that is left, close everything and end."""
+        self._stopping = True
+        sources.relays += self._relays
+        sources.files += self._files
+        self.end(sources)
+
+    def _watch(self, file: FollowedFile) -> None:
+        """Have the kernel say when a file is written. If it cannot, all are polled until none of these is left."""
+        from rallypoint.base.inotify import Inotify
+
+        if self._inotify is None and self._files:
+            return
+        self._buffer = self._buffer or bytearray(READ_SIZE)
+        try:
+            if self._inotify is None:
+                self._inotify = Inotify()
+                self._poller.register(self._inotify, POLLIN)
+            file.watch = self._inotify.watch(file.path)
+            self._watches[file.watch] = file
+        except OSError as error:
+            _logger.warning("log files are polled every %s s: %s", POLL, error)
+            if self._inotify is not None:
+                self._poller.unregister(self._inotify)
+                self._inotify.close()
+            self._inotify, self._watches = None, {}
+
+    # Relays
 
     def _forward(self, relay: Relay, now: float) -> None:
         more = relay.read()
@@ -632,106 +747,111 @@ class Pump:
         """Close the pipe's relays; what their workers have written so far is kept for the report."""
         self._poller.unregister(fd)
         self._pipes.discard(fd)
-        for relay in [each for each in self.relays if each.stream is not None and each.stream.fd == fd]:
+        for relay in [relay for relay in self._relays if relay.stream is not None and relay.stream.fd == fd]:
             relay.read(CAPACITY)
             self._close_relay(relay)
 
     def _close_relay(self, relay: Relay) -> None:
+        # To close it is not enough for the poller, which lives longer than a start of workers:
+        #   1. a worker that is a forked copy of this process has a copy of this end too, and keeps the pipe open;
+        #   2. the relay is closed here, and its number is given to another descriptor;
+        #   3. something writes into the pipe: the poller reports that number, again and again.
         if self._listening.pop(relay.fd, None) is not None:
             self._poller.unregister(relay.fd)
-        for known in (self.relays, self._changed):
+        for known in (self._relays, self._changed):
             known.discard(relay)
         relay.close()
 
     def _show(self, relay: Relay, now: float) -> None:
         if relay.stream is not None and (parts := relay.take_pending()):
-            with self._sink.output_lock.hold():
+            with self.sink.output_lock.hold():
                 relay.stream.write_or_queue_chunk(Chunk([*parts], parts[-1].endswith(b"\n")), now)
             if relay.stream.backlog() >= BACKLOG:
                 self._changed.add(relay)
+
+    # Followed files
+
+    def _show_files(self, now: float) -> None:
+        for merger in self._mergers:
+            if (at := merger.deadline()) is not None and now >= at:
+                with self.sink.output_lock.hold():
+                    merger.write_due(now)
+        if self._inotify is None:
+            self._unread = dict.fromkeys(self._files)
+        for file in list(self._unread):
+            self._with_io_errors(file, self._follow, now)
+        due = [file for file in self._files if (at := file.tail.progress_bar_deadline()) is not None and now >= at]
+        for file in due:
+            self._with_io_errors(file, self._show_progress_bar, now)
 
     def _read_inotify(self) -> None:
         if self._inotify is None:
             return
         changed = self._inotify.changed()
         if changed is None:
-            self._unread_tails = dict.fromkeys(self._streams)
+            self._unread = dict.fromkeys(self._files)
         else:
-            self._unread_tails.update(
-                (tail, None) for number in changed if (tail := self._watches.get(number)) is not None
-            )
+            self._unread.update((file, None) for number in changed if (file := self._watches.get(number)) is not None)
 
-    def _follow(self, tail: Tail, now: float) -> None:
+    def _follow(self, file: FollowedFile, now: float) -> None:
         """Forward a slice of a file; the rest comes after the other files."""
-        stream = self._streams[tail]
-        if stream.backlog() >= BACKLOG:
+        if file.stream.backlog() >= BACKLOG:
             return
-        del self._unread_tails[tail]
+        del self._unread[file]
         left = SLICE
-        for chunk in tail.chunks(now, self._buffer):
-            stream.write_or_queue_chunk(chunk, now)
+        for chunk in file.tail.chunks(now, self._buffer):
+            file.stream.write_or_queue_chunk(chunk, now)
             left -= chunk.size()
-            if chunk.ends and (left <= 0 or stream.backlog() >= BACKLOG):
+            if chunk.ends and (left <= 0 or file.stream.backlog() >= BACKLOG):
                 break
-        if tail.has_unread():
-            self._unread_tails[tail] = None
-        elif tail in self._ended_tails:
-            for chunk in tail.finish(now, self._buffer):
-                stream.write_or_queue_chunk(chunk, now)
-            self._drop(tail)
+        if file.tail.has_unread():
+            self._unread[file] = None
+        elif file.tail.ended:
+            for chunk in file.tail.finish(now, self._buffer):
+                file.stream.write_or_queue_chunk(chunk, now)
+            self._drop(file, now)
 
-    def _show_progress_bar(self, tail: Tail, now: float) -> None:
-        self._streams[tail].write_or_queue(tail.progress_bar(), now)
+    def _show_progress_bar(self, file: FollowedFile, now: float) -> None:
+        file.stream.write_or_queue(file.tail.progress_bar(), now)
 
-    def _with_io_errors(self, tail: Tail, act: Callable[[Tail, float], None], now: float) -> None:
+    def _with_io_errors(self, file: FollowedFile, act: Callable[[FollowedFile, float], None], now: float) -> None:
         """Let a file that can no longer be read (on a lost network disk, say) affect only its own output."""
         try:
-            with self._sink.output_lock.hold():  # until a line has ended
-                act(tail, now)
+            with self.sink.output_lock.hold():  # until a line has ended
+                act(file, now)
         except OSError as error:
             _logger.warning("a worker's log file cannot be read, so its output is no longer shown here: %s", error)
-            self._drop(tail)
+            self._drop(file, now)
 
-    def _drop(self, tail: Tail) -> None:
-        self._unread_tails.pop(tail, None)
-        del self._streams[tail]
-        self._watches = {number: each for number, each in self._watches.items() if each is not tail}
-        with contextlib.suppress(OSError):
-            tail.close()
+    def _drop(self, file: FollowedFile, now: float) -> None:
+        self._unread.pop(file, None)
+        self._files.discard(file)
+        if self._watches.pop(file.watch, None) is not None and self._inotify is not None:
+            self._inotify.unwatch(file.watch)
+        file.tail.close()
+        line_filter, merger = file.shared
+        if not any(file.shared) or any(other.shared == file.shared for other in self._files):
+            return
+        if line_filter is not None:
+            line_filter.close()
+        if merger is not None:
+            self._mergers.discard(merger)
+            with self.sink.output_lock.hold():
+                merger.flush(now)
 
     # The end
 
-    def _finish(self) -> None:
-        now = self._clock.monotonic()
-        for relay in self.relays:
-            relay.read(CAPACITY)
-            self._show(relay, now)
-        with self._sink.output_lock.hold():
-            write_all(self._sink.scheduler.flush())
-        for tail in list(self._streams):
-            self._with_io_errors(tail, self._write_rest, now)
-        with self._sink.output_lock.hold():
-            for merger in self.mergers:
-                merger.flush()
-            write_all(self._sink.scheduler.flush())
-
-    def _write_rest(self, tail: Tail, now: float) -> None:
-        for chunk in tail.finish(now, self._buffer):
-            self._streams[tail].write(*chunk.parts)
-
     def _close(self) -> None:
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
+            self._open = False
             self._wakeup.close()
-        closers: list[Callable[[], None]] = [tail.close for tail in self._streams]
-        closers += [relay.close for relay in self.relays]
-        closers += [each.close for each in self.line_filters]
-        closers += [] if self._inotify is None else [self._inotify.close]
-        closers += [self._poller.close, self._sink.close]
-        for close in closers:
-            close()
+        for sources in (*self._ending, *(sources for _, sources in self._requests)):
+            sources.close()
+        if self._inotify is not None:
+            self._inotify.close()
+        self._poller.close()
+        if self._stopping:
+            self.sink.close()
 
 
 def without_long_middles(data: bytes) -> bytes:

@@ -4,7 +4,7 @@ Laws:
 - bytes are never decoded, and lines are cut at newlines only, however long they are. A line that has not ended is not
   kept in memory: it is read again when it ends;
 - long lines are not copied from the buffer, which all files of a thread share;
-- `finish` returns all that the worker wrote before it died;
+- after the worker's death, `end` and `finish` have all that it wrote shown, and nothing of what still writes;
 - a progress bar (a line with carriage returns) does not wait forever: after `PROGRESS_BAR_DELAY` seconds, what it has
   drawn so far is shown as a line of its own;
 - lines that contain one of some texts go to a file of their own too (contract section 6.6), whole and with their
@@ -14,6 +14,7 @@ Laws:
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 
@@ -51,6 +52,7 @@ class Tail:
         self._filtered = None if line_filter is None else FilteredStream(line_filter, prefix, self._fd)
         self._shown = 0  # everything before this offset was returned
         self._read = 0  # everything before this one has been searched for a newline
+        self._end: int | None = None  # nothing behind this one is read
         self._progress_bar_since: float | None = None  # when the unfinished line was first seen to be a progress bar
 
     def chunks(self, now: float, buffer: bytearray) -> Iterator[Chunk]:
@@ -61,7 +63,7 @@ class Tail:
             now: seconds on the clock of `progress_bar_deadline`.
             buffer: what is read into. A chunk may refer to it, and is valid until the next one.
         """
-        size = os.fstat(self._fd).st_size
+        size = self._size()
         if size < self._read:  # it was truncated
             self._shown = self._read = 0
             self._progress_bar_since = None
@@ -90,7 +92,15 @@ class Tail:
 
     def has_unread(self) -> bool:
         """Whether the file has bytes that `chunks` has not read."""
-        return os.fstat(self._fd).st_size != self._read
+        return self._size() != self._read
+
+    def end(self) -> None:
+        """The worker is dead: what is written from now on is not shown. Call `finish` when nothing is unread."""
+        self._end = os.fstat(self._fd).st_size
+
+    @property
+    def ended(self) -> bool:
+        return self._end is not None
 
     def progress_bar_deadline(self) -> float | None:
         """When to show an unfinished progress bar (call `progress_bar`); None if there is none."""
@@ -115,7 +125,15 @@ class Tail:
             self._filtered.finish()
 
     def close(self) -> None:
-        os.close(self._fd)
+        """Never raises. Idempotent."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    def _size(self) -> int:
+        size = os.fstat(self._fd).st_size
+        return size if self._end is None else min(size, self._end)
 
     def _unfinished_line(self, until: int, most: int) -> Iterator[Chunk]:
         at = self._shown
