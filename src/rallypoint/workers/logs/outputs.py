@@ -46,10 +46,10 @@ from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple, Protocol
 from rallypoint.base.log import get_logger
 from rallypoint.workers.logs.console import Chunk, ConsoleSink, ConsoleStream, open_sinks, write_all
 from rallypoint.workers.logs.specs import LogsDest
-from rallypoint.workers.logs.tail import READ_SIZE, LineFilter, Tail
 
 if TYPE_CHECKING:
     from rallypoint.base.inotify import Inotify
+    from rallypoint.workers.logs.tail import LineFilter
 
     class MergedStream(Protocol):
         """One worker's stream on a `Merger`: what a `ConsoleStream` is to a followed file whose prefix is empty."""
@@ -165,6 +165,8 @@ class WorkerConsole:
                 in_files = [rank for rank, output in outputs.items() if output.files[end] and not output.relays[end]]
                 shown = {rank: path for rank in in_files if (path := teed.get(rank, "")) not in ("", os.devnull)}
                 if filtered and texts:
+                    from rallypoint.workers.logs.tail import LineFilter
+
                     line_filters.append(line_filter := LineFilter(filtered, texts))
                 if merges is not None and shown:
                     merger = merges(ConsoleStream(pump.sink, end), global_ranks, prefixes, [*shown])
@@ -342,6 +344,7 @@ class FollowedFile:
         #   2. this thread forks a worker, and in the worker's copy nobody ever releases these locks;
         #   3. the worker imports torch, and waits for ever.
         import rallypoint.base.inotify  # noqa: F401
+        from rallypoint.workers.logs.tail import Tail
 
         self.path = path
         self.tail = Tail(path, os.fsencode(prefix), shared.line_filter)
@@ -716,6 +719,7 @@ class Pump:
     def _watch(self, file: FollowedFile) -> None:
         """Have the kernel say when a file is written. If it cannot, all are polled until none of these is left."""
         from rallypoint.base.inotify import Inotify
+        from rallypoint.workers.logs.tail import READ_SIZE
 
         if self._inotify is None and self._files:
             return
