@@ -24,6 +24,7 @@ from rallypoint.base.secrets import ETCD_PASSWORD, SECRET, etcd_password, job_se
 from rallypoint.cli.convert import config_from_options
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.parse import parse
+from rallypoint.clusters import grace
 from rallypoint.clusters.preflight.mesh import (
     Finding,
     MeshNode,
@@ -170,7 +171,7 @@ _NOTICE = b'{"reason": "scale", "node": "n", "round": 1, "deadline": 12.5, "numb
 
 _ENVIRONMENT: tuple[Callable[[str], object], ...] = (
     lambda text: signals.stated_grace_period({signals.VARIABLE: text}),
-    lambda text: signals.kill_wait(text.split("\n")),
+    lambda text: grace.kill_wait(text.split("\n")),
     lambda text: uninterruptible_timeout({UNINTERRUPTIBLE_VARIABLE: text}),
     lambda text: parse_endpoint(text, 29400),
     lambda text: parse_endpoint(text, None),
@@ -341,7 +342,14 @@ TARGETS = {
         settings,
         _setting_seeds,
         (
-            *("agent/signals.py", "base/endpoint.py", "base/secrets.py", "cli/parse.py", "cli/flags.py"),
+            *(
+                "agent/signals.py",
+                "clusters/grace.py",
+                "base/endpoint.py",
+                "base/secrets.py",
+                "cli/parse.py",
+                "cli/flags.py",
+            ),
             *("rendezvous/params.py", "rendezvous/backends/options.py", "workers/watchdog.py"),
         ),
         150,

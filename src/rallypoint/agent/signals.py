@@ -5,8 +5,7 @@ given time to save (`notice_timeout`), then they are stopped; the last `MARGIN` 
 sweep and to the report. Where the value comes from:
 
     RALLYPOINT_TERMINATION_GRACE   seconds; limits notice and stop, whatever else was chosen
-    Slurm                          KillWait of its slurm.conf, if that can be read, else 30, its default
-    Kubernetes                     30, the default of terminationGracePeriodSeconds, which no pod can look up
+    the scheduler                  what is known of it (`clusters.grace`)
 
 A value that is only known or assumed of a scheduler shortens a default `--shutdown-timeout`, and nothing else: a signal
 may have been requested long before the end (`sbatch --signal=TERM@300`), and a user who did that has chosen a time too.
@@ -18,7 +17,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import UsageError
@@ -68,13 +67,11 @@ VARIABLE = "RALLYPOINT_TERMINATION_GRACE"
 MARGIN = 5.0
 """Seconds before SIGKILL at which the workers' time is over; half of the grace period if that is less."""
 
+_HAS_GRACE_PERIOD = ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
+"""Variables of schedulers whose grace period is known or assumed (`clusters.grace`)."""
+
 FAILURE_GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL after a failure, by default (decision 25)."""
-
-_DEFAULT = 30.0
-"""The defaults of Slurm's KillWait and Kubernetes' terminationGracePeriodSeconds."""
-_SLURM_CONFS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
-"""Paths of slurm.conf if `SLURM_CONF` is not set: the usual one, and that of a node without its own file."""
 
 
 class GracePeriods:
@@ -141,9 +138,11 @@ def termination_grace(shutdown_timeout: float, *, chosen: bool, environ: Mapping
     if grace is not None:
         total = grace - min(MARGIN, grace / 2)
         return total, min(shutdown_timeout, total)
-    assumed = None if chosen else scheduler_grace_period(environ)
-    if assumed is None:
+    if chosen or not any(environ.get(name) for name in _HAS_GRACE_PERIOD):
         return math.inf, shutdown_timeout
+    from rallypoint.clusters.grace import scheduler_grace_period
+
+    assumed = scheduler_grace_period(environ)
     return math.inf, min(shutdown_timeout, assumed - min(MARGIN, assumed / 2))
 
 
@@ -163,32 +162,6 @@ def stated_grace_period(environ: Mapping[str, str]) -> float | None:
     if not 0 < seconds < math.inf:
         raise UsageError(f"{VARIABLE}={text!r} is not a number of seconds above 0; set one, or unset it")
     return seconds
-
-
-def scheduler_grace_period(environ: Mapping[str, str]) -> float | None:
-    """The known or assumed grace period of the scheduler that has started this process; None without one."""
-    if environ.get("SLURM_JOB_ID"):
-        return _slurm_kill_wait(environ)
-    return _DEFAULT if environ.get("KUBERNETES_SERVICE_HOST") else None
-
-
-def _slurm_kill_wait(environ: Mapping[str, str]) -> float:
-    for path in filter(None, (environ.get("SLURM_CONF"), *_SLURM_CONFS)):
-        try:
-            with open(path, encoding="utf-8", errors="replace") as lines:
-                return kill_wait(lines)
-        except OSError:
-            continue
-    return _DEFAULT
-
-
-def kill_wait(lines: Iterable[str]) -> float:
-    """The value of `KillWait` in the lines of a slurm.conf, in seconds; Slurm's default if there is none."""
-    for line in lines:
-        name, _, value = line.partition("#")[0].partition("=")
-        if name.strip().lower() == "killwait" and value.strip().isdecimal():
-            return max(1.0, float(value))
-    return _DEFAULT
 
 
 SETTLE_TIME = 0.2

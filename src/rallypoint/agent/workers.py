@@ -35,8 +35,6 @@ from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.control.membership.state import Succeed
 from rallypoint.control.protocol.messages import Placement
-from rallypoint.failures.record import VARIABLE as ERROR_FILE_VARIABLE
-from rallypoint.notices import STANDBY_VARIABLE
 from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
 from rallypoint.observe.telemetry.lazy import profiled
 from rallypoint.workers.context import PContext, ProcessOptions, SubprocessContext, macros
@@ -681,26 +679,3 @@ def constant_environment(spec: WorkerSpec, agent_environment: Mapping[str, str])
     if "OMP_NUM_THREADS" in agent_environment:
         constants["OMP_NUM_THREADS"] = agent_environment["OMP_NUM_THREADS"]
     return {name: str(value) for name, value in constants.items()}
-
-
-_PER_WORKER = frozenset(
-    (
-        *("LOCAL_RANK", "RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
-        *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_TIMER_FILE"),
-        *(NOTICES_VARIABLE, STANDBY_VARIABLE, ERROR_FILE_VARIABLE),
-    )
-)
-"""What a worker finds in its environment that is of no other, or of no other round."""
-
-
-def per_worker_variables(spec: WorkerSpec, constant: Collection[str]) -> frozenset[str]:
-    """Names of the variables that each worker has of its own.
-
-    Args:
-        spec: what the workers are.
-        constant: names of those that are the same for all of this node in all rounds.
-    """
-    from rallypoint.base.devices import VISIBLE, VISIBLE_ROCM
-
-    others = {VISIBLE, VISIBLE_ROCM} if spec.virtual_local_rank and spec.local_world_size > 1 else set()
-    return (_PER_WORKER | others) - {*constant}

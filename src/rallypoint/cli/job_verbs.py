@@ -79,7 +79,7 @@ def targets(options: argparse.Namespace) -> list[DialTarget]:
         endpoint = given_endpoint(options)
         job = None if is_endpoint(endpoint) else job_named(endpoint, options.rdzv_id)
         if job is None:
-            from rallypoint.agent.coordinators import coordinators
+            from rallypoint.rendezvous.coordinators import coordinators
 
             return coordinators(parameters_of(options, endpoint))
         options.found = job.first_agent

@@ -218,8 +218,8 @@ def targets_of(job: LocalJob, config: Mapping[str, Any]) -> list[DialTarget]:
     """The places where the coordinator of a job of this machine may be. If this command was given no secret, the job's
     token comes from its agent.
     """
-    from rallypoint.agent.coordinators import coordinators
     from rallypoint.base.secrets import Secret
+    from rallypoint.rendezvous.coordinators import coordinators
     from rallypoint.rendezvous.params import RendezvousParameters
 
     targets = coordinators(RendezvousParameters(job.backend, job.endpoint, job.job, 1, 1, **config))

@@ -82,8 +82,8 @@ class AgentPages:
         return Site(self._source, self.access, self._metrics)
 
     def _targets(self) -> Sequence[DialTarget]:
-        from rallypoint.agent.coordinators import coordinators
         from rallypoint.control.client.watcher import UnreachableError
+        from rallypoint.rendezvous.coordinators import coordinators
         from rallypoint.rendezvous.params import RendezvousParameters
 
         self._workers.rendezvous.serve_commands()

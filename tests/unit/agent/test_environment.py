@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.agent.spec import Worker, WorkerGroup, WorkerSpec
-from rallypoint.agent.workers import constant_environment, per_worker_variables, worker_environment
+from rallypoint.agent.workers import constant_environment, worker_environment
 from rallypoint.base.errors import UserError
 from rallypoint.failures.record import VARIABLE as ERROR_FILE_VARIABLE
+from rallypoint.features.preload.agent import per_worker_variables
 from rallypoint.store.plain import HashStore
 from rallypoint.workers.watchdog import FILE_VARIABLE
 from tests.unit.agent.third_party import CountingHandler

@@ -10,12 +10,11 @@ import pytest
 from rallypoint.agent.signals import (
     VARIABLE,
     GracePeriods,
-    kill_wait,
-    scheduler_grace_period,
     stated_grace_period,
     termination_grace,
 )
 from rallypoint.base.errors import UserError
+from rallypoint.clusters.grace import kill_wait, scheduler_grace_period
 
 SLURM, KUBERNETES = {"SLURM_JOB_ID": "7"}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 

@@ -11,11 +11,12 @@ import pytest
 
 from rallypoint.agent.options import checked_frameworks
 from rallypoint.agent.spec import Worker, WorkerGroup
-from rallypoint.agent.workers import constant_environment, per_worker_variables, worker_environment
+from rallypoint.agent.workers import constant_environment, worker_environment
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.errors import UserError
 from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placement
+from rallypoint.features.preload.agent import per_worker_variables
 from rallypoint.features.round_setup import PeerExchange, PeerRecord, RoundInSetup, RoundSetup, exchange_of
 from rallypoint.features.worker_env import (
     KINDS,

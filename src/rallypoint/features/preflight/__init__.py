@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rallypoint.agent.coordinators import coordinators
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.endpoint import Endpoint, parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
 from rallypoint.clusters.preflight.results import REQUIRE, WARN, CheckInputs, admit, counts
 from rallypoint.clusters.preflight.run import LOG_SPACE, run_checks
+from rallypoint.rendezvous.coordinators import coordinators
 from rallypoint.rendezvous.params import C10D_PORT, ON_ETCD
 
 if TYPE_CHECKING:

@@ -7,9 +7,12 @@ from collections.abc import Collection, Iterable
 
 from rallypoint.agent.feature import Agent, Feature
 from rallypoint.agent.sources import Preparation
-from rallypoint.agent.workers import per_worker_variables
+from rallypoint.agent.spec import WorkerSpec
 from rallypoint.base.log import get_logger
+from rallypoint.failures.record import VARIABLE as ERROR_FILE_VARIABLE
 from rallypoint.features.preload.client import PreloadManager
+from rallypoint.notices import STANDBY_VARIABLE
+from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
 from rallypoint.workers.context import ProcessOptions, macros
 
 log = get_logger(__name__)
@@ -62,3 +65,26 @@ class Preload(Feature, Preparation):
     def on_reaper_closed(self) -> None:
         if self._manager is not None:
             self._manager.close()
+
+
+_PER_WORKER = frozenset(
+    (
+        *("LOCAL_RANK", "RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_TIMER_FILE"),
+        *(NOTICES_VARIABLE, STANDBY_VARIABLE, ERROR_FILE_VARIABLE),
+    )
+)
+"""Variables that differ between workers or between rounds."""
+
+
+def per_worker_variables(spec: WorkerSpec, constant: Collection[str]) -> frozenset[str]:
+    """Names of the variables that each worker has of its own.
+
+    Args:
+        spec: what the workers are.
+        constant: names of those that are the same for all of this node in all rounds.
+    """
+    from rallypoint.base.devices import VISIBLE, VISIBLE_ROCM
+
+    others = {VISIBLE, VISIBLE_ROCM} if spec.virtual_local_rank and spec.local_world_size > 1 else set()
+    return (_PER_WORKER | others) - {*constant}

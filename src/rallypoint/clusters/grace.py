@@ -1,0 +1,38 @@
+"""The grace period of a scheduler: seconds between its SIGTERM to all processes of a job and its SIGKILL.
+
+Slurm         KillWait of its slurm.conf, if that can be read, else 30, its default
+Kubernetes    30, the default of terminationGracePeriodSeconds, which no pod can look up
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+_DEFAULT = 30.0
+"""The defaults of Slurm's KillWait and Kubernetes' terminationGracePeriodSeconds."""
+_SLURM_CONFS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
+"""Paths of slurm.conf if `SLURM_CONF` is not set: the usual one, and that of a node without its own file."""
+
+
+def scheduler_grace_period(environ: Mapping[str, str]) -> float:
+    """The known or assumed grace period of the scheduler that has started this process: Slurm, or Kubernetes."""
+    return _slurm_kill_wait(environ) if environ.get("SLURM_JOB_ID") else _DEFAULT
+
+
+def _slurm_kill_wait(environ: Mapping[str, str]) -> float:
+    for path in filter(None, (environ.get("SLURM_CONF"), *_SLURM_CONFS)):
+        try:
+            with open(path, encoding="utf-8", errors="replace") as lines:
+                return kill_wait(lines)
+        except OSError:
+            continue
+    return _DEFAULT
+
+
+def kill_wait(lines: Iterable[str]) -> float:
+    """The value of `KillWait` in the lines of a slurm.conf, in seconds; Slurm's default if there is none."""
+    for line in lines:
+        name, _, value = line.partition("#")[0].partition("=")
+        if name.strip().lower() == "killwait" and value.strip().isdecimal():
+            return max(1.0, float(value))
+    return _DEFAULT
