@@ -88,7 +88,7 @@ class StandbyWorkers(Feature, Source):
         return (self,)
 
     def processes(self) -> tuple[WaitingProcess, ...]:
-        return tuple(WaitingProcess(each.pid, each.prepared) for each in self._waiting)
+        return tuple(WaitingProcess(standby.pid, standby.prepared) for standby in self._waiting)
 
     def holds_folder(self) -> bool:
         return bool(self._waiting)
@@ -106,7 +106,7 @@ class StandbyWorkers(Feature, Source):
     # For the loop
 
     def fds(self) -> list[int]:
-        return [fd for each in self._waiting for fd in each.context.exit_fds() or ()]
+        return [fd for standby in self._waiting for fd in standby.context.exit_fds() or ()]
 
     def wake_at(self) -> float:
         return self._start_at if self._one_prepares() or self._may_start() else math.inf
@@ -114,12 +114,12 @@ class StandbyWorkers(Feature, Source):
     def step(self) -> None:
         """Look after those that wait, and start what is missing if that is due."""
         now = SYSTEM_CLOCK.monotonic()
-        for each in tuple(self._waiting):
-            if (ended := each.context.poll()) is not None:
+        for standby in tuple(self._waiting):
+            if (ended := standby.context.poll()) is not None:
                 failure = ended.failures.get(0)
-                self._lose(each, "has ended" if failure is None else f"has failed: {failure.text}")
-            elif not each.prepared and now >= each.since + PREPARE_TIMEOUT:
-                self._lose(each, f"has not prepared its function in {PREPARE_TIMEOUT:.0f} s, and was killed")
+                self._lose(standby, "has ended" if failure is None else f"has failed: {failure.text}")
+            elif not standby.prepared and now >= standby.since + PREPARE_TIMEOUT:
+                self._lose(standby, f"has not prepared its function in {PREPARE_TIMEOUT:.0f} s, and was killed")
         if not self._progress and self.workers.folder.made():
             self._progress, self._start_at = True, now
         if now < self._start_at:
@@ -144,16 +144,16 @@ class StandbyWorkers(Feature, Source):
         return runs and len(self._waiting) < self._count and self._lost < MAX_LOST
 
     def _one_prepares(self) -> bool:
-        return not all(each.prepared for each in self._waiting)
+        return not all(standby.prepared for standby in self._waiting)
 
     def _note_prepared(self) -> None:
         if not self._one_prepares():
             return
         prepared = WorkerChannel(self._group.notices).prepared()
-        for each in self._waiting:
-            if not each.prepared and each.place in prepared:
-                each.prepared = True
-                log.warning("[%s] a standby worker is ready (process %d)", self._group.spec.role, each.pid)
+        for standby in self._waiting:
+            if not standby.prepared and standby.place in prepared:
+                standby.prepared = True
+                log.warning("[%s] a standby worker is ready (process %d)", self._group.spec.role, standby.pid)
 
     def _is_asked_for(self) -> bool:
         if self._asked:
@@ -233,8 +233,8 @@ class StandbyWorkers(Feature, Source):
                 )
 
     def close(self) -> None:
-        for each in tuple(self._waiting):
-            self._remove(each)
+        for standby in tuple(self._waiting):
+            self._remove(standby)
         self.workers.folder.clear()
 
     # The next round
@@ -247,11 +247,14 @@ class StandbyWorkers(Feature, Source):
         self._note_prepared()
         self._start_at, self._pause = SYSTEM_CLOCK.monotonic() + START_AFTER, _FIRST_LOOK
         self._progress = False
-        for each in sorted(self._waiting, key=lambda each: not each.prepared):
-            if free and self._takes_place(each, free[0], channel, context):
+        for standby in sorted(self._waiting, key=lambda standby: not standby.prepared):
+            if free and self._takes_place(standby, free[0], channel, context):
                 rank = free.pop(0)
                 log.warning(
-                    "[%s] a standby worker enters as local rank %d (process %d)", self._group.spec.role, rank, each.pid
+                    "[%s] a standby worker enters as local rank %d (process %d)",
+                    self._group.spec.role,
+                    rank,
+                    standby.pid,
                 )
 
     def _takes_place(self, standby: _Standby, rank: int, channel: WorkerChannel, context: PContext) -> bool:
@@ -311,9 +314,9 @@ def _bind(pid: int, cpus: Collection[int]) -> None:
 
 def _text_prepares(args: Collection[object]) -> bool:
     """Whether one of the command's words is a script that uses `inprocess.resumable(prepare=...)`."""
-    for each in map(str, args):
-        if each.endswith(".py"):
-            with suppress(OSError), open(each, "rb") as file:
+    for word in map(str, args):
+        if word.endswith(".py"):
+            with suppress(OSError), open(word, "rb") as file:
                 text = file.read(_MAX_SCRIPT)
                 return b"inprocess" in text and b"prepare=" in text
     return False

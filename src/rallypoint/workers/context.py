@@ -60,11 +60,11 @@ class macros:
         Other `${name}` and a lone `$` stay, `$$` becomes `$`.
         """
         found = list(args)
-        for number, each in enumerate(args):
-            if isinstance(each, str) and "$" in each:
+        for number, argument in enumerate(args):
+            if isinstance(argument, str) and "$" in argument:
                 from string import Template
 
-                found[number] = Template(each).safe_substitute(local_rank=local_rank)
+                found[number] = Template(argument).safe_substitute(local_rank=local_rank)
         return found
 
 
@@ -165,8 +165,8 @@ class PContext(ABC):
         self.without_stacks: set[int] = set()
         """Local ranks that hang and whose stacks have not been collected: they write them when they are ended."""
         self.entrypoint = entrypoint
-        self.args = {rank: tuple(each) for rank, each in args.items()}
-        self.envs = {rank: dict(each) for rank, each in envs.items()}
+        self.args = {rank: tuple(words) for rank, words in args.items()}
+        self.envs = {rank: dict(variables) for rank, variables in envs.items()}
         self.dest: LogsDest = logs_specs.reify(self.envs)
         self.prefixes = {rank: f"[{name}{rank}]:" for rank in range(self.nprocs)} | dict(log_line_prefixes or {})
         self.stdouts = self.dest.stdouts
@@ -292,9 +292,9 @@ class PContext(ABC):
         without a descriptor that shows it (see `ChildProcess.held_by_debugger`), so that `poll` must ask at intervals.
         """
         waited = [self._processes[rank] for rank in self.awaited]
-        if any(each.held_by_debugger and each.exitcode is None for each in waited):
+        if any(process.held_by_debugger and process.exitcode is None for process in waited):
             return None
-        running = [each.fileno() for each in waited]
+        running = [process.fileno() for process in waited]
         if waited and self._reaper is not None:  # also one that is lost: `poll` must follow at once
             running.append(self._reaper.fileno())
         return running
@@ -324,7 +324,7 @@ class PContext(ABC):
         if self._over:
             return ()
         poll_all(self._processes.values())
-        return tuple(rank for rank, each in self._processes.items() if each.exitcode is None)
+        return tuple(rank for rank, process in self._processes.items() if process.exitcode is None)
 
     @property
     def awaited(self) -> tuple[int, ...]:
@@ -351,7 +351,7 @@ class PContext(ABC):
     def exit_codes(self) -> dict[int, int]:
         """The exit codes of those that have ended, by local rank."""
         poll_all(self._processes.values())
-        return {rank: each.exitcode for rank, each in self._processes.items() if each.exitcode is not None}
+        return {rank: process.exitcode for rank, process in self._processes.items() if process.exitcode is not None}
 
     @property
     def ended_in_order(self) -> bool:
@@ -369,7 +369,7 @@ class PContext(ABC):
 
     def announce_stacks(self, pid: int) -> None:
         """A process is about to write the stacks of its threads: log whose they are."""
-        rank = next((rank for rank, each in self._processes.items() if each.pid == pid), None)
+        rank = next((rank for rank, process in self._processes.items() if process.pid == pid), None)
         if rank is None or rank not in self._outputs:
             return
         own = self.envs[rank].get("RANK")
@@ -441,7 +441,7 @@ class PContext(ABC):
 
     def _orphans(self, lost: ReaperClient) -> list[int]:
         """Local ranks of the workers that ran when the reaper was lost; they have been killed."""
-        orphans = [rank for rank, each in self._processes.items() if each.poll() is None or each.orphaned]
+        orphans = [rank for rank, process in self._processes.items() if process.poll() is None or process.orphaned]
         if orphans and not self._failures:
             from rallypoint.workers.stop import kill_trees
 
@@ -457,8 +457,8 @@ class PContext(ABC):
         if exitcode:
             from rallypoint.failures.failure import explain_signal
 
-            ended = [each for each in self._processes.values() if each.exitcode == -signal.SIGKILL]
-            explain_signal(failure, self._oom_kills, sum(not each.signalled for each in ended))
+            ended = [process for process in self._processes.values() if process.exitcode == -signal.SIGKILL]
+            explain_signal(failure, self._oom_kills, sum(not process.signalled for process in ended))
         return failure
 
     # The stop
@@ -623,4 +623,6 @@ class SubprocessContext(PContext):
                 commands[rank] = Command(argv, self.envs[rank], (None, stdout, stderr), cpus)
         excluded = self._options.waits_for_place
         started = start_workers(self._reaper, [*commands.values()], os.environ, excluded=excluded) if commands else []
-        yield from ((rank, AdoptedProcess(self._reaper, each)) for rank, each in zip(commands, started, strict=True))
+        yield from (
+            (rank, AdoptedProcess(self._reaper, worker)) for rank, worker in zip(commands, started, strict=True)
+        )

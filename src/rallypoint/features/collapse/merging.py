@@ -75,7 +75,7 @@ class LineGroups:
 
     def add(self, rank: int, text: bytes, now: float) -> None:
         last = self._last.get(rank)
-        same = (each for each in self._by_text.get(text, ()) if last is None or each.place > last.place)
+        same = (group for group in self._by_text.get(text, ()) if last is None or group.place > last.place)
         group = min(same, key=_PLACE, default=None)
         if group is None:
             group = self._insert(last, text, rank, now)
@@ -88,7 +88,7 @@ class LineGroups:
             if len(self._order[0].ranks) == self._ranks:
                 out.append(self._take(self._order[0]))
             elif now >= self._oldest().since + self._seconds or self.waiting > _MOST_WAITING:
-                out += [self._take(each) for each in self._up_to(self._oldest())]
+                out += [self._take(group) for group in self._up_to(self._oldest())]
             else:
                 break
         return out
@@ -96,7 +96,7 @@ class LineGroups:
     def flush(self) -> list[Group]:
         out: list[Group] = []
         while self._order:
-            out += [self._take(each) for each in self._up_to(self._oldest())]
+            out += [self._take(group) for group in self._up_to(self._oldest())]
         return out
 
     def deadline(self) -> float | None:
@@ -105,8 +105,8 @@ class LineGroups:
     def _insert(self, last: _Waiting | None, text: bytes, rank: int, now: float) -> _Waiting:
         at = 0 if last is None else bisect_left(self._order, last.place, key=_PLACE) + 1
         if 0 < at < len(self._order) and self._order[at].place - self._order[at - 1].place < 2:
-            for number, each in enumerate(self._order):
-                each.place = number * _GAP
+            for number, group in enumerate(self._order):
+                group.place = number * _GAP
         if not self._order:
             place = 0
         elif at == 0:
@@ -130,10 +130,10 @@ class LineGroups:
     def _up_to(self, group: _Waiting) -> list[_Waiting]:
         """What has to be shown for this one to be: before it, the earlier lines of its ranks, and what those need."""
         needed, ranks = [group], set(group.ranks)
-        for each in reversed(self._order[: bisect_left(self._order, group.place, key=_PLACE)]):
-            if not ranks.isdisjoint(each.ranks):
-                needed.append(each)
-                ranks |= each.ranks
+        for earlier in reversed(self._order[: bisect_left(self._order, group.place, key=_PLACE)]):
+            if not ranks.isdisjoint(earlier.ranks):
+                needed.append(earlier)
+                ranks |= earlier.ranks
         return needed[::-1]
 
     def _take(self, group: _Waiting) -> Group:
@@ -174,7 +174,7 @@ class CollapsingSink:
         self._ranks = dict(ranks)
         self._prefixes = {local: os.fsencode(prefix) for local, prefix in prefixes.items()}
         host = f"{os.uname().nodename}: "  # as `specs.with_host` has it
-        self._label = os.fsencode(host if all(each.startswith(host) for each in prefixes.values()) else "")
+        self._label = os.fsencode(host if all(prefix.startswith(host) for prefix in prefixes.values()) else "")
         self.groups = LineGroups(seconds, len(sources))
 
     def source(self, local_rank: int) -> CollapsedStream:
@@ -196,7 +196,7 @@ class CollapsingSink:
         self._show(self.groups.flush(), now)
 
     def _show(self, groups: Sequence[Group], now: float) -> None:
-        lines = b"".join(self._prefix(each.ranks) + each.text for each in groups)
+        lines = b"".join(self._prefix(group.ranks) + group.text for group in groups)
         if lines:
             self.stream.write_or_queue(lines, now)
 
@@ -252,4 +252,4 @@ class CollapsedStream:
 def _lines(data: bytes) -> list[bytes]:
     """Lines cut at newlines only."""
     parts = data.split(b"\n")
-    return [each + b"\n" for each in parts[:-1]] + ([parts[-1]] if parts[-1] else [])
+    return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])

@@ -626,8 +626,8 @@ class Pump:
                 self._nobody_reads(fd)
             elif fd == self._wakeup.fileno():
                 self._wakeup.clear()
-                for each in self._relays:
-                    self._show(each, now)
+                for relay in tuple(self._relays):
+                    self._show(relay, now)
             else:
                 self._read_inotify()
         # After the wakeup was cleared, so that no request is overlooked:
