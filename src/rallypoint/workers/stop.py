@@ -318,7 +318,12 @@ class Stop:
     @property
     def held(self) -> tuple[int, ...]:
         """Local ranks of the workers that have left their round and wait; none before the stop has been done once."""
-        return tuple(worker.rank for worker in self._in(Stage.WAITING) if self.over and worker.process.poll() is None)
+        # As `step` has last found them, whoever has ended since:
+        #   1. `step` finds the stop done, with rank 1 waiting; rank 1 is killed now;
+        #   2. the owner asks who waits. Were the process polled here, nobody did, and the owner would drop the stop;
+        #   3. what rank 1 had started would never be swept. Instead its descriptor wakes the loop, and `step` does it.
+        # Who wants to hand over a worker that has ended finds that out (`WorkerChannel.enter`).
+        return tuple(worker.rank for worker in self._in(Stage.WAITING) if self.over)
 
     def hand_over(self, rank: int) -> None:
         """A worker that waits is another's from now on."""

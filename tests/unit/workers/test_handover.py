@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.agent.steps import WorkersStopped
+from rallypoint.agent.stopping import WorkersStop
 from rallypoint.base.kernel import until_readable
 from rallypoint.features.inprocess.channel import ReleasedWorkers
 from rallypoint.workers.process import WorkerProcess
@@ -60,6 +62,35 @@ def test_a_stop_of_all_ends_those_who_wait_too(rounds: Rounds, done: bool) -> No
     assert not waiting(context)
     assert not any(map(runs, (*pids.values(), child)))
     assert context.ended_in_order
+
+
+def test_one_that_ends_between_two_looks_is_swept_before_its_stop_is_dropped(rounds: Rounds) -> None:
+    """It ends when `step` has found it waiting, and before its owner asks which wait."""
+    context = rounds.begin({0: 0})
+    pid, child = context.pids()[0], rounds.pid("child.0")
+    stopping = rounds.end((0,))
+
+    class LookedAtLate(Stop):
+        """Its worker ends right behind a step that has found it waiting."""
+
+        def step(self) -> bool:
+            done = super().step()
+            if done and runs(pid):
+                os.kill(pid, signal.SIGKILL)
+                until(lambda: 0 in context.exit_codes)
+            return done
+
+    stopping.__class__ = LookedAtLate
+    events: list[WorkersStopped] = []
+    owner = WorkersStop(lambda: WorkersStopped(waiting=bool(context.held)))
+    if (event := owner.begin(stopping)) is not None:
+        events.append(event)
+    deadline = time.monotonic() + 30.0
+    while runs(child) and time.monotonic() < deadline:
+        until_readable(owner.fds(), min(owner.wake_at(), deadline) - time.monotonic())
+        events += owner.step()
+    assert not runs(child), "what it has left is ended"
+    assert len(events) == 1
 
 
 def test_one_that_writes_a_file_is_waited_for(rounds: Rounds) -> None:
