@@ -165,9 +165,9 @@ async def followed(meeting: Meeting, watchers: int, seconds: float) -> float:
 
 async def _follow(port: int) -> None:
     async with watching(port) as session:
-        session.send(WatchRequest(follow=True))
+        known = 0
         while True:
-            await session.receive()
+            known = (await session.snapshot(WatchRequest(after=known))).changes
 
 
 def watching(port: int) -> WatcherSession:

@@ -179,7 +179,7 @@ WATCHER_REQUESTS: tuple[object, ...] = (
     *(
         ListRequest(),
         WatchRequest(),
-        WatchRequest(True),
+        WatchRequest(7),
         RestartCommand("u@h"),
         DrainCommand("u@h", "n"),
         StopCommand("u@h"),
@@ -348,7 +348,7 @@ def _snapshot_seeds() -> Sequence[bytes]:
     session = dispatcher.attach(lambda _notice: None, SessionRecord(NodeId("h", 1, 0), "h", leased=False))
     watcher = dispatcher.attach_watcher(lambda notice: made.append(getattr(notice, "data", b"")), lambda _why: None)
     dispatcher.receive(session, JoinRequest(MEMBER, 20.0))
-    dispatcher.receive_from_watcher(watcher, WatchRequest(follow=True))
+    dispatcher.receive_from_watcher(watcher, WatchRequest(after=0))
     dispatcher.receive(session, Fail(0, _CAUSE, 3))
     dispatcher.receive_from_watcher(watcher, StopCommand("u@h"))
     dispatcher.receive_from_watcher(watcher, WatchRequest())

@@ -54,7 +54,7 @@ def _resize(job: Job, fault: Fault) -> WatcherRequest:
 
 
 _BY_OPERATOR: dict[str, Callable[[Job, Fault], WatcherRequest]] = {
-    "op-watch": lambda _job, fault: WatchRequest(follow=fault.amount >= 1.0),
+    "op-watch": lambda _job, fault: WatchRequest(after=0 if fault.amount >= 1.0 else -1),
     "op-restart": lambda _job, _fault: RestartCommand(_BY),
     "op-drain": lambda _job, fault: DrainCommand(_BY, f"host-{fault.node}"),
     "op-resize": _resize,

@@ -15,12 +15,17 @@ from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNoti
 from rallypoint.control.coordinator.dispatcher import Dispatcher, JournalSink, LeaderLease, RestoredState, do_nothing
 from rallypoint.control.coordinator.session import ServerSession
 from rallypoint.control.coordinator.sessions import SessionRecord, SessionState
-from rallypoint.control.coordinator.snapshots import PendingSnapshot
 from rallypoint.control.membership.state import NodeId, Reason, Settings, State
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.handshake import Hello, Keys
 from rallypoint.control.protocol.messages import Heartbeat, Notification, Request, RoundEnded
-from rallypoint.control.protocol.observation import SnapshotPart, WatcherNotification, WatcherRequest, decode_snapshot
+from rallypoint.control.protocol.observation import (
+    SnapshotPart,
+    WatcherNotification,
+    WatcherRequest,
+    WatchRequest,
+    decode_snapshot,
+)
 from tests.sim.coroutine import SOON
 from tests.sim.ground_truth import AuditStep
 from tests.sim.network import Connection, Network
@@ -107,7 +112,7 @@ class AuditedDispatcher(Dispatcher):
                 self._server.audit.keeps_place(self._server.sessions[session].node)
         self._server.stepped(self._number)
 
-    def _deliver_to(self, session: int, notice: Notification | WatcherNotification | PendingSnapshot) -> None:
+    def _deliver_to(self, session: int, notice: Notification | WatcherNotification) -> None:
         if isinstance(notice, Notification):
             self._server.tells(self._numbers_due.popleft(), notice)
         super()._deliver_to(session, notice)
@@ -155,6 +160,8 @@ class Server:
         self._watcher: int | None = None
         """The operator's session, once there is one."""
         self._parts = b""
+        self._follows = False
+        """Whether the operator asks again after each answer."""
         self._ticking = False
         self._timer: Timer | None = None
         self._timer_at = inf
@@ -217,6 +224,8 @@ class Server:
             return
         if self._watcher is None:
             self._watcher = self.dispatcher.attach_watcher(self._tell_operator, lambda _why: None)
+        if isinstance(request, WatchRequest):
+            self._follows = request.after >= 0
         before, self._speaking = self._speaking, (None, request)
         try:
             self.dispatcher.receive_from_watcher(self._watcher, request)
@@ -227,8 +236,11 @@ class Server:
         if isinstance(notification, SnapshotPart):
             self._parts += notification.data
             if notification.is_last:
-                self.audit.shown(decode_snapshot(self._parts))
+                seen = decode_snapshot(self._parts)
                 self._parts = b""
+                self.audit.shown(seen)
+                if self._follows and not seen.detail:
+                    self.process.later(SOON, self.operate, WatchRequest(after=seen.changes))
         else:
             self.process.world.note(self.process, "to the operator: %s", notification)
 
@@ -340,11 +352,6 @@ class SimSession:
         """Send the node a notification."""
         self.process.world.note(self.process, "to node %d: %s", self.node, notification)
         self.send(codec.encode(notification))
-
-    def make(self, answer: PendingSnapshot) -> None:
-        """Make an answer to a watcher; here operators have no connections."""
-        for part in answer.parts():
-            self.post(part)
 
     def disconnect(self, why: str = "") -> None:
         """The coordinator has ended the session."""

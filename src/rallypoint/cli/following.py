@@ -1,6 +1,6 @@
 """`rallyctl status --watch`: a job is followed until it ends, through restarts of its control plane.
 
-On a terminal the contents are redrawn after each change (`Screen`). Laws:
+On a terminal the contents are redrawn after each answer (`Screen`). Laws:
 
 1. No line is wider than the terminal, and no more lines are drawn than it has.
 2. The terminal is given back as it was.
@@ -124,10 +124,14 @@ class Lines:
 
 
 class JsonLines(Lines):
-    """Each snapshot as JSON on one line; notes are for people, on standard error."""
+    """Each change as JSON on one line; notes are for people, on standard error."""
+
+    _shown: tuple[str, int] | None = None
 
     def show(self, snapshot: Snapshot) -> None:
-        self._write(json.dumps(status_fields(snapshot, time.time())))
+        if self._shown != (shown := (snapshot.incarnation, snapshot.changes)):
+            self._shown = shown
+            self._write(json.dumps(status_fields(snapshot, time.time())))
 
     def note(self, text: str) -> None:
         if text:
@@ -202,7 +206,7 @@ class Follower:
         # It may ask etcd, or the agents of this machine.
         where = await asyncio.to_thread(self._targets)
         async with await open_session(where, self._job() if self._last is None else self._last.job) as session:
-            session.send(WatchRequest(follow=True))
+            session.send(WatchRequest(after=0))
             return await self._listen(session)
 
     async def _listen(self, session: WatcherSession) -> Snapshot | JobList:
@@ -215,9 +219,10 @@ class Follower:
             self.show(seen)
             if seen.detail:
                 return seen
+            session.send(WatchRequest(after=seen.changes))
 
     def show(self, seen: Snapshot) -> None:
-        """Show a snapshot that has come."""
+        """Show an answer."""
         if self._noted:
             self._noted = False
             again = self._last is not None and self._last.incarnation == seen.incarnation

@@ -149,6 +149,8 @@ class _LogFollower(Follower):
                             if seen.detail and ended is None:
                                 ended = seen
                                 limit.reschedule(asyncio.get_running_loop().time() + _LAST_WORDS)
+                            elif not seen.detail:
+                                session.send(WatchRequest(after=seen.changes))
                         case JobList():
                             return seen
                         case CommandReply():

@@ -10,7 +10,7 @@ The sources of a page's jobs: dispatchers in this process, or a watcher's sessio
 
 Laws:
 
-1. A slow reader misses snapshots, and never gets an old one: only the newest is kept for it.
+1. A slow reader misses snapshots, and never gets an old one: the next one is asked for when the last was read.
 2. A stream ends with the job, or with its dispatcher; a reader that asks again finds the next job of that name.
 """
 
@@ -44,7 +44,6 @@ from rallypoint.base.http import (
 )
 from rallypoint.control.client.dialing import DialTarget
 from rallypoint.control.client.watcher import (
-    Observation,
     UnreachableError,
     WatcherSession,
     open_session,
@@ -52,22 +51,18 @@ from rallypoint.control.client.watcher import (
 )
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.jobs import ServedJobs
-from rallypoint.control.protocol.messages import Taken
 from rallypoint.control.protocol.observation import (
     JobList,
     JobSummary,
     Snapshot,
     SnapshotPart,
     WatcherNotification,
-    WatcherRequest,
     WatchRequest,
     decode_snapshot,
 )
 from rallypoint.observe.metrics import Family, exposition
 from rallypoint.observe.status import jobs_fields, status_fields
 
-_IDLE = 15.0
-"""Seconds without news after which a follower is told that there are none."""
 _ANSWER = 4.0
 """Seconds that the coordinator has to answer."""
 _LIST_EVERY = 2.0
@@ -109,17 +104,8 @@ class InProcessJobs:
         if dispatcher is None:
             return self._jobs.job_list()
         with _LocalWatch(dispatcher) as watch:
-
-            async def ask(request: WatchRequest) -> Snapshot:
-                watch.send(request)
-                if (seen := await watch.next(_ANSWER)) is None:
-                    raise UnreachableError(
-                        f"the coordinator of job {job!r} does not answer within {_ANSWER:g} s; ask again"
-                    )
-                return seen
-
-            seen = await ask(WatchRequest())
-            return await with_all_nodes(seen, ask) if all_nodes else seen
+            seen = await watch.ask(WatchRequest())
+            return await with_all_nodes(seen, watch.ask) if all_nodes else seen
 
     async def follow(self, job: str) -> AsyncIterator[Seen | None]:
         dispatcher = self._find(job)
@@ -128,11 +114,9 @@ class InProcessJobs:
                 yield jobs
             return
         with _LocalWatch(dispatcher) as watch:
-            watch.send(WatchRequest(follow=True))
-            while not watch.ended:
-                seen = await watch.next(_IDLE)
+            async for seen in _follow(watch.ask):
                 yield seen
-                if (seen is not None and seen.detail) or self._jobs.find(job) is not dispatcher:
+                if self._jobs.find(job) is not dispatcher:
                     return
 
     def _find(self, job: str) -> Dispatcher | None:
@@ -157,51 +141,30 @@ class _LocalWatch:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._loop = asyncio.get_running_loop()
-        self._data = bytearray()
-        self._newest: bytes | None = None
-        self._come = asyncio.Event()
-        self.ended = False
+        self._messages: asyncio.Queue[WatcherNotification | None] = asyncio.Queue()
 
     def __enter__(self) -> _LocalWatch:
-        self._session = self._dispatcher.attach_watcher(self._deliver, self._disconnect)
+        self._session = self._dispatcher.attach_watcher(self._put, lambda _why: self._put(None))
         return self
-
-    def send(self, request: WatcherRequest) -> None:
-        self._dispatcher.receive_from_watcher(self._session, request)
 
     def __exit__(self, *_: object) -> None:
         self._dispatcher.detach(self._session)
 
-    async def next(self, timeout: float) -> Snapshot | None:
-        """The next snapshot; None if there is none within so many seconds, or will be none."""
+    def _put(self, message: WatcherNotification | None) -> None:
+        """From any thread; None for the end of the session."""
+        self._loop.call_soon_threadsafe(self._messages.put_nowait, message)
+
+    async def ask(self, request: WatchRequest) -> Snapshot:
+        """The answer to a request. Raises UnreachableError: there is none in time."""
+        self._dispatcher.receive_from_watcher(self._session, request)
+        data, job = b"", self._dispatcher.settings.run_id
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                await self._come.wait()
-        self._come.clear()
-        data, self._newest = self._newest, None
-        return None if data is None else decode_snapshot(data)
-
-    # From any thread
-
-    def _deliver(self, message: WatcherNotification) -> None:
-        self._loop.call_soon_threadsafe(self._on_message, message)
-
-    def _disconnect(self, _why: str) -> None:
-        self._loop.call_soon_threadsafe(self._end)
-
-    # On the loop's thread
-
-    def _on_message(self, message: WatcherNotification) -> None:
-        if isinstance(message, SnapshotPart):
-            self._data += message.data
-            if message.is_last:
-                self._newest, self._data = bytes(self._data), bytearray()
-                self._come.set()
-                self.send(Taken())
-
-    def _end(self) -> None:
-        self.ended = True
-        self._come.set()
+            async with asyncio.timeout(_ANSWER):
+                while isinstance(part := await self._messages.get(), SnapshotPart):
+                    data += part.data
+                    if part.is_last:
+                        return decode_snapshot(data)
+        raise UnreachableError(f"the coordinator of job {job!r} does not answer within {_ANSWER:g} s; ask again")
 
 
 # A coordinator elsewhere
@@ -217,23 +180,19 @@ class RemoteJob:
         self._targets = targets
 
     async def snapshot(self, job: str, *, all_nodes: bool = False) -> Seen:
-        try:
-            async with asyncio.timeout(_ANSWER):
-                async with await self._open(job) as session:
-                    seen = await session.snapshot(WatchRequest())
-                    return await with_all_nodes(seen, session.snapshot) if all_nodes else seen
-        except TimeoutError:
-            raise UnreachableError(f"the coordinator does not answer within {_ANSWER:g} s; ask again") from None
+        async with _in_time(), await self._open(job) as session:
+            seen = await session.snapshot(WatchRequest())
+            return await with_all_nodes(seen, session.snapshot) if all_nodes else seen
 
     async def follow(self, job: str) -> AsyncIterator[Seen | None]:
         async with await self._open(job) as session:
-            session.send(WatchRequest(follow=True))
-            while True:
-                seen = await _receive_within(session, _IDLE)
-                if seen is None or isinstance(seen, Snapshot):
-                    yield seen
-                if isinstance(seen, Snapshot) and seen.detail:
-                    return
+
+            async def ask(request: WatchRequest) -> Snapshot:
+                async with _in_time():
+                    return await session.snapshot(request)
+
+            async for seen in _follow(ask):
+                yield seen
 
     async def _open(self, job: str) -> WatcherSession:
         if job not in {"", self._job}:
@@ -241,12 +200,24 @@ class RemoteJob:
         return await open_session(await asyncio.to_thread(self._targets), self._job)
 
 
-async def _receive_within(session: WatcherSession, timeout: float) -> Observation | None:
+@contextlib.asynccontextmanager
+async def _in_time() -> AsyncIterator[None]:
     try:
-        async with asyncio.timeout(timeout):
-            return await session.receive()
+        async with asyncio.timeout(_ANSWER):
+            yield
     except TimeoutError:
-        return None
+        raise UnreachableError(f"the coordinator does not answer within {_ANSWER:g} s; ask again") from None
+
+
+async def _follow(ask: Callable[[WatchRequest], Awaitable[Snapshot]]) -> AsyncIterator[Snapshot | None]:
+    """See `JobsSource.follow`."""
+    known = 0
+    while True:
+        seen = await ask(WatchRequest(after=known))
+        yield None if seen.changes == known else seen
+        known = seen.changes
+        if seen.detail:
+            return
 
 
 CONTENT_SECURITY_POLICY = (

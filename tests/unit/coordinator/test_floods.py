@@ -22,12 +22,18 @@ from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState
 from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.state import NodeId, NodeInfo, Settings, State
+from rallypoint.control.membership.state import Close, NodeId, NodeInfo, Settings, State
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import frame
 from rallypoint.control.protocol.handshake import ClientHandshake, Hello
 from rallypoint.control.protocol.messages import JoinRequest, LeaveRequest, Notification
-from rallypoint.control.protocol.observation import SnapshotPart, decode_watcher_notification
+from rallypoint.control.protocol.observation import (
+    Snapshot,
+    SnapshotPart,
+    WatchRequest,
+    decode_snapshot,
+    decode_watcher_notification,
+)
 from tests import effort
 from tests.unit.coordinator.floods import OF_NODES, OF_WATCHERS
 from tests.unit.coordinator.sockets import SocketNode, serving
@@ -165,10 +171,10 @@ def test_a_watcher_that_does_not_read_is_answered_no_further() -> None:
         receive(session, request, refusal)
 
     dispatcher.receive_from_watcher = counting  # type: ignore[method-assign]
-    asked = 100
+    asked = 3000
     with serving(dispatcher) as server, greeted(server, HELLO._replace(is_watcher=True), 4096) as watcher:
         (connection,) = server.connections
-        watcher.made.sendall(frame(codec.encode(OF_WATCHERS["WatchRequest 2"])) * asked)
+        watcher.made.sendall(frame(codec.encode(WatchRequest(first=0))) * asked)
         until(lambda: bool(connection._transport.unsent))
         before = len(handled)
         assert before < asked, "what the sockets hold of it was sent"
@@ -177,11 +183,27 @@ def test_a_watcher_that_does_not_read_is_answered_no_further() -> None:
                 node.says(OF_NODES["ConfirmRequest"])
                 node.next()
         assert len(handled) == before, "and no more, however long it takes"
-        answers = 0
-        while answers < asked:
-            part = decode_watcher_notification(watcher.next())
-            assert isinstance(part, SnapshotPart)
-            answers += part.is_last
+        while len(handled) < asked:
+            assert isinstance(decode_watcher_notification(watcher.next()), SnapshotPart)
+
+
+def test_who_follows_is_sent_the_end_by_a_server_that_closes_at_once() -> None:
+    dispatcher = filled()
+    with serving(dispatcher) as server, greeted(server, HELLO._replace(is_watcher=True)) as watcher:
+        watcher.says(WatchRequest(after=0))
+        assert not next_snapshot(watcher).detail
+        dispatcher.receive(1, Close(detail="on request"))
+        server.close()
+        assert "on request" in next_snapshot(watcher).detail
+
+
+def next_snapshot(watcher: SocketNode) -> Snapshot:
+    data = b""
+    while isinstance(part := decode_watcher_notification(watcher.next()), SnapshotPart):
+        data += part.data
+        if part.is_last:
+            return decode_snapshot(data)
+    raise AssertionError(part)
 
 
 def test_what_a_node_says_last_is_handled_however_much_it_has_said_before() -> None:

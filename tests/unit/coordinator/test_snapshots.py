@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.operators import WatcherSessions
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.coordinator.snapshots import PendingSnapshot
 from rallypoint.control.membership.state import NodeId, NodeInfo, Participant, Settings, State
-from rallypoint.control.protocol.messages import NodeReport, ReportRequested, Taken
+from rallypoint.control.protocol.messages import NodeReport, ReportRequested
 from rallypoint.control.protocol.observation import (
     PAGE_NODES,
     SHOWN_NODES,
@@ -50,15 +49,15 @@ class Large:
         self.watchers = WatcherSessions(self.coordinator)
         self.watchers.open(WATCHER)
 
-    def ask(self, request: WatchRequest | Taken) -> list[WatcherNotification]:
+    def ask(self, request: WatchRequest) -> list[WatcherNotification]:
         self.watchers.receive(WATCHER, request, self.now, "")
         return self.told()
 
     def told(self) -> list[WatcherNotification]:
-        found: list[WatcherNotification] = []
-        for _, message in self.watchers.pop_sends():
-            self.watchers.delivery_to(found.append)(message)
-        return found
+        """What the watcher is sent now."""
+        while self.watchers.wake_at() <= self.now:
+            self.watchers.tick(self.now)
+        return [message for _, message in self.watchers.pop_sends()]
 
     def asked(self) -> int:
         """How many nodes were asked for a report since the last look."""
@@ -153,37 +152,50 @@ def test_many_nodes_are_asked_for_reports_in_waves() -> None:
     job.ask(WatchRequest())
     waves = [job.asked()]
     while (at := job.watchers.wake_at()) < job.now + 2.0:
-        job.now = at
-        job.watchers.tick(at)
+        job.now = max(job.now, at)
+        job.watchers.tick(job.now)
         waves.append(job.asked())
     assert [each for each in waves if each] == [1024, 1024, 452]
     job.ask(WatchRequest())
     assert job.asked() == 0, "they were asked a moment ago"
 
 
-def test_a_follower_is_sent_nothing_before_it_has_read_the_last() -> None:
+def test_all_who_follow_are_answered_with_one_snapshot() -> None:
     job = Large(2)
-    told = job.ask(WatchRequest(follow=True))
-    for _ in range(2):
-        job.now += 10.0
-        job.watchers.changed(job.now)
-        job.watchers.tick(job.now)
-        told += job.told()
-    assert len(told) == 1
-    assert job.ask(Taken()) == []
-    job.now += 10.0
-    job.watchers.tick(job.now)
-    assert len(job.told()) == 1, "one snapshot for all that has happened meanwhile"
+    sessions = [WATCHER + 1, WATCHER + 2]
+    known = job.snapshot().changes
+    job.ask(WatchRequest())
+    job.now += 0.25
+    assert job.told()
+    for session in sessions:
+        job.watchers.open(session)
+        job.watchers.receive(session, WatchRequest(after=known), job.now, "")
+        job.now += 0.1
+    job.now = job.watchers.wake_at()
+    first, second = job.told()
+    assert first is second
 
 
 def test_followers_of_a_large_job_are_told_less_often() -> None:
     job = Large(12_500)
-    job.ask(WatchRequest(follow=True))
+    job.ask(WatchRequest(after=0))
     job.now += 0.25
-    job.watchers.tick(job.now)
-    job.ask(Taken())
+    answered_at, known = job.now, snapshot_in(job.told()).changes
+    job.now += 0.1
+    job.ask(WatchRequest(after=known))
     job.watchers.changed(job.now)
-    assert job.watchers._due_at == job.now + 1.0
+    assert job.told() == []
+    job.now = answered_at + 1.0
+    assert snapshot_in(job.told()).changes > known
+
+
+@pytest.mark.parametrize("request_", [WatchRequest(), WatchRequest(first=0), WatchRequest(node="0")])
+def test_a_request_takes_the_place_of_one_that_is_not_answered(request_: WatchRequest) -> None:
+    job = Large(2)
+    for _ in range(100):
+        job.watchers.receive(WATCHER, request_, job.now, "")
+    job.now += 0.25
+    assert len(job.told()) == 1
 
 
 @given(st.lists(st.tuples(st.integers(-1, 50), st.integers(-1, 50)), max_size=8))
@@ -224,15 +236,15 @@ def test_totals_are_those_of_all_rows(kinds: list[str], complete: bool) -> None:
     assert seen.totals.in_round == sum(each.state is MemberState.PARTICIPANT for each in seen.nodes)
 
 
-def test_a_snapshot_of_many_nodes_is_made_in_slices() -> None:
+@pytest.mark.parametrize(("request_", "least"), [(WatchRequest(first=0), 16), (WatchRequest(node="3999"), 4)])
+def test_a_snapshot_of_many_nodes_is_made_in_slices(request_: WatchRequest, least: int) -> None:
     """Between two slices the loop serves the nodes."""
     job = Large(4000)
-    for request in (WatchRequest(first=0), WatchRequest(node="3999")):
-        job.watchers.receive(WATCHER, request, job.now, "")
-        ((_, pending),) = job.watchers.pop_sends()
-        assert isinstance(pending, PendingSnapshot)
-        slices = 1
-        while not pending.make_some():
-            slices += 1
-        assert slices >= 4 if request.node else slices >= 4000 / 250
-        assert pending.make_some() == pending.parts()
+    job.watchers.receive(WATCHER, request_, job.now, "")
+    ticks = 0
+    while not (sent := job.watchers.pop_sends()):
+        assert job.watchers.wake_at() <= job.now
+        job.watchers.tick(job.now)
+        ticks += 1
+    assert ticks >= least
+    assert snapshot_in([message for _, message in sent]).nodes

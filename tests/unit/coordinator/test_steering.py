@@ -227,13 +227,15 @@ def test_nodes_are_asked_again_at_once_when_a_round_has_started() -> None:
 
 def test_who_follows_a_large_job_sees_the_workers_of_a_new_round_soon() -> None:
     job = running(*(chr(number) for number in range(0x100, 0x100 + 400)))
-    job.ask(WatchRequest(follow=True))
+    job.ask(WatchRequest(after=0))
     job.command(RestartCommand(BY))
     for session in list(job.coordinator.sessions):
         job.hears(chr(session.number), JOINED)
-    asked = [session for session, each in job.wait(0.6) if isinstance(each, ReportRequested)]
+    asked = [session for session, each in job.ask(WatchRequest(after=1)) if isinstance(each, ReportRequested)]
     assert len(asked) == 400
-    assert not any(isinstance(each, ReportRequested) for _, each in job.wait(2.2)), "and then now and again"
+    job.wait(1.0)
+    told = job.ask(WatchRequest(after=1))
+    assert not any(isinstance(each, ReportRequested) for _, each in told), "and then now and again"
 
 
 def test_what_nobody_asked_for_is_not_listened_to() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.control.coordinator.operators import WatcherSessions
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Outcome, Settings, State, Succeed
+from rallypoint.control.membership.state import Close, Fail, NodeId, NodeInfo, Outcome, Settings, State, Succeed
 from rallypoint.control.protocol.messages import (
     CollectedPart,
     CollectKind,
@@ -90,15 +89,14 @@ class Job:
         sent: list[Told] = [*to_nodes]
         while made := self.watchers.pop_sends():
             for session, message in made:
-                self.watchers.delivery_to(partial(self.reads, session, sent))(message)
+                self.reads(session, sent, message)
         return sent
 
     def reads(self, session: int, sent: list[Told], message: WatcherNotification) -> None:
         """A watcher reads what it is sent, and says so as `WatcherSession` does."""
         sent.append((session, message))
-        if isinstance(message, CollectedPart | SnapshotPart) and message.is_last and self.reads_all:
-            number = message.number if isinstance(message, CollectedPart) else 0
-            self.watchers.receive(session, Taken(number), self.now, "")
+        if isinstance(message, CollectedPart) and message.is_last and self.reads_all:
+            self.watchers.receive(session, Taken(message.number), self.now, "")
 
     def hears(self, name: str, request: Request) -> list[Told]:
         """A node says something; returns all that is told for it."""
@@ -234,19 +232,33 @@ def test_how_long_a_node_is_silent_is_shown() -> None:
     assert silent == pytest.approx([1.25, 0.25])
 
 
-def test_a_follower_is_told_of_changes_and_of_nothing_else() -> None:
+def test_a_follower_is_answered_after_a_change_and_after_a_second() -> None:
     job = running("a", "b")
-    job.ask(WatchRequest(follow=True))
-    job.wait(1.0)
-    for name in "ab":
-        job.coordinator.heartbeat(ord(name), job.now)
-    assert not [each for _, each in job.wait(0.9) if isinstance(each, SnapshotPart)]
+    known = snapshot_in(job.ask(WatchRequest(after=0)) + job.wait(0.25)).changes
+    told = job.ask(WatchRequest(after=known)) + job.wait(0.9)
+    assert not [each for _, each in told if isinstance(each, SnapshotPart)]
+    assert snapshot_in(job.wait(0.1)).changes == known
+    job.wait(0.5)
+    assert not [each for _, each in job.told([]) if isinstance(each, SnapshotPart)], "it has not asked again"
+    job.ask(WatchRequest(after=known))
     told = job.hears("b", Fail(0, CAUSE, 3))
     seen = snapshot_in(told + job.wait(0.2))
     assert (seen.phase, seen.ended_rounds.failures) == (JobPhase.WAITING, 1)
     (failure,) = seen.failures
     assert (failure.rank, failure.host, failure.exitcode, failure.round) == (3, "b", -9, 0)
     assert "round 0 ended" in seen.events[-1].text
+
+
+def test_a_follower_is_sent_the_end_of_the_job_between_two_requests() -> None:
+    job = running("a", "b")
+    other = WATCHER + 1
+    job.watchers.open(other)
+    job.watchers.receive(other, WatchRequest(), job.now, "")
+    snapshot_in(job.ask(WatchRequest(after=0)) + job.wait(0.25))
+    told = job.hears("a", Close()) + job.wait(0.0)
+    assert snapshot_in(told).phase is JobPhase.STOPPED
+    assert other not in [session for session, _ in told]
+    assert not [each for _, each in job.wait(5.0) if isinstance(each, SnapshotPart)], "it is sent once"
 
 
 def test_events_are_numbered_and_have_an_age() -> None:
@@ -334,7 +346,7 @@ def test_what_is_collected_comes_from_each_node_and_then_the_end() -> None:
 
 OPERATOR = st.one_of(
     st.just(WatchRequest()),
-    st.just(WatchRequest(follow=True)),
+    st.just(WatchRequest(after=0)),
     st.just(RestartCommand(BY)),
     st.builds(ResizeCommand, st.just(BY), st.integers(0, 3), st.integers(0, 4), st.booleans()),
     st.builds(DrainCommand, st.just(BY), st.sampled_from(["0", "1", "n2"])),
@@ -388,7 +400,7 @@ def test_messages_of_nodes_are_the_same_with_a_watcher() -> None:
     def told_to_nodes(watched: bool) -> list[Told]:
         job = Job(Settings("job", 2, 2, last_call_timeout=0.0))
         if watched:
-            job.ask(WatchRequest(follow=True))
+            job.ask(WatchRequest(after=0))
         for name in "ab":
             job.node(name)
         told = [*job.sent]

@@ -9,7 +9,7 @@ from rallypoint.control.membership import state
 from rallypoint.control.protocol import handshake, messages, observation
 from rallypoint.failures import cause
 
-_KNOWN = (18, "eb0c55380c7919d0")
+_KNOWN = (19, "5f1bef30b624efd8")
 """The version, and the digest of the messages that it has. Where this fails, raise `PROTOCOL_VERSION` and write both
 here.
 """

@@ -122,8 +122,8 @@ class WatcherSession:
         return seen
 
     async def receive(self) -> Observation:
-        """Wait for the next message; parts of a snapshot, or of a list, are put together. Whoever sends is told
-        what has been read.
+        """Wait for the next message; parts of a snapshot, or of a list, are put together. The control plane is told
+        which collected parts were read.
 
         Raises:
             UnreachableError: the session was lost.
@@ -132,8 +132,8 @@ class WatcherSession:
             message, size = await self._receive_message()
             if isinstance(message, CollectedPart):
                 self._count(message)
-            if isinstance(message, CollectedPart | SnapshotPart) and message.is_last:
-                self.send(Taken(message.number if isinstance(message, CollectedPart) else 0))
+                if message.is_last:
+                    self.send(Taken(message.number))
             if isinstance(message, JobList):
                 running, ended = self._jobs
                 running += message.jobs

@@ -6,8 +6,7 @@ Laws of the loop's time (law 17 of the design: a stranger gets a bounded share):
    waits in the connection, which is read no more before it is handled; meanwhile others have their turn.
 2. No further request is handled while more than `_POSTED` notifications wait to be written: what requests cause is
    written before more is caused.
-3. A watcher's next request is handled when the last answer has been made and read. Answers are made a slice at a time,
-   and the notifications of nodes come first.
+3. A watcher's next message is handled when it has read what it was sent.
 
 Whom a control plane without a secret serves is decided by the user at the other end of a connection. Laws:
 
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from rallypoint.base.loop import LoopThread
     from rallypoint.base.tls import ControlTls, TlsChannel
     from rallypoint.control.coordinator.jobs import ServedJobs, Shares
-    from rallypoint.control.coordinator.snapshots import PendingSnapshot
     from rallypoint.control.protocol.handshake import Hello, Keys
     from rallypoint.control.protocol.messages import Notification
     from rallypoint.control.protocol.observation import WatcherNotification
@@ -68,8 +66,6 @@ _TURN, _TURN_OF_ALL = 0.002, 0.02
 """Seconds for which the loop handles what one connection, and what all have sent, before others have their turn."""
 _POSTED = 1024
 """Connections that are written to in one turn, and notifications that may wait for that while more is caused."""
-_MAKING = 0.5
-"""Seconds for which answers to watchers are made when the server ends; what is not made by then is not sent."""
 
 MAX_PLAIN = MAX_FRAME - SIGNATURE_SIZE
 """Bytes that a message may have before it is signed."""
@@ -106,9 +102,7 @@ class ControlConnection:
         self._frames: list[bytes] = []
         """What has arrived and was not handled yet, the next one last: an empty deque would have half a kilobyte."""
         self._is_behind = False
-        """Whether that waits for a later turn, or for an answer that is made or read."""
-        self._pending: list[PendingSnapshot] = []
-        """A watcher's answers that are being made."""
+        """Whether that waits for a later turn, or until what was sent is read."""
         self.posted = self.written = 0
         """How many notifications were posted, which whoever delivers counts, and written, which the loop does."""
         self._channel: TlsChannel | None = None
@@ -200,8 +194,8 @@ class ControlConnection:
             return
         until = min(began + _TURN, until)
         while self._frames and not self._done and not self._transport.is_closing:
-            if self._is_watcher and self._awaits_answer:
-                self._fall_behind()  # until `all_sent` or `make_some`
+            if self._is_watcher and self._transport.unsent:
+                self._fall_behind()  # until `all_sent`
                 break
             if now >= until or everyone.is_full:
                 self._fall_behind()
@@ -220,11 +214,6 @@ class ControlConnection:
         #   3. if its end were read now, the leave would not be, and the node would count as lost.
         self._is_behind = True
         self._transport.pause()
-
-    @property
-    def _awaits_answer(self) -> bool:
-        """Whether a watcher has an answer that it has not read."""
-        return bool(self._pending or self._transport.unsent)
 
     def _handle(self, payload: bytes) -> None:
         """Handle one message."""
@@ -250,7 +239,7 @@ class ControlConnection:
 
     def all_sent(self) -> None:
         """The other side has read what it was sent."""
-        if self._is_behind and self._is_watcher and not self._awaits_answer:
+        if self._is_behind and self._is_watcher:
             self.go_on()
 
     def connection_lost(self, error: OSError | None) -> None:
@@ -400,30 +389,6 @@ class ControlConnection:
             everyone.posting = True
             everyone.loop.call(everyone.write_posted)
 
-    def make(self, answer: PendingSnapshot) -> None:
-        """Make an answer to a watcher, a slice at a time, and send it; from any thread."""
-        self._pending.append(answer)
-        self._all.loop.call(partial(self._all.make_later, self))
-
-    def make_some(self) -> bool:
-        """Make a slice of the first answer; returns whether more is left. On the loop's thread."""
-        if self._done or self._transport.is_closing:
-            self._pending.clear()
-        if not self._pending:
-            return False
-        try:
-            parts = self._pending[0].make_some()
-        except Exception:
-            log.exception("the answer to %s could not be made; the control connection is closed", self._peer)
-            self.abort()
-            return False
-        if parts:
-            del self._pending[0]
-            self.send(*map(codec.encode, parts))
-            if self._is_behind and not self._awaits_answer:
-                self._all.go_on_later(self)
-        return bool(self._pending)
-
     def disconnect(self, why: str) -> None:
         """The coordinator has ended the session; from any thread."""
         self._all.event_loop.call_soon_threadsafe(self._end_session, why)
@@ -551,10 +516,8 @@ class Connections:
         """The same by connection, in order: one write has all that one of them is told in a turn."""
         self._behind: deque[ControlConnection] = deque()
         """Those that have sent more than could be handled in their turn."""
-        self._making: deque[ControlConnection] = deque()
-        """Those of watchers whose answers are being made."""
-        self._called: set[Callable[[], None]] = set()
-        """What the loop will call in its next turn."""
+        self._goes_on = False
+        """Whether the loop will call `_go_on` in its next turn."""
         self._descriptors = 0
         """The limit of descriptors for connections when it was last looked up; it may be raised."""
         self._most: float = math.inf
@@ -646,46 +609,22 @@ class Connections:
     def go_on_later(self, connection: ControlConnection) -> None:
         """Let a connection handle more of what it has sent, when others had their turn."""
         self._behind.append(connection)
-        self._call_soon(self._go_on)
+        self._call_soon()
 
-    def make_later(self, connection: ControlConnection) -> None:
-        """Make the answers that a watcher waits for, in turns with all else."""
-        if connection not in self._making:
-            self._making.append(connection)
-        self._call_soon(self._make)
-
-    def _call_soon(self, work: Callable[[], None]) -> None:
-        if work not in self._called:
-            self._called.add(work)
-            self.event_loop.call_soon(work)
+    def _call_soon(self) -> None:
+        if not self._goes_on:
+            self._goes_on = True
+            self.event_loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        self._called.discard(self._go_on)
+        self._goes_on = False
         until = SYSTEM_CLOCK.monotonic() + _TURN
         for _ in range(len(self._behind)):  # whoever is not done after its turn is appended again
             if self.is_full or SYSTEM_CLOCK.monotonic() >= until:
                 break
             self._behind.popleft().go_on()
         if self._behind:
-            self._call_soon(self._go_on)
-
-    def _make(self) -> None:
-        self._called.discard(self._make)
-        if not self.is_full:
-            self._make_until(SYSTEM_CLOCK.monotonic() + _TURN)
-        if self._making:
-            self._call_soon(self._make)
-
-    def _make_until(self, until: float) -> None:
-        while self._making and SYSTEM_CLOCK.monotonic() < until:
-            connection = self._making.popleft()
-            if connection.make_some():
-                self._making.append(connection)
-
-    def finish_making(self) -> None:
-        """The server ends: make what watchers wait for."""
-        self._make_until(SYSTEM_CLOCK.monotonic() + _MAKING)
-        self._making.clear()
+            self._call_soon()
 
 
 class TlsHandshakes:

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from rallypoint.control.coordinator.job_log import JobLog
     from rallypoint.control.coordinator.notifications import JobHistory
     from rallypoint.control.coordinator.operators import WatcherSessions
-    from rallypoint.control.coordinator.snapshots import PendingSnapshot
     from rallypoint.control.protocol.handshake import Hello
     from rallypoint.control.protocol.observation import JobList, Snapshot, WatcherNotification, WatcherRequest
 
@@ -52,7 +51,7 @@ _ANSWERS = get_args(NodeAnswer)
 _PAUSE = 5.0
 """Seconds until a failed tick is tried again."""
 MAX_WATCHERS = 64
-"""Sessions that may watch a job at a time: each is sent the whole state after each change."""
+"""Sessions that may watch a job at a time: each may ask for the whole state every second."""
 _REPLACED_DETAIL = f"{MAX_WATCHERS} others watch this job, and it has said nothing for the longest time"
 
 
@@ -108,7 +107,7 @@ class _PendingNotification(NamedTuple):
 
     number: int
     session: int
-    notification: Notification | WatcherNotification | PendingSnapshot
+    notification: Notification | WatcherNotification
 
 
 class Dispatcher:
@@ -238,15 +237,8 @@ class Dispatcher:
         self.on_change()
         return number
 
-    def attach_watcher(
-        self,
-        deliver: Callable[[WatcherNotification], None],
-        disconnect: Callable[[str], None],
-        make: Callable[[PendingSnapshot], None] | None = None,
-    ) -> int:
-        """Open the session of a watcher, which is not a node; returns its number. `make` makes snapshots when there is
-        time for that; without it they are made when they are delivered.
-        """
+    def attach_watcher(self, deliver: Callable[[WatcherNotification], None], disconnect: Callable[[str], None]) -> int:
+        """Open the session of a watcher, which is not a node; returns its number."""
         replaced: list[Callable[[], None]] = []
         with self._lock:
             watchers = self._opened_watchers()
@@ -255,7 +247,7 @@ class Dispatcher:
                 self._deliver.pop(quietest, None)
                 replaced = [partial(self._disconnect.pop(quietest), _REPLACED_DETAIL)]
             session = next(self._numbers)
-            self._deliver[session] = watchers.delivery_to(deliver, make)
+            self._deliver[session] = deliver
             self._disconnect[session] = disconnect
             watchers.open(session)
         for end in replaced:
@@ -430,7 +422,7 @@ class Dispatcher:
                 due.append(self._outbox.popleft())
         return due
 
-    def _deliver_to(self, session: int, notification: Notification | WatcherNotification | PendingSnapshot) -> None:
+    def _deliver_to(self, session: int, notification: Notification | WatcherNotification) -> None:
         if isinstance(notification, ConfigDiffers):
             self._job_log().log_differences(notification)
         elif self._logs_progress and isinstance(notification, Progress | JoinRefused):

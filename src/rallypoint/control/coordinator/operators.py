@@ -3,9 +3,13 @@
 Laws:
 
 1. Without watchers, the only cost is the record of events (`history`).
-2. A follower is sent a snapshot after a change, at most every `_PAUSE` seconds (less often in a large job) and not
-   before it has read the last one; without a change, nothing.
-3. Nodes are asked for reports when a watcher asks for the state of the job, and not more often than they can answer at
+2. A watcher has one unanswered request for a snapshot: the next one takes its place. So many requests cost no more than
+   one.
+3. All who wait are answered with one snapshot. That of a large job is made in slices, one a tick, between which nodes
+   are served.
+4. Whoever follows is sent the end of the job without having asked: its next request may come after the end of the
+   coordinator.
+5. Nodes are asked for reports when a watcher asks for the state of the job, and not more often than they can answer at
    negligible cost; many are asked in waves. A node that does not answer in time is shown with what is known.
 """
 
@@ -16,7 +20,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -24,7 +28,7 @@ from typing import NamedTuple
 from rallypoint.control.coordinator.collection import LIMITS, Collection, room_for_each
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.sessions import SessionRegistry
-from rallypoint.control.coordinator.snapshots import JobView, NodeReports, PendingSnapshot, SnapshotMaker, at_once
+from rallypoint.control.coordinator.snapshots import JobView, Making, NodeReports, SnapshotMaker, at_once
 from rallypoint.control.membership.state import (
     Close,
     NodeId,
@@ -53,6 +57,7 @@ from rallypoint.control.protocol.messages import (
     Taken,
 )
 from rallypoint.control.protocol.observation import (
+    SHOWN_NODES,
     CollectCommand,
     Command,
     CommandReply,
@@ -66,11 +71,14 @@ from rallypoint.control.protocol.observation import (
     WatcherNotification,
     WatcherRequest,
     WatchRequest,
+    snapshot_parts,
 )
 from rallypoint.control.protocol.ranges import MAX_NODES
 
-_PAUSE, _ROWS_A_SECOND = 0.2, 12_500
-"""Seconds between messages to a follower; more if there are many nodes, which a snapshot has to count."""
+_PAUSE, _LONGEST_PAUSE, _ROWS_A_SECOND = 0.2, 2.0, 12_500
+"""Seconds between answers to those who follow; more if there are many nodes, which a snapshot has to count."""
+_UNCHANGED = 1.0
+"""Seconds after which they are answered without a change, if the pause is shorter."""
 _ANSWER = 0.25
 """Seconds that nodes have to report before a watcher is answered without them."""
 _FRESH, _FRESH_NODES = 1.0, 256
@@ -79,12 +87,6 @@ _WAVE, _WAVES_APART = 1024, 0.2
 """The number of nodes that are asked for reports at once, and the seconds until the next ones are: the heartbeats of
 all must not wait for the answers of all.
 """
-_REFRESH, _NODES_A_SECOND = 2.0, 100
-"""Seconds between requests for reports while there is a follower; more if there are many nodes, so that the reports of
-thousands cost the coordinator no more than a few of their heartbeats.
-"""
-_STARTED = 0.5
-"""Seconds after the start of a round until reports on its workers are requested, if there is a follower."""
 _MOST_NAMED = 8
 _MOST_COLLECTIONS = 4
 """Collections of one watcher at a time: each of them is looked at for each answer of a node."""
@@ -94,13 +96,17 @@ _MOST_OF_LOGS = 1024 * 1024
 
 @dataclass(slots=True)
 class _Watcher:
-    follows: bool = False
-    wants: bool = False
-    """Whether it must be sent a snapshot at the next opportunity."""
-    unread: bool = False
-    """Whether it has not read the last one."""
+    request: WatchRequest = field(default_factory=WatchRequest)
+    """Its last request."""
+    due_at: float = math.inf
+    """When that is answered at the latest; infinity if it was, or if there is none."""
     view: JobView | None = None
-    """What the last one was made of: the other rows of a large job come from the same moment."""
+    """What the last answer was made of: the other rows of a large job come from the same moment."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether it asks again when it has read the answer."""
+        return self.request.after >= 0
 
 
 class _Collected(NamedTuple):
@@ -115,7 +121,7 @@ class WatcherSessions:
     """All watchers of one job."""
 
     def __init__(self, job: Coordinator) -> None:
-        self.sends: list[tuple[int, WatcherNotification | PendingSnapshot]] = []
+        self.sends: list[tuple[int, WatcherNotification]] = []
         """Messages to watchers, by session; delivery removes them."""
         self._job = job
         self._reports = NodeReports()
@@ -128,8 +134,12 @@ class WatcherSessions:
         self._to_ask: Iterator[NodeId] = iter(())
         """The nodes of that round that are asked next, at `_ask_at`."""
         self._ask_at = math.inf
-        self._due_at = math.inf
+        self._making: tuple[Sequence[int], Making] | None = None
+        """The sessions that are answered now, and the snapshot in the making."""
+        self._changes = 1
+        """The number of the last change: `Snapshot.changes`."""
         self._told_at = -math.inf
+        """When a snapshot of no rows in particular was last begun."""
         self._collections: dict[int, _Collected] = {}
         self._drained: dict[NodeId, str] = {}
         """Nodes that were asked to leave, and by whom."""
@@ -146,25 +156,10 @@ class WatcherSessions:
         """Whether nodes are to answer a watcher."""
         return bool(self._collections)
 
-    def pop_sends(self) -> list[tuple[int, WatcherNotification | PendingSnapshot]]:
+    def pop_sends(self) -> list[tuple[int, WatcherNotification]]:
         """Take the messages for watchers, by session."""
         sends, self.sends = self.sends, []
         return sends
-
-    @staticmethod
-    def delivery_to(
-        deliver: Callable[[WatcherNotification], None], make: Callable[[PendingSnapshot], None] | None = None
-    ) -> Callable[[WatcherNotification | PendingSnapshot], None]:
-        """What delivers to a watcher. A snapshot that is pending is given to `make`, or made first if there is none."""
-
-        def deliver_message(message: WatcherNotification | PendingSnapshot) -> None:
-            if isinstance(message, PendingSnapshot) and make is not None:
-                make(message)
-                return
-            for part in message.parts() if isinstance(message, PendingSnapshot) else (message,):
-                deliver(part)
-
-        return deliver_message
 
     def open(self, session: int) -> None:
         """A watcher has connected."""
@@ -190,10 +185,10 @@ class WatcherSessions:
         if isinstance(request, Taken):
             self._on_read(session, request.number, now)
             return
+        if isinstance(request, WatchRequest):
+            self._watch(watcher, request, now)
+            return
         try:
-            if isinstance(request, WatchRequest):
-                self._watch(session, request, now)
-                return
             if refusal:
                 raise CommandRefused(refusal)
             if isinstance(request, CollectCommand):
@@ -220,43 +215,36 @@ class WatcherSessions:
         return plan.text
 
     def changed(self, now: float) -> None:
-        """The state has changed: followers must be sent a snapshot."""
+        """The state has changed: answer those who follow."""
+        self._changes += 1
         if self._collections:
             self._follow_nodes(now)
+        is_over = self._job.state.verdict is not None
         for watcher in self._watchers.values():
-            if watcher.follows:
-                watcher.wants = True
-                if not watcher.unread:
-                    self._due_at = min(self._due_at, max(now, self._told_at + self._pause()))
-        if self._job.state.verdict is not None:  # at once: the coordinator may end with its job
-            self._send_snapshots(now)
+            if watcher.follows and is_over:
+                watcher.request, watcher.due_at = WatchRequest(), now
+            elif watcher.follows and watcher.due_at < math.inf:
+                watcher.due_at = min(watcher.due_at, max(now, self._told_at + self._pause()))
 
     def _pause(self) -> float:
         state = self._job.state
-        return max(_PAUSE, (len(state.participants) + len(state.survivors)) / _ROWS_A_SECOND)
+        nodes = len(state.participants) + len(state.survivors)
+        return min(_LONGEST_PAUSE, max(_PAUSE, nodes / _ROWS_A_SECOND))
 
-    def _watch(self, session: int, request: WatchRequest, now: float) -> None:
-        watcher = self._watchers[session]
-        if request.first >= 0 or request.node:
-            view = watcher.view = watcher.view or self._view(now)
-            if request.node:
-                making = self._maker.row(view, find_node(request.node, view.state))
-            else:
-                making = self._maker.page(view, request.first)
-            self.sends.append((session, PendingSnapshot(making)))
+    def _watch(self, watcher: _Watcher, request: WatchRequest, now: float) -> None:
+        watcher.request, watcher.due_at = request, now
+        if request.has_rows:
             return
-        watcher.follows, watcher.wants, watcher.unread = request.follow, True, False
         self._ask_nodes(now)
-        self._due_at = min(self._due_at, now + _ANSWER if self._awaited else now)
+        if request.after > 0:
+            least = 0.0 if request.after < self._changes else _UNCHANGED
+            watcher.due_at = max(now, self._told_at + max(least, self._pause()))
+        elif self._awaited:
+            watcher.due_at = now + _ANSWER
 
     def _on_read(self, session: int, number: int, now: float) -> None:
-        """A watcher has read what it was sent."""
-        watcher = self._watchers[session]
-        if number == 0:
-            watcher.unread = False
-            if watcher.wants:
-                self._due_at = min(self._due_at, max(now, self._told_at + self._pause()))
-        elif (collection := self._collections.get(number)) is not None and collection.watcher == session:
+        """A watcher has read all that a node has sent for a collection."""
+        if (collection := self._collections.get(number)) is not None and collection.watcher == session:
             collection.nodes.on_read(now)
             self._end_collections()
 
@@ -281,9 +269,10 @@ class WatcherSessions:
             or before.progress != report.progress
         ):
             self.changed(now)
-        all_known = not self._awaited and self._ask_at == math.inf
-        if all_known and any(watcher.wants and not watcher.follows for watcher in self._watchers.values()):
-            self._due_at = min(self._due_at, now)
+        if not self._awaited and self._ask_at == math.inf:
+            for watcher in self._watchers.values():
+                if watcher.due_at < math.inf and not watcher.follows:
+                    watcher.due_at = now
 
     def forget(self, node: NodeId, now: float) -> None:
         """A node is gone: its answers are no longer awaited."""
@@ -295,23 +284,25 @@ class WatcherSessions:
         self._end_collections()
 
     def tick(self, now: float) -> None:
-        """Queue due messages, and ask nodes if there is a follower."""
+        """Queue due messages, and ask more nodes for their reports."""
         for collection in self._collections.values():
             if collection.nodes.wake_at() <= now:
                 collection.nodes.tick(now)
         self._end_collections()
-        if now >= self._due_at:
-            self._due_at = math.inf
-            self._send_snapshots(now)
         if now >= self._ask_at:
             self._ask_more(now)
-        if now >= self._refresh_at():
-            self._ask_nodes(now)
+        while self._making is not None or now >= self._due_at():
+            self._answer_some(now)
+            if self._job.state.verdict is None:  # else all at once: the coordinator may end with its job
+                break
 
     def wake_at(self) -> float:
         """The time at which `tick` has something to do."""
         until = min((collection.nodes.wake_at() for collection in self._collections.values()), default=math.inf)
-        return min(self._due_at, self._ask_at, self._refresh_at(), until)
+        return min(self._due_at() if self._making is None else -math.inf, self._ask_at, until)
+
+    def _due_at(self) -> float:
+        return min((watcher.due_at for watcher in self._watchers.values()), default=math.inf)
 
     def snapshot(self, now: float) -> Callable[[], Snapshot]:
         """A function that makes the snapshot of the job at this moment: without the lock."""
@@ -319,7 +310,7 @@ class WatcherSessions:
         return lambda: at_once(making)
 
     def _view(self, now: float) -> JobView:
-        return JobView.from_coordinator(self._job, self._reports, now, self._drained)
+        return JobView.from_coordinator(self._job, self._reports, now, self._drained, self._changes)
 
     # Collections from nodes
 
@@ -395,15 +386,6 @@ class WatcherSessions:
 
     # Inside
 
-    def _refresh_at(self) -> float:
-        """When nodes must be asked again; infinity while there is no follower, or no round runs."""
-        state = self._job.state
-        if not state.complete or state.closed or not any(watcher.follows for watcher in self._watchers.values()):
-            return math.inf
-        if self._asked_round != state.round and self._job.history.phase_since is not None:
-            return self._job.history.phase_since + _STARTED
-        return self._asked_at + max(_REFRESH, len(state.participants) / _NODES_A_SECOND)
-
     def _ask_nodes(self, now: float) -> None:
         state = self._job.state
         fresh = max(_FRESH, len(state.participants) / _FRESH_NODES)
@@ -421,18 +403,42 @@ class WatcherSessions:
         job.send_to(there, ReportRequested())
         self._ask_at = now + _WAVES_APART if len(wave) == _WAVE else math.inf
 
-    def _send_snapshots(self, now: float) -> None:
-        over = self._job.state.verdict is not None
-        wanting = [entry for entry in self._watchers.items() if entry[1].wants and (over or not entry[1].unread)]
-        if not wanting:
-            return
-        self._told_at = now
-        view = self._view(now)
-        pending = PendingSnapshot(self._maker.snapshot(view))
-        for session, watcher in wanting:
-            watcher.wants, watcher.unread = False, watcher.follows
-            watcher.view = None if watcher.follows else view
-            self.sends.append((session, pending))
+    def _answer_some(self, now: float) -> None:
+        """Make a slice of an answer, all of it if the job is small or has ended; send it once it is made."""
+        sessions, making = self._making or self._begin_answer(now)
+        self._making = None  # if it cannot be made, it is not tried again
+        state = self._job.state
+        try:
+            next(making)
+            while len(state.participants) <= SHOWN_NODES or state.verdict is not None:
+                next(making)
+            self._making = sessions, making
+        except StopIteration as end:
+            parts = snapshot_parts(end.value)
+            self.sends += [(session, part) for session in sessions for part in parts]
+        except CommandRefused as error:
+            self.sends += [(session, CommandReply(done=False, detail=str(error))) for session in sessions]
+
+    def _begin_answer(self, now: float) -> tuple[Sequence[int], Making]:
+        """Begin to answer who has waited longest, with all who get the same snapshot."""
+        due = {session: watcher for session, watcher in self._watchers.items() if watcher.due_at <= now}
+        session, watcher = next(iter(due.items()))
+        if watcher.request.has_rows:
+            due = {session: watcher}
+            view = watcher.view = watcher.view or self._view(now)
+            making = self._rows(view, watcher.request)
+        else:
+            due = {session: watcher for session, watcher in due.items() if not watcher.request.has_rows}
+            view, self._told_at = self._view(now), now
+            making = self._maker.snapshot(view)
+        for watcher in due.values():
+            watcher.due_at, watcher.view = math.inf, None if watcher.follows else view
+        return list(due), making
+
+    def _rows(self, view: JobView, request: WatchRequest) -> Making:
+        if request.node:
+            return (yield from self._maker.row(view, find_node(request.node, view.state)))
+        return (yield from self._maker.page(view, request.first))
 
 
 # Commands. One that cannot be done changes nothing, and the refusal says why and what to do.

@@ -148,7 +148,8 @@ class ControlServer:
         connections.transports.stop_listening()
         if self.jobs.is_collecting:  # nodes that end with the job answer a watcher first
             await self._until_collected(linger)
-        connections.finish_making()
+        self.jobs.tick()  # who follows is sent how the job has ended
+        connections.write_posted()
         for connection in list(connections.open):
             connection.finish(why)
         if connections.open:

@@ -29,7 +29,6 @@ from rallypoint.control.protocol.messages import Heartbeat, JoinRequest, LeaveRe
 if TYPE_CHECKING:
     from rallypoint.control.coordinator.dispatcher import Dispatcher
     from rallypoint.control.coordinator.jobs import ServedJobs
-    from rallypoint.control.coordinator.snapshots import PendingSnapshot
     from rallypoint.control.protocol.handshake import Hello, Keys
     from rallypoint.control.protocol.observation import WatcherNotification
     from rallypoint.control.protocol.signing import Signers
@@ -61,9 +60,6 @@ class SessionOutput(Protocol):
 
     def post(self, notification: Notification | WatcherNotification) -> None:
         """Send a notification; from any thread, in the order of the calls."""
-
-    def make(self, answer: PendingSnapshot) -> None:
-        """Make an answer to a watcher and send it, when there is time for that; from any thread."""
 
     def disconnect(self, why: str) -> None:
         """The coordinator has ended the session; from any thread."""

@@ -2,8 +2,8 @@
 
 Laws:
 
-1. `JobView` is taken with the dispatcher's lock held, while the nodes wait: it holds what never changes, and copies of
-   the rest. All other work is done without the lock, in slices between which the loop serves the nodes.
+1. `JobView` is taken at once, while the nodes wait: it holds what never changes, and copies of the rest. All other work
+   is done in slices, between which the loop serves the nodes.
 2. A job of up to `SHOWN_NODES` nodes has a row for each. Of a larger one the snapshot has those with which something is
    the matter, the worst first, and a few others; what is counted is counted over all.
 3. What follows from the members of a round, or from the reports of its nodes, is worked out once for all snapshots.
@@ -36,11 +36,9 @@ from rallypoint.control.protocol.observation import (
     MemberState,
     NodeView,
     Snapshot,
-    SnapshotPart,
     Steps,
     Straggler,
     Totals,
-    snapshot_parts,
 )
 from rallypoint.failures.cause import Ending
 
@@ -124,10 +122,12 @@ class JobView(NamedTuple):
     """Nodes that were asked to leave, and by whom."""
     known: tuple[str, str] = ("", "")
     """See `JobHistory.known`."""
+    changes: int = 0
+    """See `Snapshot.changes`."""
 
     @classmethod
     def from_coordinator(
-        cls, job: Coordinator, reports: NodeReports, now: float, drained: Mapping[NodeId, str] = {}
+        cls, job: Coordinator, reports: NodeReports, now: float, drained: Mapping[NodeId, str] = {}, changes: int = 0
     ) -> JobView:
         """The view of a job at this moment."""
         return cls(
@@ -145,6 +145,7 @@ class JobView(NamedTuple):
             reports_changes=reports.changes,
             drained=dict(drained),
             known=job.history.known,
+            changes=changes,
         )
 
 
@@ -273,6 +274,7 @@ class SnapshotMaker:
             detail="" if state.verdict is None else verdict_sentence(state.verdict),
             ending=_ending(state),
             age=view.age,
+            changes=view.changes,
         )
 
 
@@ -284,29 +286,6 @@ def at_once(making: _Slices[T]) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
-
-
-class PendingSnapshot:
-    """A message to watchers that is made when it is delivered, once for all of them."""
-
-    def __init__(self, making: Making) -> None:
-        self._making = making
-        self._parts: Sequence[SnapshotPart] = ()
-
-    def make_some(self) -> Sequence[SnapshotPart]:
-        """Make one slice of it, a millisecond or so; returns the messages once all are made."""
-        if not self._parts:
-            try:
-                next(self._making)
-            except StopIteration as end:
-                self._parts = snapshot_parts(end.value)
-        return self._parts
-
-    def parts(self) -> Sequence[SnapshotPart]:
-        """The messages, made at once."""
-        while not self._parts:
-            self.make_some()
-        return self._parts
 
 
 def _ending(state: State) -> Ending | None:

@@ -109,11 +109,11 @@ class CollectedPart(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """The receiver has read what it was sent: a snapshot (0), or all of one node for the collection of that number.
-    Only then is more sent, so that nobody is cut off for reading slowly.
+    """The receiver has read all that one node has sent for the collection of that number. Only then is more sent, so
+    that nobody is cut off for reading slowly.
     """
 
-    number: int = 0
+    number: int
 
 
 class DrainRequested(NamedTuple):

@@ -229,6 +229,8 @@ class Snapshot(NamedTuple):
     """For how many seconds the job has been known, to this coordinator or to a node that has told it; of one that has
     ended, how long it lasted.
     """
+    changes: int = 0
+    """A number that grows with each change of anything but ages."""
     endpoint: str = ""
     """Where the coordinator was reached; made on the watcher's own side, never sent."""
 
@@ -252,16 +254,24 @@ class JobSummary(NamedTuple):
 
 
 class WatchRequest(NamedTuple):
-    """Request the state of the job: once, or, with `follow`, again after each change. Answered by `SnapshotPart`s, or
-    by `JobList` if the control plane serves many jobs and the greeting names none.
+    """Request the state of the job. Answered by `SnapshotPart`s, or by `JobList` if the control plane serves many jobs
+    and the greeting names none. A watcher has one request at a time: a later one takes the place of one that is not
+    answered.
 
-    `first` is for the rows of all nodes of a large job: the snapshot that was sent last is sent again, with the next
-    `PAGE_NODES` rows from this one on. `node` is for the row of one node, by its name, host, address or group rank.
+    Who follows says with `after` which state it knows (`Snapshot.changes`, 0 for none), and is answered when there is a
+    newer one, or after a second; the end of the job is sent to it even between two requests. `first` is for the rows of
+    all nodes of a large job: the snapshot that was sent last is sent again, with the next `PAGE_NODES` rows from this
+    one on. `node` is for the row of one node, by its name, host, address or group rank.
     """
 
-    follow: bool = False
+    after: int = -1
     first: int = -1
     node: str = ""
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it is for given rows."""
+        return self.first >= 0 or bool(self.node)
 
 
 class ListRequest(NamedTuple):
