@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
 from rallypoint.control.membership.state import NodeInfo
@@ -73,8 +74,10 @@ class RendezvousClient(Protocol):
         """Whether the coordinator of the job is in this agent at the moment."""
         return False
 
-    def snapshot(self) -> Snapshot | None:
-        """The state of the job, if its coordinator is in this agent; else None."""
+    def snapshot(self) -> Callable[[], Snapshot] | None:
+        """A function, for any thread, that makes the snapshot of the job as it is at this moment; None if the job's
+        coordinator is not in this agent.
+        """
         return None
 
     def local_job(self) -> LocalJob | None:

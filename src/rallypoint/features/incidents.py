@@ -20,11 +20,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib import metadata
 
 from rallypoint.agent.facts import NodeFacts, WorkerFacts
 from rallypoint.agent.feature import Agent, Feature
 from rallypoint.agent.policy import STARTED, Phase, PolicyState
+from rallypoint.agent.steps import WorkersStarted
 from rallypoint.base.clock import Deadline
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.log import get_logger
@@ -178,12 +180,14 @@ class IncidentRecorder:
     Args:
         folder: the folder to write to; made if it is missing.
         facts: returns what is known about this node and its workers at this moment; called on the loop's thread.
-        snapshot: returns the state of the job, if the coordinator is in this process, else None; called on another
-            thread.
+        snapshot: see `RendezvousClient.snapshot`; called on the loop's thread.
     """
 
     def __init__(
-        self, folder: str, facts: Callable[[], IncidentFacts], snapshot: Callable[[], Snapshot | None] = lambda: None
+        self,
+        folder: str,
+        facts: Callable[[], IncidentFacts],
+        snapshot: Callable[[], Callable[[], Snapshot] | None] = lambda: None,
     ) -> None:
         self._folder = folder
         self._facts = facts
@@ -205,14 +209,27 @@ class IncidentRecorder:
             if self._count == MAX_KEPT + 1:
                 log.warning("this agent has kept %d incidents; later ones are not kept", MAX_KEPT)
             return
-        facts = self._facts()
+        # The job as it is now, and not when a thread has read the stacks:
+        #   1. node B fails for the last time, and the coordinator, which is in this agent A, ends the job;
+        #   2. B ends its workers, keeps its bundle and leaves, while our thread still waits for py-spy;
+        #   3. the index of the bundles would not name B's, which is the one that matters.
+        facts, make_snapshot = self._facts(), self._snapshot()
+        keep = partial(self._keep, incident, facts, make_snapshot)
         thread = None
         if not self._recorder.is_idle:  # the stacks must be read before the workers are stopped
-            thread = start_thread(lambda: self._keep(incident, facts), "incident")
+            thread = start_thread(keep, "incident")
         if thread is None:
-            self._recorder.post("incident", lambda: self._keep(incident, facts))
+            self._recorder.post("incident", keep)
         else:
             self._threads.append(thread)
+
+    def make_ready(self) -> None:
+        """Import what a snapshot needs while nobody waits: an incident is observed before it is announced."""
+
+        def import_all() -> None:
+            import rallypoint.control.coordinator.operators  # noqa: F401
+
+        self._recorder.post("imports", import_all)
 
     def close(self) -> None:
         """Wait for incidents that are being written."""
@@ -223,12 +240,12 @@ class IncidentRecorder:
         if self._recorder.busy_for() or any(thread.is_alive() for thread in self._threads):
             log.warning("the evidence of a failure could not be collected within %g s", _FINISH)
 
-    def _keep(self, incident: Incident, facts: IncidentFacts) -> None:
+    def _keep(self, incident: Incident, facts: IncidentFacts, make_snapshot: Callable[[], Snapshot] | None) -> None:
         try:
             parent = os.path.join(self._folder, safe_name(facts.node.job), f"round-{max(incident.round, 0)}")
             early = [*stack_pieces(facts), *gpu_pieces()]
-            seen = self._snapshot()
-            if seen is not None:  # the coordinator is here: the state of the job, over all nodes
+            if make_snapshot is not None:  # the coordinator is here: the state of the job, over all nodes
+                seen = make_snapshot()
                 write_index(parent, index_fields(seen, incident.why, incident.headline, facts.node.host))
             _until_ended(facts)
             pieces = bundle(summary_of(incident, facts.node), [*early, *pieces_of(facts.node, incident)], LIMIT)
@@ -256,7 +273,11 @@ class Incidents(Feature):
             self._recorder = IncidentRecorder(folder, lambda: incident_facts(workers), workers.rendezvous.snapshot)
 
     def messages(self) -> Mapping[type, Callable[[Any], None]]:
-        return {CollectRequested: self._collect}
+        return {CollectRequested: self._collect, WorkersStarted: self._on_workers_started}
+
+    def _on_workers_started(self, _event: WorkersStarted) -> None:
+        if self._recorder is not None and self.workers.rendezvous.hosts_coordinator:
+            self._recorder.make_ready()
 
     def observe(self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...]) -> None:
         if self._recorder is not None:

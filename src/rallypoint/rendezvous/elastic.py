@@ -106,8 +106,8 @@ class ControlPlane:
         """Whether the coordinator is in this process at the moment."""
         return False
 
-    def snapshot(self) -> Snapshot | None:
-        """The snapshot of the job, if the coordinator is in this process; else None."""
+    def snapshot(self) -> Callable[[], Snapshot] | None:
+        """See `RendezvousClient.snapshot`."""
         return None
 
     def watch_endpoint(self) -> str | None:
@@ -477,8 +477,8 @@ class ElasticHandler(RendezvousHandler):
         """Whether the coordinator of the job is in this agent at the moment."""
         return self._control.hosts_coordinator()
 
-    def snapshot(self) -> Snapshot | None:
-        """The snapshot of the job, if its coordinator is in this agent; else None."""
+    def snapshot(self) -> Callable[[], Snapshot] | None:
+        """See `RendezvousClient.snapshot`."""
         return self._control.snapshot()
 
     def local_job(self) -> LocalJob | None:

@@ -265,9 +265,12 @@ class Dispatcher:
 
     def snapshot(self) -> Snapshot:
         """The state of the job, as far as it is known without asking the nodes."""
+        return self.copy_of_job()()
+
+    def copy_of_job(self) -> Callable[[], Snapshot]:
+        """Copy what may change. Returns a function, for any thread, that makes the snapshot of this moment."""
         with self._lock:
-            make = self._opened_watchers().snapshot(self._clock.monotonic())
-        return make()
+            return self._opened_watchers().snapshot(self._clock.monotonic())
 
     @property
     def is_collecting(self) -> bool:

@@ -265,10 +265,10 @@ class Candidate:
         """Whether this agent is the coordinator."""
         return self._election.is_leader
 
-    def snapshot(self) -> Snapshot | None:
+    def snapshot(self) -> Callable[[], Snapshot] | None:
         """The snapshot of the job, if this agent is the coordinator; from any thread."""
         term = self._term
-        return None if term is None else term.dispatcher.snapshot()
+        return None if term is None else term.dispatcher.copy_of_job()
 
     def close(self) -> None:
         """Give the coordinator's place to the next, and leave etcd; waits until that is done. Idempotent."""

@@ -134,9 +134,9 @@ class _EmbeddedControl(ControlPlane):
         """Whether it is here."""
         return self._dispatcher is not None
 
-    def snapshot(self) -> Snapshot | None:
+    def snapshot(self) -> Callable[[], Snapshot] | None:
         """The snapshot of the job, if the coordinator is here."""
-        return None if self._dispatcher is None else self._dispatcher.snapshot()
+        return None if self._dispatcher is None else self._dispatcher.copy_of_job()
 
     def watch_endpoint(self) -> str | None:
         """The endpoint; empty if the coordinator is alone, before `open_to_commands`."""

@@ -9,6 +9,7 @@ server, and etcd a few writes, whatever the number of nodes (decision 18).
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -78,7 +79,7 @@ class _EtcdControl(ControlPlane):
         self._candidate.start()
         return link
 
-    def snapshot(self) -> Snapshot | None:
+    def snapshot(self) -> Callable[[], Snapshot] | None:
         """The snapshot of the job, if this agent is the elected one."""
         return None if self._candidate is None else self._candidate.snapshot()
 

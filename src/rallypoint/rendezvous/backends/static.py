@@ -7,6 +7,7 @@ first byte of a connection distinguishes the two. Each round has a new store beh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -91,9 +92,9 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
 
     # The control plane
 
-    def snapshot(self) -> Snapshot | None:
+    def snapshot(self) -> Callable[[], Snapshot] | None:
         """The snapshot of the job, if this is rank 0."""
-        return None if self._dispatcher is None else self._dispatcher.snapshot()
+        return None if self._dispatcher is None else self._dispatcher.copy_of_job()
 
     def watch_endpoint(self) -> str | None:
         """The endpoint."""
