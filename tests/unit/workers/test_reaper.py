@@ -221,10 +221,10 @@ def test_an_exception_in_the_midst_of_a_call_breaks_the_connection(reaper: Reape
 def test_a_stopped_one_that_is_given_up_is_killed_with_what_it_guards(
     monkeypatch: pytest.MonkeyPatch, how: str, both: bool
 ) -> None:
-    monkeypatch.setattr(client, "ANSWER_TIMEOUT", 0.2)
-    monkeypatch.setattr(client, "_CLOSE_TIMEOUT", 0.5)
     reaper = ReaperClient()
     process = WorkerProcess(reaper, ["sh", "-c", "setsid sleep 600 & exec sleep 600"], os.environ)
+    monkeypatch.setattr(client, "ANSWER_TIMEOUT", 0.2)  # from now on: a start may take longer on a busy machine
+    monkeypatch.setattr(client, "_CLOSE_TIMEOUT", 0.5)
     inner = parent_of(process.pid)
     until(lambda: len(below(reaper.pid)) == 3)
     left = [reaper.pid, *below(reaper.pid)]
