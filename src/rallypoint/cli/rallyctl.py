@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from rallypoint.cli.parse import HelpFormatter, Parser, ShowVersion
-from rallypoint.rendezvous.params import C10D_PORT
+from rallypoint.rendezvous.params import BACKENDS, C10D_PORT
 
 
 class Argument(NamedTuple):
@@ -56,10 +56,10 @@ def _list_value(name: str, metavar: str, text: str) -> Argument:
 
 def _rendezvous(id_help: str) -> tuple[Argument, ...]:
     """What says, besides the endpoint, how a job's nodes meet (`job_verbs.parameters_of` reads it)."""
-    backends = ("c10d", "static", "etcd")
-    text = "c10d, static or etcd (default: c10d)"
+    *most, last = BACKENDS
+    text = f"{', '.join(most)} or {last} (default: c10d)"
     return (
-        _value("--rdzv-backend", "NAME", text, choices=backends),
+        _value("--rdzv-backend", "NAME", text, choices=tuple(BACKENDS)),
         _value("--rdzv-id", "ID", id_help),
         _value("--rdzv-conf", "K=V,...", "options of the backend, such as tls_ca"),
     )

@@ -18,7 +18,7 @@ from rallypoint.base.light_dataclasses import dataclass
 from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.plugins import entry_point, entry_point_names, load
-from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.params import BACKENDS, RendezvousParameters
 
 if TYPE_CHECKING:
     from rallypoint.store.api import Store
@@ -204,10 +204,8 @@ def _plugin(backend: str) -> RendezvousHandlerCreator | None:
 
 
 rendezvous_handler_registry = RendezvousHandlerRegistry()
-rendezvous_handler_registry.register("c10d", "rallypoint.rendezvous.backends.embedded:create_handler")
-rendezvous_handler_registry.register("etcd", "rallypoint.rendezvous.backends.etcd:create_handler")
-rendezvous_handler_registry.register("static", "rallypoint.rendezvous.backends.static:create_handler")
-rendezvous_handler_registry.register("etcd-v2", "rallypoint.rendezvous.backends.etcd:create_handler")
+for _name, _backend in BACKENDS.items():
+    rendezvous_handler_registry.register(_name, _backend.creator)
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:

@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from rallypoint.base.errors import UsageError, UserError
-from rallypoint.base.light_typing import Any
+from rallypoint.base.light_typing import Any, NamedTuple
 from rallypoint.control.protocol.ranges import is_in_range, range_of
 
-C10D_PORT = 29400
-"""The port of the control plane if its endpoint names none."""
+C10D_PORT, ETCD_PORT = 29400, 2379
+"""The ports of the control plane, and of etcd, if the endpoint names none."""
 
-ON_ETCD = ("etcd", "etcd-v2")
+
+class Backend(NamedTuple):
+    """A backend of ours.
+
+    `creator` is what makes its handler, as `module:function`. `port` is that of an endpoint which names none; None
+    where it has to name one. `on_etcd`: its coordinator is elected on etcd.
+    """
+
+    creator: str
+    port: int | None
+    on_etcd: bool = False
+
+
+_BACKENDS = "rallypoint.rendezvous.backends"
+BACKENDS = {
+    "c10d": Backend(f"{_BACKENDS}.embedded:create_handler", C10D_PORT),
+    "etcd": Backend(f"{_BACKENDS}.etcd:create_handler", ETCD_PORT, on_etcd=True),
+    "static": Backend(f"{_BACKENDS}.static:create_handler", None),
+    "etcd-v2": Backend(f"{_BACKENDS}.etcd:create_handler", ETCD_PORT, on_etcd=True),
+}
+"""The backends that have a coordinator of ours, by name; plug-ins have none."""
+
+ON_ETCD = tuple(name for name, backend in BACKENDS.items() if backend.on_etcd)
 """The names of the backend that elects the coordinator on etcd."""
 
 _DAY = 86400

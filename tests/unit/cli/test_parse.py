@@ -18,9 +18,8 @@ from rallypoint.cli.convert import STATIC_PORT
 from rallypoint.cli.flags import BEYOND_TORCHRUN, FLAGS, GROUPS
 from rallypoint.cli.parse import Options, build_parser, parse
 from rallypoint.cli.rallyrun import read_deprecated
-from rallypoint.rendezvous.backends.etcd import DEFAULT_PORT
 from rallypoint.rendezvous.backends.option_table import KNOWN
-from rallypoint.rendezvous.params import C10D_PORT
+from rallypoint.rendezvous.params import C10D_PORT, ETCD_PORT
 
 _VALUED = [flag for flag in FLAGS if flag.read is not None]
 _SWITCHES = [flag for flag in FLAGS if flag.read is None]
@@ -245,7 +244,7 @@ def test_help_is_finished_and_names_every_backend_and_the_default_ports(capsys: 
     about = shown[shown.index("--rdzv-backend NAME") : shown.index("--rdzv-endpoint HOST:PORT")]
     assert [name for name in (*KNOWN, "store_type=file", "plug-in") if name not in about] == []
     about = shown[shown.index("--rdzv-endpoint HOST:PORT") : shown.index("--rdzv-id ID")]
-    assert [port for port in (C10D_PORT, DEFAULT_PORT) if str(port) not in about] == []
+    assert [port for port in (C10D_PORT, ETCD_PORT) if str(port) not in about] == []
     assert str(STATIC_PORT) in shown[shown.index("--master-port PORT") :]
 
 

@@ -12,7 +12,7 @@ from rallypoint.base.log import get_logger
 from rallypoint.clusters.preflight.results import REQUIRE, WARN, CheckInputs, admit, counts
 from rallypoint.clusters.preflight.run import LOG_SPACE, run_checks
 from rallypoint.rendezvous.coordinators import coordinators
-from rallypoint.rendezvous.params import C10D_PORT, ON_ETCD
+from rallypoint.rendezvous.params import BACKENDS, ON_ETCD
 
 if TYPE_CHECKING:
     from rallypoint.agent.launch import LaunchConfig
@@ -67,11 +67,8 @@ def inputs_of(parameters: RendezvousParameters, log_dir: str) -> CheckInputs:
         UserError: the endpoint, or an option of the backend, cannot work.
     """
     places = [endpoint for endpoint in _endpoints(parameters) if endpoint.port]  # without one, no other node joins
-    ask = partial(coordinators, parameters) if places and parameters.backend in _WITH_COORDINATOR else None
+    ask = partial(coordinators, parameters) if places and parameters.backend in BACKENDS else None
     return CheckInputs(log_dir, tuple(places), parameters.backend, parameters.run_id, coordinators=ask)
-
-
-_WITH_COORDINATOR = ("c10d", "static", *ON_ETCD)
 
 
 def _endpoints(parameters: RendezvousParameters) -> list[Endpoint]:
@@ -80,6 +77,6 @@ def _endpoints(parameters: RendezvousParameters) -> list[Endpoint]:
 
         return endpoints_of(parameters.endpoint)
     in_file = str(parameters.get("store_type", "tcp")).strip().lower() == "file"
-    if in_file or parameters.backend not in _WITH_COORDINATOR:
+    if in_file or parameters.backend not in BACKENDS:
         return []
-    return [parse_endpoint(parameters.endpoint, None if parameters.backend == "static" else C10D_PORT)]
+    return [parse_endpoint(parameters.endpoint, BACKENDS[parameters.backend].port)]

@@ -24,7 +24,7 @@ from rallypoint.control.protocol.messages import Deliver, Link
 from rallypoint.rendezvous.backends.options import control_listeners, control_tls, rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.elastic import ControlPlane, ElasticHandler, own_node
 from rallypoint.rendezvous.handler import RendezvousHandler
-from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.params import ETCD_PORT, RendezvousParameters
 
 if TYPE_CHECKING:
     from rallypoint.control.election.shell import Candidate
@@ -122,7 +122,6 @@ def candidate_addresses(endpoints: list[Endpoint], local_addr: str | None) -> li
     return [*addresses, socket.gethostname()]
 
 
-DEFAULT_PORT = 2379
 _DEFAULT_PREFIX = "/rallypoint"
 
 
@@ -134,7 +133,7 @@ def endpoints_of(text: str) -> list[Endpoint]:
     """
     parts = [part.strip() for part in text.split(",")]
     bare = [part.removeprefix("http://").removeprefix("https://") for part in parts]
-    return list(dict.fromkeys(parse_endpoint(part, DEFAULT_PORT) for part in bare))
+    return list(dict.fromkeys(parse_endpoint(part, ETCD_PORT) for part in bare))
 
 
 def tls_of(params: RendezvousParameters) -> EtcdTls | None:

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 
 from rallypoint.base.light_typing import NamedTuple
 from rallypoint.control.membership.state import Settings
+from rallypoint.rendezvous.params import BACKENDS, ON_ETCD
 
-STATIC, C10D, ETCD_V2, ETCD = "static", "c10d", "etcd-v2", "etcd"
+STATIC, C10D, ETCD_V2 = "static", "c10d", "etcd-v2"
 
-_ALL = (STATIC, C10D, ETCD, ETCD_V2)
-_ELASTIC = (C10D, ETCD, ETCD_V2)
+_ALL = tuple(BACKENDS)
+_ELASTIC = tuple(name for name in _ALL if name != STATIC)
 _STORING = (C10D, ETCD_V2)
 """torch's backends whose nodes write heartbeats into a store; here only those of a shared file do."""
-_ON_ETCD = (ETCD, ETCD_V2)
 
 
 def _default(name: str) -> str:
@@ -96,26 +96,24 @@ OPTIONS = (
         _STORING,
         "Validated but has no effect: closing a rendezvous does not wait.",
     ),
-    OptionText(
-        "protocol", "`http`", _ON_ETCD, "How etcd is reached: `http` or `https`. A certificate implies `https`."
-    ),
-    OptionText("cacert", "none", _ON_ETCD, "PEM file of the certificate authorities for etcd's certificate."),
-    OptionText("cert", "none", _ON_ETCD, "PEM file of the certificate that this node presents to etcd."),
-    OptionText("key", "none", _ON_ETCD, "PEM file of the key of `cert`."),
-    OptionText("ca_cert", "none", _ON_ETCD, "Another name for `cacert`."),
-    OptionText("ssl_cert", "none", _ON_ETCD, "Another name for `cert`."),
-    OptionText("ssl_cert_key", "none", _ON_ETCD, "Another name for `key`."),
-    OptionText("user", "none", _ON_ETCD, "User of etcd.", beyond_torchrun=True),
+    OptionText("protocol", "`http`", ON_ETCD, "How etcd is reached: `http` or `https`. A certificate implies `https`."),
+    OptionText("cacert", "none", ON_ETCD, "PEM file of the certificate authorities for etcd's certificate."),
+    OptionText("cert", "none", ON_ETCD, "PEM file of the certificate that this node presents to etcd."),
+    OptionText("key", "none", ON_ETCD, "PEM file of the key of `cert`."),
+    OptionText("ca_cert", "none", ON_ETCD, "Another name for `cacert`."),
+    OptionText("ssl_cert", "none", ON_ETCD, "Another name for `cert`."),
+    OptionText("ssl_cert_key", "none", ON_ETCD, "Another name for `key`."),
+    OptionText("user", "none", ON_ETCD, "User of etcd.", beyond_torchrun=True),
     OptionText(
         "password",
         "none",
-        _ON_ETCD,
+        ON_ETCD,
         "That user's password. All users of the machine can read a command line: set "
         "`RALLYPOINT_ETCD_PASSWORD_FILE` instead.",
         beyond_torchrun=True,
     ),
-    OptionText("prefix", "`/rallypoint`", _ON_ETCD, "Prefix of the keys of all jobs.", beyond_torchrun=True),
-    OptionText("etcd_prefix", "none", _ON_ETCD, "Another name for `prefix`."),
+    OptionText("prefix", "`/rallypoint`", ON_ETCD, "Prefix of the keys of all jobs.", beyond_torchrun=True),
+    OptionText("etcd_prefix", "none", ON_ETCD, "Another name for `prefix`."),
     OptionText(
         "listen",
         "inferred",
