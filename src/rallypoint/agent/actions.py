@@ -297,6 +297,11 @@ class Actions(Source):
 
     def _join(self, step: steps.RequestJoin) -> None:
         spec = self._workers.group.spec
+        # Before the request, which may complete the round at once:
+        #   1. the workers are at step 41, of which the coordinator knows the first; another node fails;
+        #   2. our request is the last, and the round begins with what is known of the progress: step 1;
+        #   3. were 41 reported only now, the new workers' first report, of step 31, would count as no progress.
+        self._workers.folder.end_round()
         now = self._workers.group.join_requested_at = self._clock.monotonic()
         self._query_every = FIRST_PROGRESS_REQUEST
         self.timers[Timer.PROGRESS] = now + self._query_every

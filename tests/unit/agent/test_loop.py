@@ -15,7 +15,7 @@ from rallypoint.agent.loop import AgentLoop
 from rallypoint.agent.signals import GracePeriods
 from rallypoint.agent.sources import Source
 from rallypoint.agent.spec import RunResult, WorkerSpec, WorkerState
-from rallypoint.agent.steps import Event
+from rallypoint.agent.steps import Event, RequestJoin
 from rallypoint.agent.workers import WorkerController
 from rallypoint.base.errors import UserError
 from rallypoint.control.coordinator.dispatcher import LocalLink
@@ -25,6 +25,7 @@ from rallypoint.failures.cause import Ending
 from rallypoint.features.preemption.rules import PreemptionRequested
 from rallypoint.workers.logs.specs import DefaultLogsSpecs
 from tests.unit.agent.test_stopping import TIMEOUT
+from tests.unit.agent.thread_workers import ThreadWorkers
 from tests.unit.compat.test_subclass import ours
 
 pytestmark = pytest.mark.process
@@ -138,3 +139,15 @@ def test_in_the_first_round_the_error_ends_the_agent(tmp_path: Path) -> None:
     workers.group.spec.entrypoint = str(tmp_path / "missing")
     with pytest.raises(UserError, match="is not found"):
         workers.run()
+
+
+def test_the_progress_of_a_round_is_reported_before_the_next_one_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request may complete that round, whose workers are measured by what was known then."""
+    workers = ThreadWorkers(lambda rank, start, stopping: rank)
+    calls: list[str] = []
+    monkeypatch.setattr(workers.folder, "end_round", lambda: calls.append("progress"))
+    monkeypatch.setattr(workers.rendezvous, "join", lambda *_args, **_options: calls.append("request"))
+    loop = AgentLoop(workers)
+    loop._actions.steps[RequestJoin](RequestJoin())
+    loop._mailbox.close()
+    assert calls == ["progress", "request"]
