@@ -135,6 +135,7 @@ class JsonLines(Lines):
 
     def note(self, text: str) -> None:
         if text:
+            self._shown = None  # another coordinator of the same name may count its changes anew
             print_error(f"rallyctl: {text}")
 
 

@@ -230,7 +230,7 @@ class Snapshot(NamedTuple):
     ended, how long it lasted.
     """
     changes: int = 0
-    """A number that grows with each change of anything but ages."""
+    """A number that grows with each change of the job's state, with each command, and with the progress of nodes."""
     endpoint: str = ""
     """Where the coordinator was reached; made on the watcher's own side, never sent."""
 
