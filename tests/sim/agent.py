@@ -404,7 +404,7 @@ class Agent:
         self._end_notice()
         self._post(WorkersStopped(ended_in_order=True, waiting=bool(self.workers.survivors)))
 
-    def _do_keep_nobody(self, _step: StopHeld) -> None:
+    def _do_stop_held(self, _step: StopHeld) -> None:
         if self._stop is not None and self._releases:
             self._stop.cancel()
             self._releases = False
@@ -468,7 +468,7 @@ class Agent:
         StartWorkers: _do_start,
         CheckNode: _do_check,
         StopWorkers: _do_stop,
-        StopHeld: _do_keep_nobody,
+        StopHeld: _do_stop_held,
         KillWorkers: _do_kill,
         Fail: _do_send,
         Succeed: _do_send,

@@ -484,7 +484,8 @@ class PContext(ABC):
         number = death_sig or signal.SIGTERM
         if self.stopping is not None:
             if self.stopping.over and not self._closed:
-                self._were_held = self.held
+                # Without those that have ended meanwhile: nobody has stopped them.
+                self._were_held = [rank for rank in self.held if self._processes[rank].poll() is None]
             self.stopping.stop_held(number, timeout, sent=sent)
             return self.stopping
         from rallypoint.workers.stop import Stop
