@@ -23,7 +23,7 @@ from rallypoint.cli.exit import OutputError, print_error
 from rallypoint.control.client.dialing import DialTarget
 from rallypoint.control.client.watcher import WatcherSession, open_session
 from rallypoint.control.protocol.observation import JobList, Snapshot, WatchRequest
-from rallypoint.observe.status import ChangeLines, Line, OnScreen, clock_time, cut, screen_lines, status_fields
+from rallypoint.observe.status import ChangeLines, Line, OnScreen, clock_time, cut, drawing, status_fields
 
 if TYPE_CHECKING:
     from rallypoint.features.local_jobs import EndedJob
@@ -91,7 +91,7 @@ class Screen:
             return
         width, height = self._terminal.size
         below = [Line(self._note, "yellow")] if self._note else []
-        lines = screen_lines(self._snapshot, OnScreen(width, height - len(below), self._at))
+        lines = drawing(self._snapshot, OnScreen(width, height - len(below), self._at))
         self._terminal.draw([*lines[: height - len(below)], *below])
 
     def close(self) -> None:

@@ -82,10 +82,10 @@ class OnScreen(NamedTuple):
 
 
 def status_lines(snapshot: Snapshot, width: int = 120) -> list[str]:
-    return [cut(line.text, max(width, _LEAST_WIDTH)) for line in screen_lines(snapshot)]
+    return [cut(line.text, max(width, _LEAST_WIDTH)) for line in drawing(snapshot)]
 
 
-def screen_lines(snapshot: Snapshot, screen: OnScreen | None = None) -> list[Line]:
+def drawing(snapshot: Snapshot, screen: OnScreen | None = None) -> list[Line]:
     """How a job stands; on a screen, as much of it as there is room for."""
     low = screen is not None and screen.is_low
     head = [*_head(snapshot, screen), Line("")]
