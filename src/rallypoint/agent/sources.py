@@ -171,24 +171,25 @@ class Watchers(Source):
     """The sources that only watch: each is driven like any other until it raises."""
 
     def __init__(self) -> None:
-        self._sources: list[Source] = []
-        self._observers: list[Observer] = []
+        self._sources: dict[Source, str] = {}
+        """With their names in `seconds`, as the observers: the loop asks for them in each pass."""
+        self._observers: dict[Observer, str] = {}
         self.seconds: dict[str, float] = {}
         """What each has taken of the loop's thread so far, by the name of its class."""
 
     def add(self, source: Source) -> None:
         """Drive this source too, from now on."""
-        self._sources.append(source)
+        self._sources[source] = _name(source)
 
     def observe_with(self, observer: Observer) -> None:
         """Tell this observer too what happens, from now on."""
-        self._observers.append(observer)
+        self._observers[observer] = _name(observer)
 
     def observe(self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...]) -> None:
         """Tell all observers."""
-        for observer in tuple(self._observers):
-            if not self._call(_name(observer), observer, before, event, after, steps):
-                self._observers.remove(observer)
+        for observer, name in tuple(self._observers.items()):
+            if not self._call(name, observer, before, event, after, steps):
+                del self._observers[observer]
 
     def guard(self, handle: Callable[[Any], object]) -> Callable[[Any], object]:
         """The same handler of events, guarded, with its time counted."""
@@ -211,9 +212,9 @@ class Watchers(Source):
         return events
 
     def _each(self, ask: Callable[[Source], None]) -> None:
-        for source in tuple(self._sources):
-            if not self._call(_name(source), ask, source):
-                self._sources.remove(source)
+        for source, name in tuple(self._sources.items()):
+            if not self._call(name, ask, source):
+                del self._sources[source]
 
     def _call(self, name: str, call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
         """Call a watcher of this name, and count its time. Returns whether it raised nothing."""
