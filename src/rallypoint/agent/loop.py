@@ -130,7 +130,7 @@ class AgentLoop:
         #   1. the workers are asked to save; rank 0 acknowledges, rank 1 finishes its work and ends without;
         #   2. were the folder asked first, it would still wait for rank 1, whose end nobody has looked at;
         #   3. the exits are looked at next. Rank 1's descriptor is waited for no more, so nothing wakes us, and this
-        #      node would consent only when the time of the notice is over.
+        #      node would consent only at the deadline of the notice.
         self._sources += [self._actions, _Exits(self), workers.folder]
 
     def run(self, signals: Iterable[int], probe: ProgressProbe | None = None) -> RunResult:

@@ -159,7 +159,7 @@ class NodeCheck(Gate):
     # Inside
 
     def _look(self, process: WorkerProcess) -> None:
-        """Begin its end, if it has ended or its time is over."""
+        """Begin to end the check once its command has exited, or its time limit has passed."""
         now = self._clock.monotonic()
         code = process.poll()
         if code is not None:

@@ -122,8 +122,7 @@ class WatcherSession:
         return seen
 
     async def receive(self) -> Observation:
-        """Wait for the next message; parts of a snapshot, or of a list, are put together. The control plane is told
-        which collected parts were read.
+        """Wait for the next message; join the parts of a snapshot or of a list. Acknowledge each collected part.
 
         Raises:
             UnreachableError: the session was lost.

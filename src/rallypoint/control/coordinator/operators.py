@@ -7,8 +7,8 @@ Laws:
    one.
 3. All who wait are answered with one snapshot. That of a large job is made in slices, one a tick, between which nodes
    are served.
-4. Whoever follows is sent the end of the job without having asked: its next request may come after the end of the
-   coordinator.
+4. A watcher that follows is sent the end of the job without a request: an embedded coordinator may be gone before
+   the next one arrives.
 5. Nodes are asked for reports when a watcher asks for the state of the job, and not more often than they can answer at
    negligible cost; many are asked in waves. A node that does not answer in time is shown with what is known.
 """

@@ -21,7 +21,7 @@ Laws:
    Why a join is ignored: the node decides what it sends before it reads what we have sent.
 
        1. A waits for a place. Its connection breaks, and in the next session it says so (`ResumeRequest.joining`).
-       2. Its join of before still waits here: it completes the round, and `Placed` goes to A.
+       2. Its earlier join still waits here. The round becomes complete with it, and `Placed` is sent to A.
        3. A sends its join again, as announced, and only then reads `Placed`. Were that join run, A would wait for
           the round after the one that it is in.
 
@@ -58,7 +58,7 @@ class SessionState(Enum):
 
     OPEN = auto()
     RESUMING = auto()
-    """It was in a session before, and has yet to say what it holds: until then it is told nothing."""
+    """The node had an earlier session. It is sent nothing until its `ResumeRequest` says what it holds."""
     WILL_REJOIN = auto()
     """It has said that it waits for a place, and has not sent its join yet."""
     IGNORES_JOIN = auto()
