@@ -16,7 +16,7 @@ from itertools import count
 from typing import NamedTuple
 
 from benchmarks.case import BenchError, Budget, Case, Row, Sample, Settings, in_turn
-from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingMessage
 from rallypoint.control.coordinator.sessions import SessionRecord, SessionState
 from rallypoint.control.membership import state as membership
 from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Reason, Succeed
@@ -72,9 +72,9 @@ class _Job:
         self.say(node, JoinRequest(_info(node), _TIMEOUT, addresses=(node.addr,), keeps_place=True))
 
     def say(self, node: NodeId, request: Request) -> None:
-        self.deliver(self.coordinator.receive(self.sessions[node], request, self.now))
+        self.deliver(self.coordinator.receive(self.sessions[node], request, self.now).messages)
 
-    def deliver(self, sends: Sequence[OutgoingNotification]) -> None:
+    def deliver(self, sends: Sequence[OutgoingMessage]) -> None:
         for session, notification in sends:
             if isinstance(notification, Placed):
                 self.placed[self._nodes[session]] = notification
@@ -101,7 +101,7 @@ class _Job:
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
-        self.deliver(self.coordinator.tick(self.now))
+        self.deliver(self.coordinator.tick(self.now).messages)
 
     def fail(self, round_: int, *, restarts_workers: bool = False) -> None:
         self.held = dict(self.placed)
@@ -164,7 +164,7 @@ def _resume_joining(job: _Job, node: NodeId) -> None:
 def _lose_one(job: _Job) -> None:
     lost = job.nodes.pop()
     del job.placed[lost]
-    job.deliver(job.coordinator.close(job.sessions.pop(lost), job.now))
+    job.deliver(job.coordinator.close(job.sessions.pop(lost), job.now).messages)
 
 
 def _all_but_one_join(job: _Job) -> None:

@@ -45,7 +45,7 @@ if __name__ == "__main__":
         (EtcdClient, "txn"),
         (EtcdClient, "lease_grant"),
         (EtcdClient, "watch"),
-        (Dispatcher, "_deliver_to"),
+        (Dispatcher, "_send"),
     ):
         setattr(owner, name, _dying(getattr(owner, name)))
     code = main()

@@ -6,12 +6,12 @@ It lives in a process of its own, or in that of the node that hosts it or was el
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING
 
-from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.control.coordinator.coordinator import Coordinator, Ready
 from rallypoint.control.coordinator.dispatcher import Dispatcher, JournalSink, LeaderLease, RestoredState, do_nothing
 from rallypoint.control.coordinator.session import ServerSession
 from rallypoint.control.coordinator.sessions import SessionRecord, SessionState
@@ -76,16 +76,15 @@ class AuditedDispatcher(Dispatcher):
         self.coordinator.restore(former.state, server.process.monotonic())
         del self.coordinator.states[:-1]
         self._coordinator = self.coordinator
-        self._numbered = self.coordinator.state
+        self._numbered = self._newest = self.coordinator.state
         self._server = server
+        self._step = 0
+        """The number of the newest state, as a journal counts them."""
         self._numbers_due: deque[int] = deque()
 
     def tick(self) -> None:
         """Time has passed."""
-        with self._lock:
-            self._enqueue(self._coordinator.tick(self._clock.monotonic()))
-            disconnects = self._pop_disconnects()
-        self._flush(disconnects)
+        self._carry_out(self._coordinator.tick(self._clock.monotonic()))
 
     @property
     def job(self) -> str | None:
@@ -103,23 +102,25 @@ class AuditedDispatcher(Dispatcher):
         with self._server.hearing(session, None):
             super().detach(session, reason, detail)
 
-    def _enqueue(self, sends: Iterable[OutgoingNotification]) -> None:
-        sends = list(sends)
-        super()._enqueue(sends)
-        self._numbers_due += [self._number for _ in sends]
-        for session, notice in sends:
-            if isinstance(notice, RoundEnded) and notice.keeps_place:
+    def _carry_out(self, ready: Ready) -> None:
+        if ready.state is not self._newest:
+            self._newest = ready.state
+            self._step += 1
+        self._numbers_due += [self._step for _ in ready.messages]
+        for session, message in ready.messages:
+            if isinstance(message, RoundEnded) and message.keeps_place:
                 self._server.audit.keeps_place(self._server.sessions[session].node)
-        self._server.stepped(self._number)
+        self._server.stepped(self._step)
+        super()._carry_out(ready)
 
-    def _deliver_to(self, session: int, notice: Notification | WatcherNotification) -> None:
-        if isinstance(notice, Notification):
-            self._server.tells(self._numbers_due.popleft(), notice)
-        super()._deliver_to(session, notice)
+    def _send(self, session: int, message: Notification | WatcherNotification) -> None:
+        number = self._numbers_due.popleft()
+        if isinstance(message, Notification):
+            self._server.tells(number, message)
+        super()._send(session, message)
 
-    def _guarded_call(self, call: Callable[..., None], *arguments: object) -> bool:
-        call(*arguments)
-        return True
+    def _on_send_error(self, output: object) -> None:
+        raise  # noqa: PLE0704 - the error that is being handled
 
 
 class Server:

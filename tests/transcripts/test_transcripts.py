@@ -29,7 +29,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingMessage
 from rallypoint.control.coordinator.job_log import RendezvousName, timeout_sentence, waiting_line
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import (
@@ -255,20 +255,20 @@ class Player:
         return []
 
     def _crash(self, names: list[str], _options: Options) -> list[str]:
-        sends: list[OutgoingNotification] = []
+        sends: list[OutgoingMessage] = []
         for name in names:
             session = self._session(name)
             del self.names[session]
-            sends += self.coordinator.close(session, self.now)
+            sends += self.coordinator.close(session, self.now).messages
         return self._show(sends)
 
     def _wait(self, names: list[str], _options: Options) -> list[str]:
         """Time passes as a shell would let it: `tick` is called whenever the coordinator wants it to be."""
         until = self.now + float(names[0])
-        sends: list[OutgoingNotification] = []
+        sends: list[OutgoingMessage] = []
         while (at := self.coordinator.wake_at()) <= until:
             self.now = max(self.now, at)
-            sends += self.coordinator.tick(self.now)
+            sends += self.coordinator.tick(self.now).messages
         self.now = until
         return self._show(sends)
 
@@ -319,15 +319,15 @@ class Player:
     }
 
     def _say(self, names: list[str], request: Callable[[], Request]) -> list[str]:
-        sends: list[OutgoingNotification] = []
+        sends: list[OutgoingMessage] = []
         for name in names:
-            sends += self.coordinator.receive(self._session(name), request(), self.now)
+            sends += self.coordinator.receive(self._session(name), request(), self.now).messages
         return self._show(sends)
 
     def _session(self, name: str) -> int:
         return max(number for number, each in self.names.items() if each == name)
 
-    def _show(self, sends: list[OutgoingNotification]) -> list[str]:
+    def _show(self, sends: list[OutgoingMessage]) -> list[str]:
         for session, notice in sends:
             if isinstance(notice, Placed) and session in self.names:
                 name = self.names[session]

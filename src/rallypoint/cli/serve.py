@@ -165,14 +165,12 @@ def _pages(jobs: ManyJobs, options: argparse.Namespace) -> Serving | None:
             endpoint,
         )
 
-    def gather() -> Sequence[Family]:
-        summaries = jobs.job_list().jobs
-        dispatchers = (jobs.find(summary.job) for summary in summaries)
-        snapshots = [dispatcher.snapshot() for dispatcher in dispatchers if dispatcher is not None]
-        return [build_family(), *jobs_families(summaries, jobs.ended_counts), *job_families(snapshots)]
-
     async def metrics() -> Sequence[Family]:
-        return await asyncio.to_thread(gather)
+        summaries, counts = jobs.job_list().jobs, jobs.ended_counts
+        dispatchers = (jobs.find(summary.job) for summary in summaries)
+        copies = [dispatcher.copy_of_job() for dispatcher in dispatchers if dispatcher is not None]
+        snapshots = await asyncio.to_thread(lambda: [make_snapshot() for make_snapshot in copies])
+        return [build_family(), *jobs_families(summaries, counts), *job_families(snapshots)]
 
     site = Site(InProcessJobs(jobs), Access(token, is_open=not here), metrics)
     pages = Serving(listeners, site.answer, shared_loop(), "the server of pages")

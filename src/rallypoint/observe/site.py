@@ -140,19 +140,15 @@ class _LocalWatch:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._loop = asyncio.get_running_loop()
         self._messages: asyncio.Queue[WatcherNotification | None] = asyncio.Queue()
 
     def __enter__(self) -> _LocalWatch:
-        self._session = self._dispatcher.attach_watcher(self._put, lambda _why: self._put(None))
+        put = self._messages.put_nowait  # None for the end of the session
+        self._session = self._dispatcher.attach_watcher(put, lambda _why: put(None))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._dispatcher.detach(self._session)
-
-    def _put(self, message: WatcherNotification | None) -> None:
-        """From any thread; None for the end of the session."""
-        self._loop.call_soon_threadsafe(self._messages.put_nowait, message)
 
     async def ask(self, request: WatchRequest) -> Snapshot:
         """The answer to a request. Raises UnreachableError: there is none in time."""

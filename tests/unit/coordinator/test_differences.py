@@ -39,7 +39,7 @@ def meet(own: Settings, brings: NodeInfo) -> tuple[Coordinator, list[Notificatio
     coordinator.open(2, SessionRecord(B, B.addr, settings=own), 0.0)
     coordinator.receive(1, JoinRequest(member(), 600.0), 0.0)
     return coordinator, [
-        notice for session, notice in coordinator.receive(2, JoinRequest(brings, 600.0), 0.0) if session == 2
+        notice for session, notice in coordinator.receive(2, JoinRequest(brings, 600.0), 0.0).messages if session == 2
     ]
 
 
@@ -79,7 +79,7 @@ def test_who_was_started_in_another_way_is_told(
 def test_it_is_told_once() -> None:
     coordinator, _ = meet(JOB._replace(min_nodes=3, max_nodes=3), member(max_restarts=5))
     coordinator.receive(2, Fail(0, CAUSE, 1), 1.0)
-    again = coordinator.receive(2, JoinRequest(member(max_restarts=5), 600.0), 1.0)
+    again = coordinator.receive(2, JoinRequest(member(max_restarts=5), 600.0), 1.0).messages
     assert not [notice for _, notice in again if isinstance(notice, ConfigDiffers)]
 
 
@@ -89,7 +89,7 @@ def test_a_job_that_begins_anew_is_not_held_to_what_others_said() -> None:
     coordinator.receive(1, JoinRequest(member(), 600.0), 0.0)
     coordinator.close(1, 1.0)
     coordinator.open(2, SessionRecord(B, B.addr), 1.0)
-    assert coordinator.receive(2, JoinRequest(member(max_restarts=5, program="eval.py"), 600.0), 1.0) == []
+    assert coordinator.receive(2, JoinRequest(member(max_restarts=5, program="eval.py"), 600.0), 1.0).messages == []
     assert (coordinator.state.max_restarts, coordinator.state.programs) == (5, {"trainer": "eval.py"})
 
 
@@ -128,5 +128,7 @@ def test_people_on_the_side_of_the_control_plane_hear_of_a_few(
 def test_who_comes_with_another_program_each_time_is_not_told_of_it_for_ever() -> None:
     coordinator, told = meet(JOB._replace(min_nodes=3, max_nodes=3), member())
     for number in range(100):
-        told += [each for _, each in coordinator.receive(2, JoinRequest(member(program=f"{number}.py"), 600.0), 1.0)]
+        told += [
+            each for _, each in coordinator.receive(2, JoinRequest(member(program=f"{number}.py"), 600.0), 1.0).messages
+        ]
     assert sum(isinstance(each, ConfigDiffers) for each in told) == 32

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any
+import queue
+import threading
+from functools import partial
 
 import pytest
 
-from rallypoint.control.coordinator.dispatcher import Dispatcher, LocalLink
+from rallypoint.base.loop import LoopThread
+from rallypoint.control.coordinator.dispatcher import Dispatcher, LocalLink, Turns
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, RecordProgress, Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.messages import (
-    ConfirmRequest,
     JoinRequest,
     LinkLost,
     NodeReport,
@@ -27,29 +28,41 @@ NODE, OTHER = NodeId("10.0.0.1", 1, 1, "a"), NodeId("10.0.0.2", 2, 2, "b")
 INFO = NodeInfo("default", 1, "", 7000, max_restarts=3)
 
 
-class Guarded(deque[Any]):
-    """A queue whose entries nobody may use without the lock: another thread could take them after a look."""
+def test_threads_take_turns_until_a_loop_takes_over() -> None:
+    turns, loop = Turns(), LoopThread("test")
+    ran, inside = list[tuple[int, int]](), list[int]()
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        super().__init__()
-        self._dispatcher = dispatcher
+    def turn(thread: int, number: int) -> None:
+        inside.append(thread)
+        assert inside == [thread], "two turns at a time"
+        ran.append((thread, number))
+        inside.clear()
 
-    def __getitem__(self, at: Any) -> Any:
-        assert self._dispatcher._lock.locked()
-        return super().__getitem__(at)
+    def calls(thread: int) -> None:
+        for number in range(2000):
+            turns.call(partial(turn, thread, number))
 
-    def popleft(self) -> Any:
-        assert self._dispatcher._lock.locked()
-        return super().popleft()
+    threads = [threading.Thread(target=calls, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    loop.call(lambda: turns.move_to(loop))
+    for thread in threads:
+        thread.join()
+    idents = queue.SimpleQueue[int]()
+    loop.call(lambda: idents.put(threading.get_ident()))
+    loop_thread = idents.get(timeout=10)
+    turns.call(lambda: idents.put(threading.get_ident()))
+    assert idents.get(timeout=10) == loop_thread
+    for caller in range(4):
+        assert [number for thread, number in ran if thread == caller] == list(range(2000))
+    loop.stop()
 
 
-def test_the_outbox_is_looked_at_with_the_lock_alone() -> None:
-    dispatcher, told = Dispatcher(Settings("job", 1, 8)), list[Notification]()
-    dispatcher._outbox = Guarded(dispatcher)
-    session = dispatcher.attach(told.append, SessionRecord(NODE, NODE.addr, leased=False))
-    for number in range(3):
-        dispatcher.receive(session, ConfirmRequest(number))
-    assert len(told) == 3
+def test_a_snapshot_is_of_the_moment_that_asked_for_it() -> None:
+    dispatcher, link, _, _ = joined_by_two()
+    make_snapshot = dispatcher.copy_of_job()
+    link.close()
+    assert [node.host for node in make_snapshot().nodes] == ["a", "b"]
 
 
 def joined_by_two() -> tuple[Dispatcher, LocalLink, list[Notification], list[Notification]]:

@@ -99,7 +99,7 @@ def filled() -> Dispatcher:
     dispatcher = Dispatcher(SETTINGS, restored=RestoredState("before", running_round()))
     for node in running_round().participants:
         dispatcher.attach(encoded, SessionRecord(node, node.addr, leased=False))
-    dispatcher.snapshot()  # so that what is imported for the first watcher is not part of a turn
+    dispatcher.copy_of_job()()  # so that what is imported for the first watcher is not part of a turn
     return dispatcher
 
 

@@ -92,8 +92,8 @@ def test_with_a_node_that_leaves_the_round_is_over_and_with_it_the_hang() -> Non
     job.hears("a", CollectedPart(1, b"all", True))
     told = job.hears("b", LeaveRequest())
     assert not any(isinstance(each, HangReport) for _, each in told)
-    assert job.told(job.coordinator.close(A, job.now)) == []
-    assert job.told(job.coordinator.close(B, job.now)) == []
+    assert job.told(job.coordinator.close(A, job.now).messages) == []
+    assert job.told(job.coordinator.close(B, job.now).messages) == []
     assert job.wait(100.0) == []
 
 
@@ -134,13 +134,13 @@ def resumes(job: Job, session: int) -> list[object]:
         group_world_size=2,
         round_over=False,
     )
-    return [each for to, each in job.told(coordinator.receive(session, held, job.now)) if to == session]
+    return [each for to, each in job.told(coordinator.receive(session, held, job.now).messages) if to == session]
 
 
 def test_a_node_whose_connection_broke_is_told_again_when_it_is_back() -> None:
     job, _ = hung()
     assert resumes(job, 201) == [HangFound(0, 2), CollectRequested(1, CollectKind.HANG)]
-    job.told(job.coordinator.receive(201, CollectedPart(1, b"all", True), job.now))
+    job.told(job.coordinator.receive(201, CollectedPart(1, b"all", True), job.now).messages)
     assert resumes(job, 202) == [HangFound(0, 2)], "it has answered"
     job.hears("a", HangReport(1, 0, "a report"))
     assert resumes(job, 203) == []

@@ -166,7 +166,7 @@ def test_how_a_job_has_ended_stays() -> None:
     world.passes(90.0)
     found = world.jobs.find("job")
     assert found is not None
-    seen = found.snapshot()
+    seen = found.copy_of_job()()
     assert (seen.phase, seen.phase_for, seen.age, seen.round) == (JobPhase.FAILED, 90.0, 10.0, 1)
     assert seen.ended_rounds.failures == 1, "the failure that has ended the job has used no restart"
     assert (seen.totals.command, seen.totals.log_folder) == ("rallyrun train.py", "/logs")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rallypoint.control.coordinator import coordinator as module
-from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingMessage
 from rallypoint.control.coordinator.notifications import placeholders_in, standing_without
 from rallypoint.control.coordinator.sessions import SessionRecord, SessionState
 from rallypoint.control.membership import mappings
@@ -49,12 +49,12 @@ class Job:
     def fail(self) -> None:
         self.coordinator.receive(0, Fail(self.coordinator.state.round, CAUSE, 3), 0.0)
 
-    def come_back(self, held: Callable[[int], ResumeRequest]) -> list[OutgoingNotification]:
+    def come_back(self, held: Callable[[int], ResumeRequest]) -> list[OutgoingMessage]:
         told = []
         for rank, node in enumerate(NODES):
             number = 1000 + rank
             self.coordinator.open(number, SessionRecord(node, node.addr, state=SessionState.RESUMING), 1.0)
-            told += self.coordinator.receive(number, held(rank), 1.0)
+            told += self.coordinator.receive(number, held(rank), 1.0).messages
         return told
 
 
@@ -108,7 +108,7 @@ def test_all_that_ask_for_the_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     job.fail()
     job.join(NODES[:-2])
     calls = counted(monkeypatch, "progress")
-    told = [job.coordinator.receive(number, ProgressRequest(), 2.0) for number in range(len(NODES) - 2)]
+    told = [job.coordinator.receive(number, ProgressRequest(), 2.0).messages for number in range(len(NODES) - 2)]
     shown = [notice for ((_, notice),) in told if isinstance(notice, Progress)]
     assert len(calls) == 1
     assert {(each.joined, each.expected, each.ends_in) for each in shown} == {

@@ -92,7 +92,7 @@ def test_who_hears_late_of_its_place_has_the_ranks_that_count_who_has_succeeded_
     coordinator.restore(read, 0.0)
     coordinator.open(1, SessionRecord(late, late.addr), 0.0)
     joins = ResumeRequest("0", sizes[late].node_info, joining=True)
-    told = [notice for _, notice in coordinator.receive(1, joins, 0.0)]
+    told = [notice for _, notice in coordinator.receive(1, joins, 0.0).messages]
     rank = sizes[gone].rank
     assert told == [Placed(placed._replace(origin="0")), NodesSucceeded(0, ((rank, rank),))]
     assert not stepped(Exit(), read, late).finished, "the next round counts only its own"

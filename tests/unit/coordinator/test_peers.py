@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from rallypoint.base.loop import shared_loop
 from rallypoint.base.own_process import process_token
 from rallypoint.control.coordinator import connection as connection_module
 from rallypoint.control.coordinator.connection import Connections, ControlConnection, Served, TlsHandshakes
-from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.coordinator.dispatcher import Dispatcher, do_nothing
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, MAX_GREETING, frame
@@ -65,7 +64,7 @@ class Kernel:
         self.used = set(range(others))
         self.ended: list[FakeTransport] = []
         served = Served(Dispatcher(SETTINGS), lambda _job: (), None, None, False)
-        self.connections = Connections(served, shared_loop())
+        self.connections = Connections(served, do_nothing)
 
     def open(self) -> int:
         number = next(number for number in range(1 << 20) if number not in self.used)

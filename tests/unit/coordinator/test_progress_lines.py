@@ -24,7 +24,7 @@ def waiting(settings: Settings, nodes: int, *, near: int = 0, timeout: float = 6
 
 def told(coordinator: Coordinator, session: int, now: float) -> Progress:
     (progress,) = [
-        each for _, each in coordinator.receive(session, ProgressRequest(), now) if isinstance(each, Progress)
+        each for _, each in coordinator.receive(session, ProgressRequest(), now).messages if isinstance(each, Progress)
     ]
     return progress
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingMessage
 from rallypoint.control.coordinator.sessions import SessionRecord, SessionState
 from rallypoint.control.membership.state import (
     Drain,
@@ -84,18 +84,18 @@ class Job:
         again = requests_to_repeat(node.held, self.now)
         node.held = node.held._replace(opened=self.coordinator.incarnation)
         for request in again:
-            self.deliver(self.coordinator.receive(node.session, request, self.now))
+            self.deliver(self.coordinator.receive(node.session, request, self.now).messages)
         if waited and node.held.join is None and not any(isinstance(each, JoinRequest) for each in again):
             self.join(node)
 
     def say(self, node: Node, request: Request) -> None:
         node.held = after_request(node.held, request, self.now)
-        self.deliver(self.coordinator.receive(node.session, request, self.now))
+        self.deliver(self.coordinator.receive(node.session, request, self.now).messages)
 
     def join(self, node: Node) -> None:
         self.say(node, JoinRequest(NodeInfo("default", 1, "", node.port), 600.0))
 
-    def deliver(self, sends: list[OutgoingNotification]) -> None:
+    def deliver(self, sends: list[OutgoingMessage]) -> None:
         for session, notice in sends:
             for node in self.nodes:
                 if node.session == session:
@@ -115,7 +115,7 @@ class Job:
             self.now += 0.5
             for node in beating:
                 self.coordinator.heartbeat(node.session, self.now)
-            self.deliver(self.coordinator.tick(self.now))
+            self.deliver(self.coordinator.tick(self.now).messages)
 
 
 def ranks(coordinator: Coordinator) -> dict[str, int]:
@@ -305,7 +305,9 @@ def test_a_node_with_a_place_knows_better_than_a_new_node_what_the_job_was_start
         held = ResumeRequest(
             "old", NodeInfo("default", 1, "", 1), 4, rank, 3, failures=2, round_over=False, origin="old"
         )
-        assert not [notice for _, notice in coordinator.receive(rank + 2, held, 0.1) if isinstance(notice, RoundEnded)]
+        assert not [
+            notice for _, notice in coordinator.receive(rank + 2, held, 0.1).messages if isinstance(notice, RoundEnded)
+        ]
     assert (coordinator.state.round, coordinator.state.complete, coordinator.state.ledger.failures) == (4, True, 2)
     assert len(coordinator.state.participants) == 3
     assert len(coordinator.state.redundancy_list) == 1
@@ -332,7 +334,7 @@ def test_two_rounds_that_happen_to_have_one_number_are_not_mixed() -> None:
             session,
             ResumeRequest(origin, NodeInfo("default", 1, host, 1), 0, rank, 2, round_over=False, origin=origin),
             0.0,
-        )
+        ).messages
     assert [(session, type(notice)) for session, notice in told] == [(1, RoundEnded)]
     assert [node.addr for node in coordinator.state.participants if not node.is_placeholder] == ["h0"]
 
@@ -363,12 +365,12 @@ def test_a_join_that_is_said_again_means_no_round_after_the_one_that_it_was_answ
     coordinator.receive(0, JoinRequest(member, 600.0), 0.0)
     coordinator.open(2, SessionRecord(NodeId("a", 1, 0), "a"), 0.0)
     coordinator.receive(2, ResumeRequest("0", member, joining=True), 0.0)
-    told = coordinator.receive(1, JoinRequest(NodeInfo("default", 1, "", 7002), 600.0), 0.0)
+    told = coordinator.receive(1, JoinRequest(NodeInfo("default", 1, "", 7002), 600.0), 0.0).messages
     assert {session for session, notice in told if isinstance(notice, Placed)} == {1, 2}
     coordinator.receive(1, Fail(0, CAUSE, 9), 0.0)
     coordinator.receive(2, JoinRequest(member, 600.0), 0.0)  # the one said again
     coordinator.receive(1, JoinRequest(NodeInfo("default", 1, "", 7004), 600.0), 0.0)
-    told = coordinator.receive(2, JoinRequest(member._replace(store_port=7003), 600.0), 0.0)
+    told = coordinator.receive(2, JoinRequest(member._replace(store_port=7003), 600.0), 0.0).messages
     stores = {notice.placement.store_port for _, notice in told if isinstance(notice, Placed)}
     assert stores == {7003}
 
@@ -384,7 +386,7 @@ def test_a_node_that_has_met_another_coordinator_since_is_known_by_the_round_tha
     assert not any(node.told for node in job.nodes)
 
 
-def ports(told: list[OutgoingNotification]) -> set[int]:
+def ports(told: list[OutgoingMessage]) -> set[int]:
     return {notice.placement.store_port for _, notice in told if isinstance(notice, Placed)}
 
 
@@ -399,10 +401,10 @@ def test_a_node_that_loses_its_link_before_it_has_heard_anything_is_one_node() -
     coordinator.open(2, SessionRecord(NodeId("h1", 1, 0), "h1"), 0.0)
     other = held._replace(group_rank=1, joining=True)
     coordinator.receive(2, other, 0.0)
-    told = coordinator.receive(2, JoinRequest(member, 600.0), 0.0)
+    told = coordinator.receive(2, JoinRequest(member, 600.0), 0.0).messages
     assert {session for session, notice in told if isinstance(notice, Placed)} == {1, 2}
     coordinator.open(3, SessionRecord(NodeId("h0", 1, 0), "h0"), 0.0)
-    told = coordinator.receive(3, held._replace(joining=True), 0.0)
+    told = coordinator.receive(3, held._replace(joining=True), 0.0).messages
     assert [(session, type(notice)) for session, notice in told][-1] == (3, Placed)
     assert len(coordinator.state.participants) == 2
     assert not coordinator.state.wait_list
@@ -417,8 +419,8 @@ def test_a_place_that_waits_with_an_earlier_join_is_given_up_for_the_new_one() -
     coordinator.receive(0, JoinRequest(first, 600.0), 0.0)
     coordinator.open(2, SessionRecord(NodeId("h0", 1, 0), "h0"), 0.0)
     coordinator.receive(2, ResumeRequest("0", second, joining=True), 0.0)
-    told = coordinator.receive(1, JoinRequest(NodeInfo("default", 1, "", 7003), 600.0), 0.0)
-    told += coordinator.receive(2, JoinRequest(second, 600.0), 0.0)
+    told = coordinator.receive(1, JoinRequest(NodeInfo("default", 1, "", 7003), 600.0), 0.0).messages
+    told += coordinator.receive(2, JoinRequest(second, 600.0), 0.0).messages
     assert ports(told) == {7002}
 
 
@@ -435,12 +437,12 @@ def test_the_numbers_of_rounds_that_a_known_node_was_in_elsewhere_are_not_used_a
     assert coordinator.state.round == 5
 
 
-def fill(coordinator: Coordinator, number: int, held: ResumeRequest) -> list[OutgoingNotification]:
+def fill(coordinator: Coordinator, number: int, held: ResumeRequest) -> list[OutgoingMessage]:
     """The node of that number reports what it holds of another coordinator's job."""
     node = NodeId(f"h{number}", 1, 0)
     coordinator.open(number, SessionRecord(node, node.addr), 0.0)
     member = NodeInfo("default", 1, "", 7000)
-    return coordinator.receive(number, held._replace(incarnation="old", node_info=member, origin="old"), 0.0)
+    return coordinator.receive(number, held._replace(incarnation="old", node_info=member, origin="old"), 0.0).messages
 
 
 HELD = ResumeRequest("", NodeInfo("", 1, "", 0), 0, 0, 3, round_over=False)
@@ -501,9 +503,9 @@ def test_a_node_that_has_opened_another_session_is_not_lost_with_the_old_one() -
     old, held = node.session, node.held
     node.session = 77
     job.coordinator.open(77, SessionRecord(node.id, node.id.addr, state=SessionState.RESUMING), job.now)
-    assert job.coordinator.close(old, job.now) == []
+    assert job.coordinator.close(old, job.now).messages == []
     for request in requests_to_repeat(held, job.now):
-        job.deliver(job.coordinator.receive(77, request, job.now))
+        job.deliver(job.coordinator.receive(77, request, job.now).messages)
     assert set(job.coordinator.state.participants) == {each.id for each in job.nodes}
     assert job.coordinator.state.complete
     job.coordinator.close(77, job.now)
@@ -531,10 +533,10 @@ def test_a_node_is_not_told_of_the_end_of_a_round_that_it_knows_nothing_of() -> 
     for number in (0, 1):
         coordinator.receive(number, JoinRequest(members[number], 600.0), 0.0)
     coordinator.open(2, SessionRecord(NodeId("h0", 1, 0), "h0"), 0.0)
-    told = coordinator.receive(2, ResumeRequest("0", members[0], joining=False), 0.0)
+    told = coordinator.receive(2, ResumeRequest("0", members[0], joining=False), 0.0).messages
     assert [(session, type(notice)) for session, notice in told] == [(1, RoundEnded)]
-    told = coordinator.receive(2, JoinRequest(members[0]._replace(store_port=7003), 600.0), 0.0)
-    told += coordinator.receive(1, JoinRequest(members[1]._replace(store_port=7004), 600.0), 0.0)
+    told = coordinator.receive(2, JoinRequest(members[0]._replace(store_port=7003), 600.0), 0.0).messages
+    told += coordinator.receive(1, JoinRequest(members[1]._replace(store_port=7004), 600.0), 0.0).messages
     assert ports(told) == {7003}
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.control.coordinator.coordinator import Coordinator
+from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingMessage
 from rallypoint.control.coordinator.operators import WatcherSessions
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import NodeId, NodeInfo, Participant, Settings, State
@@ -40,6 +40,7 @@ class Large:
 
     def __init__(self, nodes: int) -> None:
         self.now = 100.0
+        self._asked = 0
         self.coordinator = Coordinator(Settings("job", nodes, nodes), "inc")
         self.nodes = [node_id(number) for number in range(nodes)]
         for number, node in enumerate(self.nodes):
@@ -57,11 +58,19 @@ class Large:
         """What the watcher is sent now."""
         while self.watchers.wake_at() <= self.now:
             self.watchers.tick(self.now)
-        return [message for _, message in self.watchers.pop_sends()]
+        return [message for _, message in self.sent() if not isinstance(message, ReportRequested)]
 
     def asked(self) -> int:
         """How many nodes were asked for a report since the last look."""
-        return sum(isinstance(each, ReportRequested) for _, each in self.coordinator.pop_sends())
+        self.sent()
+        asked, self._asked = self._asked, 0
+        return asked
+
+    def sent(self) -> list[OutgoingMessage]:
+        """What was sent since the last look."""
+        messages = self.coordinator.take_ready().messages
+        self._asked += sum(isinstance(message, ReportRequested) for _, message in messages)
+        return messages
 
     def snapshot(self) -> Snapshot:
         return self.watchers.snapshot(self.now)()
@@ -242,7 +251,7 @@ def test_a_snapshot_of_many_nodes_is_made_in_slices(request_: WatchRequest, leas
     job = Large(4000)
     job.watchers.receive(WATCHER, request_, job.now, "")
     ticks = 0
-    while not (sent := job.watchers.pop_sends()):
+    while not (sent := job.coordinator.take_ready().messages):
         assert job.watchers.wake_at() <= job.now
         job.watchers.tick(job.now)
         ticks += 1

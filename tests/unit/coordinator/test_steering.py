@@ -195,7 +195,7 @@ def test_of_two_operators_each_is_told_what_came_of_its_own_command() -> None:
     told = []
     for session in (WATCHER, other):
         job.watchers.receive(session, RestartCommand(BY), job.now, "")
-        told += job.told(job.coordinator.pop_sends())
+        told += job.told(job.coordinator.take_ready().messages)
     replies = {session: each.done for session, each in told if isinstance(each, CommandReply)}
     assert replies == {WATCHER: True, other: False}
     assert job.coordinator.state.ledger.requested == 1
@@ -221,7 +221,7 @@ def test_nodes_are_asked_again_at_once_when_a_round_has_started() -> None:
     assert sum(isinstance(each, ReportRequested) for _, each in told) == 2
     for name in "ab":
         told = job.hears(name, NodeReport(1, (3, 4)))
-    seen = snapshot_in(told + job.told(job.coordinator.tick(job.now)))
+    seen = snapshot_in(told + job.told(job.coordinator.tick(job.now).messages))
     assert [each.report and each.report.pids for each in seen.nodes] == [(3, 4)] * 2
 
 
@@ -243,13 +243,13 @@ def test_what_nobody_asked_for_is_not_listened_to() -> None:
     coordinator.open(1, SessionRecord(NodeId("10.0.0.1", 7, 0, "a"), "10.0.0.1"), 0.0)
     coordinator.receive(1, JOINED, 0.0)
     for said in (NodeReport(0, (666,)), CollectedPart(1, b"x", True)):
-        assert coordinator.receive(1, said, 0.0) == []
+        assert coordinator.receive(1, said, 0.0).messages == []
     assert coordinator.parts == [], "nothing is kept for watchers before one has come"
     watchers = WatcherSessions(coordinator)
     watchers.open(WATCHER)
     coordinator.receive(1, NodeReport(0, (666,)), 0.0)
     assert all(each.report is None for each in watchers.snapshot(0.0)().nodes)
-    assert watchers.pop_sends() == []
+    assert coordinator.take_ready().messages == []
 
 
 def test_nobody_waits_for_a_node_that_is_lost_while_it_collects() -> None:
@@ -257,7 +257,7 @@ def test_nobody_waits_for_a_node_that_is_lost_while_it_collects() -> None:
     told = job.ask(CollectCommand(BY, CollectKind.STACKS))
     number = next(each.number for _, each in told if isinstance(each, CollectRequested))
     job.hears("a", CollectedPart(number, b"x", True))
-    told = job.told(job.coordinator.close(ord("b"), job.now))
+    told = job.told(job.coordinator.close(ord("b"), job.now).messages)
     assert [each for session, each in told if isinstance(each, CommandReply)] == [
         CommandReply(False, "lost meanwhile: b (rank 1)")
     ]
@@ -308,8 +308,8 @@ def test_logs_are_followed_through_rounds_until_the_job_ends() -> None:
     assert asked_for_logs(told) == ["a", "b"]
     asked = next(each for _, each in told if isinstance(each, CollectRequested))
     assert (asked.lines, asked.cursor, asked.most > 0) == (20, 77, True)
-    job.hears("b", CollectedPart(asked.number, b"x", True))
-    assert asked_for_logs(job.told(job.coordinator.pop_sends())) == ["b"], "as it was read"
+    told = job.hears("b", CollectedPart(asked.number, b"x", True))
+    assert asked_for_logs(told) == ["b"], "as it was read"
     job.command(RestartCommand(BY))
     job.hears("a", JOINED)
     job.node("c")

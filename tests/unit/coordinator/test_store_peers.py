@@ -6,7 +6,7 @@ import pytest
 
 from rallypoint.base.errors import UsageError
 from rallypoint.control.coordinator import store_peers
-from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingMessage
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.coordinator.store_peers import PeerPolicy, parse_policy, peers_of
 from rallypoint.control.membership.state import NodeId, NodeInfo, Settings
@@ -22,19 +22,21 @@ def node(number: int) -> NodeId:
     return NodeId(f"10.0.0.{number}", number, 0, f"n{number}")
 
 
-def round_of(*addresses: tuple[str, ...] | None, seen: tuple[str, ...] = ()) -> list[OutgoingNotification]:
+def round_of(*addresses: tuple[str, ...] | None, seen: tuple[str, ...] = ()) -> list[OutgoingMessage]:
     """What is told when the last of so many nodes joins, who tell these addresses and are seen at those."""
     coordinator = Coordinator(Settings("job", len(addresses), len(addresses)))
-    told: list[OutgoingNotification] = []
+    told: list[OutgoingMessage] = []
     for number, each in enumerate(addresses, 1):
         address = f"10.0.0.{number}"
         shown = seen[number - 1] if seen else address
         coordinator.open(number, SessionRecord(node(number), address, observed_address=shown), 0.0)
-        told = coordinator.receive(number, JoinRequest(NodeInfo("default", 1, "", 7), 60.0, addresses=each), 0.0)
+        told = coordinator.receive(
+            number, JoinRequest(NodeInfo("default", 1, "", 7), 60.0, addresses=each), 0.0
+        ).messages
     return told
 
 
-def peers(told: list[OutgoingNotification]) -> list[StorePeers]:
+def peers(told: list[OutgoingMessage]) -> list[StorePeers]:
     """What the host of the store is told of that, before its place; nobody else is told any of it."""
     found = [(session, notice) for session, notice in told if isinstance(notice, StorePeers | Placed)]
     (host,) = [session for session, each in found if isinstance(each, Placed) and each.placement.group_rank == 0]
@@ -157,7 +159,9 @@ def test_what_a_node_calls_its_address_is_told_only_if_it_is_one() -> None:
     coordinator.open(1, SessionRecord(node(1), "fe80::1%eth0", observed_address="fe80::1%eth1"), 0.0)
     coordinator.open(2, SessionRecord(node(2), "no address", observed_address="10.0.0.2"), 0.0)
     for number in (1, 2):
-        sends = coordinator.receive(number, JoinRequest(NodeInfo("default", 1, "", 7), 60.0, addresses=()), 0.0)
+        sends = coordinator.receive(
+            number, JoinRequest(NodeInfo("default", 1, "", 7), 60.0, addresses=()), 0.0
+        ).messages
     (told,) = peers(sends)
     assert set(told.addresses) == {"fe80::1", "10.0.0.2"}
     assert "has the address no address and is seen as 10.0.0.2" in told.reason_unrestricted

@@ -18,6 +18,7 @@ class Job:
     def __init__(self, most: int = 2) -> None:
         self.coordinator = Coordinator(Settings("job", 1 if most > 2 else most, most), "c")
         self._number = 0
+        self.ended: list[tuple[int, str]] = []
         self.placed: list[int] = []
 
     def session(self, address: str, *, trusted: bool = False, claims: str = "") -> int:
@@ -28,8 +29,9 @@ class Job:
         return self._number
 
     def says(self, session: int, request: Request) -> None:
-        sends = self.coordinator.receive(session, request, 0.0)
-        self.placed += [number for number, each in sends if isinstance(each, Placed)]
+        ready = self.coordinator.receive(session, request, 0.0)
+        self.placed += [number for number, message in ready.messages if isinstance(message, Placed)]
+        self.ended += ready.ended
 
     def join(self, session: int) -> None:
         self.says(session, JoinRequest(NodeInfo("default", 1, "", 7000), 60.0))
@@ -56,12 +58,12 @@ def test_of_a_running_job(request_: Request) -> None:
     assert not job.is_changed()
     # A node that was drained may still say how far its workers came: only what ends a job ends the session.
     refused = [] if isinstance(request_, RecordProgress) else [stranger]
-    assert [number for number, why in job.coordinator.ended if "SECRET" in why] == refused
+    assert [number for number, why in job.ended if "SECRET" in why] == refused
     waits = job.session("10.0.0.9")
     job.join(waits)
     job.says(waits, request_)
     assert not job.is_changed()
-    assert waits not in [number for number, _ in job.coordinator.ended], "it may wait for a place"
+    assert waits not in [number for number, _ in job.ended], "it may wait for a place"
     job.says(job.session("10.0.0.2"), request_)  # another agent of a host that has a node
     assert job.is_changed()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingMessage
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import Close, Drain, NodeId, NodeInfo, Settings
 from rallypoint.control.protocol.messages import JoinRequest, NodesWaiting
@@ -25,13 +25,13 @@ class Job:
     def joins(self, number: int, now: float) -> list[tuple[int, int]]:
         node = NodeId(f"10.0.0.{number}", 1, number, f"n{number}")
         self.coordinator.open(number, SessionRecord(node, node.addr, leased=False), now)
-        return waiting(self.coordinator.receive(number, JoinRequest(_NODE, 600.0), now))
+        return waiting(self.coordinator.receive(number, JoinRequest(_NODE, 600.0), now).messages)
 
     def leaves(self, number: int, now: float) -> list[tuple[int, int]]:
-        return waiting(self.coordinator.close(number, now))
+        return waiting(self.coordinator.close(number, now).messages)
 
     def ticks(self, now: float) -> list[tuple[int, int]]:
-        return waiting(self.coordinator.tick(now))
+        return waiting(self.coordinator.tick(now).messages)
 
     def wakes(self) -> float:
         return self.coordinator.wake_at()
@@ -41,7 +41,7 @@ class Job:
         return [text for _, _, kind, _, text, _ in self.coordinator.history.events if kind == "node waiting"]
 
 
-def waiting(sends: list[OutgoingNotification]) -> list[tuple[int, int]]:
+def waiting(sends: list[OutgoingMessage]) -> list[tuple[int, int]]:
     """The sessions that were told that nodes wait, and how many."""
     return [(session, notice.waiting) for session, notice in sends if isinstance(notice, NodesWaiting)]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingMessage
 from rallypoint.control.coordinator.operators import WatcherSessions
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import Close, Fail, NodeId, NodeInfo, Outcome, Settings, State, Succeed
@@ -75,32 +76,33 @@ class Job:
         address = f"10.0.0.{session}"
         self.coordinator.open(session, SessionRecord(NodeId(address, 7, 0, name), address), self.now)
         member = NodeInfo("default", size, "", 7000, None, 3)
-        self.sent += self.coordinator.receive(session, JoinRequest(member, 600.0), self.now)
+        self.sent += self.coordinator.receive(session, JoinRequest(member, 600.0), self.now).messages
         return session
 
     def ask(self, request: WatcherRequest, refusal: str = "") -> list[Told]:
         """The watcher says something; returns all that is told for it."""
         self.watchers.receive(WATCHER, request, self.now, refusal)
-        told = self.told(self.coordinator.pop_sends())
-        return told + self.told(self.coordinator.tick(self.now))
+        told = self.told(self.coordinator.take_ready().messages)
+        return told + self.told(self.coordinator.tick(self.now).messages)
 
-    def told(self, to_nodes: list[OutgoingNotification]) -> list[Told]:
-        """What nodes are told, and watchers."""
-        sent: list[Told] = [*to_nodes]
-        while made := self.watchers.pop_sends():
-            for session, message in made:
+    def told(self, messages: list[OutgoingMessage]) -> list[Told]:
+        """All messages to nodes and watchers, with those that follow from what watchers read."""
+        sent: list[Told] = []
+        while messages:
+            for session, message in messages:
                 self.reads(session, sent, message)
+            messages = self.coordinator.take_ready().messages
         return sent
 
-    def reads(self, session: int, sent: list[Told], message: WatcherNotification) -> None:
-        """A watcher reads what it is sent, and says so as `WatcherSession` does."""
+    def reads(self, session: int, sent: list[Told], message: Any) -> None:
+        """A node or a watcher reads what it is sent; a watcher says so as `WatcherSession` does."""
         sent.append((session, message))
         if isinstance(message, CollectedPart) and message.is_last and self.reads_all:
             self.watchers.receive(session, Taken(message.number), self.now, "")
 
     def hears(self, name: str, request: Request) -> list[Told]:
         """A node says something; returns all that is told for it."""
-        return self.told(self.coordinator.receive(ord(name), request, self.now))
+        return self.told(self.coordinator.receive(ord(name), request, self.now).messages)
 
     def command(self, command: Command) -> CommandReply:
         """The reply to a command; the rest is in `sent`."""
@@ -120,7 +122,7 @@ class Job:
         until, told = self.now + seconds, []
         while (at := self.coordinator.wake_at()) <= until:
             self.now = max(self.now, at)
-            told += self.told(self.coordinator.tick(self.now))
+            told += self.told(self.coordinator.tick(self.now).messages)
         self.now = until
         return told
 
@@ -169,7 +171,7 @@ def test_nodes_report_when_somebody_asks_and_never_else() -> None:
     assert not any(isinstance(each, SnapshotPart) for _, each in told)
     for name in "ab":
         told = job.hears(name, NodeReport(0, (1, 2)))
-    seen = snapshot_in(job.told(job.coordinator.tick(job.now)))
+    seen = snapshot_in(job.told(job.coordinator.tick(job.now).messages))
     assert [each.report and each.report.pids for each in seen.nodes] == [(1, 2), (1, 2)]
 
 
@@ -177,10 +179,10 @@ def test_a_node_that_does_not_report_delays_the_answer_and_no_more() -> None:
     job = running("a", "b")
     job.ask(WatchRequest())
     job.hears("a", NodeReport(0, (1, 2)))
-    assert not job.told(job.coordinator.tick(job.now + 0.2))
+    assert not job.told(job.coordinator.tick(job.now + 0.2).messages)
     job.now += 0.25
     assert job.coordinator.wake_at() <= job.now
-    seen = snapshot_in(job.told(job.coordinator.tick(job.now)))
+    seen = snapshot_in(job.told(job.coordinator.tick(job.now).messages))
     assert [each.report is None for each in seen.nodes] == [False, True]
 
 
@@ -340,7 +342,7 @@ def test_what_is_collected_comes_from_each_node_and_then_the_end() -> None:
     job.now += 30.0
     for name in "ab":
         job.coordinator.heartbeat(ord(name), job.now)
-    (end,) = [each for session, each in job.told(job.coordinator.tick(job.now)) if session == WATCHER]
+    (end,) = [each for session, each in job.told(job.coordinator.tick(job.now).messages) if session == WATCHER]
     assert end == CommandReply(False, "no answer within 30 s from b (rank 1)")
 
 
@@ -377,7 +379,7 @@ def test_the_laws_of_rounds_hold_whatever_operators_ask(
         for when, request in asked:
             if when == at:
                 watchers.receive(WATCHER, request, life.now, "")
-                life._hear(coordinator.pop_sends())
+                life._hear(coordinator.take_ready().messages)
                 life.states.append(coordinator.state)
                 sizes.add((coordinator.settings.min_nodes, coordinator.settings.max_nodes))
     for roll in life.rolls.values():

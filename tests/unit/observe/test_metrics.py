@@ -47,7 +47,7 @@ def everything() -> list[Family]:
     account.count(events.ProgressMade(elapsed=4.0, step=7, age=1.0, source="call", **common))
     node = NodeReading('j"\n\\ü', "a", "default", "c10d", 5.0, 2, 1, 3, [1e9, 0.0], account.read(5.0))
     job = Dispatcher(Settings('j"\n\\ü', 1, 2))
-    snapshot = job.snapshot()._replace(max_restarts=3)
+    snapshot = job.copy_of_job()()._replace(max_restarts=3)
     return [
         build_family(),
         *jobs_families(job.job_list().jobs, {Outcome.FAILED: 2}),

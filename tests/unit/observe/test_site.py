@@ -156,7 +156,7 @@ def test_without_prometheus_client_there_is_a_sentence(job: Dispatcher, monkeypa
 def test_status_is_that_of_rallyctl(job: Dispatcher) -> None:
     joined(job, "a")
     shown = json.loads(ask(site_of(job), "/status.json?job=train")[2])
-    wanted = status_fields(job.snapshot(), NOW)
+    wanted = status_fields(job.copy_of_job()(), NOW)
     assert shown["phase"] == "waiting"
     assert [each["host"] for each in shown["nodes"]] == ["a"]
     assert shown.keys() == wanted.keys()

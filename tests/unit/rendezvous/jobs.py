@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingMessage
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import Drain, Fail, NodeId, NodeInfo, Settings, State, Succeed
 from rallypoint.control.protocol.messages import (
@@ -80,18 +80,18 @@ class Life:
 
     def _act(self, what: str, node: int, session: int, number: int) -> None:
         placement = self.placements.get(session)
-        sends: list[OutgoingNotification] = []
+        sends: list[OutgoingMessage] = []
         if what == "join" and session not in self.joined and session not in self.over:
             self.joined.add(session)
             member = NodeInfo("role", 1 + number % 3, "", 7000 + session, None)
-            sends = self.coordinator.receive(session, JoinRequest(member, 25.0), self.now)
+            sends = self.coordinator.receive(session, JoinRequest(member, 25.0), self.now).messages
         elif what == "crash":
             del self.sessions[node]
-            sends = self.coordinator.close(session, self.now)
+            sends = self.coordinator.close(session, self.now).messages
         elif what == "leave":
             self.joined.discard(session)
             self.placements.pop(session, None)
-            sends = self.coordinator.receive(session, LeaveRequest(), self.now)
+            sends = self.coordinator.receive(session, LeaveRequest(), self.now).messages
         elif placement is not None:
             round_ = placement.round - 1 if what == "stale" else placement.round
             requests: dict[str, Request] = {
@@ -102,7 +102,7 @@ class Life:
             }
             request = requests.get(what)
             before = self.coordinator.state
-            sends = [] if request is None else self.coordinator.receive(session, request, self.now)
+            sends = [] if request is None else self.coordinator.receive(session, request, self.now).messages
             assert what != "stale" or self.coordinator.state is before, "a report of a round that is over did something"
         self._hear(sends)
 
@@ -110,10 +110,10 @@ class Life:
         until = self.now + seconds
         while (at := self.coordinator.wake_at()) <= until:
             self.now = max(self.now, at)
-            self._hear(self.coordinator.tick(self.now))
+            self._hear(self.coordinator.tick(self.now).messages)
         self.now = until
 
-    def _hear(self, sends: list[OutgoingNotification]) -> None:
+    def _hear(self, sends: list[OutgoingMessage]) -> None:
         for session, notice in sends:
             match notice:
                 case Placed(placement=placement):

@@ -72,7 +72,7 @@ def test_many_are_a_few_and_a_number() -> None:
     [("its connection broke: reset", "its connection broke: reset"), ("", "")],
 )
 def test_the_others_hear_who_was_lost_and_how(reset: str, told: str) -> None:
-    sends = running(A, B).close(2, 1.0, detail=reset)
+    sends = running(A, B).close(2, 1.0, detail=reset).messages
     (end,) = [notice.end for _, notice in sends if isinstance(notice, RoundEnded)]
     assert (end.node, end.detail) == ("n2 (rank 1)", told)
 
@@ -80,9 +80,9 @@ def test_the_others_hear_who_was_lost_and_how(reset: str, told: str) -> None:
 def test_a_new_node_is_named_and_not_who_has_drained_the_round() -> None:
     coordinator = running(A, B)
     coordinator.open(3, SessionRecord(C, C.addr), 1.0)
-    told = coordinator.receive(3, JoinRequest(MEMBER, 600.0), 1.0)
+    told = coordinator.receive(3, JoinRequest(MEMBER, 600.0), 1.0).messages
     assert {notice for _, notice in told} == {NodesWaiting(0, 1, ("n3",))}
-    sends = coordinator.receive(1, Drain(0), 1.0)
+    sends = coordinator.receive(1, Drain(0), 1.0).messages
     assert {notice.end.detail for _, notice in sends if isinstance(notice, RoundEnded)} == {
         "the new node n3 is taken in"
     }
@@ -90,9 +90,9 @@ def test_a_new_node_is_named_and_not_who_has_drained_the_round() -> None:
 
 def test_who_will_be_taken_away_is_named_to_the_others_alone() -> None:
     coordinator = running(A, B)
-    told = coordinator.receive(2, Preempt(0, 30.0), 1.0)
+    told = coordinator.receive(2, Preempt(0, 30.0), 1.0).messages
     assert told == [(1, Preempted(0, "n2 (rank 1)", 30.0))]
-    sends = coordinator.receive(1, Drain(0), 1.0)
+    sends = coordinator.receive(1, Drain(0), 1.0).messages
     ends = [notice.end for _, notice in sends if isinstance(notice, RoundEnded)]
     assert {end.detail for end in ends} == {"n2 (rank 1) will be taken away"}
     assert {end.missing_nodes for end in ends} == {1}, "it is not there for the next round"

@@ -23,10 +23,9 @@ import math
 import os
 import socket
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from hmac import compare_digest
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
@@ -44,7 +43,6 @@ from rallypoint.control.protocol.errors import FrameError
 from rallypoint.control.protocol.messages import SIGNATURE_SIZE, CollectedPart
 
 if TYPE_CHECKING:
-    from rallypoint.base.loop import LoopThread
     from rallypoint.base.tls import ControlTls, TlsChannel
     from rallypoint.control.coordinator.jobs import ServedJobs, Shares
     from rallypoint.control.protocol.handshake import Hello, Keys
@@ -103,8 +101,8 @@ class ControlConnection:
         """What has arrived and was not handled yet, the next one last: an empty deque would have half a kilobyte."""
         self._is_behind = False
         """Whether that waits for a later turn, or until what was sent is read."""
-        self.posted = self.written = 0
-        """How many notifications were posted, which whoever delivers counts, and written, which the loop does."""
+        self.unwritten: list[bytes] = []
+        """What it is sent at the end of this turn, or of a later one: see `Connections.outbox`."""
         self._channel: TlsChannel | None = None
         self.is_shaking_hands = False
         """Whether a TLS handshake, of this connection, is going on on another thread."""
@@ -363,40 +361,40 @@ class ControlConnection:
     @property
     def is_written(self) -> bool:
         """Whether all that was posted was written."""
-        return self.posted == self.written
+        return not self.unwritten
 
-    def post(self, notification: Notification | WatcherNotification) -> None:
-        """Send a notification on the loop's thread, in the order of the calls; from any thread. One that cannot be
-        encoded, and without which the job continues, is dropped.
+    def post(self, message: Notification | WatcherNotification) -> None:
+        """Send a message at the end of the turn, in the order of the calls. One that cannot be encoded, and without
+        which the job continues, is dropped.
         """
         everyone = self._all
-        encoded = everyone.last_encoded
-        if encoded is None or encoded[0] is not notification:
+        if everyone.last_encoded[0] is not message:
             try:
-                payload = codec.encode(notification)
+                payload = codec.encode(message)
                 if len(payload) > MAX_PLAIN:
                     codec.check_size(len(payload))
             except (ValueError, OverflowError, FrameError) as error:
-                if not isinstance(notification, codec.EXPENDABLE):
+                if not isinstance(message, codec.EXPENDABLE):
                     raise
-                kind = type(notification).__name__
+                kind = type(message).__name__
                 everyone.limiter.log_drop("a %s for %s is dropped: it cannot be sent (%s)", kind, self._peer, error)
                 return
-            encoded = everyone.last_encoded = (notification, payload)
-        self.posted += 1
-        everyone.outbox.append((self, isinstance(notification, CollectedPart), encoded[1]))
-        if not everyone.posting:
-            everyone.posting = True
-            everyone.loop.call(everyone.write_posted)
+            everyone.last_encoded = message, payload
+        if isinstance(message, CollectedPart):  # as large as a frame: nothing is gained by writing it with others
+            everyone.write_to(self)
+            self._send_collected(everyone.last_encoded[1])
+            return
+        if not self.unwritten:
+            everyone.outbox.append(self)
+        self.unwritten.append(everyone.last_encoded[1])
+        everyone.unwritten += 1
+        everyone.end_turn_soon()
 
     def disconnect(self, why: str) -> None:
-        """The coordinator has ended the session; from any thread."""
-        self._all.event_loop.call_soon_threadsafe(self._end_session, why)
-
-    def _end_session(self, why: str) -> None:
+        """The coordinator has ended the session."""
         self._all.limiter.log_end("control connection from %s is closed: %s", self._peer, why)
+        self._all.write_to(self)
         if not self._done:
-            why = self._session.end_reason
             self._session.end(why, is_permanent=why == STRANGER_REFUSED)
         self.abort()
 
@@ -407,7 +405,7 @@ class ControlConnection:
         name, address = self._session.node_name, f"{self.peer_host}:{self._transport.peer_name[1]}"
         return f"{address} ({name})" if name else address
 
-    def send_collected(self, payload: bytes) -> None:
+    def _send_collected(self, payload: bytes) -> None:
         """Send what another node has collected: much of it at once does not mean that this one reads nothing."""
         if not self._transport.unsent:
             self._collected = 0
@@ -433,6 +431,7 @@ class ControlConnection:
 
     def finish(self, why: str) -> None:
         """Send what is left and the reason for the end; take no more requests, which would not be carried out."""
+        self._all.write_to(self)
         if why and not self._done:
             self._session.end(why)
         self._done = True
@@ -493,7 +492,8 @@ class Served(NamedTuple):
 class Connections:
     """All connections of one server: who may come, and what is to be sent. On the loop's thread."""
 
-    def __init__(self, served: Served, loop: LoopThread) -> None:
+    def __init__(self, served: Served, on_turn_end: Callable[[], None]) -> None:
+        """`on_turn_end` is called at the end of each turn for which `end_turn_soon` was called."""
         self.served = served
         self.event_loop = asyncio.get_running_loop()
         self.open: set[ControlConnection] = set()
@@ -510,21 +510,25 @@ class Connections:
         self._users = PeerUsers()
         self._warned = False
         self.handshakes = None if served.tls is None else TlsHandshakes(self.event_loop)
-        self.loop = loop
-        self.outbox: deque[tuple[ControlConnection, bool, bytes]] = deque()
-        self._unwritten: dict[ControlConnection, list[bytes]] = {}
-        """The same by connection, in order: one write has all that one of them is told in a turn."""
+        self.outbox: deque[ControlConnection] = deque()
+        """Those that have something to write, in the order in which each got the first of it. One write has all that
+        one of them is sent in a turn.
+        """
+        self.unwritten = 0
+        """How many messages that is."""
+        self.last_encoded: tuple[Notification | WatcherNotification | None, bytes] = None, b""
+        """The last message, and its bytes: often many receive the same."""
         self._behind: deque[ControlConnection] = deque()
         """Those that have sent more than could be handled in their turn."""
         self._goes_on = False
         """Whether the loop will call `_go_on` in its next turn."""
+        self._ends_turn = False
+        """Whether the loop will call `_end_turn`."""
+        self._on_turn_end = on_turn_end
         self._descriptors = 0
         """The limit of descriptors for connections when it was last looked up; it may be raised."""
         self._most: float = math.inf
         """The number of connections at which the descriptors for connections were last used up."""
-        self.posting = False
-        self.last_encoded: tuple[Notification | WatcherNotification, bytes] | None = None
-        """The last notification, and its bytes: often many receive the same."""
 
     def peer_between(self, own: SocketName, peer_name: SocketName) -> Peer:
         """Who is at the other end of a connection, by the names of both ends."""
@@ -575,32 +579,30 @@ class Connections:
     @property
     def is_full(self) -> bool:
         """Whether so much waits to be written that nothing more may be caused."""
-        return len(self.outbox) > _POSTED or len(self._unwritten) > _POSTED
+        return self.unwritten > _POSTED
 
-    def write_posted(self) -> None:
-        """Send what was posted, in turns with what has arrived. The loop is woken once for all that it has not handled
-        yet.
-        """
-        self.posting = False  # first: an append from now on causes another call
-        posted = self._unwritten
-        while self.outbox:
-            connection, is_collected, payload = self.outbox.popleft()
-            if is_collected:
-                self._write(connection.send, connection, posted.pop(connection, ()))
-                self._write(connection.send_collected, connection, (payload,))
-            else:
-                posted.setdefault(connection, []).append(payload)
-        for connection in list(islice(posted, _POSTED)):
-            self._write(connection.send, connection, posted.pop(connection))
-        if posted and not self.posting:
-            self.posting = True
-            self.event_loop.call_soon(self.write_posted)
+    def end_turn_soon(self) -> None:
+        """Something has happened: write what it has caused, once for all that the loop handles in this turn."""
+        if not self._ends_turn:
+            self._ends_turn = True
+            self.event_loop.call_soon(self._end_turn)
 
-    def _write(self, send: Callable[..., None], connection: ControlConnection, payloads: Sequence[bytes]) -> None:
-        connection.written += len(payloads)
+    def _end_turn(self) -> None:
+        self._ends_turn = False
+        for _ in range(min(len(self.outbox), _POSTED)):
+            self.write_to(self.outbox.popleft())
+        if self.outbox:
+            self.end_turn_soon()
+        self._on_turn_end()
+
+    def write_to(self, connection: ControlConnection) -> None:
+        """Write all that this one is sent. Then it may still be in the outbox, with nothing to write."""
+        payloads, connection.unwritten = connection.unwritten, []
+        self.unwritten -= len(payloads)
         try:
-            send(*payloads)
-        except Exception:  # of this connection alone: the others' notifications follow
+            if payloads:
+                connection.send(*payloads)
+        except Exception:  # of this connection alone: the others' messages follow
             log.exception("a notification could not be sent; the control connection is closed")
             connection.abort()
 

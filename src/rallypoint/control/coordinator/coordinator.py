@@ -2,9 +2,8 @@
 
 It runs the rules (`control.membership.rules`) over one state. A node sends its operation once over its session and is
 notified when it is done; all waiting joins are checked again when the state changes in a way that could matter to them.
-Nothing polls. This module does no I/O: sessions are numbers, `now` is passed in, and messages to send are returned as a
-list.
-The shell around it (`dispatcher`) delivers.
+Nothing polls. This module does no I/O: sessions are numbers, `now` is passed in, and each step returns what it has
+caused (`Ready`), which the shell around it (`dispatcher`) carries out.
 
 Laws:
 
@@ -30,7 +29,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from collections.abc import Set as AbstractSet
 from itertools import count, islice
 
-from rallypoint.base.light_typing import TYPE_CHECKING, Any, Protocol, get_args
+from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 from rallypoint.control.coordinator.notifications import (
     JobHistory,
     end_notifications,
@@ -115,8 +114,10 @@ from rallypoint.control.protocol.messages import (
 
 if TYPE_CHECKING:
     from rallypoint.control.coordinator.collection import HangCollection
+    from rallypoint.control.protocol.observation import WatcherNotification
 
-OutgoingNotification = tuple[int, Notification]
+OutgoingMessage = tuple[int, Any]
+"""The number of a session, and what it is sent."""
 
 _SILENCE_DETAIL = "nothing was heard from it for {:g} s"
 _NOT_BACK_DETAIL = "it has not come back to the control plane"
@@ -154,8 +155,21 @@ class Part(Protocol):
         """The time at which `tick` has something to do; infinity for never."""
 
 
+class Ready(NamedTuple):
+    """What one step has caused. The shell ends the sessions, then sends the messages, in this order."""
+
+    state: State
+    """The state after the step: messages follow from it."""
+    messages: list[OutgoingMessage]
+    ended: list[tuple[int, str]]
+    """Sessions that the coordinator has ended, and why."""
+
+
 class Coordinator:
-    """Decides for all nodes of one job; its methods return the messages to send."""
+    """Decides for all nodes of one job; each of its events returns what the step has caused.
+
+    When `tick` is due is not part of that: most steps move it, and the shell asks once for many (`wake_at`).
+    """
 
     def __init__(self, settings: Settings, incarnation: str = "", *, learns_settings: bool = False) -> None:
         """Begin with an empty state.
@@ -178,9 +192,9 @@ class Coordinator:
         """The waiting joins."""
         self._deadlines: list[tuple[float, NodeId]] = []
         """A heap of when their time is over. An entry whose join no longer waits, or waits for longer, is ignored."""
-        self._sends: list[OutgoingNotification] = []
-        self.ended: list[tuple[int, str]] = []
-        """Sessions that were ended by us, and why: whoever closes their connections removes them here."""
+        self._messages: list[OutgoingMessage] = []
+        """The messages of this step, by session, and the sessions that it has ended: see `Ready`."""
+        self._ended: list[tuple[int, str]] = []
         self.history = JobHistory()
         self.parts: list[Part] = []
         self.on_change: Callable[[float], None] | None = None
@@ -235,23 +249,24 @@ class Coordinator:
         if self._any_unreported():
             self._placeholders_until = now + recovery_timeout(self.settings)
 
-    # Events; each returns the messages to send.
+    # Events; each returns what it has caused
 
     def open(self, number: int, session: SessionRecord, now: float) -> None:
         """A node has connected."""
         self.sessions.open(number, session, now)
 
-    def receive(self, session: int, request: Request, now: float) -> list[OutgoingNotification]:
-        """A node has sent a request."""
+    def receive(self, session: int, request: Request, now: float) -> Ready:
+        """A node has sent a request; ignored if the session has ended."""
         speaker = self.sessions.get(session)
         if speaker is None:
-            return []
+            return self.take_ready()
         self._node_heard(session, now)
-        self.ended += [(number, _REPLACED_DETAIL) for number in self.sessions.replace_earlier(speaker)]
+        for number in self.sessions.replace_earlier(speaker):
+            self._ended.append((number, _REPLACED_DETAIL))
         if speaker.state is SessionState.RESUMING:
             speaker.state = SessionState.OPEN
         self._RECEIVE[type(request)](self, speaker, request, now)
-        return self.pop_sends()
+        return self.take_ready()
 
     def heartbeat(self, session: int, now: float) -> bool:
         """A node is alive. Returns whether the session exists; the caller sends the answer."""
@@ -260,31 +275,29 @@ class Coordinator:
         self._node_heard(session, now)
         return True
 
-    def close(
-        self, session: int, now: float, reason: Reason = Reason.LOST, detail: str = ""
-    ) -> list[OutgoingNotification]:
+    def close(self, session: int, now: float, reason: Reason = Reason.LOST, detail: str = "") -> Ready:
         """A session has ended, in the way that `detail` says; its node is gone, unless it had left before."""
         self._end([session], now, reason, detail)
-        return self.pop_sends()
+        return self.take_ready()
 
-    def nodes_lost(self, numbers: Collection[int], now: float, detail: str = "") -> list[OutgoingNotification]:
+    def nodes_lost(self, numbers: Collection[int], now: float, detail: str = "") -> Ready:
         """The nodes of these numbers are lost according to others, unless they have a session, which is the better
         evidence.
         """
         lost = [node for node in known_to(self.state) if node.number in numbers and node not in self.sessions]
         self._remove_lost(lost, now, Reason.LOST, detail)
         self._check_all_reported(now)
-        return self.pop_sends()
+        return self.take_ready()
 
-    def tick(self, now: float) -> list[OutgoingNotification]:
+    def tick(self, now: float) -> Ready:
         """Time has passed: end silent sessions, and check the joins that wait for a moment."""
         self._ticked_at = now
         silence = self.sessions.liveness.check(now)
         silent = _SILENCE_DETAIL.format(self.settings.lease)
-        self.ended += [(session, silent) for session in silence.lost]
+        self._ended += [(session, silent) for session in silence.lost]
         self._end(silence.lost, now, Reason.LOST, silent)
         for session in silence.out_of_reach:
-            self.ended.append((session, _CUT_OFF_DETAIL.format(recovery_timeout(self.settings))))
+            self._ended.append((session, _CUT_OFF_DETAIL.format(recovery_timeout(self.settings))))
             self._release_session(session, now)
         while self._next_deadline() <= now:
             self._continue_join(heapq.heappop(self._deadlines)[1], now)
@@ -297,7 +310,7 @@ class Coordinator:
         self._tell_succeeded(now)
         for part in self.parts:
             part.tick(now)
-        return self.pop_sends()
+        return self.take_ready()
 
     def wake_at(self) -> float:
         """The time at which `tick` has something to do, in seconds on the clock of `now`; infinity for never."""
@@ -310,10 +323,11 @@ class Coordinator:
             moments += [moment for moment in self._completion_times() if moment > self._ticked_at]
         return min(moments)
 
-    def pop_sends(self) -> list[OutgoingNotification]:
-        """The messages that have not been returned yet."""
-        sends, self._sends = self._sends, []
-        return sends
+    def take_ready(self) -> Ready:
+        """What was caused since the last step."""
+        ready = Ready(self.state, self._messages, self._ended)
+        self._messages, self._ended = [], []
+        return ready
 
     # Requests
 
@@ -365,7 +379,7 @@ class Coordinator:
     def _refuse(self, speaker: SessionRecord, now: float) -> None:
         """A stranger wants to end or change the job. One that waits for a place keeps waiting."""
         if not self.state.knows(speaker.node):
-            self.ended.append((speaker.number, STRANGER_REFUSED))
+            self._ended.append((speaker.number, STRANGER_REFUSED))
             self._end([speaker.number], now, Reason.LOST, STRANGER_REFUSED)
         elif not speaker.refused:
             speaker.refused = True
@@ -383,7 +397,8 @@ class Coordinator:
             if self.state is not before:
                 self._pending.pop(speaker.node, None)
             self._settle(before, now)
-            self._sends = [send for send in self._sends if send[0] != speaker.number]  # it knows nothing of that round
+            # It knows nothing of that round.
+            self._messages = [message for message in self._messages if message[0] != speaker.number]
             self._check_all_reported(now)
         if self._completed_a_round and not stranger:
             self.state = with_later_rounds(self.state, request)
@@ -464,13 +479,13 @@ class Coordinator:
         else:
             self._reply(speaker, Confirmed(request.number, min(self.settings.lease, self.leads_for)))
 
-    def lead_renewed(self, now: float) -> list[OutgoingNotification]:
+    def lead_renewed(self, now: float) -> Ready:
         """`leads_for` has grown: answer the nodes that have waited for that."""
         waiting, self._unconfirmed = self._unconfirmed, {}
         for session, request in waiting.items():
             if (speaker := self.sessions.get(session)) is not None:
                 self._on_confirm_request(speaker, request, now)
-        return self.pop_sends()
+        return self.take_ready()
 
     def _on_answer(self, speaker: SessionRecord, answer: NodeAnswer, now: float) -> None:
         for part in self.parts:
@@ -682,7 +697,7 @@ class Coordinator:
         if after.verdict is not None and before.verdict is None:
             self._pending.clear()
             for_all, for_some = end_notifications(after, after.verdict)
-            self._sends += [(session.number, for_some.get(session.node, for_all)) for session in self.sessions]
+            self._messages += [(session.number, for_some.get(session.node, for_all)) for session in self.sessions]
             return
         for nodes, notification in notification_diff(before, after, keeps_places=keeps_places):
             # A node that leaves by this very change need not be notified of it.
@@ -735,17 +750,21 @@ class Coordinator:
         if self._hangs.check_hang(before, after, self.sessions.__contains__, now):
             self.history.add("hang found", after.round, "no rank has given a sign of life for long", now)
 
+    def send(self, session: int, message: Notification | WatcherNotification) -> None:
+        """Send a message in this session."""
+        self._messages.append((session, message))
+
     def send_to(self, nodes: Iterable[NodeId], notification: Notification) -> None:
         """Send to a node if it has a session; otherwise it asks when it is back."""
         sessions = (self.sessions.find(node) for node in nodes)
-        self._sends += [(session.number, notification) for session in sessions if session is not None]
+        self._messages += [(session.number, notification) for session in sessions if session is not None]
 
     def _reply(self, speaker: SessionRecord, notification: Notification) -> None:
         # Many that come back are told the same, such as a long traceback: it is one object, which is encoded once.
         last = self._last_reply
         if type(notification) is not type(last) or notification != last:
             last = self._last_reply = notification
-        self._sends.append((speaker.number, last))
+        self._messages.append((speaker.number, last))
 
     def _place(self, node: NodeId, placement: Placement) -> None:
         """The round is complete, with this node in it."""

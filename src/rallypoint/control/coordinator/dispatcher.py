@@ -1,13 +1,12 @@
-"""The shell around the coordinator: one lock, one clock, and delivery in order with the lock released.
+"""The shell around the coordinator: its clock, its sessions' outputs, and the journal that some messages wait for.
 
 Laws:
 
-1. The coordinator is only used with the lock held; notifications are delivered only with it released.
-2. One thread delivers at a time, from one queue, so that a session is notified in the order of events.
-3. A session to which a notification cannot be delivered is ended. Neither that nor a failed tick affects other
-   sessions.
-4. With a `JournalSink`, no notification is delivered before the state from which it follows is stored there. (The
-   connections answer heartbeats themselves: these only show that we are alive.)
+1. A coordinator has one owner. What happens to it happens in its turns (`Turns`): on the thread of its server's loop,
+   and before there is one on the thread that calls. So it needs no lock, and its messages go out in the order of steps.
+2. A session to which a message cannot be sent is ended. Neither that nor a failed tick affects other sessions.
+3. With a `JournalSink`, no message is sent before the state from which it follows is stored there. (The connections
+   answer heartbeats themselves: these only show that we are alive.)
 """
 
 from __future__ import annotations
@@ -15,15 +14,16 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 
 from rallypoint.base.clock import BOOT_CLOCK, SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 from rallypoint.base.log import get_logger
-from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.control.coordinator.coordinator import Coordinator, Ready
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import NodeId, Reason, Settings, State
 from rallypoint.control.protocol.messages import (
@@ -38,6 +38,7 @@ from rallypoint.control.protocol.messages import (
 )
 
 if TYPE_CHECKING:
+    from rallypoint.base.loop import LoopThread
     from rallypoint.control.coordinator.job_log import JobLog
     from rallypoint.control.coordinator.notifications import JobHistory
     from rallypoint.control.coordinator.operators import WatcherSessions
@@ -48,6 +49,8 @@ log = get_logger(__name__)
 
 
 _ANSWERS = get_args(NodeAnswer)
+_COPIED_WITHIN = 5.0
+"""Seconds that who wants a snapshot waits for a turn."""
 _PAUSE = 5.0
 """Seconds until a failed tick is tried again."""
 MAX_WATCHERS = 64
@@ -102,16 +105,51 @@ class RestoredState(NamedTuple):
     history: JobHistory | None = None
 
 
-class _PendingNotification(NamedTuple):
-    """A notification, and the state that must be stored before it may be delivered."""
+class Turns:
+    """Runs functions one after the other, whichever threads they come from: the turns of a coordinator.
+
+    A coordinator without a server has no thread of its own, since a loop costs 40 ms of imports and 9 MB: each function
+    runs at once, on the thread that calls. Once a server has taken over, all of them run on its loop's thread, in the
+    order of the calls.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        """Held while a function runs on a caller's thread: it may not call for another turn."""
+        self._loop: LoopThread | None = None
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Run a function in its turn; from any thread. Raises LoopError: in a copy of the loop's process."""
+        if self._loop is None:
+            with self._lock:
+                if self._loop is None:  # a server may have taken over while we waited
+                    function()
+                    return
+        self._loop.call(function)
+
+    def move_to(self, loop: LoopThread) -> None:
+        """Run all functions on that loop from now on. On its thread."""
+        with self._lock:
+            self._loop = loop
+
+
+class _Output(NamedTuple):
+    """How what a session is sent, and its end, reach its node or watcher."""
+
+    send: Callable[[Any], None]
+    disconnect: Callable[[str], None]
+
+
+class _HeldMessage(NamedTuple):
+    """A message, and the number of the state that must be stored before it may be sent."""
 
     number: int
     session: int
-    notification: Notification | WatcherNotification
+    message: Notification | WatcherNotification
 
 
 class Dispatcher:
-    """The coordinator of one job, for use from several threads."""
+    """The coordinator of one job, and what carries out what it decides. All in its turns, unless a method says more."""
 
     def __init__(
         self,
@@ -123,6 +161,7 @@ class Dispatcher:
         learns_settings: bool = False,
         logs_progress: bool = False,
         lead: LeaderLease | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """Begin a job.
 
@@ -135,11 +174,13 @@ class Dispatcher:
             learns_settings: see `Coordinator`.
             logs_progress: whether the progress of the rendezvous that one waiting node logs is also logged here.
             lead: if it is elected, until when; nodes are confirmed only for so long.
+            turns: those of the jobs that it is served with.
         """
         incarnation = os.urandom(8).hex() if restored is None else restored.incarnation
         self._coordinator = Coordinator(settings, incarnation, learns_settings=learns_settings)
         if restored is not None:
             self._coordinator.restore(restored.state, clock.monotonic(), restored.history)
+        self.turns = turns or Turns()
         self._clock = clock
         self._journal = journal
         self._logs_progress = logs_progress
@@ -151,12 +192,13 @@ class Dispatcher:
         self._appended = (0, 0)
         self._awaited = 0
         """The newest state that somebody waits for, or that nodes would not report again."""
-        self._written: float = math.inf if journal is None else 0
-        self._lock = threading.Lock()
+        self._written = 0
+        """The newest state that the journal has stored."""
+        self._held: deque[_HeldMessage] = deque()
+        """What waits for the journal, in order."""
         self._numbers = itertools.count(1)
-        self._deliver: dict[int, Callable[[Any], None]] = {}
-        self._disconnect: dict[int, Callable[[str], None]] = {}
-        self._outbox: deque[_PendingNotification] = deque()
+        self._outputs: dict[int, _Output] = {}
+        """Those of the open sessions, by number."""
         self._sessions_after_end: set[int] = set()
         """Sessions that began after the end of the job."""
         self.remote_control = settings.remote_control
@@ -164,9 +206,8 @@ class Dispatcher:
         self._watchers: WatcherSessions | None = None
         """The sessions that are not nodes, once there was one."""
         self._tick_again_at = float("-inf")
-        self._delivering = threading.Lock()
         self.on_change: Callable[[], None] = do_nothing
-        """Called after each event, from any thread: `wake_at` may have moved."""
+        """Called at the end of each step: `wake_at` may have moved, and messages may have been given to outputs."""
 
     @property
     def settings(self) -> Settings:
@@ -182,7 +223,7 @@ class Dispatcher:
     def members(self) -> int:
         """The number of open sessions, without those that began after the end of the job."""
         watchers = 0 if self._watchers is None else len(self._watchers)
-        return len(self._deliver) - len(self._sessions_after_end) - watchers
+        return len(self._outputs) - len(self._sessions_after_end) - watchers
 
     @property
     def job(self) -> str | None:
@@ -224,53 +265,43 @@ class Dispatcher:
         Args:
             deliver: called with the session's notifications.
             session: the description of the session.
-            disconnect: called, from any thread, with the reason, when it was ended from here.
+            disconnect: called with the reason, when it was ended from here.
         """
-        with self._lock:
-            number = next(self._numbers)
-            self._deliver[number] = deliver
-            if disconnect is not None:
-                self._disconnect[number] = disconnect
-            if self._coordinator.state.verdict is not None:
-                self._sessions_after_end.add(number)
-            self._coordinator.open(number, session, self._clock.monotonic())
+        number = next(self._numbers)
+        self._outputs[number] = _Output(deliver, disconnect or _ignore_end)
+        if self._coordinator.state.verdict is not None:
+            self._sessions_after_end.add(number)
+        self._coordinator.open(number, session, self._clock.monotonic())
         self.on_change()
         return number
 
     def attach_watcher(self, deliver: Callable[[WatcherNotification], None], disconnect: Callable[[str], None]) -> int:
         """Open the session of a watcher, which is not a node; returns its number."""
-        replaced: list[Callable[[], None]] = []
-        with self._lock:
-            watchers = self._opened_watchers()
-            if len(watchers) >= MAX_WATCHERS:
-                quietest = watchers.remove_quietest()
-                self._deliver.pop(quietest, None)
-                replaced = [partial(self._disconnect.pop(quietest), _REPLACED_DETAIL)]
-            session = next(self._numbers)
-            self._deliver[session] = deliver
-            self._disconnect[session] = disconnect
-            watchers.open(session)
-        for end in replaced:
-            self._guarded_call(end)
+        watchers = self._opened_watchers()
+        if len(watchers) >= MAX_WATCHERS:
+            self._end_session(watchers.remove_quietest(), _REPLACED_DETAIL)
+        session = next(self._numbers)
+        self._outputs[session] = _Output(deliver, disconnect)
+        watchers.open(session)
         return session
 
     def receive_from_watcher(self, session: int, request: WatcherRequest, refusal: str = "") -> None:
         """A watcher has sent a message; `refusal` is why it may not give commands, if it may not."""
-        with self._lock:
-            now = self._clock.monotonic()
-            self._opened_watchers().receive(session, request, now, refusal)
-            self._enqueue(self._coordinator.tick(now))
-            disconnects = self._pop_disconnects()
-        self._flush(disconnects)
-
-    def snapshot(self) -> Snapshot:
-        """The state of the job, as far as it is known without asking the nodes."""
-        return self.copy_of_job()()
+        now = self._clock.monotonic()
+        self._opened_watchers().receive(session, request, now, refusal)
+        self._carry_out(self._coordinator.tick(now))
 
     def copy_of_job(self) -> Callable[[], Snapshot]:
-        """Copy what may change. Returns a function, for any thread, that makes the snapshot of this moment."""
-        with self._lock:
-            return self._opened_watchers().snapshot(self._clock.monotonic())
+        """Copy what may change, in the next turn; from any thread. Returns a function, for any thread but the loop's,
+        that waits for the copy and makes a snapshot of it, once. It raises `queue.Empty` if there was no turn.
+        """
+        copied: queue.SimpleQueue[Callable[[], Snapshot]] = queue.SimpleQueue()
+
+        def make_snapshot() -> Snapshot:
+            return copied.get(timeout=_COPIED_WITHIN)()
+
+        self.turns.call(lambda: copied.put(self._opened_watchers().snapshot(self._clock.monotonic())))
+        return make_snapshot
 
     @property
     def is_collecting(self) -> bool:
@@ -287,13 +318,11 @@ class Dispatcher:
         """A session has sent a request. Returns whether the session still exists: a node that was silent for longer
         than its lease has been removed, and must come back as a new node.
         """
-        with self._lock:
-            self._note_lead()
-            known = self._coordinator.sessions.get(session) is not None
-            self._enqueue(self._coordinator.receive(session, request, self._clock.monotonic()))
-            disconnects = self._pop_disconnects() if self._coordinator.ended else ()
-        self._flush(disconnects)
-        return known
+        if self._lead is not None:
+            self._coordinator.leads_for = self._lead.remaining()
+        is_open = session in self._outputs
+        self._carry_out(self._coordinator.receive(session, request, self._clock.monotonic()))
+        return is_open
 
     @property
     def is_leader(self) -> bool:
@@ -302,139 +331,105 @@ class Dispatcher:
 
     def lead_renewed(self) -> None:
         """The time of `lead` has been extended: nodes that wait for a confirmation may be answered."""
-        with self._lock:
-            self._note_lead()
-            self._enqueue(self._coordinator.lead_renewed(self._clock.monotonic()))
-        self._flush()
-
-    def _note_lead(self) -> None:
         if self._lead is not None:
             self._coordinator.leads_for = self._lead.remaining()
+            self._carry_out(self._coordinator.lead_renewed(self._clock.monotonic()))
 
     def heartbeat(self, session: int) -> bool:
         """Like `receive` of a heartbeat, for a caller that answers it itself. Causes no notifications."""
-        with self._lock:
-            return self._coordinator.heartbeat(session, self._clock.monotonic())
+        return self._coordinator.heartbeat(session, self._clock.monotonic())
 
     @property
-    def has_notifications(self) -> bool:
-        """Whether some are still to be delivered, or another thread delivers some now."""
-        return bool(self._outbox) or self._delivering.locked()
+    def holds_messages(self) -> bool:
+        """Whether some wait for the journal."""
+        return bool(self._held)
 
     def detach(self, session: int, reason: Reason = Reason.LOST, detail: str = "") -> None:
         """A session has ended, in the way that `detail` says."""
-        with self._lock:
-            self._deliver.pop(session, None)
-            self._disconnect.pop(session, None)
-            self._sessions_after_end.discard(session)
-            if self._watchers is None or not self._watchers.close(session):
-                self._enqueue(self._coordinator.close(session, self._clock.monotonic(), reason, detail))
-        self._flush()
+        self._outputs.pop(session, None)
+        self._sessions_after_end.discard(session)
+        if self._watchers is not None and self._watchers.close(session):
+            self.on_change()
+        else:
+            self._carry_out(self._coordinator.close(session, self._clock.monotonic(), reason, detail))
 
     def nodes_lost(self, numbers: Collection[int], detail: str = "") -> None:
         """The nodes of these numbers are lost according to others, as `detail` says. See `Coordinator.nodes_lost`."""
-        with self._lock:
-            self._enqueue(self._coordinator.nodes_lost(numbers, self._clock.monotonic(), detail))
-        self._flush()
+        self._carry_out(self._coordinator.nodes_lost(numbers, self._clock.monotonic(), detail))
 
     def journal_written(self, number: int) -> None:
-        """The journal has stored the state of that number: notifications that follow from it may be delivered."""
+        """The journal has stored the state of that number: messages that follow from it may be sent."""
         self._written = max(self._written, number)
-        self._flush()
+        self._send_held()
+        self.on_change()
 
     def tick(self) -> None:
         """Time has passed."""
-        with self._lock:
-            now = self._clock.monotonic()
-            try:
-                self._enqueue(self._coordinator.tick(now))
-            except Exception:
-                log.exception("job %r: a scheduled action failed and is retried", self.settings.run_id)
-                self._tick_again_at = now + _PAUSE
-            disconnects = self._pop_disconnects()
-        self._flush(disconnects)
+        now = self._clock.monotonic()
+        try:
+            ready = self._coordinator.tick(now)
+        except Exception:
+            log.exception("job %r: a scheduled action failed and is retried", self.settings.run_id)
+            self._tick_again_at = now + _PAUSE
+            self.on_change()
+            return
+        self._carry_out(ready)
 
     def wake_at(self) -> float:
         """When `tick` should be called next, on the clock's monotonic time; infinity for never."""
-        with self._lock:
-            return max(self._coordinator.wake_at(), self._tick_again_at)
+        return max(self._coordinator.wake_at(), self._tick_again_at)
 
-    def _pop_disconnects(self) -> list[Callable[[], None]]:
-        ended, self._coordinator.ended = self._coordinator.ended, []
-        for session, _ in ended:
-            self._deliver.pop(session, None)
-            self._sessions_after_end.discard(session)
-        return [partial(self._disconnect.pop(session), why) for session, why in ended if session in self._disconnect]
+    # Carrying out what a step has caused
 
-    def _enqueue(self, sends: Iterable[OutgoingNotification]) -> None:
-        """Queue notifications until the state that they follow from is stored. With the lock held."""
-        if self._coordinator.state is not self._numbered:
-            self._numbered = self._coordinator.state
-            self._number += 1
-        self._outbox += [_PendingNotification(self._number, *send) for send in sends]  # nodes come first
-        if self._watchers is not None:
-            self._outbox += [_PendingNotification(self._number, *send) for send in self._watchers.pop_sends()]
-        if self._outbox or self._numbered.complete:
-            self._awaited = self._number
-
-    def _flush(self, disconnects: Sequence[Callable[[], None]] = ()) -> None:
-        for disconnect in disconnects:
-            self._guarded_call(disconnect)
-        if self._journal is not None:
-            self._append_to(self._journal)
-        # Whether it is empty may be asked without the lock: who adds to it comes here afterwards.
-        while self._outbox and self._may_deliver() and self._delivering.acquire(blocking=False):
-            try:
-                while self._outbox and (due := self._take_due()):
-                    for pending in due:
-                        self._deliver_to(pending.session, pending.notification)
-            finally:
-                self._delivering.release()
+    def _carry_out(self, ready: Ready) -> None:
+        for session, why in ready.ended:
+            self._end_session(session, why)
+        if self._journal is None:
+            for session, message in ready.messages:
+                self._send(session, message)
+        else:
+            self._hold(ready, self._journal)
         self.on_change()
 
-    def _append_to(self, journal: JournalSink) -> None:
-        with self._lock:
-            number, state, awaited = self._number, self._numbered, self._awaited
-            if (number, awaited) == self._appended:
-                return
-            self._appended = number, awaited
-        journal.append(number, state, awaited)
+    def _end_session(self, session: int, why: str) -> None:
+        self._sessions_after_end.discard(session)
+        if (output := self._outputs.pop(session, None)) is not None:
+            output.disconnect(why)
 
-    def _may_deliver(self) -> bool:
-        """Whether the next notification may be delivered. With the lock:
+    def _send(self, session: int, message: Notification | WatcherNotification) -> None:
+        if isinstance(message, ConfigDiffers):
+            self._job_log().log_differences(message)
+        elif self._logs_progress and isinstance(message, Progress | JoinRefused):
+            self._job_log().log_progress(message, self._clock.monotonic())
+        if (output := self._outputs.get(session)) is None:
+            return
+        try:
+            output.send(message)
+        except Exception:
+            self._on_send_error(output)
 
-        1. Thread A sees that the outbox has an entry.
-        2. Thread B, which delivers, takes this entry.
-        3. Thread A looks at the number of the first entry of an empty outbox: an IndexError, for which its node counted
-           as lost.
+    def _on_send_error(self, output: _Output) -> None:
+        """While the error is handled: law 2."""
+        log.exception("job %r: a node could not be notified; its session ends", self.settings.run_id)
+        output.disconnect("it could not be notified")
 
-        B may also have looked for the last time just before A queued its entry. So A looks again after B, or does not
-        get `_delivering`, and B looks after it has released that.
-        """
-        with self._lock:
-            return self._is_due()
+    def _hold(self, ready: Ready, journal: JournalSink) -> None:
+        """Have the state stored, and hold the messages that follow from it until then (law 3)."""
+        if ready.state is not self._numbered:
+            self._numbered = ready.state
+            self._number += 1
+        self._held += [_HeldMessage(self._number, *message) for message in ready.messages]
+        if self._held or ready.state.complete:
+            self._awaited = self._number
+        if (self._number, self._awaited) != self._appended:
+            self._appended = self._number, self._awaited
+            journal.append(self._number, ready.state, self._awaited)
+        self._send_held()
 
-    def _is_due(self) -> bool:
-        return bool(self._outbox) and self._outbox[0].number <= self._written
-
-    def _take_due(self) -> list[_PendingNotification]:
-        """Take the notifications that may be delivered. For the thread that delivers."""
-        due = []
-        with self._lock:
-            while self._is_due():
-                due.append(self._outbox.popleft())
-        return due
-
-    def _deliver_to(self, session: int, notification: Notification | WatcherNotification) -> None:
-        if isinstance(notification, ConfigDiffers):
-            self._job_log().log_differences(notification)
-        elif self._logs_progress and isinstance(notification, Progress | JoinRefused):
-            self._job_log().log_progress(notification, self._clock.monotonic())
-        deliver = self._deliver.get(session)
-        if deliver is not None and not self._guarded_call(deliver, notification):
-            disconnect = self._disconnect.get(session)
-            if disconnect is not None:
-                self._guarded_call(disconnect, "it could not be notified")
+    def _send_held(self) -> None:
+        while self._held and self._held[0].number <= self._written:
+            held = self._held.popleft()
+            self._send(held.session, held.message)
 
     def _job_log(self) -> JobLog:
         if self._log is None:
@@ -443,18 +438,13 @@ class Dispatcher:
             self._log = JobLog(self.settings.run_id)
         return self._log
 
-    def _guarded_call(self, call: Callable[..., None], *arguments: object) -> bool:
-        """Call a function of one session; returns whether it succeeded."""
-        try:
-            call(*arguments)
-        except Exception:
-            log.exception("job %r: a node could not be notified; its session ends", self.settings.run_id)
-            return False
-        return True
-
 
 def do_nothing() -> None:
     """The default callback."""
+
+
+def _ignore_end(_why: str) -> None:
+    """For a session that ends with its process."""
 
 
 class TimerThread:
@@ -462,26 +452,27 @@ class TimerThread:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
         self._closed = False
         dispatcher.on_change = self._arm
 
     def close(self) -> None:
-        """Stop ticking. Idempotent."""
-        with self._lock:
-            self._closed = True
-            self._cancel()
+        """Stop ticking. Idempotent; from any thread."""
+        self._dispatcher.turns.call(self._close)
+
+    def _close(self) -> None:
+        self._closed = True
+        self._cancel()
 
     def _arm(self) -> None:
+        self._cancel()
         at = self._dispatcher.wake_at()
-        with self._lock:
-            self._cancel()
-            if self._closed or at == float("inf"):
-                return
-            self._timer = threading.Timer(max(0.0, at - self._dispatcher.now()), self._dispatcher.tick)
-            self._timer.daemon = True
-            self._timer.start()
+        if self._closed or at == float("inf"):
+            return
+        tick = partial(self._dispatcher.turns.call, self._dispatcher.tick)
+        self._timer = threading.Timer(max(0.0, at - self._dispatcher.now()), tick)
+        self._timer.daemon = True
+        self._timer.start()
 
     def _cancel(self) -> None:
         if self._timer is not None:
@@ -491,7 +482,7 @@ class TimerThread:
 
 class LocalLink:
     """The link of the node that hosts the dispatcher: a session without a socket, which lives as long as the
-    process."""
+    process. From any thread."""
 
     def __init__(
         self, dispatcher: Dispatcher, node: NodeId, deliver: Deliver, address: str, *, is_alone: bool = False
@@ -501,9 +492,11 @@ class LocalLink:
         self._is_alone = is_alone
         self._deliver = deliver
         self.address = address
-        self._session = dispatcher.attach(
-            deliver, SessionRecord(node, address, leased=False, in_this_process=True, local=True)
-        )
+        self._record = SessionRecord(node, address, leased=False, in_this_process=True, local=True)
+        dispatcher.turns.call(self._open)
+
+    def _open(self) -> None:
+        self._dispatcher.attach(self._deliver, self._record)
 
     @property
     def lease(self) -> float:
@@ -530,8 +523,11 @@ class LocalLink:
                 else:
                     self._deliver(LinkLost(f"what this node had to send cannot be sent: {error}"))
                 return
-        self._dispatcher.receive(self._session, request)
+        self._dispatcher.turns.call(lambda: self._receive(request))
+
+    def _receive(self, request: Request) -> None:
+        self._dispatcher.receive(self._record.number, request)
 
     def close(self) -> None:
         """End the session. Idempotent."""
-        self._dispatcher.detach(self._session, Reason.DEPARTED)
+        self._dispatcher.turns.call(lambda: self._dispatcher.detach(self._record.number, Reason.DEPARTED))

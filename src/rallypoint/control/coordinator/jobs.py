@@ -21,7 +21,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.descriptors import connection_limit
 from rallypoint.base.log import get_logger
-from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState, do_nothing
+from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState, Turns, do_nothing
 from rallypoint.control.coordinator.notifications import JobHistory
 from rallypoint.control.membership.state import Outcome, Settings, State
 from rallypoint.control.protocol.handshake import HandshakeError, Hello
@@ -84,7 +83,7 @@ class _Job:
 
 
 class ManyJobs:
-    """The dispatchers of all jobs whose nodes have connected."""
+    """The dispatchers of all jobs whose nodes have connected; all on the thread of the server's loop."""
 
     job = None
     is_collecting = False
@@ -102,8 +101,10 @@ class ManyJobs:
         self._numbers = itertools.count()
         self._last_wake_at = math.inf
         """The last result of `wake_at`."""
-        self._lock = threading.Lock()
+        self.turns = Turns()
+        """Those of all its dispatchers."""
         self.on_change: Callable[[], None] = do_nothing
+        """Called at the end of each step of a job: see `Dispatcher.on_change`."""
 
     def dispatcher_for(self, hello: Hello, peer: str) -> Dispatcher:
         """The dispatcher of the node's job, created if there is none.
@@ -117,26 +118,24 @@ class ManyJobs:
                 request is impossible.
         """
         _check(hello.settings)
-        with self._lock:
-            ended = self._verdict_for(hello)
-            if ended is not None:
-                return self._verdict_dispatcher(hello.incarnation, ended)
-            job = self._job_for(hello) or self._begin(hello, _origin(peer))
-            if job.dispatcher.settings.fixed_ranks != hello.settings.fixed_ranks:
-                raise HandshakeError(f"job {hello.job!r} is not static on all nodes; give all the same --rdzv-backend")
-            if 0 < len(hello.incarnation) <= _LONGEST_NAME and len(job.incarnations) < _MOST_NAMES:
-                job.incarnations.add(hello.incarnation)
-            return job.dispatcher
+        ended = self._verdict_for(hello)
+        if ended is not None:
+            return self._verdict_dispatcher(hello.incarnation, ended)
+        job = self._job_for(hello) or self._begin(hello, _origin(peer))
+        if job.dispatcher.settings.fixed_ranks != hello.settings.fixed_ranks:
+            raise HandshakeError(f"job {hello.job!r} is not static on all nodes; give all the same --rdzv-backend")
+        if 0 < len(hello.incarnation) <= _LONGEST_NAME and len(job.incarnations) < _MOST_NAMES:
+            job.incarnations.add(hello.incarnation)
+        return job.dispatcher
 
     def find(self, job: str) -> Dispatcher | None:
         """The dispatcher of a job, even of one that has ended; with an empty `job`, of the only one."""
-        with self._lock:
-            if not job and len(self._jobs) == 1:
-                return next(iter(self._jobs.values())).dispatcher
-            if job in self._jobs:
-                return self._jobs[job].dispatcher
-            ended = [(incarnation, ended_job) for (name, incarnation), ended_job in self._ended.items() if name == job]
-            return self._verdict_dispatcher(*ended[-1]) if ended else None
+        if not job and len(self._jobs) == 1:
+            return next(iter(self._jobs.values())).dispatcher
+        if job in self._jobs:
+            return self._jobs[job].dispatcher
+        ended = [(incarnation, ended_job) for (name, incarnation), ended_job in self._ended.items() if name == job]
+        return self._verdict_dispatcher(*ended[-1]) if ended else None
 
     def job_list(self) -> JobList:
         """All jobs, one line each, and those that ended last."""
@@ -144,13 +143,10 @@ class ManyJobs:
         from rallypoint.control.protocol.observation import JobList
 
         now = self.now()
-        with self._lock:
-            jobs = [job.dispatcher for job in self._jobs.values()]
-            ended = {
-                id(ended_job.history): ended_job
-                for ended_job in reversed(self._ended.values())
-                if ended_job.until > now
-            }
+        jobs = [job.dispatcher for job in self._jobs.values()]
+        ended = {
+            id(ended_job.history): ended_job for ended_job in reversed(self._ended.values()) if ended_job.until > now
+        }
         newest = itertools.islice(ended.values(), _MOST_LISTED)
         running, over = (
             tuple(summary_of(job.state, job.settings, job.history, now) for job in every) for every in (jobs, newest)
@@ -160,14 +156,12 @@ class ManyJobs:
     @property
     def ended_counts(self) -> dict[Outcome, int]:
         """How many jobs have ended, by outcome. It only grows: whoever looks now and then misses none."""
-        with self._lock:
-            return dict(self._ended_counts)
+        return dict(self._ended_counts)
 
     @property
     def names(self) -> frozenset[str]:
         """The ids of its jobs, for reading only."""
-        with self._lock:
-            return frozenset(self._jobs)
+        return frozenset(self._jobs)
 
     def now(self) -> float:
         """The present time on the clock of `wake_at`, in seconds."""
@@ -175,26 +169,23 @@ class ManyJobs:
 
     def wake_at(self) -> float:
         """The time at which `tick` should be called next; infinity for never."""
-        with self._lock:
-            self._last_wake_at = self._next_due()
-            return self._last_wake_at
+        self._last_wake_at = self._next_due()
+        return self._last_wake_at
 
     def tick(self) -> None:
         """Time has passed."""
         now = self._clock.monotonic()
         due: deque[_Job] = deque()
-        with self._lock:
-            while self._next_due() <= now:
-                job = heapq.heappop(self._schedule)[2]
-                job.at = math.inf
-                due.append(job)
+        while self._next_due() <= now:
+            job = heapq.heappop(self._schedule)[2]
+            job.at = math.inf
+            due.append(job)
         while due and self._clock.monotonic() <= now + _TICK:
             due.popleft().dispatcher.tick()
-        with self._lock:
-            for job in due:
-                self._reschedule(job)
+        for job in due:
+            self._reschedule(job)
 
-    # One job. With the lock held.
+    # One job
 
     def _job_for(self, hello: Hello) -> _Job | None:
         """The job that a node requests, unless it has ended for this node."""
@@ -212,7 +203,11 @@ class ManyJobs:
         of_one = {name: job for name, job in self._jobs.items() if job.origin == origin}
         self._make_room(of_one, MAX_JOBS_OF_ONE, f"nodes at {origin} have begun")
         dispatcher = Dispatcher(
-            hello.settings._replace(run_id=hello.job), self._clock, learns_settings=True, logs_progress=True
+            hello.settings._replace(run_id=hello.job),
+            self._clock,
+            learns_settings=True,
+            logs_progress=True,
+            turns=self.turns,
         )
         job = self._jobs[hello.job] = self._on_change_of(dispatcher, origin)
         job.forgotten_at = self._clock.monotonic() + _IDLE_JOB_KEPT
@@ -238,13 +233,12 @@ class ManyJobs:
 
     def _check_job(self, job: _Job) -> None:
         """Something has happened in a job: drop it if it is over, and schedule its next check."""
-        with self._lock:
-            name = job.dispatcher.settings.run_id
-            if self._jobs.get(name) is job:
-                self._count_end(job)
-                self._check_ended(name, job)
-            self._reschedule(job)
-            sooner = self._next_due() < self._last_wake_at
+        name = job.dispatcher.settings.run_id
+        if self._jobs.get(name) is job:
+            self._count_end(job)
+            self._check_ended(name, job)
+        self._reschedule(job)
+        sooner = self._next_due() < self._last_wake_at
         if sooner:
             self.on_change()
 
@@ -298,9 +292,10 @@ class ManyJobs:
     def _verdict_dispatcher(self, incarnation: str, ended: _EndedJob) -> Dispatcher:
         """A dispatcher for one node that comes back after the end, or for who asks how the job has ended."""
         restored = RestoredState(incarnation, ended.state, _shortened_history(ended.history))
-        return self._on_change_of(Dispatcher(ended.settings, self._clock, restored=restored)).dispatcher
+        dispatcher = Dispatcher(ended.settings, self._clock, restored=restored, turns=self.turns)
+        return self._on_change_of(dispatcher).dispatcher
 
-    # When what is due. With the lock held.
+    # When what is due
 
     def _reschedule(self, job: _Job) -> None:
         at = min(job.dispatcher.wake_at(), job.forgotten_at)

@@ -68,7 +68,6 @@ from rallypoint.control.protocol.observation import (
     RestartCommand,
     Snapshot,
     StopCommand,
-    WatcherNotification,
     WatcherRequest,
     WatchRequest,
     snapshot_parts,
@@ -121,8 +120,6 @@ class WatcherSessions:
     """All watchers of one job."""
 
     def __init__(self, job: Coordinator) -> None:
-        self.sends: list[tuple[int, WatcherNotification]] = []
-        """Messages to watchers, by session; delivery removes them."""
         self._job = job
         self._reports = NodeReports()
         self._maker = SnapshotMaker()
@@ -155,11 +152,6 @@ class WatcherSessions:
     def is_collecting(self) -> bool:
         """Whether nodes are to answer a watcher."""
         return bool(self._collections)
-
-    def pop_sends(self) -> list[tuple[int, WatcherNotification]]:
-        """Take the messages for watchers, by session."""
-        sends, self.sends = self.sends, []
-        return sends
 
     def open(self, session: int) -> None:
         """A watcher has connected."""
@@ -194,9 +186,9 @@ class WatcherSessions:
             if isinstance(request, CollectCommand):
                 self._collect(session, request, now)
             else:
-                self.sends.append((session, CommandReply(done=True, detail=self._carry_out(request, now))))
+                self._job.send(session, CommandReply(done=True, detail=self._carry_out(request, now)))
         except CommandRefused as error:
-            self.sends.append((session, CommandReply(done=False, detail=str(error))))
+            self._job.send(session, CommandReply(done=False, detail=str(error)))
 
     def _carry_out(self, command: Command, now: float) -> str:
         """Carry out a command. Returns a text on what has happened."""
@@ -356,14 +348,14 @@ class WatcherSessions:
         if collection is None or node not in collection.nodes:
             return
         data = collection.nodes.pass_on(node, part.data, part.is_last)
-        self.sends.append((collection.watcher, part._replace(data=data, node=name_of(self._job.state, node))))
+        self._job.send(collection.watcher, part._replace(data=data, node=name_of(self._job.state, node)))
         self._end_collections()
 
     def _end_collections(self) -> None:
         for number in [number for number, collection in self._collections.items() if collection.nodes.is_over]:
             watcher, nodes, _ = self._collections.pop(number)
             detail = "; ".join(self._left_out(nodes))
-            self.sends.append((watcher, CommandReply(done=not detail, detail=detail)))
+            self._job.send(watcher, CommandReply(done=not detail, detail=detail))
 
     def _left_out(self, collection: Collection) -> Iterator[str]:
         """What is not in a collection, in words."""
@@ -415,9 +407,11 @@ class WatcherSessions:
             self._making = sessions, making
         except StopIteration as end:
             parts = snapshot_parts(end.value)
-            self.sends += [(session, part) for session in sessions for part in parts]
+            for session, part in itertools.product(sessions, parts):
+                self._job.send(session, part)
         except CommandRefused as error:
-            self.sends += [(session, CommandReply(done=False, detail=str(error))) for session in sessions]
+            for session in sessions:
+                self._job.send(session, CommandReply(done=False, detail=str(error)))
 
     def _begin_answer(self, now: float) -> tuple[Sequence[int], Making]:
         """Begin to answer who has waited longest, with all who get the same snapshot."""

@@ -74,7 +74,6 @@ class ControlServer:
         """Set on the loop's thread, when it serves."""
         self._loop = loop or shared_loop()
         self._serves = False
-        self._arming = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._closed: Future[None] | None = None
@@ -129,10 +128,11 @@ class ControlServer:
         from rallypoint.control.coordinator.connection import Connections, Served
 
         served = Served(self.jobs, self._keys, self._tls, self._fallback, self._has_local_nodes)
-        self._connections = connections = Connections(served, self._loop)
+        self._connections = connections = Connections(served, self._arm)
         for listener in self._listeners:
             connections.transports.listen(listener)
-        self.jobs.on_change = self._arm_soon
+        self.jobs.turns.move_to(self._loop)
+        self.jobs.on_change = connections.end_turn_soon
         self._serves = True
         self._arm()
 
@@ -149,7 +149,6 @@ class ControlServer:
         if self.jobs.is_collecting:  # nodes that end with the job answer a watcher first
             await self._until_collected(linger)
         self.jobs.tick()  # who follows is sent how the job has ended
-        connections.write_posted()
         for connection in list(connections.open):
             connection.finish(why)
         if connections.open:
@@ -177,17 +176,10 @@ class ControlServer:
             await asyncio.wait_for(done.wait(), linger)
         self.jobs.on_change = do_nothing
 
-    def _arm_soon(self) -> None:
-        """Set the timer on the loop's thread; once for all that happens until then."""
-        if not self._arming:
-            self._arming = True
-            self._loop.call(self._arm)
-
     def _arm(self) -> None:
-        """Set the timer to when the coordinator next has something to do. On the loop's thread."""
+        """Set the timer to when the coordinator next has something to do."""
         import asyncio
 
-        self._arming = False
         if not self._serves:
             return
         at = self.jobs.wake_at()

@@ -58,11 +58,11 @@ class SessionOutput(Protocol):
     def send(self, *payloads: bytes) -> None:
         """Send messages, signed if the session's are."""
 
-    def post(self, notification: Notification | WatcherNotification) -> None:
-        """Send a notification; from any thread, in the order of the calls."""
+    def post(self, message: Notification | WatcherNotification) -> None:
+        """Send a message at the end of the turn, in the order of the calls."""
 
     def disconnect(self, why: str) -> None:
-        """The coordinator has ended the session; from any thread."""
+        """The coordinator has ended the session."""
 
     def describe(self, hello: Hello) -> SessionRecord:
         """The handshake is done: return what is known about the session of a node with this greeting."""
@@ -179,9 +179,9 @@ class ServerSession:
         self._unanswered += 1
         self._answered = not self._answered or self._output.answers_all
         if self._answered:
-            # At once. While notifications wait, for the journal or for their turn to be written, it means only that we
-            # are alive: the end of its round may be among them.
-            waits = self._dispatcher.has_notifications or not self._output.is_written
+            # At once. While messages wait, for the journal or for the end of the turn, it means only that we are alive:
+            # the end of its round may be among them.
+            waits = self._dispatcher.holds_messages or not self._output.is_written
             counted = 0 if waits or not self._dispatcher.is_leader else self._unanswered
             self._output.send(_answer_to(counted))
             self._unanswered -= counted

@@ -17,6 +17,7 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -311,7 +312,8 @@ class Candidate:
                     self._ask(effect)
                 elif isinstance(effect, steps.NodesLost):
                     if self._term is not None:
-                        self._term.dispatcher.nodes_lost(effect.nodes, effect.detail)
+                        dispatcher = self._term.dispatcher
+                        dispatcher.turns.call(partial(dispatcher.nodes_lost, effect.nodes, effect.detail))
                 else:
                     self._effects.run(effect)
         except Exception as error:  # law 2
@@ -365,7 +367,7 @@ class Candidate:
         else:
             self._lead.extend(asked_at, seconds)
             if self._term is not None:
-                self._term.dispatcher.lead_renewed()
+                self._term.dispatcher.turns.call(self._term.dispatcher.lead_renewed)
 
     def _start_term(self, request: StartTerm) -> Listening:
         """Coordinate the job from what was taken over. Raises OSError: no socket can be opened; UserError: the address
@@ -382,7 +384,7 @@ class Candidate:
         dispatcher = Dispatcher(settings, restored=former, journal=writer, lead=self._lead)
         allow_nodes(settings.max_nodes)
         secret = secrets.token_hex(16)
-        writer.start(dispatcher.journal_written)
+        writer.start(lambda number: dispatcher.turns.call(partial(dispatcher.journal_written, number)))
         try:
             listeners = self._listen(request.addresses)
             server = ControlServer(dispatcher, listeners, keys=lambda _job: (secret.encode(),), tls=self._resolver.tls)
