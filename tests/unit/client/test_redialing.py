@@ -34,7 +34,7 @@ class Pauses:
         monkeypatch.setattr(self.redialer, "_dial", self._dial)
         monkeypatch.setattr(self.redialer, "endpoint_moved", self)
 
-    async def _dial(self, *_arguments: object) -> ClientSession:
+    async def _dial(self) -> ClientSession:
         self.dialed += 1
         return ClientSession.__new__(ClientSession)
 
@@ -46,7 +46,7 @@ class Pauses:
     async def open(self, remaining: float = math.inf) -> float:
         """Open a session; returns the pause before it."""
         self.made.clear()
-        await self.redialer.open("before", False, lambda: remaining, lambda why, _seconds: f"gave up: {why}")
+        await self.redialer.open(lambda: remaining)
         return sum(self.made)
 
 
@@ -71,7 +71,7 @@ def test_sessions_that_do_not_live_do_not_outlast_the_deadline(monkeypatch: pyte
     async def run() -> None:
         pauses = Pauses(monkeypatch)
         pauses.redialer.session_ended(0.02, "it closed the connection")
-        with pytest.raises(TimeoutError, match="gave up: it closed the connection"):
+        with pytest.raises(TimeoutError, match="it closed the connection"):
             await pauses.open(remaining=0.0)
         assert pauses.dialed == 0
 

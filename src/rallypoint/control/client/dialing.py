@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.endpoint import (
     Endpoint,
     host_name,
@@ -527,10 +526,14 @@ class Redialer:
         """The target of the last attempt, which the dialer is for."""
         self.endpoint_moved = asyncio.Event()
         """Set to make the next attempt at once."""
+        self.brief_sessions = 0
+        """The number of sessions in a row, up to the last one, that ended before they had lived."""
         self._resolver = resolver
         self._settings = settings
         self._node = node
         self._dialer: Dialer | None = None
+        self._welcome: Welcome | None = None
+        """That of the last session."""
         self._last_error = ""
         """Why the last attempt failed."""
         self._delay = 0.0
@@ -540,32 +543,24 @@ class Redialer:
         """A session has ended after so many seconds, in the way that `why` says. The first attempt after one that has
         lived is made at once.
         """
-        self._delay = 0.0 if seconds >= LIVED else self._grown_delay()
-        self._last_error = "" if seconds >= LIVED else why
+        if seconds >= LIVED:
+            self.brief_sessions, self._delay, self._last_error = 0, 0.0, ""
+        else:
+            self.brief_sessions += 1
+            self._failed(why)
 
-    def _grown_delay(self) -> float:
-        return min(self._delay * 1.5, _LONGEST_DELAY) if self._delay else _FIRST_DELAY
-
-    async def open(
-        self, incarnation: str, embedded: bool, remaining: Callable[[], float], failure: Callable[[str, float], str]
-    ) -> ClientSession:
-        """Dial until a session is open.
+    async def open(self, remaining: Callable[[], float]) -> ClientSession:
+        """Dial until a session is open. Before there was any, give up at once if waiting will not help.
 
         Args:
-            incarnation: the coordinator of the last session. Empty if there was none yet: then this gives up at once if
-                waiting will not help.
-            embedded: whether the server may live inside an agent of the job.
             remaining: seconds that are left to try.
-            failure: makes the sentence for when they are over, from the reason and the number of seconds.
 
         Raises:
             HandshakeError: there was no session yet, and the service there is not the right one.
-            TimeoutError: the time is over.
+            TimeoutError: the time is over; the text is why the last attempt failed.
         """
-        first = not incarnation
-        began = SYSTEM_CLOCK.monotonic()
         await asyncio.sleep(min(_dial_spread(self._settings), remaining()))
-        reminder = asyncio.ensure_future(self._report_unreachable(remaining, first))
+        reminder = asyncio.ensure_future(self._report_unreachable(remaining))
         try:
             while True:
                 if self._delay:
@@ -573,7 +568,7 @@ class Redialer:
                     # 2. A pause comes before the next attempt, as after one that has failed; the deadline is checked
                     #    here too, or a server that only opens sessions would keep this node for ever.
                     if remaining() <= 0:
-                        raise TimeoutError(failure(self._last_error, SYSTEM_CLOCK.monotonic() - began))
+                        raise TimeoutError(self._last_error)
                     with contextlib.suppress(TimeoutError):
                         pause = self._delay * random.uniform(0.5, 1.0) + _dial_spread(self._settings)
                         async with asyncio.timeout(min(pause, remaining())):
@@ -582,50 +577,55 @@ class Redialer:
                 try:
                     # Not wait_for: it may swallow a cancellation that arrives at the very moment of success.
                     async with asyncio.timeout(max(0.1, min(remaining(), 60.0))):
-                        return await self._dial(_CONNECT_FIRST if first else _CONNECT_AGAIN, incarnation, embedded)
+                        return await self._dial()
                 except RETRYABLE as error:
-                    self._last_error = error_words(error) or self._attempt_in_progress or type(error).__name__
+                    self._failed(error_words(error) or self._attempt_in_progress or type(error).__name__)
                 except HandshakeError as error:
-                    if first:
+                    if self._welcome is None:
                         raise
-                    self._last_error = str(error)
-                self._delay = self._grown_delay()
+                    self._failed(str(error))
         finally:
             reminder.cancel()
+
+    def _failed(self, why: str) -> None:
+        """An attempt has failed, or its session did not live."""
+        self._last_error = why
+        self._delay = min(self._delay * 1.5, _LONGEST_DELAY) if self._delay else _FIRST_DELAY
 
     @property
     def _attempt_in_progress(self) -> str:
         return "" if self._dialer is None else self._dialer.unfinished
 
-    async def _report_unreachable(self, remaining: Callable[[], float], first: bool) -> None:
+    async def _report_unreachable(self, remaining: Callable[[], float]) -> None:
         """Log from time to time that the server cannot be reached, and why, also during an attempt."""
-        pause = _REMIND_FIRST if first else _REMIND_AGAIN
+        pause = _REMIND_FIRST if self._welcome is None else _REMIND_AGAIN
         while True:
             await asyncio.sleep(pause)
             pause = min(max(2 * pause, _REMIND_LEAST), _REMIND_MOST)
-            advice = f"; {self._resolver.advice}" if first else ""
+            advice = f"; {self._resolver.advice}" if self._welcome is None else ""
             left = remaining()
             limit = "the workers run on" if left == float("inf") else f"giving up in {left:.0f} s"
             why = self._last_error or self._attempt_in_progress
             log.warning("waiting for the control plane at %s (%s)%s; %s", self._resolver, why, advice, limit)
 
-    async def _dial(self, timeout: float, incarnation: str, embedded: bool) -> ClientSession:
+    async def _dial(self) -> ClientSession:
         """Make one attempt, at the present place of the control plane."""
-        place = self._resolver.resolve()
+        place, welcome = self._resolver.resolve(), self._welcome
         if place is None:
             raise OSError(self._resolver.unresolved_reason())
         if self._dialer is None or place != self.target:
             self.target = place
             self._dialer = Dialer(place, self._settings, self._node)
         try:
-            session = await self._dialer.dial(timeout, incarnation, self._resolver.resolved if embedded else None)
-        except RETRYABLE as error:
+            if welcome is None:
+                session = await self._dialer.dial(_CONNECT_FIRST, resolved=self._resolver.resolved)
+            else:
+                resolved = self._resolver.resolved if welcome.embedded else None
+                session = await self._dialer.dial(_CONNECT_AGAIN, welcome.incarnation, resolved)
+        except (*RETRYABLE, HandshakeError) as error:
             self._resolver.on_failure(place, error)
+            if isinstance(error, HandshakeError) and not self._resolver.is_permanent:
+                raise OSError(str(error)) from None
             raise
-        except HandshakeError as error:
-            self._resolver.on_failure(place, error)
-            if self._resolver.is_permanent:
-                raise
-            raise OSError(str(error)) from None
-        self._node = self._dialer.node
+        self._node, self._welcome = self._dialer.node, session.welcome
         return session

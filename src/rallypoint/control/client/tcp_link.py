@@ -1,5 +1,39 @@
 """A node's link to the control server over TCP: dial, talk, heartbeat, and dial again when the session is lost.
 
+What each event does in each state (`LinkState`); "-" is nothing, and so is every cell of CLOSING and ENDED:
+
+    event                          DIALING           OPEN              CUT               IDLE
+    -----------------------------  ----------------  ----------------  ----------------  ----------------
+    a request                      is kept           is kept and sent  is kept; sent     is kept;
+                                                                       after the cut     a join: DIALING
+    a request of ours that cannot  ENDED (a)         ENDED (a)         ENDED (a)         ENDED (a)
+      be sent (b)
+    a welcome                      OPEN              -                 -                 -
+    `HandshakeError`               ENDED (law 3)     -                 -                 -
+    the timeout of law 2           ENDED             -                 -                 -
+    a notification                 -                 is delivered      is not read yet   -
+    a drill: `Fault.CUT`           -                 CUT, then OPEN    is not read yet   -
+    an unreadable message (b)      -                 ENDED (a)         is not read yet   -
+    `SessionEnded`, permanent      -                 ENDED             is not read yet   -
+    `SessionEnded`                 -                 DIALING (c)       is not read yet   -
+    the connection breaks, or has  -                 DIALING (c)       is not read yet   -
+      bytes that are no frame
+    silence (`_receive`)           -                 DIALING (c)       -                 -
+    the control plane has moved    attempt at once   DIALING (c)       as OPEN, after    -
+                                                                       the cut
+    `close`                        ENDED             CLOSING, then     CLOSING, then     ENDED
+                                                     ENDED (d)         ENDED (d)
+    an exception in our own code   ENDED (a)         ENDED (a)         ENDED (a)         ENDED (a)
+
+    (a) The next session would meet the same cause. If this one is open, `LeaveRequest.why` tells the server.
+    (b) If the job continues without that kind of message (`codec.EXPENDABLE`), it is dropped and logged instead.
+    (c) ENDED, if the job has ended or all its nodes have succeeded; IDLE, if this node's last join was refused: then
+        the server may go, which matters only to a node that asks again.
+    (d) First the node sends what the cut has held back, and a `LeaveRequest`.
+
+ENDED delivers `LinkLost`, or `JobEnded` if all nodes have succeeded; nothing if `JobEnded` was delivered before, or
+after `close`. Only `_close_session` closes a session, except for law 5.
+
 Laws:
 
 1. The loss of a session does not end the job: running workers keep running, and the node sends what it holds
@@ -7,12 +41,13 @@ Laws:
 2. The link gives up only when the node can do nothing more without the control plane (it waits for a place, or for what
    follows from a failure or from success) and has been without it for the whole timeout.
 3. The first session is the exception: an error that waiting does not solve (`HandshakeError`) ends the link at once.
+   Later it is an attempt that has failed: while the workers run, the right server may come back.
 4. If the control plane moves, the link follows: it looks it up again before each attempt (`EndpointResolver`), and
    closes a session at the previous place when it is told to (`recheck_endpoint`).
 5. A connection that has only fallen silent is kept until the server has answered in the next one: closing it would be
    the first thing that the server sees when the silence ends, and means the end of a node.
-6. A session that ends before it has lived is followed by growing pauses, and does not begin the timeout of law 2 anew.
-   One that the server has ended for good is the last one.
+6. A session that ends before it has lived is followed by growing pauses (`Redialer`), and does not begin the timeout of
+   law 2 anew.
 7. A drill that cuts the link (`Fault.CUT`) is a silence of both sides: nothing is sent, read or dialed meanwhile.
 """
 
@@ -24,19 +59,13 @@ import math
 import os
 import random
 from collections import deque
+from enum import Enum, auto
 
 from rallypoint.base.clock import BOOT_CLOCK, SYSTEM_CLOCK, Deadline
 from rallypoint.base.endpoint import is_acknowledged, unmapped_address, usable_address
 from rallypoint.base.log import RateLimitedLog, get_logger
 from rallypoint.base.loop import shared_loop
-from rallypoint.control.client.dialing import (
-    LIVED,
-    ClientSession,
-    EndpointResolver,
-    Redialer,
-    error_words,
-    progress_spread,
-)
+from rallypoint.control.client.dialing import ClientSession, EndpointResolver, Redialer, error_words, progress_spread
 from rallypoint.control.membership.state import NodeId, Outcome, Settings, Verdict
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.errors import FrameError
@@ -74,6 +103,28 @@ off; and after which it does so if its kernel still receives what we say, so tha
 """
 _CLOSE_TIMEOUT = 1.0
 """Seconds within which the last messages must be sent."""
+_HEARTBEAT = codec.encode(Heartbeat())
+
+
+class LinkState(Enum):
+    """What a link is doing. The table at the top has what each event does in each state."""
+
+    DIALING = auto()
+    """There is no session; one attempt follows the other."""
+    OPEN = auto()
+    """There is a session."""
+    CUT = auto()
+    """There is a session, in which a drill keeps both sides silent."""
+    IDLE = auto()
+    """There is no session, and the node needs none until it joins again."""
+    CLOSING = auto()
+    """`close` was called; the last messages are being written."""
+    ENDED = auto()
+    """Nothing is sent or delivered any more."""
+
+
+class _LinkEnd(Exception):
+    """Another session would not help, or there is no time left for one; the text is that of `LinkLost`."""
 
 
 class TcpLink:
@@ -101,11 +152,10 @@ class TcpLink:
         self._settings = settings
         self._deliver = deliver
         self._deadline = deadline
-        self._loop = shared_loop()
-        self._resume_state = ResumeState()
+        self._state = LinkState.DIALING
         self._session: ClientSession | None = None
-        self._silent_connections: list[asyncio.StreamWriter] = []
-        self._closed = False
+        """That of OPEN and CUT."""
+        self._resume_state = ResumeState()
         self.address: str | None = None
         """See `Link.address`. Set once, on the loop's thread, before `LinkOpened` is delivered."""
         self.lease = settings.lease
@@ -114,26 +164,26 @@ class TcpLink:
         """See `Link.confirmed_at`."""
         self._heartbeats: deque[float] = deque()
         """When those of this session were sent that have no answer yet, on `BOOT_CLOCK`."""
-        self._cut_until = -math.inf
-        """Until when a drill cuts the link, on the monotonic clock."""
-        self._cut_task: asyncio.Task[None] | None = None
-        self._dropped = RateLimitedLog(log, "messages dropped")
         self._unsent: list[bytes] = []
-        """What the session is sent when that is over."""
-        self._waiting_since: float | None = None
-        self._embedded = True
-        """Whether the server lives inside an agent of the job, by the last session; before the first it may."""
-        self._end_detail = ""
-        """The server's reason for ending the session."""
-        self._is_ended_for_good = False
-        """Whether it would end each further one in the same way."""
-        self._rejoin_requested: asyncio.Event | None = None
-        """Set when a node whose last join was refused asks again; None while none waits for that."""
-        self._task = self._loop.submit(self._run())
+        """Requests that wait for the end of a cut."""
+        self._silent_connections: list[asyncio.StreamWriter] = []
+        """The connections of law 5."""
+        self._lost_since = self._needed_since = -math.inf
+        """Since when there is no session that has lived, and since when the node needs one: the timeout of law 2 begins
+        with the later of both.
+        """
+        self._rejoined = asyncio.Event()
+        """Set to leave IDLE."""
+        self._dropped = RateLimitedLog(log, "messages dropped")
+        self._loop = shared_loop()
+        self._task: asyncio.Task[None]
+        self._loop.loop.call_soon_threadsafe(self._start)
 
     def send(self, request: Request) -> None:
         """Send a request, now or as soon as a session is open."""
-        self._loop.call(lambda: self._send_in_turn(request))
+        # All nodes may ask for the progress at the same moment.
+        pause = progress_spread(self._settings) if isinstance(request, ProgressRequest) else 0.0
+        self._loop.call(lambda: self._send(request, pause))
 
     def recheck_endpoint(self) -> None:
         """The control plane may have moved: look it up at once."""
@@ -141,134 +191,232 @@ class TcpLink:
 
     def close(self) -> None:
         """Leave, disconnect and wait until that is done. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._loop.submit(self._leave_and_close()).result()
+        if self._state is not LinkState.ENDED:  # which is never left, so any thread may look
+            self._loop.submit(self._close()).result()
 
-    # On the loop's thread
+    # On the loop's thread: events from this node
 
-    def _send_in_turn(self, request: Request) -> None:
-        if isinstance(request, ProgressRequest):  # which all nodes may send at the same moment
-            asyncio.get_running_loop().call_later(progress_spread(self._settings), self._send, request)
-        else:
-            self._send(request)
+    def _start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: Request, pause: float = 0.0) -> None:
+        if pause:
+            asyncio.get_running_loop().call_later(pause, self._send, request)
+            return
+        if self._state in (LinkState.CLOSING, LinkState.ENDED):
+            return
         try:
             payload = codec.sendable(request)
         except codec.NotSendable as error:
             if isinstance(request, codec.EXPENDABLE):
                 self._dropped.warning("a %s is dropped: it cannot be sent (%s)", type(request).__name__, error)
             else:
-                self._end(f"what this node had to tell the control plane cannot be sent: {error}")
+                self._end(_unsendable(error))
             return
-        self._update_resume_state(after_request(self._resume_state, request, SYSTEM_CLOCK.monotonic()))
-        if self._rejoin_requested is not None and not self._resume_state.refused:
-            self._rejoin_requested.set()
-        if self._session is not None and self._is_cut():
+        self._keep(after_request(self._resume_state, request, SYSTEM_CLOCK.monotonic()))
+        if self._state is LinkState.CUT:
             self._unsent.append(payload)
         elif self._session is not None:
             self._session.send(payload)
+        elif self._state is LinkState.IDLE and not self._resume_state.refused:
+            self._rejoined.set()
 
     def _recheck_endpoint(self) -> None:
         self._redialer.endpoint_moved.set()
-        if self._session is not None and self._resolver.resolve() != self._redialer.target:
-            self._session.writer.close()
+        self._follow()
 
-    def _update_resume_state(self, resume_state: ResumeState) -> None:
-        if resume_state.needs_coordinator != self._resume_state.needs_coordinator:
-            self._waiting_since = SYSTEM_CLOCK.monotonic() if resume_state.needs_coordinator else None
-        self._resume_state = resume_state
+    def _follow(self) -> None:
+        """Close a session with a server at another place than the control plane's."""
+        # If the place is unknown, for now or for good (`HandshakeError`), the session may still be the right one.
+        with contextlib.suppress(HandshakeError):
+            if self._state is LinkState.OPEN and self._resolver.resolve() not in (None, self._redialer.target):
+                self._close_session()  # `_use` reads the end of the connection
 
-    async def _leave_and_close(self) -> None:
+    async def _close(self) -> None:
         session = self._session
+        self._stop(LinkState.CLOSING, LeaveRequest())
         if session is not None:
-            session.send(codec.sendable(LeaveRequest()))
-            session.writer.close()
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT):
                     await session.writer.wait_closed()
-        self._close_silent_session()
-        self._task.cancel()
+        self._state = LinkState.ENDED
 
-    async def _run(self) -> None:
-        try:
-            session = await self._connect_first()
-            without_since, brief = -math.inf, 0
-            while True:
-                if self.address is None:
-                    self.address = usable_address(unmapped_address(str(session.writer.get_extra_info("sockname")[0])))
-                    self._deliver(LinkOpened())
-                opened_at = SYSTEM_CLOCK.monotonic()
-                lost_at, why = await self._serve_session(session)
-                if self._closed or self._resume_state.ended:
-                    return
-                if self._resume_state.all_succeeded:
-                    self._end(why)
-                    return
-                if self._is_ended_for_good:
-                    self._end(f"the control plane at {self._resolver} has ended the session of this node: {why}")
-                    return
-                if self._resume_state.refused:  # so the server may go; it matters to us only if we ask again
-                    await self._rejoin_request()
-                self._redialer.session_ended(lost_at - opened_at, why)
-                brief = 0 if lost_at - opened_at >= LIVED else brief + 1
-                if brief < 2:
-                    without_since = lost_at
-                self._deliver(LinkDown(f"the control plane at {self._resolver} was lost ({why})", brief))
-                session = await self._reconnect(without_since, why)
-                before = self._resume_state
-                self._update_resume_state(without_foreign_join(before, session.welcome.incarnation))
-                self._deliver(LinkUp(before.join is not self._resume_state.join, brief))
-        except (HandshakeError, TimeoutError) as error:
-            self._end(str(error))
-        except Exception as error:  # in any case the agent must not wait forever for what will not arrive
-            log.exception("the link to %s ended unexpectedly", self._resolver)
-            self._end(f"no control plane could be reached at {self._resolver}: {type(error).__name__}: {error}")
+    # The end
 
     def _end(self, sentence: str) -> None:
-        if self._closed:
-            return
-        # The verdict of the coordinator that is gone follows from what it has told.
-        done = self._resume_state.all_succeeded
-        self._deliver(JobEnded(Verdict(Outcome.SUCCEEDED)) if done else LinkLost(sentence))
+        """The link ends on its own: tell both sides why."""
+        self._stop(LinkState.ENDED, LeaveRequest(why=sentence))
+        if not self._resume_state.ended:
+            # The verdict of a coordinator that is gone follows from what it has told.
+            done = self._resume_state.all_succeeded
+            self._deliver(JobEnded(Verdict(Outcome.SUCCEEDED)) if done else LinkLost(sentence))
 
-    # A session
+    def _stop(self, state: LinkState, word: LeaveRequest) -> None:
+        """Begin CLOSING or ENDED; `word` is for the server, if there is a session."""
+        self._state = state
+        # Before anything is awaited:
+        #   1. an attempt has succeeded, or a notification has arrived, and `_run` is about to go on with it;
+        #   2. `close` comes first, and returns to another thread;
+        #   3. were `_run` to go on now, it would deliver something after that.
+        self._task.cancel()
+        self._close_session(word)
+        self._abort_silent_connections()
 
-    async def _serve_session(self, session: ClientSession) -> tuple[float, str]:
-        """Use the session until it is lost; returns when that was, and why."""
-        welcome = session.welcome
-        self._embedded, self.lease = welcome.embedded, welcome.lease
-        self._end_detail = ""
-        for request in requests_to_repeat(self._resume_state, SYSTEM_CLOCK.monotonic()):
-            session.send(codec.sendable(request))
-        self._update_resume_state(self._resume_state._replace(opened=welcome.incarnation))
-        self._resolver.session_opened(welcome.incarnation)
-        self._session = session
-        heartbeats = asyncio.ensure_future(self._send_heartbeats(session))
-        stays_open = False
+    def _close_session(self, word: LeaveRequest | None = None) -> None:
+        """Close the session, if there is one, with `word` as the last message, unless the server has ended it."""
+        session, self._session = self._session, None
+        if session is not None:
+            if word is not None:
+                self._send_unsent(session)
+                session.send(codec.sendable(word))
+            session.writer.close()
+        self._unsent.clear()
+
+    def _abort_silent_connections(self) -> None:
+        while self._silent_connections:
+            self._silent_connections.pop().transport.abort()
+
+    # From state to state
+
+    async def _run(self) -> None:
+        why = ""
         try:
             while True:
-                payload = await self._receive_patiently(session, welcome.lease)
-                await self._while_cut()
-                self._on_notification(codec.decode_notification(payload))
-        except TimeoutError as error:
-            why, stays_open = str(error), True
-        except (OSError, FrameError, codec.CodecError) as error:
-            why = self._end_detail or error_words(error) or type(error).__name__
-        finally:
-            self._session = None
-            self._unsent.clear()
-            heartbeats.cancel()
-            if stays_open:
-                self._silent_connections.append(session.writer)
-            else:
-                session.writer.close()
-        return SYSTEM_CLOCK.monotonic(), why
+                session = await self._dial(why)
+                opened_at = SYSTEM_CLOCK.monotonic()
+                self._open(session)
+                why = await self._use(session)
+                self._close_session()
+                lost_at = SYSTEM_CLOCK.monotonic()
+                if self._resume_state.ended or self._resume_state.all_succeeded:
+                    self._end(why)
+                    return
+                if self._resume_state.refused:
+                    self._state = LinkState.IDLE
+                    self._rejoined.clear()
+                    await self._rejoined.wait()
+                self._state = LinkState.DIALING
+                self._redialer.session_ended(lost_at - opened_at, why)
+                if self._redialer.brief_sessions < 2:
+                    self._lost_since = lost_at
+                self._deliver(
+                    LinkDown(f"the control plane at {self._resolver} was lost ({why})", self._redialer.brief_sessions)
+                )
+        except (HandshakeError, _LinkEnd) as error:
+            self._end(str(error))
+        except codec.NotSendable as error:
+            self._end(_unsendable(error))
+        except Exception as error:  # in any case the agent must not wait forever for what will not arrive
+            log.exception("the link to %s ended unexpectedly", self._resolver)
+            dialing = self._state is LinkState.DIALING
+            what = "no control plane could be reached at" if dialing else "this node cannot use the control plane at"
+            self._end(f"{what} {self._resolver}: {type(error).__name__}: {error}")
 
-    async def _receive_patiently(self, session: ClientSession, lease: float) -> bytes:
-        """The next message. Raises as `ClientSession.receive`, or TimeoutError: the server has been silent for long."""
+    async def _dial(self, lost_how: str) -> ClientSession:
+        """DIALING. Open a session, the first one or the next."""
         began = SYSTEM_CLOCK.monotonic()
+        try:
+            return await self._redialer.open(self._remaining)
+        except TimeoutError as error:
+            if not self._resume_state.opened:
+                raise _LinkEnd(
+                    f"no control plane could be reached at {self._resolver} before the join deadline: {error}; "
+                    f"{self._resolver.advice}"
+                ) from None
+            seconds = SYSTEM_CLOCK.monotonic() - began
+            raise _LinkEnd(
+                f"the control plane at {self._resolver} was lost ({lost_how}) and has not come back within "
+                f"{seconds:.0f} s ({error}); look at the output of the node that hosts it"
+            ) from None
+
+    def _remaining(self) -> float:
+        """Seconds that are left to open a session."""
+        if not self._resume_state.opened:
+            return self._deadline.remaining()
+        until = give_up_at(self._resume_state, max(self._lost_since, self._needed_since), self._settings)
+        return max(0.0, until - SYSTEM_CLOCK.monotonic())
+
+    def _keep(self, resume_state: ResumeState) -> None:
+        if resume_state.needs_coordinator and not self._resume_state.needs_coordinator:
+            self._needed_since = SYSTEM_CLOCK.monotonic()
+        self._resume_state = resume_state
+
+    def _open(self, session: ClientSession) -> None:
+        """DIALING becomes OPEN. Send what the node holds, before anything else."""
+        self._state, self._session, self.lease = LinkState.OPEN, session, session.welcome.lease
+        self._heartbeats.clear()
+        before, incarnation = self._resume_state, session.welcome.incarnation
+        self._keep(without_foreign_join(before, incarnation))
+        if self.address is None:
+            self.address = usable_address(unmapped_address(str(session.writer.get_extra_info("sockname")[0])))
+            self._deliver(LinkOpened())
+        else:
+            self._deliver(LinkUp(before.join is not self._resume_state.join, self._redialer.brief_sessions))
+        for request in requests_to_repeat(self._resume_state, SYSTEM_CLOCK.monotonic()):
+            session.send(codec.sendable(request))
+        self._keep(self._resume_state._replace(opened=incarnation))
+        self._resolver.session_opened(incarnation)
+
+    async def _use(self, session: ClientSession) -> str:
+        """OPEN and CUT. Use the session until it is lost; returns why it was.
+
+        Raises:
+            _LinkEnd: the next one would be lost in the same way.
+        """
+        heartbeats = asyncio.ensure_future(self._send_heartbeats(session))
+        try:
+            while True:
+                try:  # what is raised below is not an error of the connection, and ends the link
+                    payload = await self._receive(session)
+                except TimeoutError as error:
+                    self._silent_connections.append(session.writer)
+                    self._session = None
+                    return str(error)
+                except (OSError, FrameError) as error:
+                    return error_words(error) or type(error).__name__
+                notification = self._decode(payload)
+                if notification is None:
+                    continue
+                self._abort_silent_connections()
+                if isinstance(notification, SessionEnded):
+                    if not notification.is_permanent:
+                        return notification.detail
+                    self._close_session()
+                    raise _LinkEnd(
+                        f"the control plane at {self._resolver} has ended the session of this node: "
+                        f"{notification.detail}"
+                    )
+                self._keep(after_notification(self._resume_state, notification, SYSTEM_CLOCK.monotonic()))
+                if isinstance(notification, Heartbeat):
+                    for _ in range(min(notification.number, len(self._heartbeats))):
+                        self.confirmed_at = self._heartbeats.popleft()
+                    continue
+                self._deliver(notification)
+                if isinstance(notification, FaultRequested) and notification.fault is Fault.CUT:
+                    await self._stay_cut(session, notification.lasts)
+        finally:
+            heartbeats.cancel()
+
+    def _decode(self, payload: bytes) -> Notification | None:
+        """The notification; None for one that is dropped."""
+        try:
+            return codec.decode_notification(payload)
+        except codec.CodecError as error:
+            kind = error.kind
+            if kind is not None and issubclass(kind, codec.EXPENDABLE):
+                self._dropped.warning("a %s is dropped: it cannot be read (%s)", kind.__name__, error)
+                return None
+            # To dial again would not help:
+            #   1. the coordinator has a message for this node that the node cannot read;
+            #   2. the node leaves this session, and says in the next one what it holds;
+            #   3. the coordinator sees that the node lacks that message, and sends it again.
+            raise _LinkEnd(
+                f"the control plane at {self._resolver} has sent what this node cannot read: {error}"
+            ) from None
+
+    async def _receive(self, session: ClientSession) -> bytes:
+        """The next message. Raises as `ClientSession.receive`, or TimeoutError: the server has been silent for long."""
+        began, lease = SYSTEM_CLOCK.monotonic(), session.welcome.lease
         for silence in (_MAX_SILENT_LEASES, random.uniform(_MAX_BUSY_LEASES - 1.0, _MAX_BUSY_LEASES)):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(began + silence * lease - SYSTEM_CLOCK.monotonic()):
@@ -277,89 +425,34 @@ class TcpLink:
                 break
         raise TimeoutError(f"nothing was heard from it for {SYSTEM_CLOCK.monotonic() - began:.3g} s")
 
-    def _close_silent_session(self) -> None:
-        while self._silent_connections:
-            self._silent_connections.pop().transport.abort()
-
-    def _on_notification(self, notification: Notification) -> None:
-        self._close_silent_session()
-        if isinstance(notification, SessionEnded):
-            self._end_detail, self._is_ended_for_good = notification.detail, notification.is_permanent
-            return
-        now = SYSTEM_CLOCK.monotonic()
-        self._update_resume_state(after_notification(self._resume_state, notification, now))
-        if isinstance(notification, Heartbeat):
-            for _ in range(min(notification.number, len(self._heartbeats))):
-                self.confirmed_at = self._heartbeats.popleft()
-        elif not self._closed:
-            if isinstance(notification, FaultRequested) and notification.fault is Fault.CUT:
-                self._cut(now, notification.lasts)
-            self._deliver(notification)
-
-    # A drill
-
-    def _cut(self, now: float, seconds: float) -> None:
-        self._cut_until = now + seconds
-        self._cut_task = asyncio.ensure_future(self._send_after_cut())
-
-    def _is_cut(self) -> bool:
-        return SYSTEM_CLOCK.monotonic() < self._cut_until
-
-    async def _while_cut(self) -> None:
-        while self._is_cut():
-            await asyncio.sleep(self._cut_until - SYSTEM_CLOCK.monotonic())
-
-    async def _send_after_cut(self) -> None:
-        await self._while_cut()
-        unsent, self._unsent = self._unsent, []
-        if self._session is not None:
-            for payload in unsent:
-                self._session.send(payload)
-
     async def _send_heartbeats(self, session: ClientSession) -> None:
-        heartbeat = codec.sendable(Heartbeat())
         interval = session.welcome.heartbeat_interval
-        self._heartbeats.clear()
         if interval:  # by a server of many nodes, which may all have come at the same time
             await asyncio.sleep(interval * os.urandom(1)[0] / 256)
-            self._heartbeats.append(BOOT_CLOCK.monotonic())
-            session.send(heartbeat)
+            self._send_heartbeat(session)
         while True:
             await asyncio.sleep(interval or session.welcome.lease / 3)
-            await self._while_cut()
+            self._send_heartbeat(session)
+
+    def _send_heartbeat(self, session: ClientSession) -> None:
+        if self._state is LinkState.OPEN:
             self._heartbeats.append(BOOT_CLOCK.monotonic())
-            session.send(heartbeat)
+            session.send(_HEARTBEAT)
 
-    # Dialing
+    async def _stay_cut(self, session: ClientSession, seconds: float) -> None:
+        """OPEN becomes CUT for so many seconds."""
+        self._state = LinkState.CUT
+        await asyncio.sleep(seconds)
+        self._state = LinkState.OPEN
+        self._send_heartbeat(session)  # by the next one the lease may be over
+        self._send_unsent(session)
+        self._follow()
 
-    async def _connect_first(self) -> ClientSession:
-        return await self._redialer.open(
-            "",
-            self._embedded,
-            self._deadline.remaining,
-            lambda why, _seconds: (
-                f"no control plane could be reached at {self._resolver} before the join deadline: {why}; "
-                f"{self._resolver.advice}"
-            ),
-        )
+    def _send_unsent(self, session: ClientSession) -> None:
+        for payload in self._unsent:
+            session.send(payload)
+        self._unsent.clear()
 
-    async def _reconnect(self, lost_at: float, how: str) -> ClientSession:
-        def remaining() -> float:
-            since = lost_at if self._waiting_since is None else max(lost_at, self._waiting_since)
-            until = give_up_at(self._resume_state, since, self._settings)
-            return max(0.0, until - SYSTEM_CLOCK.monotonic())
 
-        await self._while_cut()
-        return await self._redialer.open(
-            self._resume_state.opened,
-            self._embedded,
-            remaining,
-            lambda why, seconds: (
-                f"the control plane at {self._resolver} was lost ({how}) and has not come back within {seconds:.0f} s "
-                f"({why}); look at the output of the node that hosts it"
-            ),
-        )
-
-    async def _rejoin_request(self) -> None:
-        self._rejoin_requested = asyncio.Event()
-        await self._rejoin_requested.wait()
+def _unsendable(error: codec.NotSendable) -> str:
+    return f"what this node had to tell the control plane cannot be sent: {error}"

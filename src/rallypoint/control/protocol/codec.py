@@ -202,7 +202,14 @@ def _decoder_of(kind: type) -> msgspec.msgpack.Decoder[object]:
 
 
 class CodecError(Exception):
-    """These bytes are not a message of ours; the text says why."""
+    """These bytes are not a message of ours; the text says why.
+
+    `kind` is the type of message that they claim to be, if that one may come here.
+    """
+
+    def __init__(self, text: str, kind: type | None = None) -> None:
+        super().__init__(text)
+        self.kind = kind
 
 
 def encode(message: object) -> bytes:
@@ -239,6 +246,7 @@ def decode(data: bytes, kind: type[M]) -> M:
 
 
 def _decode(kinds: Collection[type], data: bytes) -> Any:
+    kind: type | None = None
     try:
         tag, raw = _envelope.decode(data)
         kind = _KINDS.get(tag)
@@ -248,7 +256,7 @@ def _decode(kinds: Collection[type], data: bytes) -> Any:
             raise CodecError(f"a {kind.__name__} has no place here")
         return validated(_decoder_of(kind).decode(raw))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a bad string is a ValueError
-        raise CodecError(str(error)) from None
+        raise CodecError(str(error), kind) from None
 
 
 def decoder(union: Any) -> Any:
