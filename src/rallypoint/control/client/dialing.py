@@ -35,7 +35,6 @@ from rallypoint.control.protocol.handshake import (
     ClientHandshake,
     HandshakeError,
     HandshakeRefused,
-    Hello,
     Welcome,
 )
 
@@ -86,8 +85,19 @@ RETRYABLE = (OSError, TimeoutError, asyncio.IncompleteReadError, codec.CodecErro
 
 A = TypeVar("A", Challenge, Welcome)
 
-_Address = tuple[int, int, int, Any]
-"""Family, kind, protocol and address: one of the addresses of a name."""
+
+class _Address(NamedTuple):
+    """One of the addresses of a name, as a socket needs it."""
+
+    family: int
+    kind: int
+    protocol: int
+    name: Any
+
+    @property
+    def host(self) -> str:
+        """The numeric address, without the port."""
+        return str(self.name[0])
 
 
 class ClientSession:
@@ -170,10 +180,10 @@ class Dialer:
             HandshakeError: the service there is not the one we need; the text says why.
             OSError, TimeoutError, CodecError: this attempt has failed (`RETRYABLE`).
         """
-        places = await self._resolve()
+        addresses = await self._resolve()
         if resolved is not None:
-            resolved(list(dict.fromkeys(str(place[3][0]) for place in places)))
-        connection = await self._connect(places, timeout)
+            resolved(list(dict.fromkeys(address.host for address in addresses)))
+        connection = await self._connect(addresses, timeout)
         self.unfinished = "it was connected to and did not answer the greeting"
         session = ClientSession(*await self._open_streams(connection))
         try:
@@ -187,7 +197,7 @@ class Dialer:
         """The addresses of the name, those first that may answer. There is one look-up at a time."""
         self.unfinished = f"the look-up of the name {self._endpoint.host!r} is not answered"
         if self._lookup_task is None:
-            self._lookup_task = asyncio.ensure_future(_resolved_addresses(self._endpoint))
+            self._lookup_task = asyncio.ensure_future(_look_up(self._endpoint))
         await asyncio.wait({self._lookup_task}, timeout=_LOOK_UP)
         if not self._lookup_task.done():
             raise TimeoutError(self.unfinished)
@@ -198,53 +208,54 @@ class Dialer:
             self._silent.clear()
         return sorted(result, key=self._silent.__contains__)
 
-    async def _connect(self, places: list[_Address], timeout: float) -> socket.socket:
+    async def _connect(self, addresses: list[_Address], timeout: float) -> socket.socket:
         """A connection to the first address that answers."""
         failures: list[OSError] = []
-        for place in places:
-            self.unfinished = f"{place[3][0]} does not answer a TCP connection"
-            self._silent.add(place)
+        for address in addresses:
+            self.unfinished = f"{address.host} does not answer a TCP connection"
+            self._silent.add(address)
             try:
-                connected = await self._connected(place, timeout)
+                connection = await self._connect_to(address, timeout)
             except TimeoutError:
                 failures.append(TimeoutError(self.unfinished))
             except OSError as error:  # its text is asyncio's, and does not say what the number means
                 failures.append(error if error.errno is None else OSError(error.errno, os.strerror(error.errno)))
             else:
-                self._silent.discard(place)
-                return connected
-        if len(failures) == 1 and (isinstance(failures[0], TimeoutError) or places[0][3][0] == self._endpoint.host):
+                self._silent.discard(address)
+                return connection
+        if len(failures) == 1 and (isinstance(failures[0], TimeoutError) or addresses[0].host == self._endpoint.host):
             raise failures[0]
-        refused = all(isinstance(failure, ConnectionRefusedError) for failure in failures)
-        kind = ConnectionRefusedError if failures and refused else OSError
-        raise kind(
-            "; ".join(f"{place[3][0]}: {error_words(error)}" for place, error in zip(places, failures, strict=True))
+        is_refused = failures and all(isinstance(failure, ConnectionRefusedError) for failure in failures)
+        raise (ConnectionRefusedError if is_refused else OSError)(
+            "; ".join(
+                f"{address.host}: {error_words(error)}" for address, error in zip(addresses, failures, strict=True)
+            )
         )
 
-    async def _connected(self, place: _Address, timeout: float) -> socket.socket:
-        family, kind, protocol, address = place
-        connection = socket.socket(family, kind, protocol)
+    async def _connect_to(self, address: _Address, timeout: float) -> socket.socket:
+        connection = socket.socket(address.family, address.kind, address.protocol)
         try:
             connection.setblocking(False)
             shorten_retransmission(connection)
             async with asyncio.timeout(timeout):
-                await asyncio.get_running_loop().sock_connect(connection, address)
+                await asyncio.get_running_loop().sock_connect(connection, address.name)
         except BaseException:
             connection.close()
             raise
         return connection
 
     async def _open_streams(self, connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The streams of a connection, with TLS if the control plane has any."""
         try:
             if self._tls is None:
                 return await asyncio.open_connection(sock=connection)
             async with asyncio.timeout(_BUSY_FOR):
-                return await self._encrypted(connection, self._tls)
+                return await self._start_tls(connection, self._tls)
         except BaseException:
             connection.close()
             raise
 
-    async def _encrypted(
+    async def _start_tls(
         self, connection: socket.socket, tls: ControlTls
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         import ssl
@@ -279,7 +290,10 @@ class Dialer:
         )
         address = usable_address(str(session.writer.get_extra_info("sockname")[0]))
         node = self.node if self.node.addr else self.node._replace(addr=address)
-        hello = self._greeting(handshake.hello(address, node, incarnation, process_token()))
+        try:
+            hello = codec.sendable(handshake.hello(address, node, incarnation, process_token()))
+        except codec.NotSendable as error:
+            raise HandshakeError(f"this node cannot greet the control plane at {self._endpoint}: {error}") from None
         session.writer.write(MAGIC)
         session.send(hello)
         answer = await self._answer(session)
@@ -289,15 +303,9 @@ class Dialer:
             self._expect(codec.decode_answer(answer), Challenge)
             session.send(codec.encode(handshake.prove(transcript_of(hello, answer))))
             answer = await self._answer(session)
-        session.welcome = self._expect(codec.decode_answer(self._verified(answer, handshake)), Welcome)
+        session.welcome = self._expect(codec.decode_answer(self._verify(answer, handshake)), Welcome)
         session.signers = handshake.signers
         self.node = node
-
-    def _greeting(self, hello: Hello) -> bytes:
-        try:
-            return codec.sendable(hello)
-        except codec.NotSendable as error:
-            raise HandshakeError(f"this node cannot greet the control plane at {self._endpoint}: {error}") from None
 
     def _expect(self, answer: Challenge | Welcome | HandshakeRefused, kind: type[A]) -> A:
         if isinstance(answer, HandshakeRefused):
@@ -308,7 +316,7 @@ class Dialer:
             raise self._foreign_service_error(f"it answered with a {type(answer).__name__} out of turn")
         return answer
 
-    def _verified(self, answer: bytes, handshake: ClientHandshake) -> bytes:
+    def _verify(self, answer: bytes, handshake: ClientHandshake) -> bytes:
         """The first frame after the proof: signed, or else a refusal, since the server may not hold our key."""
         if handshake.signers is None:
             return answer
@@ -368,14 +376,16 @@ def error_words(error: Exception) -> str:
     return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
-async def _resolved_addresses(endpoint: Endpoint) -> list[_Address] | Exception:
+async def _look_up(endpoint: Endpoint) -> list[_Address] | Exception:
     """The addresses of the name; an error is returned, since there may be no caller left to raise it to."""
     loop = asyncio.get_running_loop()
     try:
         answers = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     except Exception as error:
         return error
-    return list(dict.fromkeys((int(family), int(kind), protocol, at) for family, kind, protocol, _, at in answers))
+    return list(
+        dict.fromkeys(_Address(int(family), int(kind), protocol, name) for family, kind, protocol, _, name in answers)
+    )
 
 
 async def _answers_as_torch_store(endpoint: Endpoint) -> bool:
@@ -471,10 +481,10 @@ class FixedEndpoint(EndpointResolver):
 class InferredHost(FixedEndpoint):
     """One place, whose host is the node that finds its own address behind the name, whenever it does."""
 
-    def __init__(self, place: DialTarget, stand_in: Callable[[bool], None]) -> None:
-        """`stand_in` opens a server there if there is none; its argument says whether an earlier one was lost."""
+    def __init__(self, place: DialTarget, host_here: Callable[[bool], None]) -> None:
+        """`host_here` opens a server there if there is none; its argument says whether an earlier one was lost."""
         super().__init__(place)
-        self._host_here = stand_in
+        self._host_here = host_here
         self._session_seen = False
         self._seems_unhosted = False
         """Whether the last attempt has shown that there is no server: it was refused, or the name does not resolve."""
