@@ -6,6 +6,7 @@ import tomllib
 from inspect import getdoc
 from pathlib import Path
 from types import FunctionType
+from typing import Any
 
 from docs.generate.markdown import literal
 
@@ -41,7 +42,7 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def _entry(flag: Flag) -> str:
+def _entry(flag: Flag[Any]) -> str:
     value = "" if flag.read is SWITCH else f"={flag.metavar}"
     names = [literal(flag.name + value), *([literal(flag.short)] if flag.short else [])]
     facts = [
@@ -54,7 +55,7 @@ def _entry(flag: Flag) -> str:
     return f"### `{flag.name}`\n\n{', '.join(names)}: {flag.help}.{more}\n\n{_capital('; '.join(facts))}.\n"
 
 
-def _kind(flag: Flag) -> str:
+def _kind(flag: Flag[Any]) -> str:
     """What its value is."""
     if flag.words:
         return f"one of {', '.join(map(literal, flag.words))}"
@@ -68,7 +69,7 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _default(flag: Flag) -> str:
+def _default(flag: Flag[Any]) -> str:
     if flag.read is SWITCH:
         return "off"
     if flag.default is None or flag.default in ("", ()):

@@ -187,7 +187,7 @@ def _as_json(value: Any) -> Any:
 
 def test_the_same_is_read(torchrun: dict[str, list[Any]]) -> None:
     for (arguments, environ), answer in zip(READ, torchrun["read"], strict=True):
-        options = parse(arguments, environ)._asdict()
+        options = vars(parse(arguments, environ))
         theirs = answer["value"]
         theirs.pop("print_completion", None)  # since 2.14; it exits
         assert options.keys() - theirs.keys() <= {"sources", "features", "log_line_prefix_template"}

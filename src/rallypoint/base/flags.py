@@ -1,12 +1,22 @@
-"""A flag of the command line as data: its row, and the readers of values.
+"""A flag of the command line as data: its row, the records that have the values, and the readers of values.
 
-Nothing of argparse is needed here: whoever only launches from a program imports the rows too.
+Nothing of argparse is needed here: a program that only launches imports the rows too.
 """
 
 from __future__ import annotations
 
 from rallypoint.base.errors import UsageError
-from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
+from rallypoint.base.light_dataclasses import dataclass
+from rallypoint.base.light_typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    NoReturn,
+    Self,
+    TypeVar,
+    overload,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,21 +26,23 @@ _DAY = 24 * 3600
 SWITCH = None
 """The `read` of a flag that takes no value."""
 
+T = TypeVar("T")
 
-class Flag(NamedTuple):
-    """One row.
 
-    `name` is the dashed long spelling; `read` converts the text of a value (UsageError if it cannot) and is `SWITCH`
-    for a flag without a value; `metavar` stands for the value on the help page; `choices` apply to the command line
-    only, never to the environment. `samples` are two texts that it takes, the first of which is not the default, `bad`
-    some that are refused. `complete` has words that complete a value.
+@dataclass(eq=False)
+class Flag(Generic[T]):
+    """One row: a flag, and the field of an `OptionRecord` with its value.
+
+    The flag is named after the field: `--nproc-per-node` after `nproc_per_node`. `read` converts the text of a value
+    (UsageError if it cannot) and is `SWITCH` for a flag without a value; `metavar` stands for the value on the help
+    page; `choices` apply to the command line only, never to the environment. `samples` are two texts that it takes, the
+    first of which is not the default, `bad` some that are refused. `complete` has words that complete a value.
     """
 
-    name: str
-    read: Callable[[str], object] | None
+    read: Callable[[str], T] | None
     help: str
+    default: T
     metavar: str = ""
-    default: object = None
     short: str = ""
     choices: tuple[str, ...] | None = None
     from_environment: bool = True
@@ -38,10 +50,21 @@ class Flag(NamedTuple):
     bad: tuple[str, ...] = ()
     complete: tuple[str, ...] | Callable[[], tuple[str, ...]] | None = None
 
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.dest = name
+        """The name of the field: `nproc_per_node`."""
+
+    @overload
+    def __get__(self, record: None, owner: type) -> Flag[T]: ...
+    @overload
+    def __get__(self, record: OptionRecord, owner: type) -> T: ...
+    def __get__(self, record: OptionRecord | None, owner: type) -> Flag[T] | T:
+        return self if record is None else self.default
+
     @property
-    def dest(self) -> str:
-        """The name of the value: `nproc_per_node` for `--nproc-per-node`."""
-        return self.name.removeprefix("--").replace("-", "_")
+    def name(self) -> str:
+        """The dashed long spelling."""
+        return f"--{self.dest.replace('_', '-')}"
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -57,13 +80,44 @@ class Flag(NamedTuple):
         return self.read.words if isinstance(self.read, OneOf) else self.choices or ()
 
 
-class FlagGroup(NamedTuple):
-    """A section of the help page, with an example of its flags, and whether torchrun has none of them."""
+class OptionRecord:
+    """Values of options, by the names of the flags of its class. They cannot be changed.
 
-    title: str
-    example: str
-    flags: tuple[Flag, ...]
-    beyond_torchrun: bool = False
+    Args:
+        values: those that are not the defaults of their flags.
+
+    Raises:
+        TypeError: there is no such option.
+    """
+
+    flags: ClassVar[tuple[Flag[Any], ...]] = ()
+    """The flags, after those of the classes from which this one is derived."""
+
+    def __init_subclass__(cls) -> None:
+        own = [row for row in vars(cls).values() if isinstance(row, Flag)]
+        cls.flags = (*[flag for base in cls.__bases__ for flag in getattr(base, "flags", ())], *own)
+
+    def __init__(self, **values: Any) -> None:
+        known = {flag.dest: flag.default for flag in self.flags}
+        if unknown := values.keys() - known.keys():
+            raise TypeError(f"there is no option {min(unknown)!r}")
+        vars(self).update(known | values)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"{name!r} of {type(self).__name__} cannot be changed; make another record with replace()")
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(vars(self).values()))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with other values. Raises TypeError: there is no such option."""
+        return type(self)(**vars(self) | changes)
 
 
 class OneOf:

@@ -12,11 +12,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import (
         Any,
+        ClassVar,
         Generic,
         NamedTuple,
         NoReturn,
         ParamSpec,
         Protocol,
+        Self,
         TypeAlias,
         TypeGuard,
         TypeVar,
@@ -52,7 +54,7 @@ else:
     def get_args(union):
         return union.__args__
 
-    Any = NoReturn = TypeAlias = TypeGuard = object
+    Any = ClassVar = NoReturn = Self = TypeAlias = TypeGuard = object
 
     class _Record(tuple):
         __slots__ = ()
@@ -117,11 +119,13 @@ else:
 __all__ = [
     "TYPE_CHECKING",
     "Any",
+    "ClassVar",
     "Generic",
     "NamedTuple",
     "NoReturn",
     "ParamSpec",
     "Protocol",
+    "Self",
     "TypeAlias",
     "TypeGuard",
     "TypeVar",

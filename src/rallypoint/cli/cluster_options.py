@@ -89,7 +89,7 @@ def _completed(options: Options, cluster: Cluster, environ: Mapping[str, str]) -
     _log.info("%s, node %d: %s", cluster.title, cluster.index, derived or "all values were given")
     if cluster.index == 0:
         _warn(cluster, "rdzv_endpoint" in values)
-    return options._replace(**values, sources=sources)
+    return options.replace(**values, sources=sources)
 
 
 def _warn(cluster: Cluster, endpoint_derived: bool) -> None:

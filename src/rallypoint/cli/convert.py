@@ -439,10 +439,12 @@ def checked(options: Options, environ: Mapping[str, str]) -> Features:
     if own.topology != TopologyOptions():
         from rallypoint.clusters.topology import check_topology
 
-        check_topology(*own.topology, parse_nnodes(options.nnodes, options.source("nnodes"))[0])
+        check_topology(
+            own.topology.node_domain, own.topology.segment, parse_nnodes(options.nnodes, options.source("nnodes"))[0]
+        )
     return own._replace(
-        recovery=own.recovery._replace(progress_file=_progress_file(options)),
-        output=own.output._replace(incident_dir=_incident_dir(options)),
+        recovery=own.recovery.replace(progress_file=_progress_file(options)),
+        output=own.output.replace(incident_dir=_incident_dir(options)),
     )
 
 

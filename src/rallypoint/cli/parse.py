@@ -20,8 +20,17 @@ from collections.abc import Mapping, Sequence
 from rallypoint.agent.options import Features
 from rallypoint.base.errors import UsageError, UserError, user_error
 from rallypoint.base.flags import Flag
-from rallypoint.base.light_typing import Any, NamedTuple, NoReturn
-from rallypoint.cli.flags import BEYOND_TORCHRUN, FLAGS, GROUPS
+from rallypoint.base.light_typing import Any, NoReturn
+from rallypoint.cli.flags import (
+    BEYOND_TORCHRUN,
+    FLAGS,
+    GROUPS,
+    LogOptions,
+    RendezvousOptions,
+    RestartOptions,
+    StaticRankOptions,
+    WorkerOptions,
+)
 
 _DESCRIPTION = """\
 Start a distributed Python job, keep it running, and report why it failed. Drop-in replacement for torchrun: the same
@@ -32,59 +41,47 @@ Each flag can also be set in the environment, as PET_<NAME>: PET_NNODES=2, PET_S
 the dashes in a flag's name. LOGLEVEL=INFO logs each step."""
 
 
-class Options(NamedTuple):
+class Options(RendezvousOptions, WorkerOptions, RestartOptions, LogOptions, StaticRankOptions):
     """The user's options: torchrun's by name, and `features` for those beyond it.
 
     `sources` has, for each value that is not a default, where it was given: `--nnodes` or `PET_NNODES`.
     """
 
-    nnodes: str
-    nproc_per_node: str
-    rdzv_backend: str
-    rdzv_endpoint: str
-    rdzv_id: str
-    rdzv_conf: str
-    standalone: bool
-    max_restarts: int
-    monitor_interval: float
-    start_method: str
-    event_log_handler: str
-    role: str
-    module: bool
-    no_python: bool
-    run_path: bool
-    log_dir: str | None
-    redirects: str
-    tee: str
-    log_line_prefix_template: str
-    local_ranks_filter: str
-    duplicate_stdout_filters: tuple[str, ...]
-    duplicate_stderr_filters: tuple[str, ...]
-    node_rank: int
-    master_addr: str
-    master_port: int | None
-    local_addr: str | None
-    logs_specs: str | None
-    numa_binding: str | None
-    signals_to_handle: str
-    shutdown_timeout: int | None
-    virtual_local_rank: bool
     training_script: str
     training_script_args: tuple[str, ...]
     features: Features
     sources: Mapping[str, str]
 
+    def __init__(
+        self,
+        *,
+        training_script: str,
+        training_script_args: tuple[str, ...],
+        features: Features,
+        sources: Mapping[str, str],
+        **values: Any,
+    ) -> None:
+        super().__init__(**values)
+        vars(self).update(
+            training_script=training_script,
+            training_script_args=training_script_args,
+            features=features,
+            sources=sources,
+        )
+
     @classmethod
     def from_values(cls, values: dict[str, Any], sources: Mapping[str, str]) -> Options:
-        """From all values by the names of flags. Raises TypeError if a name is unknown or missing."""
-        features = Features.of(**{dest: values.pop(dest) for dest in BEYOND_TORCHRUN})
-        return cls(**values, features=features, sources=sources)
+        """From the script, its arguments, and the values that are not defaults, by the names of flags. Raises TypeError
+        if a name is unknown.
+        """
+        own = {dest: values.pop(dest) for dest in values.keys() & BEYOND_TORCHRUN}
+        return cls(**values, features=Features.of(**own), sources=sources)
 
     def flat(self) -> dict[str, Any]:
         """All values by the names of flags."""
-        values = self._asdict()
+        values = vars(self) | self.features.flat()
         del values["sources"], values["features"]
-        return values | self.features.flat()
+        return values
 
     def source(self, dest: str) -> str:
         """Where the value of `dest` was given, for messages; the flag's name for a default."""
@@ -132,7 +129,6 @@ def parse_with(
         elif _is_set(flag, environ, False):
             values[flag.dest] = _read_text(flag, environ[flag.variable], parser)
         else:
-            values[flag.dest] = flag.default
             continue
         sources[flag.dest] = flag.variable
     return Options.from_values(values, sources), more
@@ -342,18 +338,18 @@ def _up_to_the_script(parser: Parser, arguments: Sequence[str]) -> dict[str, Any
     return vars(parser.parse_args(arguments))
 
 
-def _is_set(flag: Flag, environ: Mapping[str, str], switch: bool) -> bool:
+def _is_set(flag: Flag[Any], environ: Mapping[str, str], switch: bool) -> bool:
     return flag.from_environment and (flag.read is None) is switch and flag.variable in environ
 
 
-def _read_switch(flag: Flag, text: str) -> bool:
+def _read_switch(flag: Flag[Any], text: str) -> bool:
     try:
         return bool(int(text))
     except ValueError:
         raise UserError(f"{flag.variable}={text!r} is not a whole number; set 1 for on or 0 for off") from None
 
 
-def _read_text(flag: Flag, text: str, parser: argparse.ArgumentParser) -> object:
+def _read_text(flag: Flag[Any], text: str, parser: argparse.ArgumentParser) -> object:
     assert flag.read is not None
     try:
         return flag.read(text)

@@ -204,4 +204,4 @@ def read_deprecated(arguments: Sequence[str], environ: Mapping[str, str]) -> Opt
         raise UserError(
             f"{options.source('no_python')} runs a program, which takes no --local-rank; give --use-env too"
         )
-    return options._replace(training_script_args=("--local-rank=${local_rank}", *options.training_script_args))
+    return options.replace(training_script_args=("--local-rank=${local_rank}", *options.training_script_args))

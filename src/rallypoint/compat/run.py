@@ -108,13 +108,13 @@ def _namespace(options: Options) -> argparse.Namespace:
 
 def _options(args: argparse.Namespace) -> Options:
     """`Options` from a namespace, which may be a parser's that knows nothing of sources, or be changed since."""
-    values: dict[str, Any] = {flag.dest: flag.default for flag in FLAGS}
-    values |= {
+    rows = {flag.dest: flag for flag in FLAGS}
+    values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in vars(args).items()
-        if name in values or name in _POSITIONAL
+        if name in rows or name in _POSITIONAL
     }
-    changed = {flag.dest: flag.name for flag in FLAGS if values[flag.dest] != flag.default}
+    changed = {name: rows[name].name for name, value in values.items() if name in rows and value != rows[name].default}
     return Options.from_values(values, {**changed, **getattr(args, _SOURCES, {})})
 
 

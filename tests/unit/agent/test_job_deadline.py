@@ -278,8 +278,8 @@ def test_an_end_that_is_past_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("names", ["USR2", "12", "SIGUSR2,SIGNAL", "SIGKILL", "SIGCHLD", "SIGSEGV"])
 def test_names_that_are_no_signals(names: str) -> None:
     with pytest.raises(UsageError, match="SIGUSR2"):
-        print(PreemptionOptions(names).signals)
+        print(PreemptionOptions(preempt_signals=names).signals)
 
 
 def test_no_names_are_no_signals() -> None:
-    assert PreemptionOptions("").signals == PreemptionOptions(" , ").signals == frozenset()
+    assert PreemptionOptions().signals == PreemptionOptions(preempt_signals=" , ").signals == frozenset()

@@ -87,7 +87,7 @@ def test_variables_of_trainers_hold_too() -> None:
     elastic = {"PET_NNODES": "1:4", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "job-worker-0:23456"}
     untouched = parse(["train.py"], elastic)
     done = filled(environ=elastic)
-    assert done._replace(features=untouched.features, sources=untouched.sources) == untouched
+    assert done.replace(features=untouched.features, sources=untouched.sources) == untouched
 
 
 @pytest.mark.parametrize(

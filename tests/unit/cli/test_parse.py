@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,10 +13,10 @@ from hypothesis import strategies as st
 
 from rallypoint.agent.options import Features
 from rallypoint.base.errors import UserError
-from rallypoint.base.flags import Flag, FlagGroup, split_filters
+from rallypoint.base.flags import Flag, split_filters
 from rallypoint.cli import rallyctl
 from rallypoint.cli.convert import STATIC_PORT
-from rallypoint.cli.flags import BEYOND_TORCHRUN, FLAGS, GROUPS
+from rallypoint.cli.flags import BEYOND_TORCHRUN, FLAGS, GROUPS, FlagGroup
 from rallypoint.cli.parse import Options, build_parser, parse
 from rallypoint.cli.rallyrun import read_deprecated
 from rallypoint.rendezvous.backends.option_table import KNOWN
@@ -25,25 +26,25 @@ _VALUED = [flag for flag in FLAGS if flag.read is not None]
 _SWITCHES = [flag for flag in FLAGS if flag.read is None]
 
 
-def _samples(flag: Flag) -> tuple[str, str]:
+def _samples(flag: Flag[Any]) -> tuple[str, str]:
     """Two texts that the flag takes, the first of which is not its default."""
     first, second, *_ = sorted(flag.words, key=lambda word: word == flag.default) or flag.samples
     return first, second
 
 
-def _sample(flag: Flag) -> str:
+def _sample(flag: Flag[Any]) -> str:
     return _samples(flag)[0]
 
 
-def _value(flag: Flag) -> object:
+def _value(flag: Flag[Any]) -> object:
     assert flag.read is not None
     return flag.read(_sample(flag))
 
 
 def test_the_table_and_the_options_name_the_same_things() -> None:
-    others = {"training_script", "training_script_args", "sources", "features"}
-    assert {flag.dest for flag in FLAGS} - BEYOND_TORCHRUN == set(Options._fields) - others
-    assert Features().flat().keys() == BEYOND_TORCHRUN
+    names = [flag.dest for flag in (*Options.flags, *(flag for record in Features() for flag in record.flags))]
+    assert sorted(names) == sorted(flag.dest for flag in FLAGS)
+    assert len(names) == len(set(names))
     with pytest.raises(TypeError, match="'preloads'"):
         Features.of(preloads=())
 
@@ -58,7 +59,7 @@ def test_defaults_come_from_the_table() -> None:
 
 
 @pytest.mark.parametrize("flag", _VALUED, ids=lambda flag: flag.name)
-def test_every_spelling_of_every_flag(flag: Flag) -> None:
+def test_every_spelling_of_every_flag(flag: Flag[Any]) -> None:
     for spelling in flag.spellings:
         for written in ([spelling, _sample(flag)], [f"{spelling}={_sample(flag)}"]):
             if spelling == flag.short and len(written) == 1:
@@ -69,14 +70,14 @@ def test_every_spelling_of_every_flag(flag: Flag) -> None:
 
 
 @pytest.mark.parametrize("flag", _SWITCHES, ids=lambda flag: flag.name)
-def test_every_switch(flag: Flag) -> None:
+def test_every_switch(flag: Flag[Any]) -> None:
     for spelling in flag.spellings:
         assert parse([spelling, "s.py"], {}).flat()[flag.dest] is True
         assert parse([spelling, "s.py"], {flag.variable: "0"}).flat()[flag.dest] is True
 
 
 @pytest.mark.parametrize("flag", [flag for flag in _VALUED if flag.from_environment], ids=lambda flag: flag.name)
-def test_environment_gives_way_to_the_command_line(flag: Flag) -> None:
+def test_environment_gives_way_to_the_command_line(flag: Flag[Any]) -> None:
     from_environment = parse(["s.py"], {flag.variable: _sample(flag)})
     assert from_environment.flat()[flag.dest] == _value(flag)
     assert from_environment.source(flag.dest) == flag.variable
@@ -88,7 +89,7 @@ def test_environment_gives_way_to_the_command_line(flag: Flag) -> None:
 
 
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if not flag.from_environment], ids=lambda flag: flag.name)
-def test_some_flags_are_not_read_from_the_environment(flag: Flag) -> None:
+def test_some_flags_are_not_read_from_the_environment(flag: Flag[Any]) -> None:
     assert parse(["s.py"], {flag.variable: _sample(flag)}).flat()[flag.dest] == flag.default
 
 
@@ -116,7 +117,7 @@ def test_examples_are_command_lines_with_flags_of_their_group(group: FlagGroup) 
 
 
 @pytest.mark.parametrize("flag", _VALUED, ids=lambda flag: flag.name)
-def test_help_of_a_flag_names_its_default_and_its_choices(flag: Flag) -> None:
+def test_help_of_a_flag_names_its_default_and_its_choices(flag: Flag[Any]) -> None:
     shown = " ".join(build_parser().format_help().split())
     about = shown.partition(f"{flag.name} {flag.metavar} {flag.help} ")[2]
     if flag.default not in (None, "", ()):
@@ -303,7 +304,7 @@ def test_the_first_argument_is_the_local_rank(
     options = read_deprecated(arguments, environ)
     assert options.training_script_args == words
     plain = [word for word in arguments if word not in ("--use-env", "--use_env")]
-    assert options._replace(training_script_args=()) == parse(plain, environ)._replace(training_script_args=())
+    assert options.replace(training_script_args=()) == parse(plain, environ).replace(training_script_args=())
 
 
 def test_it_warns_that_it_is_deprecated(capsys: pytest.CaptureFixture[str]) -> None:
