@@ -14,6 +14,7 @@ from rallypoint.cli.job_verbs import receive, with_session
 from rallypoint.control.client.watcher import UnreachableError, WatcherSession, operator_name, with_all_nodes
 from rallypoint.control.protocol.messages import Fault
 from rallypoint.control.protocol.observation import CommandReply, FaultCommand, Snapshot, WatchRequest
+from rallypoint.control.protocol.ranges import is_in_range, range_of
 from rallypoint.observe.drills import (
     Begun,
     Drill,
@@ -30,7 +31,6 @@ from rallypoint.observe.drills import (
 
 NOT_SURVIVED = 4
 """The exit code where the job has not survived a fault; 1 if one was refused."""
-_MOST = 86400.0
 """Seconds that a fault may last."""
 _LOOK_EVERY = 0.5
 """Seconds between two looks at the job: events have their own times, which this does not blur."""
@@ -66,8 +66,8 @@ def _parse_drill(options: argparse.Namespace) -> Drill:
         value = getattr(options, name)
         if not 0 < value < math.inf:  # nan is neither
             raise UsageError(f"--{name}={value:g} is out of range; give more than 0")
-    if not 0.0 <= lasts <= _MOST:
-        raise UsageError(f"a fault cannot last {lasts:g} s; give from 0 to {_MOST:g}")
+    if not is_in_range("lasts", lasts):
+        raise UsageError(f"a fault cannot last {lasts:g} s; give from 0 to {range_of('lasts').maximum:g}")
     return Drill(
         fault, options.times, options.seed, options.rank, options.node, lasts, options.within, forced=options.force
     )

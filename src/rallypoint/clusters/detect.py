@@ -30,8 +30,8 @@ from typing import NamedTuple
 
 from rallypoint.base.errors import UsageError
 from rallypoint.clusters.hostlist import HostlistError, expand
+from rallypoint.control.protocol.ranges import MAX_NODES
 
-MAX_NODES = 65536
 MAX_CPUS = 1 << 16
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.light_typing import Any, NamedTuple
-from rallypoint.control.protocol.ranges import is_in_range, range_of
+from rallypoint.control.protocol.ranges import NUMBERS, SECONDS, is_in_range, range_of
 
 C10D_PORT, ETCD_PORT = 29400, 2379
 """The ports of the control plane, and of etcd, if the endpoint names none."""
@@ -33,8 +33,6 @@ BACKENDS = {
 
 ON_ETCD = tuple(name for name, backend in BACKENDS.items() if backend.on_etcd)
 """The names of the backend that elects the coordinator on etcd."""
-
-_DAY = 86400
 
 _TRUE = frozenset({"1", "true", "t", "yes", "y"})
 _FALSE = frozenset({"0", "false", "f", "no", "n"})
@@ -111,20 +109,21 @@ class RendezvousParameters:
                 f"rendezvous option {key}={value!r} is not a whole number; write {key}=30 in --rdzv-conf, say"
             ) from None
 
-    def get_as_seconds(self, key: str, default: float, least: float = 0.0) -> float:
+    def get_as_seconds(self, key: str, default: float) -> float:
         """The option `key`, which torchrun does not have, as a time in seconds, or `default` where it was not given.
 
         Raises:
-            UsageError: it is not a number, is less than `least`, or more than a day.
+            UsageError: it is not a number, or out of its range: up to a day.
         """
+        least, most = NUMBERS.get(key, SECONDS)
         value = self.get(key, default)
         try:
             seconds = float(value)
         except (TypeError, ValueError):
             seconds = -1.0
-        if not least <= seconds <= _DAY:
+        if not least <= seconds <= most:
             raise UsageError(
-                f"rendezvous option {key}={value!r} is not a number of seconds from {least:g} to {_DAY}; "
+                f"rendezvous option {key}={value!r} is not a number of seconds from {least:g} to {most:g}; "
                 f"write {key}=30 in --rdzv-conf, say"
             )
         return seconds

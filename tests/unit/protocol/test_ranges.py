@@ -16,12 +16,13 @@ from rallypoint.control.membership.state import Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.messages import CollectKind
 from rallypoint.control.protocol.observation import CollectCommand, ResizeCommand
-from rallypoint.control.protocol.ranges import is_in_range
-from rallypoint.control.protocol.validation import validated
+from rallypoint.control.protocol.ranges import NUMBERS, is_in_range
+from rallypoint.control.protocol.validation import ValidationError, validated
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of
 from rallypoint.rendezvous.params import RendezvousParameters
 
-OPTIONS = [name for name, value in Settings("j", 1, 1)._asdict().items() if type(value) in {int, float}]
+VALUES: dict[str, Any] = Settings("j", 1, 1)._asdict()
+OPTIONS = [name for name, value in VALUES.items() if type(value) in {int, float}]
 """The numbers that all nodes send to one another."""
 
 
@@ -52,6 +53,14 @@ def test_an_option_whose_number_no_other_node_would_accept_is_refused(name: str)
         settings(1 << 41)
     assert validated(settings(1)) == settings(1)
     assert all(is_in_range(each, value) for each, value in settings(1)._asdict().items() if each in OPTIONS)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_number_that_no_option_can_have_is_refused_on_receipt(name: str) -> None:
+    least, most = NUMBERS[name]
+    for value in (least - 1, most + 1):
+        with pytest.raises(ValidationError, match=name):
+            validated(Settings(**(VALUES | {name: value})))
 
 
 def test_a_rank_that_no_other_node_would_accept_is_refused() -> None:

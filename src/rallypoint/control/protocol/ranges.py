@@ -1,7 +1,8 @@
-"""The ranges of numbers in messages, by the names of their fields: data alone, for whatever takes numbers from users.
+"""The ranges of numbers and texts in messages, by the names of their fields: data alone, for code that takes them from
+users.
 
 A number that enters the program (a flag, an option, an argument) is checked by the same table as one that arrives in a
-message (`validation`): what one side accepts, the other can send.
+message (`validation`): what one side accepts, the other can send. An option of `--rdzv-conf` has its range here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ MAX_NODES = 65536
 MAX_WORKERS = 65536
 """Workers that one node may have, so that a world has fewer than 2**32."""
 
-_DAY = 86400.0
+MAX_LINE = 4 * 1024
+"""Bytes of UTF-8 that a text of one line may have, such as a job's id."""
 ROUNDS = 2**31
 
 
@@ -27,6 +29,9 @@ class NumberRange(NamedTuple):
     maximum: float
 
 
+SECONDS = NumberRange(0.0, 86400.0)
+"""The range of times that torchrun does not have: at most a day."""
+_FROM_ZERO = NumberRange(0, 2**40)
 _RANK = NumberRange(-1, MAX_NODES * MAX_WORKERS)
 NUMBERS: Mapping[str, NumberRange] = {
     "pid": NumberRange(0, 2**31 - 1),
@@ -56,9 +61,21 @@ NUMBERS: Mapping[str, NumberRange] = {
     "first_step": NumberRange(-1, 2**63 - 1),
     "step_before": NumberRange(-1, 2**63 - 1),
     "valid_for": NumberRange(0.0, math.inf),
-    "lasts": NumberRange(0.0, _DAY),
-    "lease": NumberRange(0.1, _DAY),
-    "heartbeat_interval": NumberRange(0.0, _DAY),
+    "lasts": SECONDS,
+    "lease": NumberRange(0.1, SECONDS.maximum),
+    "heartbeat_interval": SECONDS,
+    "notice_timeout": SECONDS,
+    "min_healthy_time": SECONDS,
+    "restart_backoff": SECONDS,
+    "restart_backoff_max": SECONDS,
+    "join_timeout": _FROM_ZERO,
+    "last_call_timeout": _FROM_ZERO,
+    "close_timeout": _FROM_ZERO,
+    "heartbeat_timeout": _FROM_ZERO,
+    "keep_alive_interval": _FROM_ZERO,
+    "keep_alive_max_attempt": _FROM_ZERO,
+    "cas_backoff_max_seconds": _FROM_ZERO,
+    "same_failure_limit": _FROM_ZERO,
     "deadline": NumberRange(-math.inf, math.inf),
     "lines": NumberRange(0, 2**31),
     "cursor": NumberRange(0, 2**40),

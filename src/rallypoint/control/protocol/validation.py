@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rallypoint.control.protocol.ranges import MAX_NODES, NUMBERS, OTHER_NUMBERS, ROUNDS, NumberRange
+from rallypoint.control.protocol.ranges import MAX_LINE, MAX_NODES, NUMBERS, OTHER_NUMBERS, ROUNDS, NumberRange
 
 if TYPE_CHECKING:
     import msgspec
@@ -50,8 +50,7 @@ _TEXTS: Mapping[str, int] = {
 other fields sent to nodes, fit a frame.
 """
 _LINES: Mapping[str, int] = {"host": 255, "domain": 255}
-"""The same for a text of one line; `_MAX_TEXT` for others."""
-_MAX_TEXT = 4 * 1024
+"""The same for a text of one line; `MAX_LINE` for others."""
 _MAX_BYTES = 256
 _MAX_BYTES_OF: Mapping[str, int] = {"data": 48 * 1024}
 """Bytes that a field of bytes may have, by its name; others `_MAX_BYTES`."""
@@ -109,7 +108,7 @@ def _plan(kind: Any) -> tuple[tuple[str, float, float, int], ...]:
     """The rules of a kind of record: for each field its name, the range of a number, and the length of a text."""
     ranges = {**(_RESUME_NUMBERS if kind.__name__ == "ResumeRequest" else NUMBERS), "timestamp": _TIMES}
     _PLANS[kind] = plan = tuple(
-        (name, *ranges.get(name, OTHER_NUMBERS), _TEXTS.get(name, _LINES.get(name, _MAX_TEXT))) for name in kind._fields
+        (name, *ranges.get(name, OTHER_NUMBERS), _TEXTS.get(name, _LINES.get(name, MAX_LINE))) for name in kind._fields
     )
     return plan
 
@@ -169,7 +168,7 @@ def _count(value: Collection[Any], most: int, name: str, record: Any) -> None:
 
 def _text(text: str, name: str) -> str:
     lines = name in _TEXTS
-    most = _TEXTS[name] if lines else _LINES.get(name, _MAX_TEXT)
+    most = _TEXTS[name] if lines else _LINES.get(name, MAX_LINE)
     if (text.isprintable() or (lines and _is_printable_lines(text))) and _size(text) <= most:
         return text
     printable = "".join(

@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 
 from rallypoint.base.log import printable
+from rallypoint.control.protocol.ranges import MAX_WORKERS
 from rallypoint.control.protocol.validation import decoded
 
 MAX_NAME = 200
@@ -191,7 +192,6 @@ MAX_KEPT = 8
 """Collectives of one process group that are sent: the last."""
 _MAX_MEMBERS = 2**20
 _MAX_RUNS = 65536
-_MAX_WORKERS = 65536
 
 _Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
@@ -287,9 +287,9 @@ class NodeEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
     standard error when it is ended, which will be now."""
 
     host: _Text
-    ranks: Annotated[tuple[RankEvidence, ...], msgspec.Meta(max_length=_MAX_WORKERS)] = ()
+    ranks: Annotated[tuple[RankEvidence, ...], msgspec.Meta(max_length=MAX_WORKERS)] = ()
     kept: _Text = ""
-    records: Annotated[tuple[RankRecord, ...], msgspec.Meta(max_length=_MAX_WORKERS)] = ()
+    records: Annotated[tuple[RankRecord, ...], msgspec.Meta(max_length=MAX_WORKERS)] = ()
     dumps: _Text = ""
     stacks_follow: bool = False
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from rallypoint.base.light_typing import NamedTuple
 from rallypoint.control.membership.state import Settings
+from rallypoint.control.protocol.ranges import range_of
 from rallypoint.rendezvous.params import BACKENDS, ON_ETCD
 
 STATIC, C10D, ETCD_V2 = "static", "c10d", "etcd-v2"
@@ -151,7 +152,7 @@ OPTIONS = (
         "lease",
         _default("lease"),
         _ALL,
-        "Time after which a silent node counts as lost, at least 0.1 s.",
+        f"Time after which a silent node counts as lost, at least {range_of('lease').minimum:g} s.",
         beyond_torchrun=True,
     ),
     OptionText(

@@ -14,7 +14,7 @@ from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import job_secret
 from rallypoint.control.membership.state import Settings
-from rallypoint.control.protocol.ranges import is_in_range, range_of
+from rallypoint.control.protocol.ranges import MAX_LINE, is_in_range, range_of
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.worker_stores import AgentStoreSupply, WorkerHostedStores, WorkerStoreSupply
 
@@ -34,7 +34,7 @@ _WHOLE = (
     *("keep_alive_interval", "keep_alive_max_attempt"),
 )
 """Options with whole, positive values, as torch has them."""
-_SECONDS = ("notice_timeout", "min_healthy_time", "restart_backoff", "restart_backoff_max")
+_SECONDS = ("lease", "notice_timeout", "min_healthy_time", "restart_backoff", "restart_backoff_max")
 """Options that torch does not have: seconds, also parts of them."""
 
 _TLS = ("tls_cert", "tls_key", "tls_ca", "tls_peer")
@@ -47,17 +47,14 @@ _LISTEN = "listen"
 """Where a coordinator in this agent listens: an address or name of this machine, or `any` for all interfaces."""
 
 
-_LONGEST_RUN_ID = 4096
-
-
 def check_run_id(run_id: str) -> None:
     """Raises UserError: it could not be sent, or would not arrive as it is (`control.protocol.validation`)."""
     if not run_id.isprintable():  # nor are bytes that are not UTF-8
         raise UserError(
             f"the run id {run_id!r} has characters that cannot be printed; give one without them (--rdzv-id)"
         )
-    if len(run_id.encode()) > _LONGEST_RUN_ID:
-        raise UserError(f"the run id has more than {_LONGEST_RUN_ID} bytes; give a shorter one (--rdzv-id)")
+    if len(run_id.encode()) > MAX_LINE:
+        raise UserError(f"the run id has more than {MAX_LINE} bytes; give a shorter one (--rdzv-id)")
 
 
 def settings_of(
@@ -95,7 +92,6 @@ def settings_of(
         min_nodes=params.min_nodes,
         max_nodes=params.max_nodes - params.max_nodes % segment,
         cas_backoff_max_seconds=_backoff(params, "cas_backoff_max_seconds"),
-        lease=params.get_as_seconds("lease", _DEFAULTS["lease"], least=range_of("lease").minimum),
         same_failure_limit=_count(params, "same_failure_limit"),
         remote_control=not counts_heartbeats and bool(params.get_as_bool(_REMOTE_CONTROL)),
         fixed_ranks=fixed_ranks,
@@ -126,7 +122,7 @@ def _backoff(params: RendezvousParameters, name: str) -> float:
         longest = float(value)
     except (TypeError, ValueError):
         longest = math.nan
-    if not 0 <= longest < math.inf:
+    if not range_of(name).minimum <= longest < math.inf:
         raise UserError(
             f"rendezvous option {name}={value!r} is not a number of seconds from 0 on; write {name}=0.5, say"
         )
@@ -139,7 +135,7 @@ def _count(params: RendezvousParameters, name: str) -> int:
     except UserError as error:
         raise UsageError(str(error)) from None
     assert count is not None
-    if count < 0:
+    if count < range_of(name).minimum:
         raise UsageError(
             f"rendezvous option {name}={count} is negative; in --rdzv-conf give 0 to switch it off, "
             "or a number from 1 on"
@@ -276,7 +272,7 @@ def rank_hint(params: RendezvousParameters) -> int | None:
         UserError: it is not a whole number from 0 on.
     """
     rank = params.get_as_int("rank")
-    if rank is not None and rank < 0:
+    if rank is not None and rank < range_of("rank_hint").minimum:
         raise UsageError(f"node rank {rank} is negative; node ranks start at 0")
     if rank is not None and not is_in_range("rank_hint", rank):
         raise UsageError(f"node rank {rank} is out of range; the highest is {range_of('rank_hint').maximum}")
