@@ -18,8 +18,8 @@ from benchmarks.messages import ComeBack, Gather, Gathered, Go, Protected, Regro
 from benchmarks.system import ProcessClock
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.control.client.dialing import DialTarget
-from rallypoint.control.client.watcher import WatcherSession
-from rallypoint.control.protocol.observation import WatchRequest
+from rallypoint.observe.watching.client import WatcherSession
+from rallypoint.observe.watching.messages import WatchRequest
 
 RUN_ID = "bench"
 _LEAD = 0.2  # seconds from the order until the start: every process must have it by then

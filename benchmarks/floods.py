@@ -24,7 +24,6 @@ from benchmarks.crowds import LONG_LEASE, RUN_ID, Meeting, watching
 from benchmarks.messages import Flood, Flooded, decode, encode
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.control.client.dialing import RETRYABLE, ClientSession, Dialer, DialTarget
-from rallypoint.control.client.watcher import UnreachableError
 from rallypoint.control.membership.state import NodeId, NodeInfo
 from rallypoint.control.membership.state import Settings as JobSettings
 from rallypoint.control.protocol import codec
@@ -32,7 +31,8 @@ from rallypoint.control.protocol.codec import MAGIC, frame
 from rallypoint.control.protocol.errors import FrameError
 from rallypoint.control.protocol.handshake import ClientHandshake
 from rallypoint.control.protocol.messages import Heartbeat, ResumeRequest
-from rallypoint.control.protocol.observation import Snapshot, WatchRequest
+from rallypoint.observe.watching.client import UnreachableError
+from rallypoint.observe.watching.messages import Snapshot, WatchRequest
 
 _NODES, _QUICK_NODES = 1000, 64
 _SECONDS, _QUICK_SECONDS = 3.0, 0.3

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 
 from benchmarks.case import OURS, THEIRS, Budget, Case, Row, Settings, in_turn, row
-from rallypoint.control.coordinator.collection import HangCollection
 from rallypoint.control.membership.state import NodeId, NodeInfo, Participant, State
 from rallypoint.control.protocol.messages import CollectedPart, CollectionEnded, CollectRequested, Notification, Taken
 from rallypoint.features.hangs.evidence import render_report
@@ -27,6 +26,7 @@ from rallypoint.observe.hangs.messages import (
     RankRecord,
     encode_evidence,
 )
+from rallypoint.observe.watching.hang import HangCollection
 
 _NODES, _FEW, _QUICK = 12_500, 1024, 128
 _WORKERS, _FRAMES = 8, 30

@@ -15,13 +15,13 @@ from functools import partial
 from benchmarks.case import OURS, THEIRS, Budget, Case, Row, Settings, in_turn, row
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.coordinator.snapshots import JobView, NodeReports, SnapshotMaker, at_once
 from rallypoint.control.membership.state import NodeId, NodeInfo, Participant, State
 from rallypoint.control.membership.state import Settings as JobSettings
 from rallypoint.control.protocol.messages import NodeReport
-from rallypoint.control.protocol.observation import PAGE_NODES, NodeView, Snapshot, decode_snapshot, snapshot_parts
 from rallypoint.observe.metrics import job_families
 from rallypoint.observe.status import status_fields, status_json, status_lines
+from rallypoint.observe.watching.messages import PAGE_NODES, NodeView, Snapshot, decode_snapshot, snapshot_parts
+from rallypoint.observe.watching.snapshots import JobView, NodeReports, SnapshotMaker, at_once
 
 _NODES, _FEW, _QUICK = 12_500, 1024, 128
 _WORKERS = 8

@@ -14,7 +14,7 @@ from functools import partial
 
 from benchmarks.case import OURS, BenchError, Budget, Case, Row, Settings, Turns, in_turn, row, sample
 from benchmarks.crowds import Meeting, followed, watching
-from rallypoint.control.protocol.observation import Snapshot, WatchRequest
+from rallypoint.observe.watching.messages import Snapshot, WatchRequest
 
 _STATUS_NODES, _FOLLOWED_NODES, _QUICK_NODES = 1024, 4096, 64
 _ASKED = 5

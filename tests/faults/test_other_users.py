@@ -25,10 +25,10 @@ from rallypoint.agent.facts import WorkerFacts
 from rallypoint.agent.folder import steps_of_workers
 from rallypoint.base.secrets import new_secret
 from rallypoint.control.membership.state import Close, Settings
-from rallypoint.control.protocol.observation import StopCommand
 from rallypoint.features.incidents import Incident, flight_recorder_paths, pieces_of
 from rallypoint.features.inprocess.channel import WorkerChannel
 from rallypoint.features.local_jobs import local_jobs
+from rallypoint.observe.watching.messages import StopCommand
 from rallypoint.store.server import STORE_VARIABLE
 from tests import typed_requests as wire
 from tests.environment import JOBS

@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 
 from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState
-from rallypoint.control.coordinator.job_log import RendezvousName, timeout_sentence, waiting_line
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import (
     Close,
@@ -31,7 +30,7 @@ from rallypoint.control.membership.state import (
     Succeed,
     Verdict,
 )
-from rallypoint.control.protocol import codec, observation
+from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, FrameReader, decode_state, encode_state, frame
 from rallypoint.control.protocol.errors import FrameError, RendezvousStateError, SignatureError
 from rallypoint.control.protocol.handshake import (
@@ -78,22 +77,6 @@ from rallypoint.control.protocol.messages import (
     RoundEnded,
     SessionEnded,
 )
-from rallypoint.control.protocol.observation import (
-    CollectCommand,
-    CommandReply,
-    DrainCommand,
-    FaultCommand,
-    JobList,
-    JobPhase,
-    JobSummary,
-    ListRequest,
-    ResizeCommand,
-    RestartCommand,
-    SnapshotPart,
-    StopCommand,
-    WatchRequest,
-    decode_snapshot,
-)
 from rallypoint.control.protocol.resume_state import ResumeState, after_notification, after_request, requests_to_repeat
 from rallypoint.control.protocol.signing import Signers
 from rallypoint.failures.cause import Cause, Ending, Restarts
@@ -113,7 +96,26 @@ from rallypoint.observe.hangs.messages import (
     inflated,
 )
 from rallypoint.observe.hangs.report import MAX_LINES, report_lines, stack_lines
+from rallypoint.observe.rendezvous_log import RendezvousName, timeout_sentence, waiting_line
 from rallypoint.observe.status import status_json, status_lines
+from rallypoint.observe.watching import messages as watching
+from rallypoint.observe.watching.messages import (
+    CollectCommand,
+    CommandReply,
+    DrainCommand,
+    FaultCommand,
+    JobList,
+    JobPhase,
+    JobSummary,
+    ListRequest,
+    ResizeCommand,
+    RestartCommand,
+    SnapshotPart,
+    StopCommand,
+    WatchRequest,
+    decode_snapshot,
+)
+from rallypoint.observe.watching.session import Watch
 from rallypoint.observe.worker_logs import LogPiece, NodeLogs, decode_logs, encode_logs, log_lines
 from tests.fuzz.target import Target
 
@@ -236,7 +238,7 @@ def messages(data: bytes) -> None:
         codec.version_of(data)
     decoders: tuple[Callable[[bytes], object], ...] = (
         *(codec.decode_request, codec.decode_notification, codec.decode_answer),
-        *(observation.decode_watcher_request, observation.decode_watcher_notification),
+        *(watching.decode_watcher_request, watching.decode_watcher_notification),
         *(lambda each, kind=kind: codec.decode(each, kind) for kind in (Hello, Proof)),
     )
     for decode in decoders:
@@ -346,12 +348,12 @@ def _snapshot_seeds() -> Sequence[bytes]:
     made: list[bytes] = []
     dispatcher = Dispatcher(SETTINGS)
     session = dispatcher.attach(lambda _notice: None, SessionRecord(NodeId("h", 1, 0), "h", leased=False))
-    watcher = dispatcher.attach_watcher(lambda notice: made.append(getattr(notice, "data", b"")), lambda _why: None)
+    watch = Watch(dispatcher, lambda notice: made.append(getattr(notice, "data", b"")), lambda _why: None)
     dispatcher.receive(session, JoinRequest(MEMBER, 20.0))
-    dispatcher.receive_from_watcher(watcher, WatchRequest(after=0))
+    watch.receive(WatchRequest(after=0))
     dispatcher.receive(session, Fail(0, _CAUSE, 3))
-    dispatcher.receive_from_watcher(watcher, StopCommand("u@h"))
-    dispatcher.receive_from_watcher(watcher, WatchRequest())
+    watch.receive(StopCommand("u@h"))
+    watch.receive(WatchRequest())
     return [each for each in made if each]
 
 
@@ -425,7 +427,7 @@ _STATES = _many_states()
 TARGETS = {
     "frames": Target(frames, _frame_seeds, ("control/protocol/codec.py",)),
     "messages": Target(messages, _message_seeds, ("control/protocol/codec.py", "control/protocol/validation.py")),
-    "snapshots": Target(snapshots, _snapshot_seeds, ("control/protocol/observation.py",)),
+    "snapshots": Target(snapshots, _snapshot_seeds, ("observe/watching/messages.py",)),
     "stacks": Target(
         stacks,
         lambda: [_STACKS, deflated(_STACKS)],

@@ -47,8 +47,9 @@ from rallypoint.control.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
-from rallypoint.control.protocol.observation import JobPhase as SnapshotPhase
-from rallypoint.control.protocol.observation import (
+from rallypoint.failures.cause import Ending
+from rallypoint.observe.watching.messages import JobPhase as SnapshotPhase
+from rallypoint.observe.watching.messages import (
     MemberState,
     ResizeCommand,
     RestartCommand,
@@ -56,7 +57,6 @@ from rallypoint.control.protocol.observation import (
     StopCommand,
     WatcherRequest,
 )
-from rallypoint.failures.cause import Ending
 from tests.sim.faults import OUTAGES
 from tests.sim.ground_truth import AuditStep, Facts, Round, RoundBook, RoundName, common, number_of
 from tests.sim.hangs import check_quiet

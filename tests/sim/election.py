@@ -112,7 +112,7 @@ class SimCandidate:
                 if left and lease == self._election.lease:
                     self._lead.extend(asked_at, left)
                     if self._term is not None:
-                        self._term.server.dispatcher.lead_renewed()
+                        self._term.server.dispatcher.tick()
                 return left
             case steps.Revoke(lease=lease, timeout_s=seconds):
                 yield from client.lease_revoke(lease, seconds)

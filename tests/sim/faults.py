@@ -6,7 +6,7 @@ from collections.abc import Callable
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING
 
-from rallypoint.control.protocol.observation import (
+from rallypoint.observe.watching.messages import (
     DrainCommand,
     ResizeCommand,
     RestartCommand,

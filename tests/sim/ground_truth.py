@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rallypoint.control.membership.state import NodeId, NodeRange, State, Verdict
 from rallypoint.control.protocol.messages import Placement, Request
-from rallypoint.control.protocol.observation import WatcherRequest
+from rallypoint.observe.watching.messages import WatcherRequest
 
 RoundName = tuple[int, int]
 

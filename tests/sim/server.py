@@ -19,13 +19,14 @@ from rallypoint.control.membership.state import NodeId, Reason, Settings, State
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.handshake import Hello, Keys
 from rallypoint.control.protocol.messages import Heartbeat, Notification, Request, RoundEnded
-from rallypoint.control.protocol.observation import (
+from rallypoint.observe.watching.messages import (
     SnapshotPart,
     WatcherNotification,
     WatcherRequest,
     WatchRequest,
     decode_snapshot,
 )
+from rallypoint.observe.watching.session import Watch
 from tests.sim.coroutine import SOON
 from tests.sim.ground_truth import AuditStep
 from tests.sim.network import Connection, Network
@@ -84,7 +85,7 @@ class AuditedDispatcher(Dispatcher):
 
     def tick(self) -> None:
         """Time has passed."""
-        self._carry_out(self._coordinator.tick(self._clock.monotonic()))
+        self._carry_out(self._coordinator.tick(self._now()))
 
     @property
     def job(self) -> str | None:
@@ -158,7 +159,7 @@ class Server:
         """Connections that have not become sessions, and some that have."""
         self._network = network
         self._speaking: tuple[int | None, Request | WatcherRequest | None] = (None, None)
-        self._watcher: int | None = None
+        self._watcher: Watch | None = None
         """The operator's session, once there is one."""
         self._parts = b""
         self._follows = False
@@ -224,12 +225,12 @@ class Server:
         if not self.alive:
             return
         if self._watcher is None:
-            self._watcher = self.dispatcher.attach_watcher(self._tell_operator, lambda _why: None)
+            self._watcher = Watch(self.dispatcher, self._tell_operator, lambda _why: None)
         if isinstance(request, WatchRequest):
             self._follows = request.after >= 0
         before, self._speaking = self._speaking, (None, request)
         try:
-            self.dispatcher.receive_from_watcher(self._watcher, request)
+            self._watcher.receive(request)
         finally:
             self._speaking = before
 

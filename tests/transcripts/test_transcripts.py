@@ -30,7 +30,6 @@ from pathlib import Path
 import pytest
 
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingMessage
-from rallypoint.control.coordinator.job_log import RendezvousName, timeout_sentence, waiting_line
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import (
     Close,
@@ -65,6 +64,7 @@ from rallypoint.control.protocol.messages import (
     RoundEnded,
 )
 from rallypoint.failures.cause import Cause
+from rallypoint.observe.rendezvous_log import RendezvousName, timeout_sentence, waiting_line
 
 Options = dict[str, str]
 

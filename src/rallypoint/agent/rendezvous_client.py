@@ -16,7 +16,7 @@ from rallypoint.rendezvous.handler import LocalJob, RendezvousInfo
 if TYPE_CHECKING:
     import socket
 
-    from rallypoint.control.protocol.observation import Snapshot
+    from rallypoint.observe.watching.messages import Snapshot
 
 
 class RendezvousClient(Protocol):

@@ -11,9 +11,7 @@ import time
 from rallypoint.base.errors import RallypointError, UsageError
 from rallypoint.cli.exit import print_answer, print_error
 from rallypoint.cli.job_verbs import receive, with_session
-from rallypoint.control.client.watcher import UnreachableError, WatcherSession, operator_name, with_all_nodes
 from rallypoint.control.protocol.messages import Fault
-from rallypoint.control.protocol.observation import CommandReply, FaultCommand, Snapshot, WatchRequest
 from rallypoint.control.protocol.ranges import is_in_range, range_of
 from rallypoint.observe.drills import (
     Begun,
@@ -28,6 +26,8 @@ from rallypoint.observe.drills import (
     sentence,
     trial_lines,
 )
+from rallypoint.observe.watching.client import UnreachableError, WatcherSession, operator_name, with_all_nodes
+from rallypoint.observe.watching.messages import CommandReply, FaultCommand, Snapshot, WatchRequest
 
 NOT_SURVIVED = 4
 """The exit code where the job has not survived a fault; 1 if one was refused."""

@@ -21,9 +21,9 @@ from rallypoint.base.errors import RallypointError
 from rallypoint.base.log import colours_wanted, terminal_rewrites_lines
 from rallypoint.cli.exit import OutputError, print_error
 from rallypoint.control.client.dialing import DialTarget
-from rallypoint.control.client.watcher import WatcherSession, open_session
-from rallypoint.control.protocol.observation import JobList, Snapshot, WatchRequest
 from rallypoint.observe.status import ChangeLines, Line, OnScreen, clock_time, cut, drawing, status_fields
+from rallypoint.observe.watching.client import WatcherSession, open_session
+from rallypoint.observe.watching.messages import JobList, Snapshot, WatchRequest
 
 if TYPE_CHECKING:
     from rallypoint.features.local_jobs import EndedJob

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, TypeVar
 from rallypoint.base.errors import RallypointError, UsageError, UserError
 from rallypoint.cli.exit import print_answer, print_error
 from rallypoint.cli.parse import parse_nnodes
-from rallypoint.control.client.watcher import (
+from rallypoint.control.protocol.messages import CollectedPart, CollectKind
+from rallypoint.observe.watching.client import (
     UnreachableError,
     WatcherSession,
     open_session,
     operator_name,
     with_all_nodes,
 )
-from rallypoint.control.protocol.messages import CollectedPart, CollectKind
-from rallypoint.control.protocol.observation import (
+from rallypoint.observe.watching.messages import (
     CollectCommand,
     Command,
     CommandReply,

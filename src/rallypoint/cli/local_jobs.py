@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from rallypoint.base.errors import RallypointError, UsageError
 from rallypoint.base.procfs import read_proc_state
 from rallypoint.cli.exit import print_answer
-from rallypoint.control.client.watcher import open_session, user_name
-from rallypoint.control.protocol.observation import Snapshot, WatchRequest
 from rallypoint.features.local_jobs import EndedJob, ended_jobs, local_jobs, local_token
 from rallypoint.observe.status import VERSION, duration, moment, table
+from rallypoint.observe.watching.client import open_session, user_name
+from rallypoint.observe.watching.messages import Snapshot, WatchRequest
 from rallypoint.rendezvous.handler import LocalJob
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from rallypoint.cli.job_verbs import (
     unnamed,
     with_session,
 )
-from rallypoint.control.client.watcher import UnreachableError, WatcherSession, operator_name
 from rallypoint.control.protocol.messages import CollectedPart, CollectKind
-from rallypoint.control.protocol.observation import CollectCommand, CommandReply, JobList, Snapshot, WatchRequest
+from rallypoint.observe.watching.client import UnreachableError, WatcherSession, operator_name
+from rallypoint.observe.watching.messages import CollectCommand, CommandReply, JobList, Snapshot, WatchRequest
 
 if TYPE_CHECKING:
     from rallypoint.features.local_jobs import EndedJob
@@ -230,9 +230,9 @@ def _ended_soon(options: argparse.Namespace) -> EndedJob | None:
 def wait(options: argparse.Namespace) -> int:
     from rallypoint.cli.local_jobs import NoJobError, sentence_of
     from rallypoint.cli.verdict import CODES
-    from rallypoint.control.protocol.observation import JobPhase
     from rallypoint.failures.cause import Ending
     from rallypoint.features.local_jobs import EndedJob
+    from rallypoint.observe.watching.messages import JobPhase
 
     try:
         seen = asyncio.run(follower(options, _Notes()).run())

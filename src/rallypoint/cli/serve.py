@@ -28,6 +28,7 @@ from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.observe.health import Serving
 from rallypoint.observe.metrics import Family, build_family, job_families, jobs_families
 from rallypoint.observe.site import InProcessJobs, Site
+from rallypoint.observe.watching.session import copy_of_job, job_list
 from rallypoint.rendezvous.backends.options import accepted_keys, control_tls
 from rallypoint.rendezvous.params import C10D_PORT
 
@@ -75,25 +76,25 @@ def serve(options: argparse.Namespace) -> None:
 
 
 _LATER = (
-    "coordinator.collection",
-    "coordinator.connection",
-    "coordinator.job_log",
-    "coordinator.operators",
-    "coordinator.snapshots",
-    "coordinator.store_peers",
-    "membership.endings",
-    "membership.layers",
-    "membership.segments",
-    "protocol.observation",
-    "protocol.signing",
+    "control.coordinator.connection",
+    "control.coordinator.store_peers",
+    "control.membership.endings",
+    "control.membership.layers",
+    "control.membership.segments",
+    "control.protocol.signing",
+    "features.fence",
+    "observe.watching.hang",
+    "observe.rendezvous_log",
+    "observe.watching.session",
+    "observe.watching.watchers",
 )
-"""Modules of `rallypoint.control` that an agent imports only when it needs them."""
+"""Modules that a coordinator imports only when it needs them."""
 
 
 def import_ahead() -> None:
     """Import whatever a job may need: this runs for months, in which an upgrade in place may replace its files."""
     for name in _LATER:
-        import_module(f"rallypoint.control.{name}")
+        import_module(f"rallypoint.{name}")
 
 
 def _serve_until_signal(ready: str) -> signal.Signals:
@@ -166,9 +167,9 @@ def _pages(jobs: ManyJobs, options: argparse.Namespace) -> Serving | None:
         )
 
     async def metrics() -> Sequence[Family]:
-        summaries, counts = jobs.job_list().jobs, jobs.ended_counts
+        summaries, counts = job_list(jobs).jobs, jobs.ended_counts
         dispatchers = (jobs.find(summary.job) for summary in summaries)
-        copies = [dispatcher.copy_of_job() for dispatcher in dispatchers if dispatcher is not None]
+        copies = [copy_of_job(dispatcher) for dispatcher in dispatchers if dispatcher is not None]
         snapshots = await asyncio.to_thread(lambda: [make_snapshot() for make_snapshot in copies])
         return [build_family(), *jobs_families(summaries, counts), *job_families(snapshots)]
 

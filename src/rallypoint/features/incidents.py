@@ -66,8 +66,8 @@ if TYPE_CHECKING:
     from rallypoint.agent.steps import Event, Step
     from rallypoint.agent.workers import WorkerController
     from rallypoint.base.process_table import ProcessStat
-    from rallypoint.control.protocol.observation import Snapshot
     from rallypoint.failures.cause import Cause
+    from rallypoint.observe.watching.messages import Snapshot
 
 log = get_logger(__name__)
 
@@ -227,7 +227,7 @@ class IncidentRecorder:
         """Import what a snapshot needs while nobody waits: an incident is observed before it is announced."""
 
         def import_all() -> None:
-            import rallypoint.control.coordinator.operators  # noqa: F401
+            import rallypoint.observe.watching.watchers  # noqa: F401
 
         self._recorder.post("imports", import_all)
 

@@ -82,7 +82,7 @@ class AgentPages:
         return Site(self._source, self.access, self._metrics)
 
     def _targets(self) -> Sequence[DialTarget]:
-        from rallypoint.control.client.watcher import UnreachableError
+        from rallypoint.observe.watching.client import UnreachableError
         from rallypoint.rendezvous.coordinators import coordinators
         from rallypoint.rendezvous.params import RendezvousParameters
 
@@ -132,8 +132,8 @@ class AgentPages:
     async def _job_metrics(self) -> Sequence[Family]:
         """The metrics of the whole job, served once: by the agent whose process has the coordinator."""
         from rallypoint.base.errors import RallypointError
-        from rallypoint.control.protocol.observation import Snapshot
         from rallypoint.observe.metrics import job_families
+        from rallypoint.observe.watching.messages import Snapshot
 
         if not self._workers.rendezvous.hosts_coordinator:
             return []

@@ -18,8 +18,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from rallypoint.control.protocol.messages import Fault, NodeReport
-from rallypoint.control.protocol.observation import EventKind, JobEvent, JobPhase, MemberState, NodeView, Snapshot
 from rallypoint.observe.status import table
+from rallypoint.observe.watching.messages import EventKind, JobEvent, JobPhase, MemberState, NodeView, Snapshot
 
 VERSION = 1
 """Of the JSON."""

@@ -18,10 +18,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.version import __version__
 from rallypoint.control.membership.state import Outcome
-from rallypoint.control.protocol.observation import JobPhase, JobSummary, Snapshot
 from rallypoint.observe.status import NODE_STATES
 from rallypoint.observe.telemetry import agent_events as events
 from rallypoint.observe.telemetry.agent_events import NodePhase, PhaseClock
+from rallypoint.observe.watching.messages import JobPhase, JobSummary, Snapshot
 
 RECOVERY_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 """Seconds; the bounds of the histogram of recoveries."""

@@ -43,15 +43,17 @@ from rallypoint.base.http import (
     stream_head,
 )
 from rallypoint.control.client.dialing import DialTarget
-from rallypoint.control.client.watcher import (
+from rallypoint.control.coordinator.dispatcher import Dispatcher
+from rallypoint.control.coordinator.jobs import ServedJobs
+from rallypoint.observe.metrics import Family, exposition
+from rallypoint.observe.status import jobs_fields, status_fields
+from rallypoint.observe.watching.client import (
     UnreachableError,
     WatcherSession,
     open_session,
     with_all_nodes,
 )
-from rallypoint.control.coordinator.dispatcher import Dispatcher
-from rallypoint.control.coordinator.jobs import ServedJobs
-from rallypoint.control.protocol.observation import (
+from rallypoint.observe.watching.messages import (
     JobList,
     JobSummary,
     Snapshot,
@@ -60,8 +62,7 @@ from rallypoint.control.protocol.observation import (
     WatchRequest,
     decode_snapshot,
 )
-from rallypoint.observe.metrics import Family, exposition
-from rallypoint.observe.status import jobs_fields, status_fields
+from rallypoint.observe.watching.session import Watch, job_list
 
 _ANSWER = 4.0
 """Seconds that the coordinator has to answer."""
@@ -102,7 +103,7 @@ class InProcessJobs:
     async def snapshot(self, job: str, *, all_nodes: bool = False) -> Seen:
         dispatcher = self._find(job)
         if dispatcher is None:
-            return self._jobs.job_list()
+            return job_list(self._jobs)
         with _LocalWatch(dispatcher) as watch:
             seen = await watch.ask(WatchRequest())
             return await with_all_nodes(seen, watch.ask) if all_nodes else seen
@@ -128,7 +129,7 @@ class InProcessJobs:
     async def _follow_list(self) -> AsyncIterator[Seen | None]:
         last: list[JobSummary] | None = None
         while self._jobs.find("") is None:
-            listed = self._jobs.job_list()
+            listed = job_list(self._jobs)
             now = [job._replace(phase_for=0.0) for job in (*listed.jobs, *listed.ended)]
             yield listed if now != last else None
             last = now
@@ -144,15 +145,15 @@ class _LocalWatch:
 
     def __enter__(self) -> _LocalWatch:
         put = self._messages.put_nowait  # None for the end of the session
-        self._session = self._dispatcher.attach_watcher(put, lambda _why: put(None))
+        self._watch = Watch(self._dispatcher, put, lambda _why: put(None))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._dispatcher.detach(self._session)
+        self._watch.detach()
 
     async def ask(self, request: WatchRequest) -> Snapshot:
         """The answer to a request. Raises UnreachableError: there is none in time."""
-        self._dispatcher.receive_from_watcher(self._session, request)
+        self._watch.receive(request)
         data, job = b"", self._dispatcher.settings.run_id
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ANSWER):

@@ -18,7 +18,7 @@ from unicodedata import combining, east_asian_width
 import msgspec
 
 from rallypoint.control.protocol.messages import NodeReport
-from rallypoint.control.protocol.observation import (
+from rallypoint.observe.watching.messages import (
     FailureView,
     JobEvent,
     JobList,

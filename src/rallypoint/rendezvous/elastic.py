@@ -67,8 +67,9 @@ from rallypoint.rendezvous.handler import (
 from rallypoint.rendezvous.worker_stores import WorkerStoreSupply
 
 if TYPE_CHECKING:
-    from rallypoint.control.coordinator.job_log import ReportedProgress
-    from rallypoint.control.protocol.observation import Snapshot
+    from rallypoint.control.coordinator.dispatcher import Dispatcher
+    from rallypoint.observe.rendezvous_log import ReportedProgress
+    from rallypoint.observe.watching.messages import Snapshot
     from rallypoint.store.api import Store
 
 log = get_logger(__name__)
@@ -106,8 +107,8 @@ class ControlPlane:
         """Whether the coordinator is in this process at the moment."""
         return False
 
-    def snapshot(self) -> Callable[[], Snapshot] | None:
-        """See `RendezvousClient.snapshot`."""
+    def coordinator(self) -> Dispatcher | None:
+        """The coordinator, if it is in this process at the moment."""
         return None
 
     def watch_endpoint(self) -> str | None:
@@ -479,7 +480,11 @@ class ElasticHandler(RendezvousHandler):
 
     def snapshot(self) -> Callable[[], Snapshot] | None:
         """See `RendezvousClient.snapshot`."""
-        return self._control.snapshot()
+        if (coordinator := self._control.coordinator()) is None:
+            return None
+        from rallypoint.observe.watching.session import copy_of_job
+
+        return copy_of_job(coordinator)
 
     def local_job(self) -> LocalJob | None:
         """See `RendezvousClient.local_job`."""
@@ -529,7 +534,7 @@ class ElasticHandler(RendezvousHandler):
             case LinkLost() if self._verdict is not None:
                 return  # the server may end once the verdict is delivered
             case Progress() | JoinRefused(progress=Progress()):
-                from rallypoint.control.coordinator.job_log import RendezvousName, in_words
+                from rallypoint.observe.rendezvous_log import RendezvousName, in_words
 
                 name = RendezvousName(self._settings.run_id, self._control.where, self._control.endpoint_flag)
                 now, wall = self._clock(), self._wall_clock()

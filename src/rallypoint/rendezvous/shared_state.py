@@ -91,7 +91,7 @@ from rallypoint.store.errors import StoreError
 from rallypoint.store.filestore import FileStore
 
 if TYPE_CHECKING:
-    from rallypoint.control.coordinator.collection import HangCollection
+    from rallypoint.observe.watching.hang import HangCollection
 
 
 Token = Any
@@ -381,7 +381,7 @@ class SharedStateLink:
 
     def _report_differences(self, node_info: NodeInfo) -> None:
         """Tell people if this node was started in another way than the job, as far as the state shows that."""
-        from rallypoint.control.coordinator.job_log import differences
+        from rallypoint.control.coordinator.notifications import differences
 
         differing = () if self._state.is_initial else differences(node_info, None, self._state, self._settings)
         if differing:
@@ -472,7 +472,7 @@ class SharedStateLink:
     def _look_for_hang(self, before: State, after: State) -> None:
         """Each node reports on its own workers: there is no coordinator that collects for all."""
         if self._hangs is None:
-            from rallypoint.control.coordinator.collection import HangCollection
+            from rallypoint.observe.watching.hang import HangCollection
 
             self._hangs = HangCollection(
                 lambda _nodes, notification: self._deliver_if_open(notification),

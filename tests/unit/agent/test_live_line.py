@@ -13,10 +13,10 @@ import pytest
 
 from rallypoint.agent.loop import AgentLoop
 from rallypoint.base.stderr import STDERR_LOCK, print_error_line
-from rallypoint.control.coordinator.job_log import live_words
 from rallypoint.control.membership.state import NodeRanks
 from rallypoint.control.protocol.messages import Placed, Placement, Progress, ProgressText
 from rallypoint.features.live_line import LiveLine, composed, shows_live_line
+from rallypoint.observe.rendezvous_log import live_words
 from rallypoint.workers.logs.console import ConsoleStream, open_sinks
 from tests.unit.agent.thread_workers import ThreadWorkers
 

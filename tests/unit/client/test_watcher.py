@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.control.client import watcher as watcher_module
 from rallypoint.control.client.dialing import ClientSession, DialTarget
-from rallypoint.control.client.watcher import UnreachableError, WatcherSession
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.messages import CollectedPart
-from rallypoint.control.protocol.observation import JobList, JobPhase, JobSummary
+from rallypoint.observe.watching import client as watcher_module
+from rallypoint.observe.watching.client import UnreachableError, WatcherSession
+from rallypoint.observe.watching.messages import JobList, JobPhase, JobSummary
 
 KIB = 1024
 

@@ -19,7 +19,7 @@ from rallypoint.control.membership.state import (
     ReportQuiet,
     Succeed,
 )
-from rallypoint.control.protocol import messages, observation
+from rallypoint.control.protocol import messages
 from rallypoint.control.protocol.messages import (
     CollectedPart,
     CollectKind,
@@ -35,7 +35,9 @@ from rallypoint.control.protocol.messages import (
     ResumeRequest,
     Taken,
 )
-from rallypoint.control.protocol.observation import (
+from rallypoint.failures.cause import Cause
+from rallypoint.observe.watching import messages as watching
+from rallypoint.observe.watching.messages import (
     CollectCommand,
     DrainCommand,
     FaultCommand,
@@ -45,7 +47,6 @@ from rallypoint.control.protocol.observation import (
     StopCommand,
     WatchRequest,
 )
-from rallypoint.failures.cause import Cause
 
 _INFO = NodeInfo("default", 1, "127.0.0.1", 7000, max_restarts=1000)
 _CAUSE = Cause(0, 0, "host", 42, -9, "Signal 9 (SIGKILL)", "Traceback\n" * 1000, 1e9, "/e.json")
@@ -103,4 +104,4 @@ def samples_of(union: Any) -> Mapping[str, Any]:
 
 
 OF_NODES = samples_of(messages.Request)
-OF_WATCHERS = samples_of(observation.WatcherRequest | observation.ListRequest)
+OF_WATCHERS = samples_of(watching.WatcherRequest | watching.ListRequest)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.control.coordinator.collection import LIMITS, Collection
 from rallypoint.control.membership.state import NodeId
 from rallypoint.control.protocol.messages import CollectKind
+from rallypoint.observe.watching.collection import LIMITS, Collection
 from tests.unit.coordinator.test_snapshots import node_id
 
 BUNDLE = LIMITS[CollectKind.BUNDLE]

@@ -13,6 +13,7 @@ import pytest
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, listening_socket
+from rallypoint.base.loop import shared_loop
 from rallypoint.control.client.dialing import DialTarget, FixedEndpoint
 from rallypoint.control.client.tcp_link import TcpLink
 from rallypoint.control.coordinator.dispatcher import Dispatcher
@@ -34,8 +35,9 @@ from rallypoint.control.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
-from rallypoint.control.protocol.observation import FaultCommand
 from rallypoint.failures.cause import Cause
+from rallypoint.observe.watching.messages import FaultCommand
+from rallypoint.observe.watching.session import Watch
 from rallypoint.rendezvous.elastic import own_node
 from tests.ports import free_port
 from tests.unit.coordinator.sockets import Heard, serving
@@ -118,8 +120,9 @@ def test_a_link_that_a_drill_cuts_says_and_hears_nothing_until_that_is_over() ->
         node = Node(endpoint)
         node.join()
         assert isinstance(node.hears(), Placed)
-        watcher, begun = dispatcher.attach_watcher(lambda _told: None, lambda _why: None), time.monotonic()
-        dispatcher.receive_from_watcher(watcher, FaultCommand("u@h", Fault.CUT, node="0", lasts=0.5))
+        watch, begun = Watch(dispatcher, lambda _told: None, lambda _why: None), time.monotonic()
+        on_loop = shared_loop().call
+        on_loop(lambda: watch.receive(FaultCommand("u@h", Fault.CUT, node="0", lasts=0.5)))
         assert [type(node.hears()) for _ in range(2)] == [OperatorAction, FaultRequested]
         node.link.send(Fail(0, CAUSE, 3))
         assert isinstance(node.hears(), RoundEnded), "and the session is the same"

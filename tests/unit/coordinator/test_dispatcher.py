@@ -21,7 +21,8 @@ from rallypoint.control.protocol.messages import (
     Placed,
     RoundEnded,
 )
-from rallypoint.control.protocol.observation import SnapshotPart, WatcherNotification, WatchRequest, decode_snapshot
+from rallypoint.observe.watching.messages import SnapshotPart, WatcherNotification, WatchRequest, decode_snapshot
+from rallypoint.observe.watching.session import Watch, copy_of_job
 from tests.unit.coordinator.test_control import CAUSE
 
 NODE, OTHER = NodeId("10.0.0.1", 1, 1, "a"), NodeId("10.0.0.2", 2, 2, "b")
@@ -60,7 +61,7 @@ def test_threads_take_turns_until_a_loop_takes_over() -> None:
 
 def test_a_snapshot_is_of_the_moment_that_asked_for_it() -> None:
     dispatcher, link, _, _ = joined_by_two()
-    make_snapshot = dispatcher.copy_of_job()
+    make_snapshot = copy_of_job(dispatcher)
     link.close()
     assert [node.host for node in make_snapshot().nodes] == ["a", "b"]
 
@@ -91,10 +92,10 @@ def test_what_the_hosting_node_says_can_be_told_to_all_others() -> None:
 def test_a_report_with_any_bytes_is_shown() -> None:
     dispatcher, link, _, _ = joined_by_two()
     parts: list[WatcherNotification] = []
-    watcher = dispatcher.attach_watcher(parts.append, lambda _why: None)
-    dispatcher.receive_from_watcher(watcher, WatchRequest())
+    watch = Watch(dispatcher, parts.append, lambda _why: None)
+    watch.receive(WatchRequest())
     link.send(NodeReport(0, (7,), log_folder="logs\udcff", command="train --data=caf\udce9"))
-    dispatcher.receive_from_watcher(watcher, WatchRequest(node="a"))
+    watch.receive(WatchRequest(node="a"))
     data = b"".join(each.data for each in parts if isinstance(each, SnapshotPart))
     report = decode_snapshot(data).nodes[0].report
     assert report is not None

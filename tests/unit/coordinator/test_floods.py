@@ -27,13 +27,15 @@ from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import frame
 from rallypoint.control.protocol.handshake import ClientHandshake, Hello
 from rallypoint.control.protocol.messages import JoinRequest, LeaveRequest, Notification
-from rallypoint.control.protocol.observation import (
+from rallypoint.observe.watching.messages import (
     Snapshot,
     SnapshotPart,
+    WatcherRequest,
     WatchRequest,
     decode_snapshot,
     decode_watcher_notification,
 )
+from rallypoint.observe.watching.session import Watch, copy_of_job
 from tests import effort
 from tests.unit.coordinator.floods import OF_NODES, OF_WATCHERS
 from tests.unit.coordinator.sockets import SocketNode, serving
@@ -99,7 +101,7 @@ def filled() -> Dispatcher:
     dispatcher = Dispatcher(SETTINGS, restored=RestoredState("before", running_round()))
     for node in running_round().participants:
         dispatcher.attach(encoded, SessionRecord(node, node.addr, leased=False))
-    dispatcher.copy_of_job()()  # so that what is imported for the first watcher is not part of a turn
+    copy_of_job(dispatcher)()  # so that what is imported for the first watcher is not part of a turn
     return dispatcher
 
 
@@ -161,16 +163,16 @@ def test_a_flood_of_one_request_leaves_the_loop_to_others(
         assert clock.longest < LONGEST_TURN
 
 
-def test_a_watcher_that_does_not_read_is_answered_no_further() -> None:
+def test_a_watcher_that_does_not_read_is_answered_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher = filled()
     handled: list[object] = []
-    receive: Callable[..., None] = dispatcher.receive_from_watcher
+    receive = Watch.receive
 
-    def counting(session: int, request: object, refusal: str = "") -> None:
+    def counting(watch: Watch, request: WatcherRequest, refusal: str = "") -> None:
         handled.append(request)
-        receive(session, request, refusal)
+        receive(watch, request, refusal)
 
-    dispatcher.receive_from_watcher = counting  # type: ignore[method-assign]
+    monkeypatch.setattr(Watch, "receive", counting)
     asked = 3000
     with serving(dispatcher) as server, greeted(server, HELLO._replace(is_watcher=True), 4096) as watcher:
         (connection,) = server.connections

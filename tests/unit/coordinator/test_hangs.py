@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import count
 
-from rallypoint.control.coordinator.collection import HangCollection
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import NodeId, ReportQuiet, Settings
 from rallypoint.control.protocol.codec import check_size, encode
@@ -21,7 +20,8 @@ from rallypoint.control.protocol.messages import (
     ResumeRequest,
     Taken,
 )
-from rallypoint.control.protocol.observation import CollectCommand
+from rallypoint.observe.watching.hang import HangCollection
+from rallypoint.observe.watching.messages import CollectCommand
 from tests.unit.coordinator.test_snapshots import Large
 from tests.unit.coordinator.test_watching import BY, Job, Told
 
@@ -148,10 +148,9 @@ def test_a_node_whose_connection_broke_is_told_again_when_it_is_back() -> None:
 
 def test_a_hang_of_nodes_out_of_reach_asks_nobody() -> None:
     job, _ = hung()
-    hangs, hung_state = job.coordinator._hangs, job.coordinator.state
-    assert hangs is not None
+    hangs, hung_state = job.coordinator.extensions.find("hangs"), job.coordinator.state
     before = hung_state._replace(quiet=frozenset())
-    assert hangs.check_hang(before, hung_state, lambda _: False, job.now)
+    assert hangs._hang.check_hang(before, hung_state, lambda _: False, job.now)
     assert job.wait(100.0) == []
 
 

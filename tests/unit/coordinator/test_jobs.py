@@ -35,8 +35,9 @@ from rallypoint.control.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
-from rallypoint.control.protocol.observation import EventKind, JobList, JobPhase, JobSummary, job_list_parts
 from rallypoint.failures.cause import Cause
+from rallypoint.observe.watching.messages import EventKind, JobList, JobPhase, JobSummary, job_list_parts
+from rallypoint.observe.watching.session import copy_of_job, job_list
 
 CAUSE = Cause(0, 0, "a", 42, -9, "Signal 9 (SIGKILL)", "", 0.0, "")
 MEMBER = NodeInfo("default", 1, "", 7000)
@@ -166,7 +167,7 @@ def test_how_a_job_has_ended_stays() -> None:
     world.passes(90.0)
     found = world.jobs.find("job")
     assert found is not None
-    seen = found.copy_of_job()()
+    seen = copy_of_job(found)()
     assert (seen.phase, seen.phase_for, seen.age, seen.round) == (JobPhase.FAILED, 90.0, 10.0, 1)
     assert seen.ended_rounds.failures == 1, "the failure that has ended the job has used no restart"
     assert (seen.totals.command, seen.totals.log_folder) == ("rallyrun train.py", "/logs")
@@ -175,7 +176,7 @@ def test_how_a_job_has_ended_stays() -> None:
     assert [each.message for each in seen.failures] == [CAUSE.headline, CAUSE.headline]
     assert [each.kind for each in seen.events if each.kind is EventKind.COORDINATOR_STARTED] == []
     assert seen.events[-1].kind is EventKind.JOB_ENDED
-    listed = world.jobs.job_list()
+    listed = job_list(world.jobs)
     assert listed.jobs == ()
     assert [(each.job, each.phase, each.phase_for, each.age, each.restarts) for each in listed.ended] == [
         ("job", JobPhase.FAILED, 90.0, 10.0, 1)
@@ -186,7 +187,7 @@ def test_how_a_job_has_ended_stays() -> None:
         other.joins()
         other.says(Succeed(0))
         other.goes()
-    assert [each.job for each in world.jobs.job_list().ended] == [f"job{number}" for number in range(129, 29, -1)]
+    assert [each.job for each in job_list(world.jobs).ended] == [f"job{number}" for number in range(129, 29, -1)]
 
 
 def test_ended_jobs_are_counted_from_their_end_on() -> None:

@@ -6,15 +6,15 @@ import time
 
 import pytest
 
-from rallypoint.control.coordinator.job_log import (
+from rallypoint.control.membership.state import Reason
+from rallypoint.control.protocol.messages import MissingNode, Progress
+from rallypoint.observe.rendezvous_log import (
     RendezvousName,
     ReportedProgress,
     is_due,
     timeout_sentence,
     waiting_line,
 )
-from rallypoint.control.membership.state import Reason
-from rallypoint.control.protocol.messages import MissingNode, Progress
 
 SUBJECT = RendezvousName("job", "at n1:29400")
 FIXED = Progress(0, False, 2, 3, 3, (), False, members=("n1", "n2"))

@@ -19,7 +19,7 @@ from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol.handshake import ClientHandshake, Hello
 from rallypoint.control.protocol.messages import CollectedPart, NodesWaiting, SessionEnded
-from rallypoint.control.protocol.observation import JobList, ListRequest, decode_watcher_notification
+from rallypoint.observe.watching.messages import JobList, ListRequest, decode_watcher_notification
 from tests.unit.coordinator.sockets import SocketNode, serving
 from tests.unit.coordinator.test_control import TIMEOUT
 from tests.waiting import until

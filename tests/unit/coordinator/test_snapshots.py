@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingMessage
-from rallypoint.control.coordinator.operators import WatcherSessions
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import NodeId, NodeInfo, Participant, Settings, State
 from rallypoint.control.protocol.messages import NodeReport, ReportRequested
-from rallypoint.control.protocol.observation import (
+from rallypoint.observe.status import node_state, status_lines
+from rallypoint.observe.watching import WATCHERS
+from rallypoint.observe.watching.messages import (
     PAGE_NODES,
     SHOWN_NODES,
     CommandReply,
@@ -24,7 +25,7 @@ from rallypoint.control.protocol.observation import (
     WatchRequest,
     decode_snapshot,
 )
-from rallypoint.observe.status import node_state, status_lines
+from rallypoint.observe.watching.watchers import WatcherSessions
 from tests.unit.observe.snapshots import totals_of
 
 WATCHER = 10**6
@@ -47,7 +48,7 @@ class Large:
             self.coordinator.open(number, SessionRecord(node, node.addr), self.now)
         members = {node: Participant(INFO, number) for number, node in enumerate(self.nodes)}
         self.coordinator.state = State(complete=True, participants=members)
-        self.watchers = WatcherSessions(self.coordinator)
+        self.watchers: WatcherSessions = self.coordinator.extensions.find(WATCHERS)
         self.watchers.open(WATCHER)
 
     def ask(self, request: WatchRequest) -> list[WatcherNotification]:
@@ -59,6 +60,12 @@ class Large:
         while self.watchers.wake_at() <= self.now:
             self.watchers.tick(self.now)
         return [message for _, message in self.sent() if not isinstance(message, ReportRequested)]
+
+    def reports(self, node: NodeId, report: NodeReport) -> None:
+        """A node reports."""
+        speaker = self.coordinator.sessions.find(node)
+        assert speaker is not None
+        self.watchers.handlers[NodeReport](speaker, report, self.now)
 
     def asked(self) -> int:
         """How many nodes were asked for a report since the last look."""
@@ -112,7 +119,7 @@ def test_a_large_job_has_the_nodes_with_which_something_is_the_matter() -> None:
                 job.coordinator.sessions.liveness.note_message(number, job.now)
     job.ask(WatchRequest())
     for number, node in enumerate(job.nodes[:1024]):
-        job.watchers.report(node, NodeReport(0, progress=50, steps=(50,) * 7 + (50 - (number == 700) * 9,)), job.now)
+        job.reports(node, NodeReport(0, progress=50, steps=(50,) * 7 + (50 - (number == 700) * 9,)))
     seen = job.snapshot()
     assert [each.host for each in seen.nodes] == ["n4000", "n4001", "n4002", "n700", "n7000", "n7001", "n0", "n1"]
     assert [node_state(each) for each in seen.nodes[:1]] == ["unreachable"]
@@ -192,7 +199,7 @@ def test_followers_of_a_large_job_are_told_less_often() -> None:
     answered_at, known = job.now, snapshot_in(job.told()).changes
     job.now += 0.1
     job.ask(WatchRequest(after=known))
-    job.watchers.changed(job.now)
+    job.watchers.on_change(job.coordinator.state, job.coordinator.state, job.now)
     assert job.told() == []
     job.now = answered_at + 1.0
     assert snapshot_in(job.told()).changes > known
@@ -212,7 +219,7 @@ def test_the_median_is_one_of_the_steps_and_splits_them(steps: list[tuple[int, i
     job = Large(len(steps))
     job.ask(WatchRequest())
     for node, each in zip(job.nodes, steps, strict=True):
-        job.watchers.report(node, NodeReport(0, steps=each), job.now)
+        job.reports(node, NodeReport(0, steps=each))
     told = [each for pair in steps for each in pair if each >= 0]
     found = job.snapshot().totals.steps
     if len(told) < 2:

@@ -8,8 +8,7 @@ from rallypoint.agent.policy import Phase as AgentPhase
 from rallypoint.agent.policy import PolicyState, decide
 from rallypoint.agent.steps import DrainArrived
 from rallypoint.control.coordinator.coordinator import Coordinator
-from rallypoint.control.coordinator.dispatcher import MAX_WATCHERS, Dispatcher
-from rallypoint.control.coordinator.operators import WatcherSessions
+from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.rules import with_size
 from rallypoint.control.membership.state import (
@@ -40,7 +39,10 @@ from rallypoint.control.protocol.messages import (
     ReportRequested,
     ResumeRequest,
 )
-from rallypoint.control.protocol.observation import (
+from rallypoint.control.protocol.resume_state import ResumeState, after_notification, requests_to_repeat
+from rallypoint.observe.status import status_lines
+from rallypoint.observe.watching import WATCHERS
+from rallypoint.observe.watching.messages import (
     CollectCommand,
     CommandReply,
     DrainCommand,
@@ -52,8 +54,8 @@ from rallypoint.control.protocol.observation import (
     StopCommand,
     WatchRequest,
 )
-from rallypoint.control.protocol.resume_state import ResumeState, after_notification, requests_to_repeat
-from rallypoint.observe.status import status_lines
+from rallypoint.observe.watching.session import MAX_WATCHERS, Watch
+from rallypoint.observe.watching.watchers import WatcherSessions
 from tests.unit.coordinator.test_watching import BY, CAUSE, WATCHER, Job, Told, running, snapshot_in
 
 JOINED = JoinRequest(NodeInfo("default", 2, "", 7000, None, 3), 600.0)
@@ -244,8 +246,8 @@ def test_what_nobody_asked_for_is_not_listened_to() -> None:
     coordinator.receive(1, JOINED, 0.0)
     for said in (NodeReport(0, (666,)), CollectedPart(1, b"x", True)):
         assert coordinator.receive(1, said, 0.0).messages == []
-    assert coordinator.parts == [], "nothing is kept for watchers before one has come"
-    watchers = WatcherSessions(coordinator)
+    assert list(coordinator.extensions) == [], "nothing is kept for watchers before one has come"
+    watchers: WatcherSessions = coordinator.extensions.find(WATCHERS)
     watchers.open(WATCHER)
     coordinator.receive(1, NodeReport(0, (666,)), 0.0)
     assert all(each.report is None for each in watchers.snapshot(0.0)().nodes)
@@ -347,19 +349,19 @@ def test_a_stop_of_a_job_that_is_over_says_so() -> None:
 def test_a_new_watcher_takes_the_place_of_the_one_that_has_been_silent_for_the_longest_time() -> None:
     dispatcher = Dispatcher(Settings("job", 1, 1))
     ended: list[int] = []
-    sessions: list[int] = []
+    watches: list[Watch] = []
     for number in range(MAX_WATCHERS):
 
         def disconnect(_why: str, number: int = number) -> None:
             ended.append(number)
 
-        sessions.append(dispatcher.attach_watcher(lambda _: None, disconnect))
-    dispatcher.receive_from_watcher(sessions[0], WatchRequest())
-    dispatcher.attach_watcher(lambda _: None, lambda _: None)
+        watches.append(Watch(dispatcher, lambda _: None, disconnect))
+    watches[0].receive(WatchRequest())
+    Watch(dispatcher, lambda _: None, lambda _: None)
     assert ended == [1]
-    dispatcher.receive_from_watcher(sessions[1], WatchRequest())
-    dispatcher.detach(sessions[1])
-    dispatcher.attach_watcher(lambda _: None, lambda _: None)
+    watches[1].receive(WatchRequest())
+    watches[1].detach()
+    Watch(dispatcher, lambda _: None, lambda _: None)
     assert ended == [1, 2]
 
 

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.control.coordinator.coordinator import Coordinator, OutgoingMessage
-from rallypoint.control.coordinator.operators import WatcherSessions
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import Close, Fail, NodeId, NodeInfo, Outcome, Settings, State, Succeed
 from rallypoint.control.protocol.messages import (
@@ -28,7 +27,9 @@ from rallypoint.control.protocol.messages import (
     Request,
     Taken,
 )
-from rallypoint.control.protocol.observation import (
+from rallypoint.failures.cause import Cause
+from rallypoint.observe.watching import WATCHERS
+from rallypoint.observe.watching.messages import (
     CollectCommand,
     Command,
     CommandReply,
@@ -45,7 +46,7 @@ from rallypoint.control.protocol.observation import (
     WatchRequest,
     decode_snapshot,
 )
-from rallypoint.failures.cause import Cause
+from rallypoint.observe.watching.watchers import WatcherSessions
 from tests.unit.rendezvous.jobs import EVENTS, Life
 from tests.unit.rendezvous.jobs import SETTINGS as JOBS
 
@@ -67,7 +68,7 @@ class Job:
     def __post_init__(self) -> None:
         self.coordinator = Coordinator(self.settings, "inc")
         self.sent: list[Told] = []
-        self.watchers = WatcherSessions(self.coordinator)
+        self.watchers: WatcherSessions = self.coordinator.extensions.find(WATCHERS)
         self.watchers.open(WATCHER)
 
     def node(self, name: str, size: int = 2) -> int:
@@ -371,7 +372,7 @@ def test_the_laws_of_rounds_hold_whatever_operators_ask(
 ) -> None:
     life = Life(job)
     coordinator = life.coordinator
-    watchers = WatcherSessions(coordinator)
+    watchers: WatcherSessions = coordinator.extensions.find(WATCHERS)
     watchers.open(WATCHER)
     sizes = {(job.min_nodes, job.max_nodes)}
     for at, event in enumerate([*events, ("wait", 0, 30)]):

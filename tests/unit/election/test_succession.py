@@ -248,7 +248,7 @@ def test_a_coordinator_whose_lease_may_have_ended_confirms_nobody() -> None:
         dispatcher.receive(session, ConfirmRequest(number))
     assert told == [Confirmed(1, 2.0)]
     lead.extend(clock.time - 0.5, 3.0)
-    dispatcher.lead_renewed()
+    dispatcher.tick()
     assert told == [Confirmed(1, 2.0), Confirmed(3, 2.5)]
     lead.end()
     assert not dispatcher.is_leader

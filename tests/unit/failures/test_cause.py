@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.agent.spec import node_failure
-from rallypoint.control.protocol.observation import FailureView
 from rallypoint.failures.cause import MAX_MESSAGE, MAX_TRACEBACK, Cause, Ending
 from rallypoint.failures.failure import ProcessFailure, error_data, write_error_file
 from rallypoint.observe.status import failure_text
+from rallypoint.observe.watching.messages import FailureView
 
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\nValueError: boom'
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from rallypoint.control.membership.state import Ledger
 from rallypoint.control.protocol.messages import NodeReport
-from rallypoint.control.protocol.observation import (
+from rallypoint.failures.cause import Cause
+from rallypoint.observe.status import node_state
+from rallypoint.observe.watching.messages import (
     EventKind,
     FailureView,
     JobEvent,
@@ -20,8 +22,6 @@ from rallypoint.control.protocol.observation import (
     Straggler,
     Totals,
 )
-from rallypoint.failures.cause import Cause
-from rallypoint.observe.status import node_state
 
 LONG = "worker-0123456789.rack-17.row-4.cluster.example.org"
 CAUSE = Cause(3, 1, "b", 42, -9, "Signal 9 (SIGKILL)", "", 1e9, "")

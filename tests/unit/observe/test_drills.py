@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from rallypoint.control.membership.state import Ledger
 from rallypoint.control.protocol.messages import Fault, NodeReport
-from rallypoint.control.protocol.observation import EventKind, JobEvent, JobPhase, NodeView, Snapshot
 from rallypoint.observe.drills import (
     Begun,
     Drill,
@@ -27,6 +26,7 @@ from rallypoint.observe.drills import (
     trial_lines,
     victims,
 )
+from rallypoint.observe.watching.messages import EventKind, JobEvent, JobPhase, NodeView, Snapshot
 from tests.unit.observe.snapshots import node, snapshot
 
 TEXT = "ann@login drills kill worker: rank 3 on n1 (rank 1)"

@@ -28,6 +28,7 @@ from rallypoint.observe.metrics import (
 )
 from rallypoint.observe.telemetry import agent_events as events
 from rallypoint.observe.telemetry.agent_events import NodePhase
+from rallypoint.observe.watching.session import copy_of_job, job_list
 from tests.processes import completed
 
 ROOT = Path(__file__).parents[3]
@@ -47,10 +48,10 @@ def everything() -> list[Family]:
     account.count(events.ProgressMade(elapsed=4.0, step=7, age=1.0, source="call", **common))
     node = NodeReading('j"\n\\ü', "a", "default", "c10d", 5.0, 2, 1, 3, [1e9, 0.0], account.read(5.0))
     job = Dispatcher(Settings('j"\n\\ü', 1, 2))
-    snapshot = job.copy_of_job()()._replace(max_restarts=3)
+    snapshot = copy_of_job(job)()._replace(max_restarts=3)
     return [
         build_family(),
-        *jobs_families(job.job_list().jobs, {Outcome.FAILED: 2}),
+        *jobs_families(job_list(job).jobs, {Outcome.FAILED: 2}),
         *job_families([snapshot]),
         *node_families(node),
     ]

@@ -9,8 +9,8 @@ import re
 import pytest
 
 from rallypoint.cli.following import Screen, Terminal
-from rallypoint.control.protocol.observation import JobPhase, MemberState, Snapshot
 from rallypoint.observe.status import cells
+from rallypoint.observe.watching.messages import JobPhase, MemberState, Snapshot
 from tests.unit.observe.snapshots import LONG, event, node, snapshot
 
 

@@ -22,6 +22,7 @@ from rallypoint.control.protocol.messages import JoinRequest
 from rallypoint.observe.metrics import Family, build_family
 from rallypoint.observe.site import InProcessJobs, Site
 from rallypoint.observe.status import status_fields
+from rallypoint.observe.watching.session import copy_of_job
 
 NOW = 1.75e9
 TIMEOUT = 120.0
@@ -156,7 +157,7 @@ def test_without_prometheus_client_there_is_a_sentence(job: Dispatcher, monkeypa
 def test_status_is_that_of_rallyctl(job: Dispatcher) -> None:
     joined(job, "a")
     shown = json.loads(ask(site_of(job), "/status.json?job=train")[2])
-    wanted = status_fields(job.copy_of_job()(), NOW)
+    wanted = status_fields(copy_of_job(job)(), NOW)
     assert shown["phase"] == "waiting"
     assert [each["host"] for each in shown["nodes"]] == ["a"]
     assert shown.keys() == wanted.keys()

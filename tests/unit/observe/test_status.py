@@ -13,15 +13,6 @@ import pytest
 from rallypoint.cli.job_verbs import PHASE_CODES
 from rallypoint.cli.local_jobs import OUTCOME_CODES, RunningJob, jobs_here_json
 from rallypoint.control.protocol.messages import NodeReport
-from rallypoint.control.protocol.observation import (
-    EventKind,
-    JobList,
-    JobPhase,
-    JobSummary,
-    MemberState,
-    Snapshot,
-    Straggler,
-)
 from rallypoint.features.local_jobs import OUTCOMES, EndedJob
 from rallypoint.observe.status import (
     ChangeLines,
@@ -29,6 +20,15 @@ from rallypoint.observe.status import (
     status_fields,
     status_json,
     status_lines,
+)
+from rallypoint.observe.watching.messages import (
+    EventKind,
+    JobList,
+    JobPhase,
+    JobSummary,
+    MemberState,
+    Snapshot,
+    Straggler,
 )
 from rallypoint.rendezvous.handler import LocalJob
 from tests.unit.observe.snapshots import event, node, snapshot

@@ -11,13 +11,13 @@ from rallypoint.base.errors import UsageError, UserError
 from rallypoint.cli.convert import config_from_options
 from rallypoint.cli.parse import parse
 from rallypoint.control.client.dialing import DialTarget
-from rallypoint.control.client.watcher import WatcherSession
 from rallypoint.control.membership.state import Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.messages import CollectKind
-from rallypoint.control.protocol.observation import CollectCommand, ResizeCommand
 from rallypoint.control.protocol.ranges import NUMBERS, is_in_range
 from rallypoint.control.protocol.validation import ValidationError, validated
+from rallypoint.observe.watching.client import WatcherSession
+from rallypoint.observe.watching.messages import CollectCommand, ResizeCommand
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of
 from rallypoint.rendezvous.params import RendezvousParameters
 

@@ -12,11 +12,11 @@ from rallypoint.base import loop as loop_module
 from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.loop import LoopError, shared_loop
 from rallypoint.control.client.dialing import DialTarget
-from rallypoint.control.client.watcher import open_session
 from rallypoint.control.coordinator import connection
 from rallypoint.control.coordinator.dispatcher import Dispatcher, TimerThread
 from rallypoint.control.membership.state import Settings
-from rallypoint.control.protocol.observation import WatchRequest
+from rallypoint.observe.watching.client import open_session
+from rallypoint.observe.watching.messages import WatchRequest
 from rallypoint.rendezvous.backends.command_server import CommandServer
 
 

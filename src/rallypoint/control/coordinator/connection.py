@@ -26,7 +26,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from functools import partial
 from hmac import compare_digest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.descriptors import connection_limit
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from rallypoint.base.tls import ControlTls, TlsChannel
     from rallypoint.control.coordinator.jobs import ServedJobs, Shares
     from rallypoint.control.protocol.handshake import Hello, Keys
-    from rallypoint.control.protocol.messages import Notification
-    from rallypoint.control.protocol.observation import WatcherNotification
 
 log = get_logger(__name__)
 
@@ -363,7 +361,7 @@ class ControlConnection:
         """Whether all that was posted was written."""
         return not self.unwritten
 
-    def post(self, message: Notification | WatcherNotification) -> None:
+    def post(self, message: Any) -> None:
         """Send a message at the end of the turn, in the order of the calls. One that cannot be encoded, and without
         which the job continues, is dropped.
         """
@@ -516,7 +514,7 @@ class Connections:
         """
         self.unwritten = 0
         """How many messages that is."""
-        self.last_encoded: tuple[Notification | WatcherNotification | None, bytes] = None, b""
+        self.last_encoded: tuple[Any, bytes] = None, b""
         """The last message, and its bytes: often many receive the same."""
         self._behind: deque[ControlConnection] = deque()
         """Those that have sent more than could be handled in their turn."""

@@ -27,11 +27,13 @@ import heapq
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import count, islice
+from itertools import islice
 
-from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
+from rallypoint.base.light_typing import Any, NamedTuple, get_args
+from rallypoint.control.coordinator.extension import Extensions
 from rallypoint.control.coordinator.notifications import (
     JobHistory,
+    differences,
     end_notifications,
     join_refusal,
     newly_complete,
@@ -95,13 +97,10 @@ from rallypoint.control.membership.state import (
 )
 from rallypoint.control.protocol.messages import (
     ConfigDiffers,
-    Confirmed,
-    ConfirmRequest,
     JoinRefused,
     JoinRequest,
     LeaveRequest,
     NextStore,
-    NodeAnswer,
     Notification,
     Placed,
     Placement,
@@ -111,10 +110,6 @@ from rallypoint.control.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
-
-if TYPE_CHECKING:
-    from rallypoint.control.coordinator.collection import HangCollection
-    from rallypoint.control.protocol.observation import WatcherNotification
 
 OutgoingMessage = tuple[int, Any]
 """The number of a session, and what it is sent."""
@@ -128,8 +123,6 @@ _CONCERNS_ALL = (Close, PreemptJob, RecordProgress)
 """The operations with which a node can change the job without a place in its round."""
 _WAITING_EVERY = 1.0
 """Seconds between two notifications to a running round of how many nodes wait."""
-_LEAST_WORD = 2
-"""A word that holds for less than this part of the lease is not given: fenced workers do not start on it."""
 _SUCCEEDED_AFTER, _SUCCEEDED_AFTER_NODE = 1.0, 0.001
 """Seconds after which the others are told that a node has succeeded, and how many more for each node: most jobs end
 within that time, and the notification goes to all nodes."""
@@ -137,22 +130,6 @@ _MOST_GONE = 16
 """Nodes that are gone at once which the history names, each in its own event."""
 _MAX_DIFFERENCES = 32
 """The number of differences that one session is told."""
-
-
-class Part(Protocol):
-    """Something that only some jobs have, such as watchers: it hears of nodes and of time as the coordinator does."""
-
-    def on_answer(self, node: NodeId, answer: NodeAnswer, now: float) -> None:
-        """A node has answered, perhaps without having been asked."""
-
-    def forget(self, node: NodeId, now: float) -> None:
-        """A node is gone."""
-
-    def tick(self, now: float) -> None:
-        """Time has passed."""
-
-    def wake_at(self) -> float:
-        """The time at which `tick` has something to do; infinity for never."""
 
 
 class Ready(NamedTuple):
@@ -183,7 +160,7 @@ class Coordinator:
         self.settings = settings
         self._started_with = settings
         """The settings without later changes by an operator."""
-        self._learns_settings = learns_settings
+        self.learns_settings = learns_settings
         self.incarnation = incarnation
         self.state = State()
         self.sessions = SessionRegistry(Liveness(settings.lease, recovery_timeout(settings)))
@@ -196,13 +173,7 @@ class Coordinator:
         """The messages of this step, by session, and the sessions that it has ended: see `Ready`."""
         self._ended: list[tuple[int, str]] = []
         self.history = JobHistory()
-        self.parts: list[Part] = []
-        self.on_change: Callable[[float], None] | None = None
-        """Called with the time after each change, if there are watchers."""
-        self._hangs: HangCollection | None = None
-        """Set once the job has hung."""
-        self.collections = count(1)
-        """The numbers of requested collections."""
+        self.extensions = Extensions(self)
         self._hosts: set[str] = set()
         """The addresses, as we see them, of the nodes of the round that runs or last ran."""
         self._hosts_round = -1
@@ -226,8 +197,6 @@ class Coordinator:
         """Known nodes that had not reported when they were last looked for."""
         self.leads_for = math.inf
         """For how many seconds nobody else can be the coordinator, if it is elected; as of the present event."""
-        self._unconfirmed: dict[int, ConfirmRequest] = {}
-        """Requests that wait until that is known for longer, by session: one each."""
         self._restored = False
         """Whether a node has reported that it had a place."""
         self._placeholders_until: float | None = None
@@ -265,7 +234,10 @@ class Coordinator:
             self._ended.append((number, _REPLACED_DETAIL))
         if speaker.state is SessionState.RESUMING:
             speaker.state = SessionState.OPEN
-        self._RECEIVE[type(request)](self, speaker, request, now)
+        if (handle := self._RECEIVE.get(type(request))) is None:
+            self.extensions.receive(speaker, request, now)
+        else:
+            handle(self, speaker, request, now)
         return self.take_ready()
 
     def heartbeat(self, session: int, now: float) -> bool:
@@ -308,15 +280,15 @@ class Coordinator:
             self._continue_join(next(iter(self.state.participants)), now)
         self._tell_waiting(now)
         self._tell_succeeded(now)
-        for part in self.parts:
-            part.tick(now)
+        for extension in self.extensions:
+            extension.tick(now)
         return self.take_ready()
 
     def wake_at(self) -> float:
         """The time at which `tick` has something to do, in seconds on the clock of `now`; infinity for never."""
         moments = [self.sessions.liveness.check_at(), self._next_deadline(), self._tells_waiting_at()]
         moments.append(self._tells_succeeded_at)
-        moments += [part.wake_at() for part in self.parts]
+        moments += [extension.wake_at() for extension in self.extensions]
         if self._placeholders_until is not None:
             moments.append(self._placeholders_until)
         if self._waits_for_time():
@@ -426,15 +398,15 @@ class Coordinator:
             speaker.state = SessionState.IGNORES_JOIN if news else SessionState.WILL_REJOIN
         else:
             speaker.state = SessionState.OPEN
-        if self._hangs is not None:
-            self._hangs.resumed(speaker.node, self.state)
+        for extension in self.extensions:
+            extension.on_resume(speaker.node)
         if self.state.complete and self.state.succeeded and place is not None:
             self._reply(speaker, nodes_succeeded(self.state))
         if not news and self.state.complete and self.state.wait_list and self._placeholders_until is None:
             self._reply(speaker, nodes_waiting(self.state))
 
     def _restore_from_node(self, speaker: SessionRecord, request: ResumeRequest, now: float) -> None:
-        if self._learns_settings and request.round >= 0 and not self._restored and speaker.settings is not None:
+        if self.learns_settings and request.round >= 0 and not self._restored and speaker.settings is not None:
             # A node that comes back knows the settings of the job; the first node may not know them.
             self.settings = speaker.settings._replace(run_id=self.settings.run_id)
             self._started_with = self.settings
@@ -473,24 +445,6 @@ class Coordinator:
         common, state = self._progress[1], self.state
         self._reply(speaker, progress_for(common, state, node, self.settings, view, ends_in=ends_in, reports=reports))
 
-    def _on_confirm_request(self, speaker: SessionRecord, request: ConfirmRequest, _now: float) -> None:
-        if self.leads_for < self.settings.lease / _LEAST_WORD:
-            self._unconfirmed[speaker.number] = request
-        else:
-            self._reply(speaker, Confirmed(request.number, min(self.settings.lease, self.leads_for)))
-
-    def lead_renewed(self, now: float) -> Ready:
-        """`leads_for` has grown: answer the nodes that have waited for that."""
-        waiting, self._unconfirmed = self._unconfirmed, {}
-        for session, request in waiting.items():
-            if (speaker := self.sessions.get(session)) is not None:
-                self._on_confirm_request(speaker, request, now)
-        return self.take_ready()
-
-    def _on_answer(self, speaker: SessionRecord, answer: NodeAnswer, now: float) -> None:
-        for part in self.parts:
-            part.on_answer(speaker.node, answer, now)
-
     _RECEIVE: dict[type, Callable[[Any, SessionRecord, Any, float], None]] = {  # noqa: RUF012 - a table, never changed
         JoinRequest: _on_join,
         NextStore: _on_next_store,
@@ -498,8 +452,6 @@ class Coordinator:
         **dict.fromkeys(get_args(NodeOperation), _on_operation),
         ResumeRequest: _on_resume_state,
         ProgressRequest: _on_progress_request,
-        ConfirmRequest: _on_confirm_request,
-        **dict.fromkeys(get_args(NodeAnswer), _on_answer),
     }
 
     # The end of sessions
@@ -508,8 +460,8 @@ class Coordinator:
         gone = [node for number in sessions if (node := self.sessions.close(number)) is not None]
         for node in gone:
             self._pending.pop(node, None)
-            for part in self.parts:
-                part.forget(node, now)
+            for extension in self.extensions:
+                extension.forget(node, now)
         self._remove_lost(gone, now, reason, detail)
 
     def _release_session(self, session: int, now: float) -> None:
@@ -636,10 +588,7 @@ class Coordinator:
             rejoining = self._kept_places(before, after)
             self._notify(before, after, keeps_places=bool(rejoining))
             self.history.record(before, after, now)
-            if after.quiet:
-                self._look_for_hang(before, after, now)
-            if self.on_change is not None:
-                self.on_change(now)
+            self.extensions.on_change(before, after, now)
             self._tell_waiting(now)
             self._tell_succeeded(now)
             unblocked = self._unblocked(before, after)
@@ -741,16 +690,7 @@ class Coordinator:
             self._told_succeeded, self._tells_succeeded_at = state.succeeded, math.inf
             self.send_to(state.participants, nodes_succeeded(state))
 
-    def _look_for_hang(self, before: State, after: State, now: float) -> None:
-        if self._hangs is None:
-            from rallypoint.control.coordinator.collection import HangCollection
-
-            self._hangs = HangCollection(self.send_to, self.collections, lambda node: name_of(self.state, node))
-            self.parts.append(self._hangs)
-        if self._hangs.check_hang(before, after, self.sessions.__contains__, now):
-            self.history.add("hang found", after.round, "no rank has given a sign of life for long", now)
-
-    def send(self, session: int, message: Notification | WatcherNotification) -> None:
+    def send(self, session: int, message: Any) -> None:
         """Send a message in this session."""
         self._messages.append((session, message))
 
@@ -835,8 +775,6 @@ class Coordinator:
         alike = state.max_restarts in (-1, node_info.max_restarts)
         if alike and own in (None, job) and state.programs.get(node_info.role, node_info.program) == node_info.program:
             return
-        from rallypoint.control.coordinator.job_log import differences
-
         unreported = tuple(
             difference
             for difference in differences(node_info, own, state, job)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Collection
@@ -27,35 +26,23 @@ from rallypoint.control.coordinator.coordinator import Coordinator, Ready
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import NodeId, Reason, Settings, State
 from rallypoint.control.protocol.messages import (
-    ConfigDiffers,
     Deliver,
-    JoinRefused,
     LinkLost,
     NodeAnswer,
-    Notification,
-    Progress,
     Request,
 )
 
 if TYPE_CHECKING:
     from rallypoint.base.loop import LoopThread
-    from rallypoint.control.coordinator.job_log import JobLog
     from rallypoint.control.coordinator.notifications import JobHistory
-    from rallypoint.control.coordinator.operators import WatcherSessions
     from rallypoint.control.protocol.handshake import Hello
-    from rallypoint.control.protocol.observation import JobList, Snapshot, WatcherNotification, WatcherRequest
 
 log = get_logger(__name__)
 
 
 _ANSWERS = get_args(NodeAnswer)
-_COPIED_WITHIN = 5.0
-"""Seconds that who wants a snapshot waits for a turn."""
 _PAUSE = 5.0
 """Seconds until a failed tick is tried again."""
-MAX_WATCHERS = 64
-"""Sessions that may watch a job at a time: each may ask for the whole state every second."""
-_REPLACED_DETAIL = f"{MAX_WATCHERS} others watch this job, and it has said nothing for the longest time"
 
 
 class JournalSink(Protocol):
@@ -95,6 +82,14 @@ class LeaderLease:
     def remaining(self) -> float:
         """Seconds that are left; negative if it has ended."""
         return self._until - self._clock.monotonic()
+
+
+class JobRecord(NamedTuple):
+    """What a list of jobs has of one."""
+
+    state: State
+    settings: Settings
+    history: JobHistory
 
 
 class RestoredState(NamedTuple):
@@ -145,7 +140,7 @@ class _HeldMessage(NamedTuple):
 
     number: int
     session: int
-    message: Notification | WatcherNotification
+    message: Any
 
 
 class Dispatcher:
@@ -159,7 +154,6 @@ class Dispatcher:
         restored: RestoredState | None = None,
         journal: JournalSink | None = None,
         learns_settings: bool = False,
-        logs_progress: bool = False,
         lead: LeaderLease | None = None,
         turns: Turns | None = None,
     ) -> None:
@@ -172,7 +166,6 @@ class Dispatcher:
                 ended.
             journal: stores the state before notifications about it are delivered.
             learns_settings: see `Coordinator`.
-            logs_progress: whether the progress of the rendezvous that one waiting node logs is also logged here.
             lead: if it is elected, until when; nodes are confirmed only for so long.
             turns: those of the jobs that it is served with.
         """
@@ -183,9 +176,7 @@ class Dispatcher:
         self.turns = turns or Turns()
         self._clock = clock
         self._journal = journal
-        self._logs_progress = logs_progress
         self._lead = lead
-        self._log: JobLog | None = None
         self._number = 0
         """The number of the newest state; each state has its own."""
         self._numbered = self._coordinator.state
@@ -196,6 +187,7 @@ class Dispatcher:
         """The newest state that the journal has stored."""
         self._held: deque[_HeldMessage] = deque()
         """What waits for the journal, in order."""
+        self._observed = self._coordinator.extensions.observed
         self._numbers = itertools.count(1)
         self._outputs: dict[int, _Output] = {}
         """Those of the open sessions, by number."""
@@ -203,8 +195,8 @@ class Dispatcher:
         """Sessions that began after the end of the job."""
         self.remote_control = settings.remote_control
         """Whether commands from other machines are accepted if there is no secret."""
-        self._watchers: WatcherSessions | None = None
-        """The sessions that are not nodes, once there was one."""
+        self._guests: dict[int, Callable[[], None]] = {}
+        """The sessions that are no node's, and what is called when they end from the other side."""
         self._tick_again_at = float("-inf")
         self.on_change: Callable[[], None] = do_nothing
         """Called at the end of each step: `wake_at` may have moved, and messages may have been given to outputs."""
@@ -221,9 +213,8 @@ class Dispatcher:
 
     @property
     def members(self) -> int:
-        """The number of open sessions, without those that began after the end of the job."""
-        watchers = 0 if self._watchers is None else len(self._watchers)
-        return len(self._outputs) - len(self._sessions_after_end) - watchers
+        """The number of nodes' open sessions, without those that began after the end of the job."""
+        return len(self._outputs) - len(self._sessions_after_end) - len(self._guests)
 
     @property
     def job(self) -> str | None:
@@ -238,12 +229,13 @@ class Dispatcher:
         """This one, if it serves that job; an empty `job` means any."""
         return self if job in {"", self.settings.run_id} else None
 
-    def job_list(self) -> JobList:
-        """The one job, as a list."""
-        from rallypoint.control.coordinator.snapshots import summary_of
-        from rallypoint.control.protocol.observation import JobList
+    def records(self) -> tuple[list[JobRecord], list[JobRecord]]:
+        """The one job, as running, and no jobs that have ended."""
+        return [self.record()], []
 
-        return JobList((summary_of(self.state, self.settings, self.history, self.now()),))
+    def record(self) -> JobRecord:
+        """What a list of jobs has of this one."""
+        return JobRecord(self.state, self.settings, self.history)
 
     @property
     def history(self) -> JobHistory:
@@ -275,53 +267,40 @@ class Dispatcher:
         self.on_change()
         return number
 
-    def attach_watcher(self, deliver: Callable[[WatcherNotification], None], disconnect: Callable[[str], None]) -> int:
-        """Open the session of a watcher, which is not a node; returns its number."""
-        watchers = self._opened_watchers()
-        if len(watchers) >= MAX_WATCHERS:
-            self._end_session(watchers.remove_quietest(), _REPLACED_DETAIL)
-        session = next(self._numbers)
-        self._outputs[session] = _Output(deliver, disconnect)
-        watchers.open(session)
-        return session
+    def attach_guest(
+        self, send: Callable[[Any], None], disconnect: Callable[[str], None], on_end: Callable[[int], None]
+    ) -> int:
+        """Open a session that is no node's; returns its number.
 
-    def receive_from_watcher(self, session: int, request: WatcherRequest, refusal: str = "") -> None:
-        """A watcher has sent a message; `refusal` is why it may not give commands, if it may not."""
-        now = self._clock.monotonic()
-        self._opened_watchers().receive(session, request, now, refusal)
-        self._carry_out(self._coordinator.tick(now))
-
-    def copy_of_job(self) -> Callable[[], Snapshot]:
-        """Copy what may change, in the next turn; from any thread. Returns a function, for any thread but the loop's,
-        that waits for the copy and makes a snapshot of it, once. It raises `queue.Empty` if there was no turn.
+        Args:
+            send: called with what the session is sent.
+            disconnect: called with the reason, when it was ended from here.
+            on_end: called with its number when it has ended from the other side.
         """
-        copied: queue.SimpleQueue[Callable[[], Snapshot]] = queue.SimpleQueue()
+        number = next(self._numbers)
+        self._outputs[number] = _Output(send, disconnect)
+        self._guests[number] = partial(on_end, number)
+        return number
 
-        def make_snapshot() -> Snapshot:
-            return copied.get(timeout=_COPIED_WITHIN)()
+    def end_guest(self, session: int, why: str) -> None:
+        """End a session that is no node's."""
+        self._end_session(session, why)
 
-        self.turns.call(lambda: copied.put(self._opened_watchers().snapshot(self._clock.monotonic())))
-        return make_snapshot
+    def extension(self, name: str) -> Any:
+        """The extension of that name (`control.coordinator.extension`)."""
+        return self._coordinator.extensions.find(name)
 
     @property
-    def is_collecting(self) -> bool:
-        return self._watchers is not None and self._watchers.is_collecting
-
-    def _opened_watchers(self) -> WatcherSessions:
-        if self._watchers is None:
-            from rallypoint.control.coordinator.operators import WatcherSessions
-
-            self._watchers = WatcherSessions(self._coordinator)
-        return self._watchers
+    def is_awaited(self) -> bool:
+        """Whether the end of the server should wait for an extension for a moment."""
+        return any(extension.is_awaited for extension in self._coordinator.extensions)
 
     def receive(self, session: int, request: Request) -> bool:
         """A session has sent a request. Returns whether the session still exists: a node that was silent for longer
         than its lease has been removed, and must come back as a new node.
         """
-        if self._lead is not None:
-            self._coordinator.leads_for = self._lead.remaining()
         is_open = session in self._outputs
-        self._carry_out(self._coordinator.receive(session, request, self._clock.monotonic()))
+        self._carry_out(self._coordinator.receive(session, request, self._now()))
         return is_open
 
     @property
@@ -329,11 +308,10 @@ class Dispatcher:
         """Whether this is certainly the job's only coordinator at the moment."""
         return self._lead is None or self._lead.remaining() > 0
 
-    def lead_renewed(self) -> None:
-        """The time of `lead` has been extended: nodes that wait for a confirmation may be answered."""
+    def _now(self) -> float:
         if self._lead is not None:
             self._coordinator.leads_for = self._lead.remaining()
-            self._carry_out(self._coordinator.lead_renewed(self._clock.monotonic()))
+        return self._clock.monotonic()
 
     def heartbeat(self, session: int) -> bool:
         """Like `receive` of a heartbeat, for a caller that answers it itself. Causes no notifications."""
@@ -348,7 +326,8 @@ class Dispatcher:
         """A session has ended, in the way that `detail` says."""
         self._outputs.pop(session, None)
         self._sessions_after_end.discard(session)
-        if self._watchers is not None and self._watchers.close(session):
+        if (on_end := self._guests.pop(session, None)) is not None:
+            on_end()
             self.on_change()
         else:
             self._carry_out(self._coordinator.close(session, self._clock.monotonic(), reason, detail))
@@ -364,8 +343,8 @@ class Dispatcher:
         self.on_change()
 
     def tick(self) -> None:
-        """Time has passed."""
-        now = self._clock.monotonic()
+        """Time has passed, or an extension has something to send, or `lead` was extended."""
+        now = self._now()
         try:
             ready = self._coordinator.tick(now)
         except Exception:
@@ -393,14 +372,13 @@ class Dispatcher:
 
     def _end_session(self, session: int, why: str) -> None:
         self._sessions_after_end.discard(session)
+        self._guests.pop(session, None)
         if (output := self._outputs.pop(session, None)) is not None:
             output.disconnect(why)
 
-    def _send(self, session: int, message: Notification | WatcherNotification) -> None:
-        if isinstance(message, ConfigDiffers):
-            self._job_log().log_differences(message)
-        elif self._logs_progress and isinstance(message, Progress | JoinRefused):
-            self._job_log().log_progress(message, self._clock.monotonic())
+    def _send(self, session: int, message: Any) -> None:
+        if type(message).__name__ in self._observed:
+            self._coordinator.extensions.on_message(message, self._clock.monotonic())
         if (output := self._outputs.get(session)) is None:
             return
         try:
@@ -430,13 +408,6 @@ class Dispatcher:
         while self._held and self._held[0].number <= self._written:
             held = self._held.popleft()
             self._send(held.session, held.message)
-
-    def _job_log(self) -> JobLog:
-        if self._log is None:
-            from rallypoint.control.coordinator.job_log import JobLog
-
-            self._log = JobLog(self.settings.run_id)
-        return self._log
 
 
 def do_nothing() -> None:

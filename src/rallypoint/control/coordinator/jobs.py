@@ -24,18 +24,15 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.descriptors import connection_limit
 from rallypoint.base.log import get_logger
-from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState, Turns, do_nothing
+from rallypoint.control.coordinator.dispatcher import Dispatcher, JobRecord, RestoredState, Turns, do_nothing
 from rallypoint.control.coordinator.notifications import JobHistory
 from rallypoint.control.membership.state import Outcome, Settings, State
 from rallypoint.control.protocol.handshake import HandshakeError, Hello
-
-if TYPE_CHECKING:
-    from rallypoint.control.protocol.observation import JobList
 
 log = get_logger(__name__)
 
@@ -86,8 +83,8 @@ class ManyJobs:
     """The dispatchers of all jobs whose nodes have connected; all on the thread of the server's loop."""
 
     job = None
-    is_collecting = False
-    """See `Dispatcher.is_collecting`: it ends without its jobs."""
+    is_awaited = False
+    """See `Dispatcher.is_awaited`: it ends without its jobs."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -137,21 +134,15 @@ class ManyJobs:
         ended = [(incarnation, ended_job) for (name, incarnation), ended_job in self._ended.items() if name == job]
         return self._verdict_dispatcher(*ended[-1]) if ended else None
 
-    def job_list(self) -> JobList:
-        """All jobs, one line each, and those that ended last."""
-        from rallypoint.control.coordinator.snapshots import summary_of
-        from rallypoint.control.protocol.observation import JobList
-
+    def records(self) -> tuple[list[JobRecord], list[JobRecord]]:
+        """All jobs, and those that ended last."""
         now = self.now()
-        jobs = [job.dispatcher for job in self._jobs.values()]
         ended = {
-            id(ended_job.history): ended_job for ended_job in reversed(self._ended.values()) if ended_job.until > now
+            id(ended_job.history): JobRecord(ended_job.state, ended_job.settings, ended_job.history)
+            for ended_job in reversed(self._ended.values())
+            if ended_job.until > now
         }
-        newest = itertools.islice(ended.values(), _MOST_LISTED)
-        running, over = (
-            tuple(summary_of(job.state, job.settings, job.history, now) for job in every) for every in (jobs, newest)
-        )
-        return JobList(running, over)
+        return [job.dispatcher.record() for job in self._jobs.values()], list(ended.values())[:_MOST_LISTED]
 
     @property
     def ended_counts(self) -> dict[Outcome, int]:
@@ -206,7 +197,6 @@ class ManyJobs:
             hello.settings._replace(run_id=hello.job),
             self._clock,
             learns_settings=True,
-            logs_progress=True,
             turns=self.turns,
         )
         job = self._jobs[hello.job] = self._on_change_of(dispatcher, origin)

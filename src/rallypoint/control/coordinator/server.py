@@ -146,8 +146,8 @@ class ControlServer:
         connections = self._connections
         assert connections is not None, "it serves"
         connections.transports.stop_listening()
-        if self.jobs.is_collecting:  # nodes that end with the job answer a watcher first
-            await self._until_collected(linger)
+        if self.jobs.is_awaited:  # nodes that end with the job answer a watcher first
+            await self._until_answered(linger)
         self.jobs.tick()  # who follows is sent how the job has ended
         for connection in list(connections.open):
             connection.finish(why)
@@ -161,13 +161,13 @@ class ControlServer:
         await asyncio.sleep(0)  # let the aborted transports report that they are closed
         connections.close()
 
-    async def _until_collected(self, linger: float) -> None:
+    async def _until_answered(self, linger: float) -> None:
         import asyncio
 
         done = asyncio.Event()
 
         def check() -> None:
-            if not self.jobs.is_collecting:
+            if not self.jobs.is_awaited:
                 self._loop.call(done.set)
 
         self.jobs.on_change = check

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import time
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rallypoint.base.log import printable
+from rallypoint.control.coordinator.extension import GUEST, load
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.state import NodeId, Reason, Settings
+from rallypoint.control.membership.state import NodeId, Reason
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.handshake import (
     PROTOCOL_VERSION,
@@ -24,23 +25,16 @@ from rallypoint.control.protocol.handshake import (
     Welcome,
     version_error,
 )
-from rallypoint.control.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, Notification, SessionEnded
+from rallypoint.control.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, SessionEnded
 
 if TYPE_CHECKING:
     from rallypoint.control.coordinator.dispatcher import Dispatcher
     from rallypoint.control.coordinator.jobs import ServedJobs
     from rallypoint.control.protocol.handshake import Hello, Keys
-    from rallypoint.control.protocol.observation import WatcherNotification
     from rallypoint.control.protocol.signing import Signers
 
 
 HEARTBEAT = codec.encode(Heartbeat())
-
-COMMAND_REFUSED = (
-    "without a secret, commands are taken only from the user of the control plane (or root) on its own machine; give "
-    "the job a RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one), or start its control plane with "
-    "remote_control=true in --rdzv-conf"
-)
 
 _answer_to = lru_cache(maxsize=8)(lambda number: codec.encode(Heartbeat(number)))
 """The answer to that many heartbeats: mostly the same bytes."""
@@ -58,7 +52,7 @@ class SessionOutput(Protocol):
     def send(self, *payloads: bytes) -> None:
         """Send messages, signed if the session's are."""
 
-    def post(self, message: Notification | WatcherNotification) -> None:
+    def post(self, message: Any) -> None:
         """Send a message at the end of the turn, in the order of the calls."""
 
     def disconnect(self, why: str) -> None:
@@ -74,6 +68,16 @@ class SessionOutput(Protocol):
     @property
     def answers_all(self) -> bool:
         """Whether there are so few sessions that every heartbeat is answered, and not only every second one."""
+
+
+class GuestSession(Protocol):
+    """The session of a connection that is no node's."""
+
+    def receive(self, payload: bytes) -> None:
+        """Handle one message. Raises CodecError: it is none, or is not allowed here."""
+
+    def detach(self) -> None:
+        """The connection has ended."""
 
 
 class ServerSession:
@@ -95,8 +99,8 @@ class ServerSession:
         self._output = output
         self._peer = peer
         self._dispatcher: Dispatcher | None = None
-        self._command_refusal: str | None = None
-        """For a watcher: why it may not give commands, empty if it may; None for a node."""
+        self._guest: GuestSession | None = None
+        """What handles the messages of a connection that is no node's."""
         self.has_answered = False
         """Whether the other side has received all that it asked for, such as the list of jobs: it is no session."""
         self._leaving = False
@@ -117,7 +121,7 @@ class ServerSession:
     @property
     def is_open(self) -> bool:
         """Whether the handshake is done."""
-        return self._dispatcher is not None
+        return self._dispatcher is not None or self._guest is not None
 
     def receive(self, payload: bytes) -> str | None:
         """Handle one message. Returns why the connection must be closed; None if it continues.
@@ -126,18 +130,12 @@ class ServerSession:
             CodecError: it is not a message, or is not allowed here.
             SignatureError: its signature is missing or wrong.
         """
+        if self.signers is not None and self.is_open:
+            payload = self.signers.incoming.verify(payload)
+        if self._guest is not None:
+            self._guest.receive(payload)
+            return None
         if self._dispatcher is not None:
-            if self.signers is not None:
-                payload = self.signers.incoming.verify(payload)
-            if self._command_refusal is not None:
-                from rallypoint.control.protocol.observation import ListRequest, decode_watcher_request
-
-                watcher_request = decode_watcher_request(payload)
-                if isinstance(watcher_request, ListRequest):
-                    self._list_jobs()
-                else:
-                    self._dispatcher.receive_from_watcher(self.number, watcher_request, self._command_refusal)
-                return None
             if payload == HEARTBEAT:
                 return self.heartbeat()
             request = codec.decode_request(payload)
@@ -159,13 +157,6 @@ class ServerSession:
             except HandshakeError as error:
                 answer = HandshakeRefused(str(error))
         return None if answer is None else self._answer(answer)
-
-    def _list_jobs(self) -> None:
-        if self._handshake.greeted is None or self._handshake.greeted.job:  # it may have proved to be of one job only
-            raise codec.CodecError("jobs are listed for watchers that name none")
-        from rallypoint.control.protocol.observation import job_list_parts
-
-        self._output.send(*map(codec.encode, job_list_parts(self._jobs.job_list())))
 
     def refuse(self, sentence: str) -> None:
         """Tell the other side why it is refused; the connection must be closed."""
@@ -189,12 +180,15 @@ class ServerSession:
 
     def end(self, why: str, *, is_permanent: bool = False) -> None:
         """Send that the session ends, and why; does nothing if there is none. See `SessionEnded.is_permanent`."""
-        if self._dispatcher is not None:
+        if self.is_open:
             self._output.send(_session_ended(why, is_permanent))
 
     def detach(self, how: str) -> None:
         """The connection has ended, in the way that `how` says. Idempotent."""
         dispatcher, self._dispatcher = self._dispatcher, None
+        guest, self._guest = self._guest, None
+        if guest is not None:
+            guest.detach()
         if dispatcher is not None:
             dispatcher.detach(self.number, Reason.DEPARTED if self._leaving else Reason.LOST, how)
 
@@ -224,7 +218,7 @@ class ServerSession:
             self._answer_greeting(hello)
             return
         if hello.is_watcher:
-            self._open_watcher(hello)
+            self._open_guest(hello)
             return
         dispatcher = self._jobs.dispatcher_for(hello, self._peer)
         self.signers = self._handshake.signers
@@ -244,24 +238,14 @@ class ServerSession:
         self._output.send(codec.encode(Welcome(lease, "", self._jobs.job is not None, timestamp=time.time())))
         self.has_answered = True
 
-    def _open_watcher(self, hello: Hello) -> None:
-        """Open the session of a watcher; where it names no job, and there are several or none, only list them."""
-        dispatcher = self._jobs.find(hello.job)
-        if dispatcher is None and hello.job:
-            raise HandshakeError(f"it has no job {hello.job!r}; leave --rdzv-id out for a list of its jobs")
+    def _open_guest(self, hello: Hello) -> None:
+        """Open the session of a watcher; where it names no job, and there are several or none, it is only answered."""
+        open_guest = load(GUEST)
         self.signers = self._handshake.signers
         record = self._output.describe(hello)
-        lease = Settings("", 1, 1).lease if dispatcher is None else dispatcher.settings.lease
-        welcome = Welcome(lease, "" if dispatcher is None else dispatcher.incarnation)
-        self._output.send(codec.encode(welcome))
-        if dispatcher is None:
-            self._list_jobs()
-            self.has_answered = True
-            return
-        trusted = dispatcher.remote_control or self.signers is not None or record.is_own_user
-        self._command_refusal = "" if trusted else COMMAND_REFUSED
-        self.number = dispatcher.attach_watcher(self._output.post, self._on_disconnect)
-        self._dispatcher = dispatcher
+        trusted = self.signers is not None or record.is_own_user
+        self._guest = open_guest(self._jobs, hello, self._output, self._on_disconnect, is_trusted=trusted)
+        self.has_answered = self._guest is None
 
     def _on_disconnect(self, why: str) -> None:
         self.end_reason = why

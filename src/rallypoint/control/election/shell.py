@@ -41,8 +41,6 @@ from rallypoint.control.membership.state import NodeId, Settings, State
 if TYPE_CHECKING:
     import socket
 
-    from rallypoint.control.protocol.observation import Snapshot
-
 
 Listen: TypeAlias = "Callable[[Sequence[str]], list[socket.socket]]"
 
@@ -266,10 +264,11 @@ class Candidate:
         """Whether this agent is the coordinator."""
         return self._election.is_leader
 
-    def snapshot(self) -> Callable[[], Snapshot] | None:
-        """The snapshot of the job, if this agent is the coordinator; from any thread."""
+    @property
+    def coordinator(self) -> Dispatcher | None:
+        """The coordinator, if this agent has been elected; from any thread."""
         term = self._term
-        return None if term is None else term.dispatcher.copy_of_job()
+        return None if term is None else term.dispatcher
 
     def close(self) -> None:
         """Give the coordinator's place to the next, and leave etcd; waits until that is done. Idempotent."""
@@ -367,7 +366,7 @@ class Candidate:
         else:
             self._lead.extend(asked_at, seconds)
             if self._term is not None:
-                self._term.dispatcher.turns.call(self._term.dispatcher.lead_renewed)
+                self._term.dispatcher.turns.call(self._term.dispatcher.tick)
 
     def _start_term(self, request: StartTerm) -> Listening:
         """Coordinate the job from what was taken over. Raises OSError: no socket can be opened; UserError: the address

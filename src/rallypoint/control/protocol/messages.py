@@ -425,7 +425,7 @@ class MissingNode(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """The progress of the rendezvous, as facts; `coordinator.job_log` makes a sentence of them. At most a few names."""
+    """Progress of the rendezvous as facts, for `observe.rendezvous_log` to word; with a few names at most."""
 
     round: int
     complete: bool

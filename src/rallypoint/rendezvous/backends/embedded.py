@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rallypoint.control.coordinator.server import ControlServer
-    from rallypoint.control.protocol.observation import Snapshot
     from rallypoint.rendezvous.backends.command_server import CommandServer
 
 log = get_logger(__name__)
@@ -134,9 +133,9 @@ class _EmbeddedControl(ControlPlane):
         """Whether it is here."""
         return self._dispatcher is not None
 
-    def snapshot(self) -> Callable[[], Snapshot] | None:
-        """The snapshot of the job, if the coordinator is here."""
-        return None if self._dispatcher is None else self._dispatcher.copy_of_job()
+    def coordinator(self) -> Dispatcher | None:
+        """The coordinator, if it is here."""
+        return self._dispatcher
 
     def watch_endpoint(self) -> str | None:
         """The endpoint; empty if the coordinator is alone, before `open_to_commands`."""

@@ -9,7 +9,6 @@ server, and etcd a few writes, whatever the number of nodes (decision 18).
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,9 +26,9 @@ from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import ETCD_PORT, RendezvousParameters
 
 if TYPE_CHECKING:
+    from rallypoint.control.coordinator.dispatcher import Dispatcher
     from rallypoint.control.election.shell import Candidate
     from rallypoint.control.etcd.client import EtcdClient
-    from rallypoint.control.protocol.observation import Snapshot
 
 
 log = get_logger(__name__)
@@ -79,9 +78,9 @@ class _EtcdControl(ControlPlane):
         self._candidate.start()
         return link
 
-    def snapshot(self) -> Callable[[], Snapshot] | None:
-        """The snapshot of the job, if this agent is the elected one."""
-        return None if self._candidate is None else self._candidate.snapshot()
+    def coordinator(self) -> Dispatcher | None:
+        """The coordinator, if this agent is the elected one."""
+        return None if self._candidate is None else self._candidate.coordinator
 
     def watch_endpoint(self) -> str | None:
         """The endpoints of etcd, where the elected coordinator can be found."""

@@ -7,7 +7,6 @@ first byte of a connection distinguishes the two. Each round has a new store beh
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 
     from rallypoint.control.client.dialing import DialTarget
     from rallypoint.control.protocol.messages import StorePeers
-    from rallypoint.control.protocol.observation import Snapshot
     from rallypoint.rendezvous.backends.rank_zero import EndpointCheck
 
 
@@ -92,9 +90,9 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
 
     # The control plane
 
-    def snapshot(self) -> Callable[[], Snapshot] | None:
-        """The snapshot of the job, if this is rank 0."""
-        return None if self._dispatcher is None else self._dispatcher.copy_of_job()
+    def coordinator(self) -> Dispatcher | None:
+        """The coordinator, if this is rank 0."""
+        return self._dispatcher
 
     def watch_endpoint(self) -> str | None:
         """The endpoint."""

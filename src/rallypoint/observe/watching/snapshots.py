@@ -25,7 +25,8 @@ from rallypoint.control.membership.endings import missing
 from rallypoint.control.membership.rules import ClockView, backoff_ends, number_fitting
 from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Participant, Settings, State, name_of
 from rallypoint.control.protocol.messages import NodeReport
-from rallypoint.control.protocol.observation import (
+from rallypoint.failures.cause import Ending
+from rallypoint.observe.watching.messages import (
     PAGE_NODES,
     SHOWN_NODES,
     EventKind,
@@ -40,7 +41,6 @@ from rallypoint.control.protocol.observation import (
     Straggler,
     Totals,
 )
-from rallypoint.failures.cause import Ending
 
 _LONGEST_DETAIL = 200
 """Characters of a list's sentence on how a job has ended."""

@@ -15,7 +15,7 @@ from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.errors import FrameError
 from rallypoint.control.protocol.handshake import HandshakeError
 from rallypoint.control.protocol.messages import CollectedPart, CollectKind, SessionEnded, Taken
-from rallypoint.control.protocol.observation import (
+from rallypoint.observe.watching.messages import (
     MAX_SNAPSHOT,
     CollectCommand,
     CommandReply,

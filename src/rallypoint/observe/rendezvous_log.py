@@ -8,10 +8,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rallypoint.base.log import get_logger, printable
-from rallypoint.control.membership.state import NodeInfo, Reason, Settings, State, join_names
+from rallypoint.control.coordinator.extension import Extension
+from rallypoint.control.membership.state import Reason, join_names
 from rallypoint.control.protocol.messages import (
     ConfigDifference,
     ConfigDiffers,
@@ -20,6 +21,9 @@ from rallypoint.control.protocol.messages import (
     Progress,
     ProgressText,
 )
+
+if TYPE_CHECKING:
+    from rallypoint.control.coordinator.coordinator import Coordinator
 
 log = get_logger(__name__)
 
@@ -196,15 +200,23 @@ _MAX_NAMED = 4
 """The number of nodes that are named as different in one setting, and of values that are shown for each."""
 
 
-class JobLog:
-    """The log of the job with that id."""
+class JobLog(Extension):
+    """The log of a coordinator's job."""
 
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
+    def __init__(self, job: Coordinator) -> None:
+        self.job = job
+        self._run_id = job.settings.run_id
         self._reported_progress: ReportedProgress = {}
         self._differing: Counter[ConfigDifference] = Counter()
 
-    def log_differences(self, notification: ConfigDiffers) -> None:
+    def on_message(self, message: Any, now: float) -> None:
+        """Log differences; and progress where the coordinator is outside of the job, and its log another one."""
+        if isinstance(message, ConfigDiffers):
+            self._log_differences(message)
+        elif self.job.learns_settings:
+            self._log_progress(message, now)
+
+    def _log_differences(self, notification: ConfigDiffers) -> None:
         """Log that a node differs from the job; not for each that differs in the same way."""
         for difference in notification.differences:
             if difference not in self._differing and len(self._differing) >= _MAX_NAMED**2:
@@ -214,7 +226,7 @@ class JobLog:
                 sentence = difference.sentence(notification.node)
                 log.warning("job %r: %s; give all nodes of a job the same", self._run_id, sentence)
 
-    def log_progress(self, notification: Progress | JoinRefused, now: float) -> None:
+    def _log_progress(self, notification: Progress | JoinRefused, now: float) -> None:
         """Log the progress of the rendezvous, if this node is the one to log it; `now` is monotonic."""
         how_far = notification if isinstance(notification, Progress) else notification.progress
         if how_far is None or not how_far.reports:
@@ -224,47 +236,3 @@ class JobLog:
             log.warning("%s", words.detail)
         elif words.warning:
             log.warning("%s", words.text)
-
-
-# Differences between the settings of a node and those of its job: nodes may differ in the number of workers, in their
-# roles, and in how long they wait for others; and nodes of different roles in what they run.
-
-
-_OPTIONS = (
-    ("last_call_timeout", True),
-    ("lease", True),
-    ("min_healthy_time", True),
-    ("restart_backoff", True),
-    ("restart_backoff_max", True),
-    ("same_failure_limit", True),
-    ("notice_timeout", False),  # each agent notifies its own workers
-)
-"""Fields of the settings that `--rdzv-conf` sets, and whether the control plane's own value holds."""
-
-
-def differences(node_info: NodeInfo, own: Settings | None, state: State, job: Settings) -> tuple[ConfigDifference, ...]:
-    """How a node that requests a place differs from the nodes before it.
-
-    `own` are the settings that it was started with, None for a node in the process of the control plane; `job` are
-    those in effect.
-    """
-    result: list[ConfigDifference] = []
-    if own is not None and own.segment != job.segment:
-        result.append(ConfigDifference("--segment=", str(own.segment), str(job.segment)))
-    if own is not None and (own.min_nodes, own.max_nodes) != (job.min_nodes, job.max_nodes):
-        result.append(ConfigDifference("--nnodes=", _range(own), _range(job)))
-    if 0 <= state.max_restarts != node_info.max_restarts >= 0:
-        result.append(ConfigDifference("--max-restarts=", str(node_info.max_restarts), str(state.max_restarts)))
-    program = state.programs.get(node_info.role, "")
-    if program and node_info.program and node_info.program != program:
-        result.append(ConfigDifference("the program ", node_info.program, program, job_value_applies=False))
-    for name, holds in _OPTIONS if own is not None else ():
-        ours, theirs = getattr(own, name), getattr(job, name)
-        if ours != theirs:
-            result.append(ConfigDifference(f"--rdzv-conf={name}=", f"{ours:g}", f"{theirs:g}", holds))
-    return tuple(result)
-
-
-def _range(settings: Settings) -> str:
-    low, high = settings.min_nodes, settings.max_nodes
-    return str(low) if low == high else f"{low}:{high}"

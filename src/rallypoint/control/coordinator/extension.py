@@ -1,0 +1,144 @@
+"""What only some jobs have at the coordinator, and how a coordinator gets it. Pure; cheap to import.
+
+The coordinator decides who is in a round, and no more: it names nothing that is beside that, such as watchers. It reads
+a table of names, imports a row when its time has come, and calls what `Extension` offers.
+
+Laws:
+
+1. An extension is imported by its first message, or by the first state that needs it: what a job does not use costs
+   nothing.
+2. An extension sends messages, and runs operations as an operator may (`Coordinator.operate`). It never changes a state
+   by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from itertools import count
+from types import MappingProxyType
+
+from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from rallypoint.control.coordinator.sessions import SessionRecord
+    from rallypoint.control.membership.state import NodeId, State
+
+TABLE = "rallypoint.features.coordinator_table"
+"""The module that has the table, as `EXTENSIONS`."""
+
+GUEST = f"{TABLE}:open_guest"
+"""What opens the session of a connection that is no node's."""
+
+
+def never(_state: State) -> bool:
+    """No state needs the extension."""
+    return False
+
+
+class Row(NamedTuple):
+    """One extension.
+
+    Args:
+        name: what it is found by.
+        place: its class, as `module:Class`.
+        hears: the names of the types of messages from nodes that load it.
+        observes: the names of the types of messages to nodes that it is told of.
+        needed: whether a state needs it.
+    """
+
+    name: str
+    place: str
+    hears: tuple[str, ...] = ()
+    observes: tuple[str, ...] = ()
+    needed: Callable[[State], bool] = never
+
+
+class Extension:
+    """One extension of one coordinator, with which it is made. A subclass overrides what it needs."""
+
+    handlers: Mapping[type, Callable[[SessionRecord, Any, float], None]] = MappingProxyType({})
+    """What it does with a message that a node has sent, perhaps without having been asked, by type."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the end of the server should wait for it for a moment."""
+        return False
+
+    def on_change(self, before: State, after: State, now: float) -> None:
+        """The state has changed."""
+
+    def on_resume(self, node: NodeId) -> None:
+        """A node is back in a new session."""
+
+    def on_message(self, message: Any, now: float) -> None:
+        """A message that it observes is sent to a node."""
+
+    def forget(self, node: NodeId, now: float) -> None:
+        """A node is gone."""
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+
+    def wake_at(self) -> float:
+        """The time at which `tick` has something to do; infinity for never."""
+        return math.inf
+
+
+def load(place: str) -> Any:
+    """What is at a place, as `module:name`."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+class Extensions:
+    """Those of one coordinator."""
+
+    def __init__(self, job: Any) -> None:
+        """Of this coordinator, which makes them."""
+        self._job = job
+        self._rows: Sequence[Row] = load(f"{TABLE}:EXTENSIONS")
+        self._loaded: dict[str, Extension] = {}
+        self.observed = frozenset(kind for row in self._rows for kind in row.observes)
+        """The names of the types of messages that some extension is told of."""
+        self.numbers = count(1)
+        """For what extensions ask of nodes: each number is used once."""
+
+    def __iter__(self) -> Any:
+        return iter(self._loaded.values())
+
+    def find(self, name: str) -> Any:
+        """The extension of that name, imported now if it is not there yet."""
+        if name not in self._loaded:
+            row = next(row for row in self._rows if row.name == name)
+            self._loaded[name] = load(row.place)(self._job)
+        return self._loaded[name]
+
+    def loaded(self, name: str) -> Any:
+        """The extension of that name, if it is there."""
+        return self._loaded.get(name)
+
+    def receive(self, speaker: SessionRecord, message: Any, now: float) -> None:
+        """A node has sent a message that is not the coordinator's."""
+        for row in self._rows:
+            if type(message).__name__ in row.hears:
+                self.find(row.name)
+        for extension in self:
+            if (handle := extension.handlers.get(type(message))) is not None:
+                handle(speaker, message, now)
+
+    def on_change(self, before: State, after: State, now: float) -> None:
+        """The state has changed."""
+        for row in self._rows:
+            if row.name not in self._loaded and row.needed(after):
+                self.find(row.name)
+        for extension in self:
+            extension.on_change(before, after, now)
+
+    def on_message(self, message: Any, now: float) -> None:
+        """A message is sent to a node."""
+        kind = type(message).__name__
+        for row in self._rows:
+            if kind in row.observes:
+                self.find(row.name).on_message(message, now)

@@ -1,0 +1,25 @@
+"""What only some jobs have at the coordinator, a row each. Cheap to import: an extension is imported when its row says
+so.
+"""
+
+from __future__ import annotations
+
+from rallypoint.base.light_typing import Any
+from rallypoint.control.coordinator.extension import Row, load
+from rallypoint.observe.watching import WATCHERS
+
+EXTENSIONS = (
+    Row(WATCHERS, "rallypoint.observe.watching.watchers:WatcherSessions"),
+    Row("hangs", "rallypoint.observe.watching.hang:HangExtension", needed=lambda state: bool(state.quiet)),
+    Row("fence", "rallypoint.features.fence:Fence", hears=("ConfirmRequest",)),
+    Row(
+        "job log",
+        "rallypoint.observe.rendezvous_log:JobLog",
+        observes=("ConfigDiffers", "Progress", "JoinRefused"),
+    ),
+)
+
+
+def open_guest(*arguments: Any, **more: Any) -> Any:
+    """Open the session of a connection that is no node's: see `observe.watching.session.open_session`."""
+    return load("rallypoint.observe.watching.session:open_session")(*arguments, **more)

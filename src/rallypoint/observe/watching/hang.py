@@ -1,0 +1,201 @@
+"""The hang of a job: what each node can tell about its workers goes to one of them, and its report to all. Pure.
+
+Laws:
+
+1. No node is asked before the job hangs, and each hang is reported once: the next one begins after a sign of life.
+2. Answers of nodes are not kept here: they are passed on to the reporting node as they arrive.
+3. A node that does not answer in time is named in the report. If the reporting node sends no report, all are notified
+   of that.
+4. A node whose connection broke is notified again when it is back: what it was sent may not have arrived.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.control.coordinator.extension import Extension
+from rallypoint.control.membership.endings import hang_began
+from rallypoint.control.membership.state import NodeId, State, name_of
+from rallypoint.control.protocol.messages import (
+    CollectedPart,
+    CollectionEnded,
+    CollectKind,
+    CollectRequested,
+    HangFound,
+    HangReport,
+    NodeAnswer,
+    NodeReport,
+    Notification,
+    Taken,
+)
+from rallypoint.observe.watching.collection import Collection
+
+if TYPE_CHECKING:
+    from rallypoint.control.coordinator.coordinator import Coordinator
+    from rallypoint.control.coordinator.sessions import SessionRecord
+
+_REPORT = 15.0
+"""Seconds that the reporting node has when the others have answered."""
+_MOST_NAMED = 8
+"""Nodes without an answer that it is told the names of."""
+_NO_REPORT = "{} has not reported for {:g} s what its workers are doing, so there is no report of this hang"
+
+
+class HangCollection:
+    """The hang of a job that is being investigated, if there is one.
+
+    Args:
+        tell: sends a notification to given nodes.
+        numbers: the numbers of requested collections; each is used once.
+        name: returns the readable name of a node.
+        settles: seconds before which no report is passed on, if each node collects for itself: a node that has its
+            report may end the round, and the others must have theirs by then.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[Iterable[NodeId], Notification], None],
+        numbers: Iterator[int],
+        name: Callable[[NodeId], str],
+        settles: float = 0.0,
+    ) -> None:
+        self._tell = tell
+        self._numbers = numbers
+        self._name = name
+        self._settles = settles
+        self._settled_at = 0.0
+        self._ready: str | None = None
+        """The report, while it is too early for it."""
+        self._number, self._round = 0, -1
+        self._nodes: Sequence[NodeId] = ()
+        """The nodes that are asked and notified; the first of them reports. Empty once that is done."""
+        self._of = 0
+        """The number of nodes of the round."""
+        self._asked: Collection | None = None
+        """The collection, until nothing more is expected of it."""
+        self._until = math.inf
+        """When the report must be there, from then on."""
+
+    def check_hang(self, before: State, after: State, in_reach: Callable[[NodeId], bool], now: float) -> bool:
+        """The state has changed: if the round now hangs, begin to ask the connected nodes. Returns whether it does."""
+        if not hang_began(before, after):
+            return False
+        in_order = sorted(after.participants, key=lambda node: after.participants[node].rank)
+        nodes = [node for node in in_order if in_reach(node)]
+        self._drop()
+        if nodes:
+            self._nodes, self._of = nodes, len(in_order)
+            self._number, self._round = next(self._numbers), after.round
+            self._settled_at = now + (self._settles if len(in_order) > 1 else 0.0)
+            self._tell(nodes, HangFound(self._round, self._of))
+            self._asked = Collection(CollectKind.HANG, nodes, in_reach, self._request, now)
+        return True
+
+    def resumed(self, node: NodeId, state: State) -> None:
+        """A node is back in a new session."""
+        if node in self._nodes and state.complete and state.round == self._round:
+            self._tell([node], HangFound(self._round, self._of))
+            if self._asked is not None and node in self._asked:
+                self._request([node])
+
+    def _request(self, nodes: Sequence[NodeId]) -> None:
+        self._tell(nodes, CollectRequested(self._number, CollectKind.HANG))
+
+    def on_answer(self, node: NodeId, answer: NodeAnswer, now: float) -> None:
+        """A node has answered."""
+        if isinstance(answer, NodeReport) or answer.number != self._number or not self._nodes:
+            return
+        if isinstance(answer, HangReport):
+            if node == self._nodes[0]:
+                self._report(answer.report, now)
+        elif self._asked is None:
+            return
+        elif isinstance(answer, Taken):
+            if node == self._nodes[0]:
+                self._asked.on_read(now)
+                self._end_if_complete(now)
+        elif node in self._asked:
+            data = self._asked.pass_on(node, answer.data, answer.is_last)
+            self._tell(self._nodes[:1], CollectedPart(self._number, data, answer.is_last, self._name(node)))
+            self._end_if_complete(now)
+
+    def forget(self, node: NodeId, now: float) -> None:
+        """A node is gone."""
+        if self._nodes and node == self._nodes[0]:
+            self._drop()  # its round ends with it, if not the job
+        elif self._asked is not None:
+            self._asked.forget(node, now)
+            self._end_if_complete(now)
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        if now < self.wake_at():
+            return
+        if self._asked is not None:
+            self._asked.tick(now)
+            self._end_if_complete(now)
+        elif self._ready is not None:
+            self._report(self._ready, now)
+        else:
+            self._report(_NO_REPORT.format(self._name(self._nodes[0]), _REPORT), now)
+
+    def wake_at(self) -> float:
+        """The time at which `tick` has something to do."""
+        return self._until if self._asked is None else self._asked.wake_at()
+
+    def _end_if_complete(self, now: float) -> None:
+        collection = self._asked
+        if collection is None or not collection.is_over:
+            return
+        silent = sorted(collection.silent)
+        named = tuple(self._name(node) for node in silent[:_MOST_NAMED])
+        self._asked, self._until = None, now + _REPORT
+        ended = CollectionEnded(self._number, self._round, named, len(silent) - len(named) + collection.not_asked)
+        self._tell(self._nodes[:1], ended)
+
+    def _report(self, text: str, now: float) -> None:
+        if now < self._settled_at:
+            self._ready, self._until = text, self._settled_at
+            return
+        nodes = self._nodes
+        self._drop()
+        self._tell(nodes, HangReport(self._number, self._round, text))
+
+    def _drop(self) -> None:
+        """Nothing more is expected of anybody, if a report was sent before all had answered too."""
+        self._nodes, self._asked, self._ready, self._until = (), None, None, math.inf
+
+
+class HangExtension(Extension):
+    """The hangs of a coordinator's job."""
+
+    def __init__(self, job: Coordinator) -> None:
+        self.job = job
+        self._hang = HangCollection(job.send_to, job.extensions.numbers, lambda node: name_of(job.state, node))
+        self.handlers = dict.fromkeys((HangReport, Taken, CollectedPart), self._on_answer)
+
+    def _on_answer(self, speaker: SessionRecord, answer: NodeAnswer, now: float) -> None:
+        self._hang.on_answer(speaker.node, answer, now)
+
+    def on_change(self, before: State, after: State, now: float) -> None:
+        """Begin to ask if the round now hangs."""
+        if self._hang.check_hang(before, after, self.job.sessions.__contains__, now):
+            self.job.history.add("hang found", after.round, "no rank has given a sign of life for long", now)
+
+    def on_resume(self, node: NodeId) -> None:
+        """Notify the node again."""
+        self._hang.resumed(node, self.job.state)
+
+    def forget(self, node: NodeId, now: float) -> None:
+        """A node is gone."""
+        self._hang.forget(node, now)
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        self._hang.tick(now)
+
+    def wake_at(self) -> float:
+        """The time at which `tick` has something to do."""
+        return self._hang.wake_at()

@@ -1,0 +1,144 @@
+"""The coordinator's end of a watcher's session, and of what watches from the coordinator's own process.
+
+On the thread of the coordinator's turns.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rallypoint.control.coordinator.session import SessionOutput
+from rallypoint.control.membership.state import Settings
+from rallypoint.control.protocol import codec
+from rallypoint.control.protocol.handshake import HandshakeError, Hello, Welcome
+from rallypoint.observe.watching import WATCHERS
+from rallypoint.observe.watching.messages import (
+    JobList,
+    ListRequest,
+    Snapshot,
+    WatcherNotification,
+    WatcherRequest,
+    decode_watcher_request,
+    job_list_parts,
+)
+from rallypoint.observe.watching.snapshots import summary_of
+
+if TYPE_CHECKING:
+    from rallypoint.control.coordinator.dispatcher import Dispatcher
+    from rallypoint.control.coordinator.jobs import ServedJobs
+    from rallypoint.observe.watching.watchers import WatcherSessions
+
+COMMAND_REFUSED = (
+    "without a secret, commands are taken only from the user of the control plane (or root) on its own machine; give "
+    "the job a RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one), or start its control plane with "
+    "remote_control=true in --rdzv-conf"
+)
+MAX_WATCHERS = 64
+"""Sessions that may watch a job at a time: each may ask for the whole state every second."""
+_REPLACED_DETAIL = f"{MAX_WATCHERS} others watch this job, and it has said nothing for the longest time"
+_COPIED_WITHIN = 5.0
+"""Seconds that a snapshot waits for the coordinator's turn."""
+
+
+class Watch:
+    """One session of a watcher of a job."""
+
+    def __init__(
+        self, job: Dispatcher, send: Callable[[WatcherNotification], None], disconnect: Callable[[str], None]
+    ) -> None:
+        """Open the session. The one that has said nothing for the longest time makes room if there are too many.
+
+        Args:
+            job: the job that is watched.
+            send: called with what the watcher is sent.
+            disconnect: called with the reason, when the session was ended from here.
+        """
+        self._job = job
+        self._watchers: WatcherSessions = job.extension(WATCHERS)
+        if len(self._watchers) >= MAX_WATCHERS:
+            job.end_guest(self._watchers.remove_quietest(), _REPLACED_DETAIL)
+        self._number = job.attach_guest(send, disconnect, self._watchers.close)
+        self._watchers.open(self._number)
+
+    def receive(self, request: WatcherRequest, refusal: str = "") -> None:
+        """The watcher has sent a message; `refusal` is why it may not give commands, if it may not."""
+        self._watchers.receive(self._number, request, self._job.now(), refusal)
+        self._job.tick()
+
+    def detach(self) -> None:
+        """The watcher is gone."""
+        self._job.detach(self._number)
+
+
+class _WatcherConnection:
+    """A watcher's connection. See `control.coordinator.session.GuestSession`."""
+
+    def __init__(self, watch: Watch, refusal: str, list_jobs: Callable[[], None] | None) -> None:
+        self._watch = watch
+        self._refusal = refusal
+        self._list_jobs = list_jobs
+
+    def receive(self, payload: bytes) -> None:
+        request = decode_watcher_request(payload)
+        if not isinstance(request, ListRequest):
+            self._watch.receive(request, self._refusal)
+        elif self._list_jobs is None:  # it may have proved to be of one job only
+            raise codec.CodecError("jobs are listed for watchers that name none")
+        else:
+            self._list_jobs()
+
+    def detach(self) -> None:
+        self._watch.detach()
+
+
+def open_session(
+    jobs: ServedJobs, hello: Hello, output: SessionOutput, disconnect: Callable[[str], None], *, is_trusted: bool
+) -> _WatcherConnection | None:
+    """Open the session of a watcher with this greeting. Returns None if it names no job where there are several or
+    none: then it has got a list of the jobs, and is no session.
+
+    Args:
+        jobs: what the server serves.
+        output: its connection.
+        disconnect: called with the reason, when the session was ended from here.
+        is_trusted: whether it has proved something, or is of the control plane's own user.
+
+    Raises:
+        HandshakeError: there is no such job.
+    """
+    job = jobs.find(hello.job)
+    if job is None and hello.job:
+        raise HandshakeError(f"it has no job {hello.job!r}; leave --rdzv-id out for a list of its jobs")
+
+    def list_jobs() -> None:
+        output.send(*map(codec.encode, job_list_parts(job_list(jobs))))
+
+    lease = Settings("", 1, 1).lease if job is None else job.settings.lease
+    output.send(codec.encode(Welcome(lease, "" if job is None else job.incarnation)))
+    if job is None:
+        list_jobs()
+        return None
+    refusal = "" if is_trusted or job.remote_control else COMMAND_REFUSED
+    return _WatcherConnection(Watch(job, output.post, disconnect), refusal, None if hello.job else list_jobs)
+
+
+def job_list(jobs: ServedJobs) -> JobList:
+    """The jobs of a server, one line each, and those that ended last."""
+    now = jobs.now()
+    running, ended = (tuple(summary_of(*record, now) for record in records) for records in jobs.records())
+    return JobList(running, ended)
+
+
+def copy_of_job(job: Dispatcher) -> Callable[[], Snapshot]:
+    """Copy what may change, in the coordinator's next turn; from any thread. Returns a function, for any thread but the
+    loop's, that waits for the copy and makes a snapshot of it, once. It raises `queue.Empty` if there was no turn.
+    """
+    copied: queue.SimpleQueue[Callable[[], Snapshot]] = queue.SimpleQueue()
+
+    def make_snapshot() -> Snapshot:
+        return copied.get(timeout=_COPIED_WITHIN)()
+
+    job.turns.call(lambda: copied.put(job.extension(WATCHERS).snapshot(job.now())))
+    return make_snapshot
