@@ -14,7 +14,7 @@ from rallypoint.control.coordinator import collection, coordinator
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.notifications import placements
-from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.coordinator.sessions import SessionRecord, SessionRegistry
 from rallypoint.control.election import journal, procedures
 from rallypoint.control.election.machine import Election
 from rallypoint.control.election.steps import Changed, Fence, Procedure, Takeover, Watched
@@ -89,17 +89,17 @@ def _departure_closes() -> AbstractContextManager[object]:
 
 def _wall_clock() -> AbstractContextManager[object]:
     """The lease counts from when the node says that it spoke, on its own wall clock."""
-    node_heard = Coordinator._node_heard
+    hear = SessionRegistry.hear
 
-    def bad(self: Coordinator, session: int, now: float) -> None:
-        node_heard(self, session, now)
-        speaker, running = self.sessions.get(session), job.running()
-        heard = self.sessions.liveness._heard
+    def bad(self: SessionRegistry, session: int, now: float) -> SessionRecord | None:
+        speaker, running = hear(self, session, now), job.running()
+        heard = self.liveness._heard
         if speaker is not None and session in heard:
             sender = running.agents[int(speaker.node.addr.rpartition(".")[2])]
             heard[session] = now - (running.world.now - sender.wall_clock())
+        return speaker
 
-    return patch.object(Coordinator, "_node_heard", bad)
+    return patch.object(SessionRegistry, "hear", bad)
 
 
 def _without_round() -> AbstractContextManager[object]:

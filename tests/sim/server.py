@@ -85,7 +85,8 @@ class AuditedDispatcher(Dispatcher):
 
     def tick(self) -> None:
         """Time has passed."""
-        self._carry_out(self._coordinator.tick(self._now()))
+        now = self._clock.monotonic() if self._lead is None else self._now_as_leader(self._lead)
+        self._carry_out(self._coordinator.tick(now))
 
     @property
     def job(self) -> str | None:

@@ -68,7 +68,7 @@ else:
             return record
 
         def _replace(self, /, **changes):
-            record = self._make(map(changes.pop, self._fields, self))
+            record = tuple.__new__(type(self), map(changes.pop, self._fields, self))
             if changes:
                 raise _UNKNOWN_FIELD(f"Got unexpected field names: {list(changes)!r}")
             return record

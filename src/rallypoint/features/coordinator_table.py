@@ -10,7 +10,7 @@ from rallypoint.observe.watching import WATCHERS
 
 EXTENSIONS = (
     Row(WATCHERS, "rallypoint.observe.watching.watchers:WatcherSessions"),
-    Row("hangs", "rallypoint.observe.watching.hang:HangExtension", needed=lambda state: bool(state.quiet)),
+    Row("hangs", "rallypoint.observe.watching.hang:HangExtension", needed="quiet"),
     Row("fence", "rallypoint.features.fence:Fence", hears=("ConfirmRequest",)),
     Row(
         "job log",

@@ -246,7 +246,7 @@ def test_what_nobody_asked_for_is_not_listened_to() -> None:
     coordinator.receive(1, JOINED, 0.0)
     for said in (NodeReport(0, (666,)), CollectedPart(1, b"x", True)):
         assert coordinator.receive(1, said, 0.0).messages == []
-    assert list(coordinator.extensions) == [], "nothing is kept for watchers before one has come"
+    assert coordinator.extensions.loaded == [], "nothing is kept for watchers before one has come"
     watchers: WatcherSessions = coordinator.extensions.find(WATCHERS)
     watchers.open(WATCHER)
     coordinator.receive(1, NodeReport(0, (666,)), 0.0)

@@ -163,8 +163,9 @@ class ControlConnection:
             return
         everyone = self._all
         until = everyone.transports.turn_began + _TURN_OF_ALL
-        is_usual = len(arrived) == 1 and not (self._frames or self._is_watcher or everyone.shares or everyone.is_full)
-        if is_usual and SYSTEM_CLOCK.monotonic() < until:  # nearly all reads of nodes: `_work` in short
+        waits = self._frames or self._is_watcher or everyone.shares or everyone.unwritten > _POSTED
+        if len(arrived) == 1 and not waits and SYSTEM_CLOCK.monotonic() < until:
+            # Nearly all reads of nodes: `_work` in short.
             self._handle(arrived[0])
             return
         arrived.reverse()
@@ -193,7 +194,7 @@ class ControlConnection:
             if self._is_watcher and self._transport.unsent:
                 self._fall_behind()  # until `all_sent`
                 break
-            if now >= until or everyone.is_full:
+            if now >= until or everyone.unwritten > _POSTED:
                 self._fall_behind()
                 everyone.go_on_later(self)
                 break
@@ -229,8 +230,9 @@ class ControlConnection:
             self._all.limiter.remove(self)
 
     def _break_off(self) -> None:
-        """A defect of ours: end this connection alone."""
+        """A defect of ours: end this connection alone, and say so."""
         log.exception("control connection from %s: a message could not be handled; it is closed", self._peer)
+        self._session.end("a message could not be handled, which is a defect of the control plane; see its log")
         self.abort()
 
     def all_sent(self) -> None:
@@ -574,11 +576,6 @@ class Connections:
         if self.handshakes is not None:
             self.handshakes.close()
 
-    @property
-    def is_full(self) -> bool:
-        """Whether so much waits to be written that nothing more may be caused."""
-        return self.unwritten > _POSTED
-
     def end_turn_soon(self) -> None:
         """Something has happened: write what it has caused, once for all that the loop handles in this turn."""
         if not self._ends_turn:
@@ -620,7 +617,7 @@ class Connections:
         self._goes_on = False
         until = SYSTEM_CLOCK.monotonic() + _TURN
         for _ in range(len(self._behind)):  # whoever is not done after its turn is appended again
-            if self.is_full or SYSTEM_CLOCK.monotonic() >= until:
+            if self.unwritten > _POSTED or SYSTEM_CLOCK.monotonic() >= until:
                 break
             self._behind.popleft().go_on()
         if self._behind:

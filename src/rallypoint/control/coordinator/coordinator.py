@@ -226,10 +226,10 @@ class Coordinator:
 
     def receive(self, session: int, request: Request, now: float) -> Ready:
         """A node has sent a request; ignored if the session has ended."""
-        speaker = self.sessions.get(session)
-        if speaker is None:
+        if (speaker := self.sessions.hear(session, now)) is None:
             return self.take_ready()
-        self._node_heard(session, now)
+        if self._all_released:
+            self._await_released(now)
         for number in self.sessions.replace_earlier(speaker):
             self._ended.append((number, _REPLACED_DETAIL))
         if speaker.state is SessionState.RESUMING:
@@ -242,9 +242,10 @@ class Coordinator:
 
     def heartbeat(self, session: int, now: float) -> bool:
         """A node is alive. Returns whether the session exists; the caller sends the answer."""
-        if self.sessions.get(session) is None:
+        if self.sessions.hear(session, now) is None:
             return False
-        self._node_heard(session, now)
+        if self._all_released:
+            self._await_released(now)
         return True
 
     def close(self, session: int, now: float, reason: Reason = Reason.LOST, detail: str = "") -> Ready:
@@ -280,7 +281,7 @@ class Coordinator:
             self._continue_join(next(iter(self.state.participants)), now)
         self._tell_waiting(now)
         self._tell_succeeded(now)
-        for extension in self.extensions:
+        for extension in self.extensions.loaded:
             extension.tick(now)
         return self.take_ready()
 
@@ -288,7 +289,7 @@ class Coordinator:
         """The time at which `tick` has something to do, in seconds on the clock of `now`; infinity for never."""
         moments = [self.sessions.liveness.check_at(), self._next_deadline(), self._tells_waiting_at()]
         moments.append(self._tells_succeeded_at)
-        moments += [extension.wake_at() for extension in self.extensions]
+        moments += [extension.wake_at() for extension in self.extensions.loaded]
         if self._placeholders_until is not None:
             moments.append(self._placeholders_until)
         if self._waits_for_time():
@@ -307,7 +308,7 @@ class Coordinator:
         node_info = request.node_info
         before, speaker.state = speaker.state, SessionState.OPEN
         speaker.addresses, speaker.keeps_place = request.addresses, request.keeps_place
-        if other := self._other_job(speaker, node_info, now):
+        if self.settings.run_id == DEFAULT_RUN_ID and (other := self._other_job(speaker, node_info, now)):
             self._reply(speaker, JoinRefused(Refusal.ANOTHER_JOB, other))
             return
         self._report_differences(speaker, node_info)
@@ -378,7 +379,7 @@ class Coordinator:
         elif not stranger and (request.round >= 0 or not (known or request.incarnation == self.incarnation)):
             self._restore_from_node(speaker, request, now)
         if self.state.complete and speaker.node in self.state.participants:
-            self._note_host(speaker.node)
+            self._note_host(speaker)
         if self.state.verdict is not None:
             ended_for_all, ended_for = end_notifications(self.state, self.state.verdict)
             self._reply(speaker, ended_for.get(speaker.node, ended_for_all))
@@ -392,13 +393,13 @@ class Coordinator:
         for notification in missed:
             self._reply(speaker, notification)
         if misses_place:
-            self._send_placed(speaker.node, self._all_placements()[speaker.node])
+            self._send_placed(speaker, self._all_placements()[speaker.node])
         news = misses_place or bool(missed)
         if request.joining:
             speaker.state = SessionState.IGNORES_JOIN if news else SessionState.WILL_REJOIN
         else:
             speaker.state = SessionState.OPEN
-        for extension in self.extensions:
+        for extension in self.extensions.loaded:
             extension.on_resume(speaker.node)
         if self.state.complete and self.state.succeeded and place is not None:
             self._reply(speaker, nodes_succeeded(self.state))
@@ -460,7 +461,7 @@ class Coordinator:
         gone = [node for number in sessions if (node := self.sessions.close(number)) is not None]
         for node in gone:
             self._pending.pop(node, None)
-            for extension in self.extensions:
+            for extension in self.extensions.loaded:
                 extension.forget(node, now)
         self._remove_lost(gone, now, reason, detail)
 
@@ -474,11 +475,10 @@ class Coordinator:
         else:
             self._end([session], now, Reason.LOST, _SILENCE_DETAIL.format(recovery_timeout(self.settings)))
 
-    def _node_heard(self, session: int, now: float) -> None:
-        self.sessions.liveness.note_message(session, now)
-        if self._all_released:
-            self._all_released = False
-            self._placeholders_until = now + recovery_timeout(self.settings)
+    def _await_released(self, now: float) -> None:
+        """A node is heard again: the others, whose sessions were released with its own, have the time to come too."""
+        self._all_released = False
+        self._placeholders_until = now + recovery_timeout(self.settings)
 
     # Running operations
 
@@ -532,7 +532,7 @@ class Coordinator:
             after = step(operation, before, node, self._observer.clock_view(now), self.settings)
             if not isinstance(after, State):
                 return after
-            if isinstance(operation, Join):
+            if isinstance(operation, Join) and node in before.redundancy_list:
                 join, operation = operation, renewed(operation, before, after, node, now, self.settings)
                 if operation is not join:
                     self._wait(node, operation)
@@ -585,7 +585,7 @@ class Coordinator:
         """Notify the nodes that a change concerns, and check all joins again while it could matter to them."""
         while before is not self.state:
             after = self.state
-            rejoining = self._kept_places(before, after)
+            rejoining = self._kept_places(before, after) if before.complete and not after.complete else {}
             self._notify(before, after, keeps_places=bool(rejoining))
             self.history.record(before, after, now)
             self.extensions.on_change(before, after, now)
@@ -601,7 +601,7 @@ class Coordinator:
     def _kept_places(self, before: State, after: State) -> Mapping[NodeId, NodeInfo]:
         """What the nodes of a round that has ended take part in the next one with, if law 7 holds; else empty."""
         ended, end = before.participants, after.ended
-        if not before.complete or after.complete or after.closed or self._next_store.round != before.round:
+        if after.closed or self._next_store.round != before.round:
             return {}
         if end is None or end.reason is not Reason.FAILURE or not end.restarts_workers:
             return {}
@@ -653,8 +653,7 @@ class Coordinator:
             concerned = [node for node in nodes if after.knows(node) or node not in before.participants]
             self.send_to(concerned, notification)
         if newly_complete(before, after):
-            for node, placement in self._all_placements().items():
-                self._place(node, placement)
+            self._place_all()
 
     def _tells_waiting_at(self) -> float:
         """When the running round is to be told how many nodes wait for it; infinity if that has not changed."""
@@ -696,8 +695,9 @@ class Coordinator:
 
     def send_to(self, nodes: Iterable[NodeId], notification: Notification) -> None:
         """Send to a node if it has a session; otherwise it asks when it is back."""
-        sessions = (self.sessions.find(node) for node in nodes)
-        self._messages += [(session.number, notification) for session in sessions if session is not None]
+        for node in nodes:
+            if (session := self.sessions.find(node)) is not None:
+                self._messages.append((session.number, notification))
 
     def _reply(self, speaker: SessionRecord, notification: Notification) -> None:
         # Many that come back are told the same, such as a long traceback: it is one object, which is encoded once.
@@ -706,28 +706,30 @@ class Coordinator:
             last = self._last_reply = notification
         self._messages.append((speaker.number, last))
 
-    def _place(self, node: NodeId, placement: Placement) -> None:
-        """The round is complete, with this node in it."""
+    def _place_all(self) -> None:
+        """The round is complete."""
         self._completed_a_round = True
-        self._pending.pop(node, None)
-        speaker = self.sessions.find(node)
-        if speaker is None:
-            return
-        self._note_host(node)
-        if speaker.state is SessionState.WILL_REJOIN:  # it has its place by the earlier one, and requests no other
-            speaker.state = SessionState.IGNORES_JOIN
-        self._send_placed(node, placement)
+        self._hosts_round, self._hosts = self.state.round, set()
+        for node, placement in self._all_placements().items():
+            self._pending.pop(node, None)
+            if (speaker := self.sessions.find(node)) is None:
+                continue
+            self._hosts.add(speaker.observed_address)
+            if speaker.state is SessionState.WILL_REJOIN:  # it has its place by the earlier one, and requests no other
+                speaker.state = SessionState.IGNORES_JOIN
+            self._send_placed(speaker, placement)
 
-    def _send_placed(self, node: NodeId, placement: Placement) -> None:
+    def _send_placed(self, speaker: SessionRecord, placement: Placement) -> None:
         """Send a placement; to the host of the round's store, after its allowed peers."""
         if placement.group_rank == 0:
-            self._notify_peers(node)
-        self.send_to([node], Placed(placement))
+            self._notify_peers(speaker)
+        self._messages.append((speaker.number, Placed(placement)))
 
     def _all_placements(self) -> dict[NodeId, Placement]:
         """The placements of the running round, in order of rank: worked out once, while they stay the same."""
-        state, places = self.state, self.state.participants
-        control_rank = next((places[node].rank for node in self.sessions.local_nodes if node in places), -1)
+        state, places, control_rank = self.state, self.state.participants, -1
+        for node in self.sessions.local_nodes:
+            control_rank = places[node].rank if node in places else control_rank
         host, origin = self.sessions.own_external_address, state.origin or self.incarnation
         follows_from = (places, state.finished, state.progress, state.size, state.max_restarts, control_rank, host)
         known, current = self._placements
@@ -737,13 +739,13 @@ class Coordinator:
             self._placements = follows_from, current
         return current
 
-    def _notify_peers(self, host: NodeId) -> None:
+    def _notify_peers(self, host: SessionRecord) -> None:
         """Tell the host of the round's store the addresses of workers, if the nodes have reported them."""
         if any(session.addresses is not None for session in self.sessions):
             from rallypoint.control.coordinator.store_peers import peers_notification
 
             for notification in peers_notification(self.state, self.sessions):
-                self.send_to([host], notification)
+                self._messages.append((host.number, notification))
 
     def _other_job(self, speaker: SessionRecord, node_info: NodeInfo, now: float) -> str:
         """How this job is known, if a node that joins for the first time is certainly of another one: both have the
@@ -751,7 +753,7 @@ class Coordinator:
         only node that the job takes. Empty if it may be of this job.
         """
         state = self.state
-        if self.settings.run_id != DEFAULT_RUN_ID or state.is_initial or state.knows(speaker.node):
+        if state.is_initial or state.knows(speaker.node):
             return ""
         twin = self.settings.max_nodes == 1 and any(
             session.node.host == speaker.node.host for session in self.sessions if state.knows(session.node)
@@ -786,13 +788,11 @@ class Coordinator:
 
     # Nodes that have proved nothing (`control.coordinator.connection`)
 
-    def _note_host(self, node: NodeId) -> None:
-        """A node of the running round is at the other end of its session."""
-        session = self.sessions.find(node)
+    def _note_host(self, speaker: SessionRecord) -> None:
+        """A node of the running round is at the other end of this session."""
         if self._hosts_round != self.state.round:
             self._hosts_round, self._hosts = self.state.round, set()
-        if session is not None:
-            self._hosts.add(session.observed_address)
+        self._hosts.add(speaker.observed_address)
 
     def is_stranger(self, speaker: SessionRecord) -> bool:
         """Whether nothing shows that a node belongs to the job: it has proved nothing, and its machine hosts no node of

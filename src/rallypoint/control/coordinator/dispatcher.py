@@ -187,7 +187,7 @@ class Dispatcher:
         """The newest state that the journal has stored."""
         self._held: deque[_HeldMessage] = deque()
         """What waits for the journal, in order."""
-        self._observed = self._coordinator.extensions.observed
+        self._observing = self._coordinator.extensions.observing
         self._numbers = itertools.count(1)
         self._outputs: dict[int, _Output] = {}
         """Those of the open sessions, by number."""
@@ -293,14 +293,15 @@ class Dispatcher:
     @property
     def is_awaited(self) -> bool:
         """Whether the end of the server should wait for an extension for a moment."""
-        return any(extension.is_awaited for extension in self._coordinator.extensions)
+        return any(extension.is_awaited for extension in self._coordinator.extensions.loaded)
 
     def receive(self, session: int, request: Request) -> bool:
         """A session has sent a request. Returns whether the session still exists: a node that was silent for longer
         than its lease has been removed, and must come back as a new node.
         """
         is_open = session in self._outputs
-        self._carry_out(self._coordinator.receive(session, request, self._now()))
+        now = self._clock.monotonic() if self._lead is None else self._now_as_leader(self._lead)
+        self._carry_out(self._coordinator.receive(session, request, now))
         return is_open
 
     @property
@@ -308,9 +309,8 @@ class Dispatcher:
         """Whether this is certainly the job's only coordinator at the moment."""
         return self._lead is None or self._lead.remaining() > 0
 
-    def _now(self) -> float:
-        if self._lead is not None:
-            self._coordinator.leads_for = self._lead.remaining()
+    def _now_as_leader(self, lead: LeaderLease) -> float:
+        self._coordinator.leads_for = lead.remaining()
         return self._clock.monotonic()
 
     def heartbeat(self, session: int) -> bool:
@@ -344,7 +344,7 @@ class Dispatcher:
 
     def tick(self) -> None:
         """Time has passed, or an extension has something to send, or `lead` was extended."""
-        now = self._now()
+        now = self._clock.monotonic() if self._lead is None else self._now_as_leader(self._lead)
         try:
             ready = self._coordinator.tick(now)
         except Exception:
@@ -377,7 +377,7 @@ class Dispatcher:
             output.disconnect(why)
 
     def _send(self, session: int, message: Any) -> None:
-        if type(message).__name__ in self._observed:
+        if type(message).__name__ in self._observing:
             self._coordinator.extensions.on_message(message, self._clock.monotonic())
         if (output := self._outputs.get(session)) is None:
             return

@@ -32,11 +32,6 @@ GUEST = f"{TABLE}:open_guest"
 """What opens the session of a connection that is no node's."""
 
 
-def never(_state: State) -> bool:
-    """No state needs the extension."""
-    return False
-
-
 class Row(NamedTuple):
     """One extension.
 
@@ -45,14 +40,14 @@ class Row(NamedTuple):
         place: its class, as `module:Class`.
         hears: the names of the types of messages from nodes that load it.
         observes: the names of the types of messages to nodes that it is told of.
-        needed: whether a state needs it.
+        needed: the field of a state that is empty unless the state needs it; empty for no field.
     """
 
     name: str
     place: str
     hears: tuple[str, ...] = ()
     observes: tuple[str, ...] = ()
-    needed: Callable[[State], bool] = never
+    needed: str = ""
 
 
 class Extension:
@@ -98,47 +93,43 @@ class Extensions:
     def __init__(self, job: Any) -> None:
         """Of this coordinator, which makes them."""
         self._job = job
-        self._rows: Sequence[Row] = load(f"{TABLE}:EXTENSIONS")
-        self._loaded: dict[str, Extension] = {}
-        self.observed = frozenset(kind for row in self._rows for kind in row.observes)
-        """The names of the types of messages that some extension is told of."""
+        rows: Sequence[Row] = load(f"{TABLE}:EXTENSIONS")
+        self._rows = {row.name: row for row in rows}
+        self._by_name: dict[str, Extension] = {}
+        self._needed = [row for row in rows if row.needed]
+        """Those that a state may need, and that are not loaded yet."""
+        self._hearing = {kind: row.name for row in rows for kind in row.hears}
+        self.observing = {kind: row.name for row in rows for kind in row.observes}
+        """The types of messages that an extension is told of, by name, and that extension."""
+        self.loaded: list[Extension] = []
         self.numbers = count(1)
         """For what extensions ask of nodes: each number is used once."""
 
-    def __iter__(self) -> Any:
-        return iter(self._loaded.values())
-
     def find(self, name: str) -> Any:
         """The extension of that name, imported now if it is not there yet."""
-        if name not in self._loaded:
-            row = next(row for row in self._rows if row.name == name)
-            self._loaded[name] = load(row.place)(self._job)
-        return self._loaded[name]
-
-    def loaded(self, name: str) -> Any:
-        """The extension of that name, if it is there."""
-        return self._loaded.get(name)
+        if name not in self._by_name:
+            row = self._rows[name]
+            self._by_name[name] = extension = load(row.place)(self._job)
+            self.loaded.append(extension)
+            self._needed = [other for other in self._needed if other is not row]
+        return self._by_name[name]
 
     def receive(self, speaker: SessionRecord, message: Any, now: float) -> None:
         """A node has sent a message that is not the coordinator's."""
-        for row in self._rows:
-            if type(message).__name__ in row.hears:
-                self.find(row.name)
-        for extension in self:
+        if (name := self._hearing.get(type(message).__name__)) is not None:
+            self.find(name)
+        for extension in self.loaded:
             if (handle := extension.handlers.get(type(message))) is not None:
                 handle(speaker, message, now)
 
     def on_change(self, before: State, after: State, now: float) -> None:
         """The state has changed."""
-        for row in self._rows:
-            if row.name not in self._loaded and row.needed(after):
+        for row in self._needed:
+            if getattr(after, row.needed):
                 self.find(row.name)
-        for extension in self:
+        for extension in self.loaded:
             extension.on_change(before, after, now)
 
     def on_message(self, message: Any, now: float) -> None:
-        """A message is sent to a node."""
-        kind = type(message).__name__
-        for row in self._rows:
-            if kind in row.observes:
-                self.find(row.name).on_message(message, now)
+        """A message that one of them observes is sent to a node."""
+        self.find(self.observing[type(message).__name__]).on_message(message, now)

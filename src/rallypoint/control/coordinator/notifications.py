@@ -127,7 +127,7 @@ def placements(state: State, origin: str = "", control_rank: int = -1, host: str
         [(participant.node_info.role, participant.node_info.local_world_size) for _, participant in in_order]
     )
     first = in_order[0][1].node_info
-    address = (is_loopback(first.address) and host) or first.address
+    address = host if host and is_loopback(first.address) else first.address
     restart_workers = any(participant.node_info.restarts_workers for _, participant in in_order)
     return {
         node: Placement(

@@ -101,6 +101,8 @@ class ServerSession:
         self._dispatcher: Dispatcher | None = None
         self._guest: GuestSession | None = None
         """What handles the messages of a connection that is no node's."""
+        self.is_open = False
+        """Whether the handshake is done."""
         self.has_answered = False
         """Whether the other side has received all that it asked for, such as the list of jobs: it is no session."""
         self._leaving = False
@@ -117,11 +119,6 @@ class ServerSession:
     def node_name(self) -> str:
         """The node's name of its host, once it has greeted."""
         return "" if self._node is None else printable(str(self._node), 64)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the handshake is done."""
-        return self._dispatcher is not None or self._guest is not None
 
     def receive(self, payload: bytes) -> str | None:
         """Handle one message. Returns why the connection must be closed; None if it continues.
@@ -187,6 +184,7 @@ class ServerSession:
         """The connection has ended, in the way that `how` says. Idempotent."""
         dispatcher, self._dispatcher = self._dispatcher, None
         guest, self._guest = self._guest, None
+        self.is_open = False
         if guest is not None:
             guest.detach()
         if dispatcher is not None:
@@ -228,7 +226,7 @@ class ServerSession:
         welcome = Welcome(lease, dispatcher.incarnation, self._jobs.job is not None, interval)
         self._output.send(codec.encode(welcome))  # as the session's first frame
         self.number = dispatcher.attach(self._output.post, record, self._on_disconnect)
-        self._dispatcher = dispatcher
+        self._dispatcher, self.is_open = dispatcher, True
 
     def _answer_greeting(self, hello: Hello) -> None:
         """Answer a greeting without opening a session: the peer learns that it would be accepted, and the time here."""
@@ -245,7 +243,7 @@ class ServerSession:
         record = self._output.describe(hello)
         trusted = self.signers is not None or record.is_own_user
         self._guest = open_guest(self._jobs, hello, self._output, self._on_disconnect, is_trusted=trusted)
-        self.has_answered = self._guest is None
+        self.is_open, self.has_answered = self._guest is not None, self._guest is None
 
     def _on_disconnect(self, why: str) -> None:
         self.end_reason = why

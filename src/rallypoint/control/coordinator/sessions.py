@@ -125,6 +125,13 @@ class SessionRegistry:
             self._external_addresses[session.server_address] = sessions + 1
         self.liveness.add_session(number, now, leased=session.leased, local=session.local)
 
+    def hear(self, number: int, now: float) -> SessionRecord | None:
+        """A session has sent something. Returns it, if it is open."""
+        session = self._sessions.get(number)
+        if session is not None:
+            self.liveness.note_message(number, now)
+        return session
+
     def replace_earlier(self, session: SessionRecord) -> tuple[int, ...]:
         """A session speaks: end the earlier ones of its node (law 2). Returns their numbers."""
         sessions = self._by_node[session.node]

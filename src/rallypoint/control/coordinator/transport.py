@@ -267,12 +267,10 @@ class Transport:
 
     def on_events(self, events: int) -> None:
         """The set has found these."""
-        if events & ~EPOLLOUT and self._watched & EPOLLIN:
-            self._read()
         if events & ~EPOLLIN and self._watched & EPOLLOUT:
             self._send_rest()
-
-    def _read(self) -> None:
+        if not (events & ~EPOLLOUT and self._watched & EPOLLIN):
+            return
         try:
             data = self.socket.recv(_READ)
         except (BlockingIOError, InterruptedError):

@@ -297,7 +297,7 @@ def _add_participant(state: State, node: NodeId, node_info: NodeInfo, settings: 
         participants=participants,
         wait_list=without(state.wait_list, node),
         survivors=without(state.survivors, node),
-        removed=_without_replaced(state.removed, node) if is_replacement else state.removed,
+        removed=_without_replaced(state.removed, node) if state.removed and is_replacement else state.removed,
         max_restarts=node_info.max_restarts if state.max_restarts < 0 else state.max_restarts,
         programs=_with_program(state.programs, node_info),
     )
