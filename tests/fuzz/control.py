@@ -115,7 +115,7 @@ from rallypoint.observe.watching.messages import (
     WatchRequest,
     decode_snapshot,
 )
-from rallypoint.observe.watching.session import Watch
+from rallypoint.observe.watching.session import JobWatch
 from rallypoint.observe.worker_logs import LogPiece, NodeLogs, decode_logs, encode_logs, log_lines
 from tests.fuzz.target import Target
 
@@ -348,7 +348,7 @@ def _snapshot_seeds() -> Sequence[bytes]:
     made: list[bytes] = []
     dispatcher = Dispatcher(SETTINGS)
     session = dispatcher.attach(lambda _notice: None, SessionRecord(NodeId("h", 1, 0), "h", leased=False))
-    watch = Watch(dispatcher, lambda notice: made.append(getattr(notice, "data", b"")), lambda _why: None)
+    watch = JobWatch(dispatcher, lambda notice: made.append(getattr(notice, "data", b"")), lambda _why: None)
     dispatcher.receive(session, JoinRequest(MEMBER, 20.0))
     watch.receive(WatchRequest(after=0))
     dispatcher.receive(session, Fail(0, _CAUSE, 3))

@@ -68,7 +68,7 @@ class SimCandidate:
         self._news.set()
 
     def _on_news(self) -> None:
-        self._put(steps.LinkState(self._address.met, self._address.refusing_lease, self._address.lost))
+        self._put(steps.LinkNews(self._address.met, self._address.refusing_lease, self._address.lost))
 
     def _run(self) -> Steps[None]:
         yield from self._take(steps.Tick())

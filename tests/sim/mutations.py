@@ -10,7 +10,7 @@ from unittest.mock import patch
 from rallypoint.agent import policy
 from rallypoint.agent.policy import Decision, Phase, PolicyState
 from rallypoint.agent.steps import DrainArrived
-from rallypoint.control.coordinator import collection, coordinator
+from rallypoint.control.coordinator import coordinator
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.dispatcher import Dispatcher
 from rallypoint.control.coordinator.notifications import placements
@@ -47,6 +47,7 @@ from rallypoint.control.protocol.messages import (
 )
 from rallypoint.control.protocol.resume_state import ResumeState
 from rallypoint.failures.cause import Ending
+from rallypoint.observe.watching import hang
 from tests.sim import job, link
 from tests.sim.job import run
 from tests.sim.scenario import FIRST_WITH_DOMAINS, generate
@@ -299,11 +300,11 @@ def _hangs_with_one_awake() -> AbstractContextManager[object]:
         most = after.complete and 0 < len(after.participants) - 1 <= len(after.quiet & after.participants.keys())
         return most and before.quiet != after.quiet
 
-    return patch.object(collection, "hang_began", bad)
+    return patch.object(hang, "hang_began", bad)
 
 
 def _deaf_to_hangs() -> AbstractContextManager[object]:
-    return patch.object(collection.HangCollection, "check_hang", lambda *_args: False)
+    return patch.object(hang.HangCollection, "check_hang", lambda *_args: False)
 
 
 BUGS = (

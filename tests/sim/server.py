@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING
 
-from rallypoint.control.coordinator.coordinator import Coordinator, Ready
+from rallypoint.control.coordinator.coordinator import Coordinator, StepResult
 from rallypoint.control.coordinator.dispatcher import Dispatcher, JournalSink, LeaderLease, RestoredState, do_nothing
 from rallypoint.control.coordinator.session import ServerSession
 from rallypoint.control.coordinator.sessions import SessionRecord, SessionState
@@ -26,7 +26,7 @@ from rallypoint.observe.watching.messages import (
     WatchRequest,
     decode_snapshot,
 )
-from rallypoint.observe.watching.session import Watch
+from rallypoint.observe.watching.session import JobWatch
 from tests.sim.coroutine import SOON
 from tests.sim.ground_truth import AuditStep
 from tests.sim.network import Connection, Network
@@ -104,16 +104,16 @@ class AuditedDispatcher(Dispatcher):
         with self._server.hearing(session, None):
             super().detach(session, reason, detail)
 
-    def _carry_out(self, ready: Ready) -> None:
-        if ready.state is not self._newest:
-            self._newest = ready.state
+    def _carry_out(self, result: StepResult) -> None:
+        if result.state is not self._newest:
+            self._newest = result.state
             self._step += 1
-        self._numbers_due += [self._step for _ in ready.messages]
-        for session, message in ready.messages:
+        self._numbers_due += [self._step for _ in result.messages]
+        for session, message in result.messages:
             if isinstance(message, RoundEnded) and message.keeps_place:
                 self._server.audit.keeps_place(self._server.sessions[session].node)
         self._server.stepped(self._step)
-        super()._carry_out(ready)
+        super()._carry_out(result)
 
     def _send(self, session: int, message: Notification | WatcherNotification) -> None:
         number = self._numbers_due.popleft()
@@ -160,7 +160,7 @@ class Server:
         """Connections that have not become sessions, and some that have."""
         self._network = network
         self._speaking: tuple[int | None, Request | WatcherRequest | None] = (None, None)
-        self._watcher: Watch | None = None
+        self._watcher: JobWatch | None = None
         """The operator's session, once there is one."""
         self._parts = b""
         self._follows = False
@@ -226,7 +226,7 @@ class Server:
         if not self.alive:
             return
         if self._watcher is None:
-            self._watcher = Watch(self.dispatcher, self._tell_operator, lambda _why: None)
+            self._watcher = JobWatch(self.dispatcher, self._tell_operator, lambda _why: None)
         if isinstance(request, WatchRequest):
             self._follows = request.after >= 0
         before, self._speaking = self._speaking, (None, request)

@@ -5,14 +5,14 @@ so.
 from __future__ import annotations
 
 from rallypoint.base.light_typing import Any
-from rallypoint.control.coordinator.extension import Row, load
+from rallypoint.control.coordinator.extension import ExtensionRow, load
 from rallypoint.observe.watching import WATCHERS
 
 EXTENSIONS = (
-    Row(WATCHERS, "rallypoint.observe.watching.watchers:WatcherSessions"),
-    Row("hangs", "rallypoint.observe.watching.hang:HangExtension", needed="quiet"),
-    Row("fence", "rallypoint.features.fence:Fence", hears=("ConfirmRequest",)),
-    Row(
+    ExtensionRow(WATCHERS, "rallypoint.observe.watching.watchers:WatcherSessions"),
+    ExtensionRow("hangs", "rallypoint.observe.watching.hang:HangExtension", needed="quiet"),
+    ExtensionRow("fence", "rallypoint.features.fence:Confirmations", hears=("ConfirmRequest",)),
+    ExtensionRow(
         "job log",
         "rallypoint.observe.rendezvous_log:JobLog",
         observes=("ConfigDiffers", "Progress", "JoinRefused"),

@@ -15,7 +15,7 @@ _LEAST_PART = 2
 """A word that holds for less than the lease divided by this is not given."""
 
 
-class Fence(Extension):
+class Confirmations(Extension):
     """The words of one coordinator."""
 
     def __init__(self, job: Coordinator) -> None:

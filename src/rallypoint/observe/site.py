@@ -62,7 +62,7 @@ from rallypoint.observe.watching.messages import (
     WatchRequest,
     decode_snapshot,
 )
-from rallypoint.observe.watching.session import Watch, job_list
+from rallypoint.observe.watching.session import JobWatch, job_list
 
 _ANSWER = 4.0
 """Seconds that the coordinator has to answer."""
@@ -145,7 +145,7 @@ class _LocalWatch:
 
     def __enter__(self) -> _LocalWatch:
         put = self._messages.put_nowait  # None for the end of the session
-        self._watch = Watch(self._dispatcher, put, lambda _why: put(None))
+        self._watch = JobWatch(self._dispatcher, put, lambda _why: put(None))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,6 +12,12 @@ import pytest
 from rallypoint.base import light_typing
 
 
+class Other(light_typing.NamedTuple):
+    name: str
+    port: int = 80
+    tags: tuple[str, ...] = ()
+
+
 class Ours(light_typing.NamedTuple):
     """A place."""
 
@@ -105,6 +111,13 @@ def outcome(call: typing.Callable[[Any], object], kind: Any) -> object:
 @pytest.mark.parametrize("name", CALLS)
 def test_a_named_tuple_is_that_of_typing(name: str) -> None:
     assert outcome(CALLS[name], Ours) == outcome(CALLS[name], Theirs)
+
+
+def test_records_of_two_classes_are_never_equal() -> None:
+    one: object = Ours("a")
+    other: object = Other("a")
+    assert (one == other, one != other, len({one, other})) == (False, True, 2)
+    assert (one == Ours("a"), one == ("a", 80, ())) == (True, True)
 
 
 def test_one_without_fields() -> None:

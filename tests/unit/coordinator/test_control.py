@@ -37,7 +37,7 @@ from rallypoint.control.protocol.messages import (
 )
 from rallypoint.failures.cause import Cause
 from rallypoint.observe.watching.messages import FaultCommand
-from rallypoint.observe.watching.session import Watch
+from rallypoint.observe.watching.session import JobWatch
 from rallypoint.rendezvous.elastic import own_node
 from tests.ports import free_port
 from tests.unit.coordinator.sockets import Heard, serving
@@ -120,7 +120,7 @@ def test_a_link_that_a_drill_cuts_says_and_hears_nothing_until_that_is_over() ->
         node = Node(endpoint)
         node.join()
         assert isinstance(node.hears(), Placed)
-        watch, begun = Watch(dispatcher, lambda _told: None, lambda _why: None), time.monotonic()
+        watch, begun = JobWatch(dispatcher, lambda _told: None, lambda _why: None), time.monotonic()
         on_loop = shared_loop().call
         on_loop(lambda: watch.receive(FaultCommand("u@h", Fault.CUT, node="0", lasts=0.5)))
         assert [type(node.hears()) for _ in range(2)] == [OperatorAction, FaultRequested]

@@ -22,7 +22,7 @@ from rallypoint.control.protocol.messages import (
     RoundEnded,
 )
 from rallypoint.observe.watching.messages import SnapshotPart, WatcherNotification, WatchRequest, decode_snapshot
-from rallypoint.observe.watching.session import Watch, copy_of_job
+from rallypoint.observe.watching.session import JobWatch, copy_of_job
 from tests.unit.coordinator.test_control import CAUSE
 
 NODE, OTHER = NodeId("10.0.0.1", 1, 1, "a"), NodeId("10.0.0.2", 2, 2, "b")
@@ -92,7 +92,7 @@ def test_what_the_hosting_node_says_can_be_told_to_all_others() -> None:
 def test_a_report_with_any_bytes_is_shown() -> None:
     dispatcher, link, _, _ = joined_by_two()
     parts: list[WatcherNotification] = []
-    watch = Watch(dispatcher, parts.append, lambda _why: None)
+    watch = JobWatch(dispatcher, parts.append, lambda _why: None)
     watch.receive(WatchRequest())
     link.send(NodeReport(0, (7,), log_folder="logs\udcff", command="train --data=caf\udce9"))
     watch.receive(WatchRequest(node="a"))

@@ -35,7 +35,7 @@ from rallypoint.observe.watching.messages import (
     decode_snapshot,
     decode_watcher_notification,
 )
-from rallypoint.observe.watching.session import Watch, copy_of_job
+from rallypoint.observe.watching.session import JobWatch, copy_of_job
 from tests import effort
 from tests.unit.coordinator.floods import OF_NODES, OF_WATCHERS
 from tests.unit.coordinator.sockets import SocketNode, serving
@@ -166,13 +166,13 @@ def test_a_flood_of_one_request_leaves_the_loop_to_others(
 def test_a_watcher_that_does_not_read_is_answered_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     dispatcher = filled()
     handled: list[object] = []
-    receive = Watch.receive
+    receive = JobWatch.receive
 
-    def counting(watch: Watch, request: WatcherRequest, refusal: str = "") -> None:
+    def counting(watch: JobWatch, request: WatcherRequest, refusal: str = "") -> None:
         handled.append(request)
         receive(watch, request, refusal)
 
-    monkeypatch.setattr(Watch, "receive", counting)
+    monkeypatch.setattr(JobWatch, "receive", counting)
     asked = 3000
     with serving(dispatcher) as server, greeted(server, HELLO._replace(is_watcher=True), 4096) as watcher:
         (connection,) = server.connections

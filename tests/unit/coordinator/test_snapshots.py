@@ -75,7 +75,7 @@ class Large:
 
     def sent(self) -> list[OutgoingMessage]:
         """What was sent since the last look."""
-        messages = self.coordinator.take_ready().messages
+        messages = self.coordinator.take_result().messages
         self._asked += sum(isinstance(message, ReportRequested) for _, message in messages)
         return messages
 
@@ -258,7 +258,7 @@ def test_a_snapshot_of_many_nodes_is_made_in_slices(request_: WatchRequest, leas
     job = Large(4000)
     job.watchers.receive(WATCHER, request_, job.now, "")
     ticks = 0
-    while not (sent := job.coordinator.take_ready().messages):
+    while not (sent := job.coordinator.take_result().messages):
         assert job.watchers.wake_at() <= job.now
         job.watchers.tick(job.now)
         ticks += 1

@@ -54,7 +54,7 @@ from rallypoint.observe.watching.messages import (
     StopCommand,
     WatchRequest,
 )
-from rallypoint.observe.watching.session import MAX_WATCHERS, Watch
+from rallypoint.observe.watching.session import MAX_WATCHERS, JobWatch
 from rallypoint.observe.watching.watchers import WatcherSessions
 from tests.unit.coordinator.test_watching import BY, CAUSE, WATCHER, Job, Told, running, snapshot_in
 
@@ -197,7 +197,7 @@ def test_of_two_operators_each_is_told_what_came_of_its_own_command() -> None:
     told = []
     for session in (WATCHER, other):
         job.watchers.receive(session, RestartCommand(BY), job.now, "")
-        told += job.told(job.coordinator.take_ready().messages)
+        told += job.told(job.coordinator.take_result().messages)
     replies = {session: each.done for session, each in told if isinstance(each, CommandReply)}
     assert replies == {WATCHER: True, other: False}
     assert job.coordinator.state.ledger.requested == 1
@@ -251,7 +251,7 @@ def test_what_nobody_asked_for_is_not_listened_to() -> None:
     watchers.open(WATCHER)
     coordinator.receive(1, NodeReport(0, (666,)), 0.0)
     assert all(each.report is None for each in watchers.snapshot(0.0)().nodes)
-    assert coordinator.take_ready().messages == []
+    assert coordinator.take_result().messages == []
 
 
 def test_nobody_waits_for_a_node_that_is_lost_while_it_collects() -> None:
@@ -349,19 +349,19 @@ def test_a_stop_of_a_job_that_is_over_says_so() -> None:
 def test_a_new_watcher_takes_the_place_of_the_one_that_has_been_silent_for_the_longest_time() -> None:
     dispatcher = Dispatcher(Settings("job", 1, 1))
     ended: list[int] = []
-    watches: list[Watch] = []
+    watches: list[JobWatch] = []
     for number in range(MAX_WATCHERS):
 
         def disconnect(_why: str, number: int = number) -> None:
             ended.append(number)
 
-        watches.append(Watch(dispatcher, lambda _: None, disconnect))
+        watches.append(JobWatch(dispatcher, lambda _: None, disconnect))
     watches[0].receive(WatchRequest())
-    Watch(dispatcher, lambda _: None, lambda _: None)
+    JobWatch(dispatcher, lambda _: None, lambda _: None)
     assert ended == [1]
     watches[1].receive(WatchRequest())
     watches[1].detach()
-    Watch(dispatcher, lambda _: None, lambda _: None)
+    JobWatch(dispatcher, lambda _: None, lambda _: None)
     assert ended == [1, 2]
 
 

@@ -83,7 +83,7 @@ class Job:
     def ask(self, request: WatcherRequest, refusal: str = "") -> list[Told]:
         """The watcher says something; returns all that is told for it."""
         self.watchers.receive(WATCHER, request, self.now, refusal)
-        told = self.told(self.coordinator.take_ready().messages)
+        told = self.told(self.coordinator.take_result().messages)
         return told + self.told(self.coordinator.tick(self.now).messages)
 
     def told(self, messages: list[OutgoingMessage]) -> list[Told]:
@@ -92,7 +92,7 @@ class Job:
         while messages:
             for session, message in messages:
                 self.reads(session, sent, message)
-            messages = self.coordinator.take_ready().messages
+            messages = self.coordinator.take_result().messages
         return sent
 
     def reads(self, session: int, sent: list[Told], message: Any) -> None:
@@ -380,7 +380,7 @@ def test_the_laws_of_rounds_hold_whatever_operators_ask(
         for when, request in asked:
             if when == at:
                 watchers.receive(WATCHER, request, life.now, "")
-                life._hear(coordinator.take_ready().messages)
+                life._hear(coordinator.take_result().messages)
                 life.states.append(coordinator.state)
                 sizes.add((coordinator.settings.min_nodes, coordinator.settings.max_nodes))
     for roll in life.rolls.values():

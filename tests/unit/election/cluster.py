@@ -92,7 +92,7 @@ class Agent:
     def greeted(self, incarnation: str, refused: int = 0) -> list[Effect]:
         """Its link was greeted by the coordinator of that name."""
         self.met = incarnation
-        return self.step(steps.LinkState(incarnation, refused, lost=refused != 0))
+        return self.step(steps.LinkNews(incarnation, refused, lost=refused != 0))
 
     def close(self) -> None:
         """It is to leave."""

@@ -133,11 +133,11 @@ def test_who_has_no_seat_looks_soon_when_the_coordinator_cannot_be_reached() -> 
     """Its watch may be of an etcd that has lost its data, or on a connection that was dropped unseen."""
     cluster, _, (one, *_) = crowd()
     assert one.election.wake_at - cluster.now > LOOK_SOON
-    one.step(steps.LinkState("coordinator-1", 0, lost=True))
+    one.step(steps.LinkNews("coordinator-1", 0, lost=True))
     planned = one.election.wake_at
     assert LOOK_SOON / 2 <= planned - cluster.now <= LOOK_SOON
     cluster.world.now += LOOK_SOON / 4
-    one.step(steps.LinkState("coordinator-1", 0, lost=True))
+    one.step(steps.LinkNews("coordinator-1", 0, lost=True))
     assert one.election.wake_at == planned, "it is not put off by the next attempt"
     one.greeted("coordinator-1")
     cluster.pass_time(LOOK_SOON)

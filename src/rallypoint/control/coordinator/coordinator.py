@@ -3,7 +3,7 @@
 It runs the rules (`control.membership.rules`) over one state. A node sends its operation once over its session and is
 notified when it is done; all waiting joins are checked again when the state changes in a way that could matter to them.
 Nothing polls. This module does no I/O: sessions are numbers, `now` is passed in, and each step returns what it has
-caused (`Ready`), which the shell around it (`dispatcher`) carries out.
+caused (`StepResult`), which the shell around it (`dispatcher`) carries out.
 
 Laws:
 
@@ -132,7 +132,7 @@ _MAX_DIFFERENCES = 32
 """The number of differences that one session is told."""
 
 
-class Ready(NamedTuple):
+class StepResult(NamedTuple):
     """What one step has caused. The shell ends the sessions, then sends the messages, in this order."""
 
     state: State
@@ -170,7 +170,7 @@ class Coordinator:
         self._deadlines: list[tuple[float, NodeId]] = []
         """A heap of when their time is over. An entry whose join no longer waits, or waits for longer, is ignored."""
         self._messages: list[OutgoingMessage] = []
-        """The messages of this step, by session, and the sessions that it has ended: see `Ready`."""
+        """The messages of this step, by session, and the sessions that it has ended: see `StepResult`."""
         self._ended: list[tuple[int, str]] = []
         self.history = JobHistory()
         self.extensions = Extensions(self)
@@ -224,10 +224,10 @@ class Coordinator:
         """A node has connected."""
         self.sessions.open(number, session, now)
 
-    def receive(self, session: int, request: Request, now: float) -> Ready:
+    def receive(self, session: int, request: Request, now: float) -> StepResult:
         """A node has sent a request; ignored if the session has ended."""
         if (speaker := self.sessions.hear(session, now)) is None:
-            return self.take_ready()
+            return self.take_result()
         if self._all_released:
             self._await_released(now)
         for number in self.sessions.replace_earlier(speaker):
@@ -238,7 +238,7 @@ class Coordinator:
             self.extensions.receive(speaker, request, now)
         else:
             handle(self, speaker, request, now)
-        return self.take_ready()
+        return self.take_result()
 
     def heartbeat(self, session: int, now: float) -> bool:
         """A node is alive. Returns whether the session exists; the caller sends the answer."""
@@ -248,21 +248,21 @@ class Coordinator:
             self._await_released(now)
         return True
 
-    def close(self, session: int, now: float, reason: Reason = Reason.LOST, detail: str = "") -> Ready:
+    def close(self, session: int, now: float, reason: Reason = Reason.LOST, detail: str = "") -> StepResult:
         """A session has ended, in the way that `detail` says; its node is gone, unless it had left before."""
         self._end([session], now, reason, detail)
-        return self.take_ready()
+        return self.take_result()
 
-    def nodes_lost(self, numbers: Collection[int], now: float, detail: str = "") -> Ready:
+    def nodes_lost(self, numbers: Collection[int], now: float, detail: str = "") -> StepResult:
         """The nodes of these numbers are lost according to others, unless they have a session, which is the better
         evidence.
         """
         lost = [node for node in known_to(self.state) if node.number in numbers and node not in self.sessions]
         self._remove_lost(lost, now, Reason.LOST, detail)
         self._check_all_reported(now)
-        return self.take_ready()
+        return self.take_result()
 
-    def tick(self, now: float) -> Ready:
+    def tick(self, now: float) -> StepResult:
         """Time has passed: end silent sessions, and check the joins that wait for a moment."""
         self._ticked_at = now
         silence = self.sessions.liveness.check(now)
@@ -283,7 +283,7 @@ class Coordinator:
         self._tell_succeeded(now)
         for extension in self.extensions.loaded:
             extension.tick(now)
-        return self.take_ready()
+        return self.take_result()
 
     def wake_at(self) -> float:
         """The time at which `tick` has something to do, in seconds on the clock of `now`; infinity for never."""
@@ -296,11 +296,11 @@ class Coordinator:
             moments += [moment for moment in self._completion_times() if moment > self._ticked_at]
         return min(moments)
 
-    def take_ready(self) -> Ready:
+    def take_result(self) -> StepResult:
         """What was caused since the last step."""
-        ready = Ready(self.state, self._messages, self._ended)
+        result = StepResult(self.state, self._messages, self._ended)
         self._messages, self._ended = [], []
-        return ready
+        return result
 
     # Requests
 
@@ -702,7 +702,7 @@ class Coordinator:
     def _reply(self, speaker: SessionRecord, notification: Notification) -> None:
         # Many that come back are told the same, such as a long traceback: it is one object, which is encoded once.
         last = self._last_reply
-        if type(notification) is not type(last) or notification != last:
+        if notification != last:
             last = self._last_reply = notification
         self._messages.append((speaker.number, last))
 

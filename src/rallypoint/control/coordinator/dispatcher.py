@@ -22,7 +22,7 @@ from functools import partial
 from rallypoint.base.clock import BOOT_CLOCK, SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 from rallypoint.base.log import get_logger
-from rallypoint.control.coordinator.coordinator import Coordinator, Ready
+from rallypoint.control.coordinator.coordinator import Coordinator, StepResult
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import NodeId, Reason, Settings, State
 from rallypoint.control.protocol.messages import (
@@ -346,13 +346,13 @@ class Dispatcher:
         """Time has passed, or an extension has something to send, or `lead` was extended."""
         now = self._clock.monotonic() if self._lead is None else self._now_as_leader(self._lead)
         try:
-            ready = self._coordinator.tick(now)
+            result = self._coordinator.tick(now)
         except Exception:
             log.exception("job %r: a scheduled action failed and is retried", self.settings.run_id)
             self._tick_again_at = now + _PAUSE
             self.on_change()
             return
-        self._carry_out(ready)
+        self._carry_out(result)
 
     def wake_at(self) -> float:
         """When `tick` should be called next, on the clock's monotonic time; infinity for never."""
@@ -360,14 +360,14 @@ class Dispatcher:
 
     # Carrying out what a step has caused
 
-    def _carry_out(self, ready: Ready) -> None:
-        for session, why in ready.ended:
+    def _carry_out(self, result: StepResult) -> None:
+        for session, why in result.ended:
             self._end_session(session, why)
         if self._journal is None:
-            for session, message in ready.messages:
+            for session, message in result.messages:
                 self._send(session, message)
         else:
-            self._hold(ready, self._journal)
+            self._hold(result, self._journal)
         self.on_change()
 
     def _end_session(self, session: int, why: str) -> None:
@@ -391,17 +391,17 @@ class Dispatcher:
         log.exception("job %r: a node could not be notified; its session ends", self.settings.run_id)
         output.disconnect("it could not be notified")
 
-    def _hold(self, ready: Ready, journal: JournalSink) -> None:
+    def _hold(self, result: StepResult, journal: JournalSink) -> None:
         """Have the state stored, and hold the messages that follow from it until then (law 3)."""
-        if ready.state is not self._numbered:
-            self._numbered = ready.state
+        if result.state is not self._numbered:
+            self._numbered = result.state
             self._number += 1
-        self._held += [_HeldMessage(self._number, *message) for message in ready.messages]
-        if self._held or ready.state.complete:
+        self._held += [_HeldMessage(self._number, *message) for message in result.messages]
+        if self._held or result.state.complete:
             self._awaited = self._number
         if (self._number, self._awaited) != self._appended:
             self._appended = self._number, self._awaited
-            journal.append(self._number, ready.state, self._awaited)
+            journal.append(self._number, result.state, self._awaited)
         self._send_held()
 
     def _send_held(self) -> None:

@@ -32,7 +32,7 @@ GUEST = f"{TABLE}:open_guest"
 """What opens the session of a connection that is no node's."""
 
 
-class Row(NamedTuple):
+class ExtensionRow(NamedTuple):
     """One extension.
 
     Args:
@@ -93,7 +93,7 @@ class Extensions:
     def __init__(self, job: Any) -> None:
         """Of this coordinator, which makes them."""
         self._job = job
-        rows: Sequence[Row] = load(f"{TABLE}:EXTENSIONS")
+        rows: Sequence[ExtensionRow] = load(f"{TABLE}:EXTENSIONS")
         self._rows = {row.name: row for row in rows}
         self._by_name: dict[str, Extension] = {}
         self._needed = [row for row in rows if row.needed]

@@ -105,7 +105,7 @@ class Election:
         self._rest_until = -math.inf
         self._pause = PAUSE
         self._due: dict[Chore, float] = {}  # when chores are due
-        self._link = steps.LinkState()
+        self._link = steps.LinkNews()
         self._addresses: tuple[str, ...] = ()
         self._seen = 0  # the latest revision at which anything was seen of a coordinator
         self._led = False  # whether there is a coordinator, by the leader's key
@@ -156,7 +156,7 @@ class Election:
                 self._runner.drop()
                 self._context.unwatch_all()  # one of them may never have begun
                 self._give_up(error)
-            case steps.LinkState():
+            case steps.LinkNews():
                 self._link = event
                 self._look_at_link()
             case steps.Changed():

@@ -324,7 +324,7 @@ class Candidate:
         return self._election.phase is not CandidatePhase.GONE
 
     def _on_link_news(self) -> None:
-        self._inbox.put(steps.LinkState(self._resolver.met, self._resolver.refusing_lease, self._resolver.lost))
+        self._inbox.put(steps.LinkNews(self._resolver.met, self._resolver.refusing_lease, self._resolver.lost))
 
     # Requests
 

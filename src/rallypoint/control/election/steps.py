@@ -251,7 +251,7 @@ class Broken(NamedTuple):
     error: Exception
 
 
-class LinkState(NamedTuple):
+class LinkNews(NamedTuple):
     """What the link knows: the coordinator that it met last, the lease of one whose port refuses, and whether the last
     attempt to reach one has failed.
     """
@@ -282,7 +282,7 @@ class Deposed(NamedTuple):
     why: str
 
 
-Event: TypeAlias = Tick | LeaveElection | Answered | Failed | Broken | LinkState | Changed | Unwatched | Deposed
+Event: TypeAlias = Tick | LeaveElection | Answered | Failed | Broken | LinkNews | Changed | Unwatched | Deposed
 
 # Requests as steps of a procedure
 

@@ -187,12 +187,8 @@ def after_notification(state: ResumeState, notification: Notification, now: floa
         case JoinRefused():
             return state._replace(join=None, refused=True)
         case Confirmed(number=number):
-            # Compared with its type: as tuples, `Succeed(2)` equals `ConfirmRequest(2)`.
-            others = tuple(
-                request
-                for request in state.repeated_requests
-                if not (isinstance(request, ConfirmRequest) and request.number == number)
-            )
+            confirmed = ConfirmRequest(number)
+            others = tuple(request for request in state.repeated_requests if request != confirmed)
             return state._replace(repeated_requests=others)
         case JobEnded():
             return state._replace(join=None, repeated_requests=(), ended=True)

@@ -42,7 +42,7 @@ _COPIED_WITHIN = 5.0
 """Seconds that a snapshot waits for the coordinator's turn."""
 
 
-class Watch:
+class JobWatch:
     """One session of a watcher of a job."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Watch:
 class _WatcherConnection:
     """A watcher's connection. See `control.coordinator.session.GuestSession`."""
 
-    def __init__(self, watch: Watch, refusal: str, list_jobs: Callable[[], None] | None) -> None:
+    def __init__(self, watch: JobWatch, refusal: str, list_jobs: Callable[[], None] | None) -> None:
         self._watch = watch
         self._refusal = refusal
         self._list_jobs = list_jobs
@@ -121,7 +121,7 @@ def open_session(
         list_jobs()
         return None
     refusal = "" if is_trusted or job.remote_control else COMMAND_REFUSED
-    return _WatcherConnection(Watch(job, output.post, disconnect), refusal, None if hello.job else list_jobs)
+    return _WatcherConnection(JobWatch(job, output.post, disconnect), refusal, None if hello.job else list_jobs)
 
 
 def job_list(jobs: ServedJobs) -> JobList:
