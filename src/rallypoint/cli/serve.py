@@ -82,7 +82,7 @@ _LATER = (
     "control.membership.layers",
     "control.membership.segments",
     "control.protocol.signing",
-    "features.fence",
+    "features.confirmations",
     "observe.watching.hang",
     "observe.rendezvous_log",
     "observe.watching.session",

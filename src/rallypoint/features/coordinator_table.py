@@ -11,7 +11,7 @@ from rallypoint.observe.watching import WATCHERS
 EXTENSIONS = (
     ExtensionRow(WATCHERS, "rallypoint.observe.watching.watchers:WatcherSessions"),
     ExtensionRow("hangs", "rallypoint.observe.watching.hang:HangExtension", needed="quiet"),
-    ExtensionRow("fence", "rallypoint.features.fence:Confirmations", hears=("ConfirmRequest",)),
+    ExtensionRow("confirmations", "rallypoint.features.confirmations:Confirmations", hears=("ConfirmRequest",)),
     ExtensionRow(
         "job log",
         "rallypoint.observe.rendezvous_log:JobLog",

@@ -38,7 +38,7 @@ _MAX_LIST = 16 * 1024 * 1024
 """Bytes that a list of jobs may have: a control plane has 1,024 jobs, and lists 100 of those that have ended."""
 _MAX_BUNDLES, _MAX_COLLECTED = 128 * 1024 * 1024, 64 * 1024 * 1024
 """Bytes of unfinished answers of nodes, with their names, that a control plane may send: what it asks for at a time
-(`coordinator.collection`).
+(`watching.collection`).
 """
 
 Observation = Snapshot | JobList | CommandReply | CollectedPart

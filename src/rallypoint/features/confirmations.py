@@ -1,7 +1,7 @@
-"""The coordinator's part of the fence: a node that was silent for the lease starts workers only on its word.
+"""Confirmations: a node that has not heard the coordinator for the lease asks before it starts the workers of a round.
 
-Law: a word holds for as long as nobody else can be the coordinator. One that would hold for too short a part of the
-lease waits until more is known: fenced workers do not start on it.
+Law: a confirmation holds for as long as nobody else can be the coordinator. Where that is too short a part of the
+lease, the node is answered once more is known: its workers would not start on it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.protocol.messages import Confirmed, ConfirmRequest
 
 _LEAST_PART = 2
-"""A word that holds for less than the lease divided by this is not given."""
+"""The part of the lease for which a confirmation holds at least, as a divisor."""
 
 
 class Confirmations(Extension):
-    """The words of one coordinator."""
+    """Those of one coordinator."""
 
     def __init__(self, job: Coordinator) -> None:
         self.job = job
