@@ -6,7 +6,6 @@ Nothing of argparse is needed here: a program that only launches imports the row
 from __future__ import annotations
 
 from rallypoint.base.errors import UsageError
-from rallypoint.base.light_dataclasses import dataclass
 from rallypoint.base.light_typing import (
     TYPE_CHECKING,
     Any,
@@ -29,7 +28,6 @@ SWITCH = None
 T = TypeVar("T")
 
 
-@dataclass(eq=False)
 class Flag(Generic[T]):
     """One row: a flag, and the field of an `OptionRecord` with its value.
 
@@ -39,16 +37,23 @@ class Flag(Generic[T]):
     first of which is not the default, `bad` some that are refused. `complete` has words that complete a value.
     """
 
-    read: Callable[[str], T] | None
-    help: str
-    default: T
-    metavar: str = ""
-    short: str = ""
-    choices: tuple[str, ...] | None = None
-    from_environment: bool = True
-    samples: tuple[str, ...] = ("7", "3")
-    bad: tuple[str, ...] = ()
-    complete: tuple[str, ...] | Callable[[], tuple[str, ...]] | None = None
+    def __init__(
+        self,
+        read: Callable[[str], T] | None,
+        help: str,
+        default: T,
+        metavar: str = "",
+        short: str = "",
+        choices: tuple[str, ...] | None = None,
+        from_environment: bool = True,
+        samples: tuple[str, ...] = ("7", "3"),
+        bad: tuple[str, ...] = (),
+        complete: tuple[str, ...] | Callable[[], tuple[str, ...]] | None = None,
+    ) -> None:
+        self.read, self.help, self.default = read, help, default
+        self.metavar, self.short, self.choices = metavar, short, choices
+        self.from_environment, self.complete = from_environment, complete
+        self.samples, self.bad = samples, bad
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.dest = name
