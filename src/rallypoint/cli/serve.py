@@ -77,6 +77,7 @@ def serve(options: argparse.Namespace) -> None:
 
 _LATER = (
     "control.coordinator.connection",
+    "control.coordinator.differences",
     "control.coordinator.store_peers",
     "control.membership.endings",
     "control.membership.layers",

@@ -381,7 +381,7 @@ class SharedStateLink:
 
     def _report_differences(self, node_info: NodeInfo) -> None:
         """Tell people if this node was started in another way than the job, as far as the state shows that."""
-        from rallypoint.control.coordinator.notifications import differences
+        from rallypoint.control.coordinator.differences import differences
 
         differing = () if self._state.is_initial else differences(node_info, None, self._state, self._settings)
         if differing:

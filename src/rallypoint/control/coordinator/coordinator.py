@@ -33,7 +33,6 @@ from rallypoint.base.light_typing import Any, NamedTuple, get_args
 from rallypoint.control.coordinator.extension import Extensions
 from rallypoint.control.coordinator.notifications import (
     JobHistory,
-    differences,
     end_notifications,
     join_refusal,
     newly_complete,
@@ -777,6 +776,8 @@ class Coordinator:
         alike = state.max_restarts in (-1, node_info.max_restarts)
         if alike and own in (None, job) and state.programs.get(node_info.role, node_info.program) == node_info.program:
             return
+        from rallypoint.control.coordinator.differences import differences
+
         unreported = tuple(
             difference
             for difference in differences(node_info, own, state, job)

@@ -1,0 +1,49 @@
+"""How a node that requests a place differs from its job. Pure.
+
+Nodes may differ in the number of workers, in their roles, and in how long they wait for others; and nodes of different
+roles in what they run.
+"""
+
+from __future__ import annotations
+
+from rallypoint.control.membership.state import NodeInfo, Settings, State
+from rallypoint.control.protocol.messages import ConfigDifference
+
+_OPTIONS = (
+    ("last_call_timeout", True),
+    ("lease", True),
+    ("min_healthy_time", True),
+    ("restart_backoff", True),
+    ("restart_backoff_max", True),
+    ("same_failure_limit", True),
+    ("notice_timeout", False),  # each agent notifies its own workers
+)
+"""Fields of the settings that `--rdzv-conf` sets, and whether the control plane's own value holds."""
+
+
+def differences(node_info: NodeInfo, own: Settings | None, state: State, job: Settings) -> tuple[ConfigDifference, ...]:
+    """How a node that requests a place differs from the nodes before it.
+
+    `own` are the settings that it was started with, None for a node in the process of the control plane; `job` are
+    those in effect.
+    """
+    result: list[ConfigDifference] = []
+    if own is not None and own.segment != job.segment:
+        result.append(ConfigDifference("--segment=", str(own.segment), str(job.segment)))
+    if own is not None and (own.min_nodes, own.max_nodes) != (job.min_nodes, job.max_nodes):
+        result.append(ConfigDifference("--nnodes=", _range(own), _range(job)))
+    if 0 <= state.max_restarts != node_info.max_restarts >= 0:
+        result.append(ConfigDifference("--max-restarts=", str(node_info.max_restarts), str(state.max_restarts)))
+    program = state.programs.get(node_info.role, "")
+    if program and node_info.program and node_info.program != program:
+        result.append(ConfigDifference("the program ", node_info.program, program, job_value_applies=False))
+    for name, holds in _OPTIONS if own is not None else ():
+        ours, theirs = getattr(own, name), getattr(job, name)
+        if ours != theirs:
+            result.append(ConfigDifference(f"--rdzv-conf={name}=", f"{ours:g}", f"{theirs:g}", holds))
+    return tuple(result)
+
+
+def _range(settings: Settings) -> str:
+    low, high = settings.min_nodes, settings.max_nodes
+    return str(low) if low == high else f"{low}:{high}"
