@@ -41,7 +41,8 @@ from rallypoint.control.coordinator.notifications import (
     progress,
     standing_without,
 )
-from rallypoint.control.membership.rules import StateObserver, renewed, step
+from rallypoint.control.membership.observer import StateObserver
+from rallypoint.control.membership.rules import renewed, step
 from rallypoint.control.membership.state import (
     Exit,
     Join,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.base.descriptors import connection_limit
-from rallypoint.control.coordinator.jobs import BURST, RATE, Shares
+from rallypoint.control.coordinator.shares import BURST, RATE, Shares
 from rallypoint.control.protocol.handshake import HandshakeError
 from tests.unit.coordinator.test_jobs import Clock
 

@@ -15,10 +15,11 @@ import pytest
 from rallypoint.base.endpoint import host_name
 from rallypoint.control.election import journal as journal_module
 from rallypoint.control.election.journal import Journal
+from rallypoint.control.election.journal_writer import JournalWriter
 from rallypoint.control.election.keys import ElectionKeys, decode_leader
 from rallypoint.control.election.leader_resolver import LeaderResolver
 from rallypoint.control.election.machine import Election
-from rallypoint.control.election.shell import Candidate, JournalWriter
+from rallypoint.control.election.shell import Candidate
 from rallypoint.control.election.steps import Effect, Event, Fence, Takeover
 from rallypoint.control.etcd.api import (
     EtcdRefused,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.control.membership.rules import StateObserver
+from rallypoint.control.membership.observer import StateObserver
 from rallypoint.control.membership.state import NodeId, Settings, State
 
 SETTINGS = Settings("job", 1, 2, keep_alive_interval=5.0, keep_alive_max_attempt=3, counts_heartbeats=True)

@@ -44,7 +44,8 @@ from rallypoint.control.protocol.messages import SIGNATURE_SIZE, CollectedPart
 
 if TYPE_CHECKING:
     from rallypoint.base.tls import ControlTls, TlsChannel
-    from rallypoint.control.coordinator.jobs import ServedJobs, Shares
+    from rallypoint.control.coordinator.jobs import ServedJobs
+    from rallypoint.control.coordinator.shares import Shares
     from rallypoint.control.protocol.handshake import Hello, Keys
 
 log = get_logger(__name__)
@@ -502,7 +503,7 @@ class Connections:
         self.shares: Shares | None = None
         """The shares of the tenants, if there are several."""
         if served.jobs.job is None:
-            from rallypoint.control.coordinator.jobs import Shares
+            from rallypoint.control.coordinator.shares import Shares
 
             self.shares = Shares()
         self.emptied = asyncio.Event()

@@ -61,9 +61,9 @@ from rallypoint.control.coordinator.sessions import (
     SessionRegistry,
     SessionState,
 )
+from rallypoint.control.membership.observer import StateObserver
 from rallypoint.control.membership.rules import (
     ClockView,
-    StateObserver,
     backoff_ends,
     is_settled,
     last_call_decides,

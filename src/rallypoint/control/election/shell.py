@@ -29,23 +29,24 @@ from rallypoint.base.log import get_logger
 from rallypoint.control.coordinator.dispatcher import Dispatcher, LeaderLease, RestoredState
 from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.election import steps
-from rallypoint.control.election.journal import LATER, CannotWrite, Journal, NotYet, Outcome, Written
+from rallypoint.control.election.journal import Journal
+from rallypoint.control.election.journal_writer import JournalWriter
 from rallypoint.control.election.keys import ElectionKeys
 from rallypoint.control.election.leader_resolver import LeaderResolver
 from rallypoint.control.election.machine import LONG_PAUSE, Election
-from rallypoint.control.election.steps import Answer, CandidatePhase, Effect, Event, Listening, StartTerm, Txn, Watched
-from rallypoint.control.etcd.api import EtcdError, WatchEnd, WatchEvent
+from rallypoint.control.election.steps import Answer, CandidatePhase, Effect, Event, Listening, StartTerm, Watched
+from rallypoint.control.etcd.api import WatchEnd, WatchEvent
 from rallypoint.control.etcd.client import EtcdClient
-from rallypoint.control.membership.state import NodeId, Settings, State
+from rallypoint.control.membership.state import NodeId, Settings
 
 if TYPE_CHECKING:
     import socket
 
 
+log = get_logger(__name__)
+
 Listen: TypeAlias = "Callable[[Sequence[str]], list[socket.socket]]"
 
-_PAUSE = 0.2
-"""Seconds until a write that could not be made is tried again."""
 _LAST_WRITES = 1.0
 """Seconds that the last writes of a coordinator may take."""
 
@@ -54,85 +55,6 @@ _DIVERGES = (
     "etcd is version %s, of which a member that is killed can lose a change for good (etcd-io/etcd#13766), so that no "
     "coordinator is found any more; use a later version"
 )
-
-
-class JournalWriter:
-    """Writes the newest state, on a thread of its own. A `dispatcher.JournalSink`."""
-
-    def __init__(self, client: EtcdClient, journal: Journal, deposed: Callable[[str], None]) -> None:
-        """Nothing is written before `start`; `deposed` is called once, with the reason, when we cannot write."""
-        self._client = client
-        self._journal = journal
-        self._deposed = deposed
-        self._changed = threading.Condition()
-        self._closed = False
-        self._thread: threading.Thread | None = None
-
-    def start(self, written: Callable[[int], None]) -> None:
-        """Write what is appended; `written` is called with the number of each state that is written."""
-        self._thread = threading.Thread(target=self._run, args=(written,), name="rallypoint-etcd-journal", daemon=True)
-        self._thread.start()
-
-    def append(self, number: int, state: State, awaited: int) -> None:
-        with self._changed:
-            self._journal.append(number, state, awaited)
-            self._changed.notify_all()
-
-    def close(self, linger: float = 0.0) -> None:
-        """Stop writing; a write in progress may take `linger` seconds. Idempotent."""
-        with self._changed:
-            self._journal.write_now()
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._closed or self._journal.is_idle, timeout=linger)
-            self._closed = True
-            self._changed.notify_all()
-        if self._thread is not None and threading.current_thread() is not self._thread:
-            self._thread.join()
-
-    def _run(self, written: Callable[[int], None]) -> None:
-        try:
-            while (write := self._next_write()) is not None:
-                self._act_on(self._write_once(write), written)
-        except Exception as error:  # otherwise we would seem to coordinate, and no node would be notified of anything
-            log.exception("the coordinator's state cannot be written")
-            self._deposed(f"its state cannot be written ({type(error).__name__}: {error})")
-
-    def _next_write(self) -> Txn | None:
-        """Wait for something to write; None when there will be nothing more."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or not self._journal.is_idle)
-            self._changed.wait_for(lambda: self._closed or self._journal.is_awaited, timeout=LATER)
-            if self._closed:
-                return None
-        # Without the lock, since only this thread makes writes:
-        #   1. encoding the state of 12,500 nodes takes a tenth of a second;
-        #   2. meanwhile the coordinator's loop appends the next state, for which it needs the lock;
-        #   3. if it had to wait for that, so would the heartbeats of all nodes.
-        return self._journal.next_write()
-
-    def _write_once(self, write: Txn) -> Outcome:
-        failure = None
-        try:
-            result = self._client.txn(write.compares, write.then, write.otherwise)
-        except EtcdError as error:
-            failure = error
-        with self._changed:
-            self._changed.notify_all()
-            return self._journal.on_answer(result) if failure is None else self._journal.on_error(failure)
-
-    def _act_on(self, outcome: Outcome, written: Callable[[int], None]) -> None:
-        match outcome:
-            case Written(number=number):
-                written(number)
-            case NotYet(why=why):
-                log.debug("the coordinator's state cannot be written yet: %s", why)
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closed, timeout=_PAUSE)
-            case CannotWrite(why=why):
-                with self._changed:
-                    self._closed = True
-                    self._changed.notify_all()
-                self._deposed(why)
 
 
 class _Term(NamedTuple):
@@ -211,9 +133,6 @@ class EffectRunner:
         self._watches[effect.kind] = self._watcher.watch(
             effect.key, effect.revision, on_events, on_lost, prefix=effect.prefix
         )
-
-
-log = get_logger(__name__)
 
 
 class Candidate:

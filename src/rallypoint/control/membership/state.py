@@ -2,7 +2,7 @@
 
 Fields and lists are those of the contract's section 4.5, and ours: the nodes of the previous round, those that have
 succeeded, the ledger and the verdict. No field holds a time: moments are known only to the observer that saw them, on
-its own clock (`rules.StateObserver`). The state has counters instead.
+its own clock (`observer.StateObserver`). The state has counters instead.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ Making = _Slices[Snapshot]
 class _Report(NamedTuple):
     """A report, and when it came."""
 
-    said: NodeReport
+    report: NodeReport
     at: float
 
     def with_ages(self, now: float) -> NodeReport:
@@ -76,10 +76,10 @@ class _Report(NamedTuple):
         def age_now(age: float) -> float:
             return age if age < 0 else age + since
 
-        return self.said._replace(
-            progress_age=age_now(self.said.progress_age),
-            first_step_age=age_now(self.said.first_step_age),
-            output_ages=tuple(map(age_now, self.said.output_ages)),
+        return self.report._replace(
+            progress_age=age_now(self.report.progress_age),
+            first_step_age=age_now(self.report.first_step_age),
+            output_ages=tuple(map(age_now, self.report.output_ages)),
         )
 
 
@@ -96,7 +96,7 @@ class NodeReports:
         before = self.by_node.get(node)
         self.by_node[node] = _Report(report, now)
         self.changes += 1
-        return None if before is None else before.said
+        return None if before is None else before.report
 
     def forget(self, node: NodeId) -> None:
         """A node is gone."""
@@ -424,7 +424,7 @@ def _row(view: JobView, heard: Mapping[NodeId, float], place: _Place) -> NodeVie
         workers=0 if info is None else info.local_world_size,
         role="" if info is None else info.role,
         succeeded=runs and node in state.succeeded,
-        report=report.with_ages(view.now) if runs and report is not None and report.said.round == state.round else None,
+        report=report.with_ages(view.now) if runs and report and report.report.round == state.round else None,
         quiet=node in state.quiet,
         drained_by=view.drained.get(node, ""),
         domain="" if info is None else info.domain,
@@ -446,9 +446,9 @@ def _reported(view: JobView, places: Sequence[_Place]) -> _Slices[_Reported]:
     reports: list[tuple[_Place, NodeReport]] = []
     for at in range(0, len(places), 4 * _SLICE):
         reports += [
-            (place, report.said)
+            (place, report.report)
             for place in places[at : at + 4 * _SLICE]
-            if (report := view.reports.get(place.node)) is not None and report.said.round == view.state.round
+            if (report := view.reports.get(place.node)) is not None and report.report.round == view.state.round
         ]
         yield
     reached = [report.progress for _, report in reports if report.progress >= 0]

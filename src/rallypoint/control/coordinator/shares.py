@@ -1,0 +1,73 @@
+"""What each tenant of a server may take, so that the others have theirs: sessions, and the time of the loop.
+
+A tenant is a job where there is a secret, since its nodes prove that they are of it, and an address where there is
+none. Laws:
+
+1. Only a server of many jobs has tenants: the nodes of one job share its fate.
+2. One tenant holds at most half of the sessions for which there are descriptors.
+3. A tenant may use the loop for `BURST` seconds at once, and beyond that for `RATE` of the time: what it sends then
+   is read later. A tenant that is alone waits for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.descriptors import connection_limit
+from rallypoint.control.protocol.handshake import HandshakeError
+
+BURST, RATE = 1.0, 0.5
+
+
+class _Tenant(NamedTuple):
+    sessions: int
+    debt: float
+    """Seconds of the loop that it has used beyond its rate, at `at`."""
+    at: float
+
+
+class Shares:
+    """The shares of one server's tenants. On the loop's thread."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._tenants: dict[str, _Tenant] = {}
+
+    def enter(self, tenant: str) -> None:
+        """A session of this tenant begins.
+
+        Raises:
+            HandshakeError: it has too many.
+        """
+        most = connection_limit() // 2
+        record = self._tenants.get(tenant, _Tenant(0, 0.0, self._clock.monotonic()))
+        if record.sessions >= most:
+            raise HandshakeError(
+                f"{tenant} has {most} sessions, half of what this control plane can hold; "
+                "end some, or raise its limit of open files (`ulimit -Hn`)"
+            )
+        self._tenants[tenant] = record._replace(sessions=record.sessions + 1)
+
+    def leave(self, tenant: str) -> None:
+        """A session of this tenant has ended."""
+        record = self._tenants[tenant]
+        if record.sessions > 1:
+            self._tenants[tenant] = record._replace(sessions=record.sessions - 1)
+        else:
+            del self._tenants[tenant]
+
+    def used(self, tenant: str, seconds: float) -> None:
+        """The loop has worked for this tenant for some seconds."""
+        record = self._tenants.get(tenant)
+        if record is not None:
+            now = self._clock.monotonic()
+            debt = max(0.0, record.debt - RATE * (now - record.at)) + seconds
+            self._tenants[tenant] = record._replace(debt=debt, at=now)
+
+    def wait(self, tenant: str) -> float:
+        """The seconds after which what this tenant sends may be read; 0 for at once."""
+        record = self._tenants.get(tenant)
+        if record is None or record.debt <= BURST or len(self._tenants) < 2:
+            return 0.0
+        return max(0.0, (record.debt - BURST) / RATE - (self._clock.monotonic() - record.at))

@@ -1,0 +1,62 @@
+"""What one observer of a state has seen since when: times that the state itself does not have. Pure."""
+
+from __future__ import annotations
+
+from rallypoint.control.membership.rules import ClockView
+from rallypoint.control.membership.state import NodeId, RemovedNode, Settings, State
+
+
+class StateObserver:
+    """What one observer of a state has seen since when, on its own clock. Call `observe` with each new state first.
+
+    The state holds counters instead of times (law 9 of `rules`): a node whose heartbeat counter has not changed for the
+    whole allowance is gone, whatever any wall clock says.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._interval = settings.keep_alive_interval
+        self.allowance = settings.keep_alive_interval * settings.keep_alive_max_attempt
+        """Seconds for which a node's heartbeats may be missing."""
+        self._heartbeats: dict[NodeId, tuple[int, float]] = {}
+        self._last_call: tuple[int, float] | None = None
+        self._observed_at: float | None = None
+        self._round: tuple[int, float] | None = None
+        self._running_at: float | None = None
+        self._removed: dict[RemovedNode, float] = {}
+
+    def observe(self, state: State, now: float) -> None:
+        """Record a state seen at `now`, in seconds on the observer's clock."""
+        unseen = 0.0
+        if self._observed_at is not None:
+            # While the observer slept, or the service was unreachable, no heartbeats could be seen: that time does not
+            # count for any node.
+            unseen = max(0.0, now - self._observed_at - self._interval / 2)
+        self._observed_at = now
+        self._heartbeats = {
+            node: (count, seen[1] + unseen)
+            if (seen := self._heartbeats.get(node)) and seen[0] == count
+            else (count, now)
+            for node, count in state.heartbeats.items()
+        }
+        if self._round is None or self._round[0] != state.round:
+            self._round, self._running_at = (state.round, now), None
+        if not state.complete:
+            self._running_at = None
+        elif self._running_at is None:
+            self._running_at = now
+        if state.removed or self._removed:
+            self._removed = {removed: self._removed.get(removed, now) for removed in state.removed}
+        if not state.last_call:
+            self._last_call = None
+        elif self._last_call is None or self._last_call[0] != state.last_call:
+            self._last_call = (state.last_call, now)
+
+    def silent(self, now: float) -> list[NodeId]:
+        """Nodes without heartbeats for the whole allowance, in order."""
+        return sorted(node for node, (_, since) in self._heartbeats.items() if now - since >= self.allowance)
+
+    def clock_view(self, now: float, heartbeat_at: float | None = None) -> ClockView:
+        """The clock view for the core at `now`."""
+        last_call_at = self._last_call[1] if self._last_call else None
+        forming_at = self._round[1] if self._round else None
+        return ClockView(now, last_call_at, heartbeat_at, forming_at, self._running_at, tuple(self._removed.values()))
