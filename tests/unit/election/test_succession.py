@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -294,6 +295,38 @@ def test_no_round_is_completed_with_one_who_is_lost_at_the_same_moment() -> None
     assert set(job.dispatcher.state.participants) == {job.nodes[2].id}
     assert [rounds(node) for node in job.nodes] == [[0], [0], [0, 1]]
     assert not any(isinstance(each, RoundEnded) and each.end.round for each in job.nodes[2].told)
+
+
+@pytest.mark.parametrize("gone", [0, 2])
+@pytest.mark.parametrize("most", [4, 5])
+def test_no_round_is_completed_with_a_node_that_has_not_come_back(gone: int, most: int) -> None:
+    """With 4 places the last one is taken by a node that comes now: then the round would wait for no last call."""
+    job = Job(3, 2, most=most)
+    job.succeeded()
+    back = [node for node in job.nodes if node is not job.nodes[gone]]
+    for node in back:
+        job.open(node)
+    job.nodes.append(Node(3))
+    job.open(job.nodes[3])
+    job.join(job.nodes[3])
+    job.heartbeats(job.settings.last_call_timeout + 2.0)
+    assert not runs(job), "the workers would wait for those of the node that is gone"
+    job.heartbeats(recovery_timeout(job.settings))
+    assert set(job.dispatcher.state.participants) == {node.id for node in (*back, job.nodes[3])}
+    assert [rounds(node) for node in (*back, job.nodes[3])] == [[0]] * 3
+    assert not any(isinstance(notice, RoundEnded) for node in job.nodes for notice in node.told)
+
+
+def test_a_round_that_waits_for_its_nodes_only_is_complete_when_the_last_one_is_back() -> None:
+    job = Job(3, 2, most=5)
+    job.succeeded()
+    for node in job.nodes[:2]:
+        job.open(node)
+    job.heartbeats(job.settings.last_call_timeout + 2.0)
+    assert not runs(job)
+    job.open(job.nodes[2])
+    job.keep()
+    assert [rounds(node) for node in job.nodes] == [[0]] * 3
 
 
 def test_who_succeeds_a_coordinator_that_was_being_filled_is_filled_on() -> None:

@@ -193,7 +193,7 @@ class Coordinator:
         self._progress: tuple[State, Progress] | None = None
         """The progress of the rendezvous in a state, as a node was told it."""
         self._maybe_unreported: list[NodeId] = []
-        """Known nodes that had not reported when they were last looked for."""
+        """Known nodes that had not reported when they were last looked for; participants are the last of them."""
         self.leads_for = math.inf
         """For how many seconds nobody else can be the coordinator, if it is elected; as of the present event."""
         self._restored = False
@@ -371,7 +371,6 @@ class Coordinator:
             self._settle(before, now)
             # It knows nothing of that round.
             self._messages = [message for message in self._messages if message[0] != speaker.number]
-            self._check_all_reported(now)
         if self._completed_a_round and not stranger:
             self.state = with_later_rounds(self.state, request)
         # What it told a coordinator of our name may not have been kept: a heartbeat alone has made us known to it.
@@ -384,6 +383,7 @@ class Coordinator:
             self._reply(speaker, ended_for.get(speaker.node, ended_for_all))
         else:
             self._tell_what_was_missed(speaker, request)
+        self._check_all_reported(now)
 
     def _tell_what_was_missed(self, speaker: SessionRecord, request: ResumeRequest) -> None:
         missed = missed_notifications(self.state, speaker.node, request)
@@ -433,11 +433,9 @@ class Coordinator:
         for node in list(self._pending):
             self._retry_join(node, now)
         self._settle(restored, now)
-        if not self._any_unreported():
-            self._all_reported(now)
 
     def _on_progress_request(self, speaker: SessionRecord, _request: ProgressRequest, now: float) -> None:
-        node, view = speaker.node, self._observer.clock_view(now)
+        node, view = speaker.node, self.clock_view(now)
         ends_at, reports = self._ends_at(node), self._reports_progress(node)
         ends_in = ends_at - now if ends_at < math.inf else -1.0
         if self._progress is None or self._progress[0] is not self.state:
@@ -521,14 +519,14 @@ class Coordinator:
             self.history.nodes_gone([name_of(before, node)], 0, Reason.GAVE_UP, before.round, now)
         self._pending.pop(node, None)
         if isinstance(end, Refusal):
-            view = self._observer.clock_view(now)
+            view = self.clock_view(now)
             self.send_to([node], join_refusal(end, join, node, before, self.state, self.settings, view))
 
     def _run(self, node: NodeId, operation: Operation, now: float) -> NoChange | Refusal:
         """Take steps until the operation ends or has to wait."""
         while True:
             before = self.state
-            after = step(operation, before, node, self._observer.clock_view(now), self.settings)
+            after = step(operation, before, node, self.clock_view(now), self.settings)
             if not isinstance(after, State):
                 return after
             if isinstance(operation, Join) and node in before.redundancy_list:
@@ -814,8 +812,22 @@ class Coordinator:
         while candidates and (candidates[-1] in self.sessions or not self.state.knows(candidates[-1])):
             candidates.pop()
         if not candidates:
-            candidates.extend(self._unreported())
+            candidates.extend(reversed(list(self._unreported())))
         return bool(candidates)
+
+    def _awaits_participants(self) -> bool:
+        """Whether a participant of a forming round has not reported: it is the last of the candidates, if there is one.
+
+        On etcd:
+
+            1. A round forms. Node B, which coordinates, gives up, or dies; its last state has B as a participant.
+            2. A is elected, reads that state, and awaits B.
+            3. Were the round completed with B, all workers would start, wait for those of B, and be restarted when
+               B's time is over.
+        """
+        return (
+            not self.state.complete and self._any_unreported() and self._maybe_unreported[-1] in self.state.participants
+        )
 
     def _check_all_reported(self, now: float) -> None:
         if self._placeholders_until is not None and not self._any_unreported():
@@ -825,11 +837,17 @@ class Coordinator:
         """Stop awaiting nodes that were in the job when this coordinator was filled."""
         self._placeholders_until = None
         self._tell_waiting(now)
+        if not self.state.complete:  # a round may have waited for these only; any of the joins completes it
+            for node in islice((node for node in self.state.participants if node in self._pending), 1):
+                self._continue_join(node, now)
 
     # Effects of time
 
     def clock_view(self, now: float) -> ClockView:
-        return self._observer.clock_view(now)
+        view = self._observer.clock_view(now)
+        if self._placeholders_until is None or not self._awaits_participants():
+            return view
+        return view._replace(awaits_until=self._placeholders_until)
 
     def _waits_for_time(self) -> bool:
         """Whether the forming round may become complete by the passing of time alone."""

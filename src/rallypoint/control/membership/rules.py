@@ -12,7 +12,9 @@ Laws:
 3. Surviving nodes of the last round keep their places and group ranks until they come back or are gone;
    a new node or a spare gets only what is left.
 4. A round is complete at once when it has max nodes, or min nodes and every node known to be alive has joined. Only for
-   unknown nodes (no survivor of an earlier round has joined) does it wait for the end of the last call.
+   unknown nodes (no survivor of an earlier round has joined) does it wait for the end of the last call. It is not
+   complete while an observer awaits participants that it has not heard: if one of them is gone, the workers would
+   start in vain.
 5. Departures, losses and drains cost no restart and never close the job. Only a verdict does.
 6. When the time of a node is over, and the others that have joined or are expected are too few without it, the
    rendezvous has failed for all waiting nodes: the first one whose time is over decides. If they are enough, only that
@@ -100,7 +102,8 @@ class ClockView(NamedTuple):
 
     `last_call_at` is when it first saw the running last call, `heartbeat_at` when it last sent a heartbeat,
     `forming_at` when it first saw this round, `running_at` when it first saw it complete, `removed_at` when it first
-    saw that each of `State.removed` was.
+    saw that each of `State.removed` was. `awaits_until` is how long it awaits participants of a forming round that it
+    has not heard itself.
     """
 
     now: float
@@ -109,6 +112,7 @@ class ClockView(NamedTuple):
     forming_at: float | None = None
     running_at: float | None = None
     removed_at: tuple[float, ...] = ()
+    awaits_until: float = -math.inf
 
 
 def step(operation: Operation, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
@@ -168,7 +172,7 @@ def _awaited_nodes(state: State, settings: Settings) -> Mapping[NodeId, object]:
 
 def starts_at(state: State, view: ClockView, settings: Settings) -> float:
     """When a round that is `is_settled` will be complete, on the clock of the view."""
-    moment = backoff_ends(state, view) if state.restart_delay else -math.inf
+    moment = max(view.awaits_until, backoff_ends(state, view) if state.restart_delay else -math.inf)
     if _is_full(state, settings) or not last_call_decides(state):
         return moment
     return math.inf if view.last_call_at is None else max(moment, view.last_call_at + settings.last_call_timeout)
@@ -265,7 +269,8 @@ def _join_forming_round(operation: Join, state: State, node: NodeId, view: Clock
     # There may be more survivors than places, after an operator has reduced the job.
     more = settings.segment > 1 or len(state.participants) < settings.max_nodes
     if more and has_place(state, node, operation.node_info.domain, settings):
-        return _add_participant(state, node, operation.node_info, settings)
+        after = _add_participant(state, node, operation.node_info, settings)
+        return _complete(after, settings) if _is_full(after, settings) and ready(after, view, settings) else after
     return _add_spare(state, node, operation.node_info)
 
 
@@ -301,8 +306,7 @@ def _add_participant(state: State, node: NodeId, node_info: NodeInfo, settings: 
         max_restarts=node_info.max_restarts if state.max_restarts < 0 else state.max_restarts,
         programs=_with_program(state.programs, node_info),
     )
-    after = _with_last_call(state, after, settings)
-    return _complete(after, settings) if _is_full(after, settings) and not state.restart_delay else after
+    return _with_last_call(state, after, settings)
 
 
 def _with_last_call(before: State, after: State, settings: Settings) -> State:
