@@ -318,7 +318,7 @@ def _end_server(job: Job, fault: Fault, *, silent: bool) -> None:
         job.network.listener = None
         server.process.kill()
         if not silent:
-            _disconnect_sessions(job)
+            job.network.disconnect_all(server.process)
     if job.etcd is None:
         job.world.after(fault.length, _server_back, job)
 
@@ -331,16 +331,7 @@ def _server_back(job: Job) -> None:
 def _disconnect_all(job: Job, agent: Agent) -> None:
     if agent.server is not None and job.network.listener is agent.server:
         job.network.listener = None
-        _disconnect_sessions(job)
-    elif job.etcd is not None and job.server is not None and job.server.process is agent.process:
-        _disconnect_sessions(job)
-
-
-def _disconnect_sessions(job: Job) -> None:
-    """The kernel of a killed server ends its connections."""
-    if job.server is not None:
-        for holder in list(job.server.sessions.values()):
-            holder.break_off()
+    job.network.disconnect_all(agent.process)
 
 
 def _host(job: Job) -> Agent | None:

@@ -169,6 +169,7 @@ class Network:
         """Who listens at the endpoint."""
         self._ports: list[tuple[int, Listener]] = []
         """Those of elected servers, and the nodes that they are on."""
+        self._connections: list[Connection] = []
         self._open: set[int] = set()
         self.endpoint_silent = False
         self.on_stall: Callable[[int, float], None] = _nothing
@@ -198,6 +199,18 @@ class Network:
             self.listener = None
         self._open -= {port for port, (_, each) in enumerate(self._ports, 1) if each is listener}
 
+    def disconnect_all(self, process: Process) -> None:
+        """End all connections of a killed server, as its kernel does. A node whose greeting waited there tries again:
+
+        1. The server is paused; a node connects, and its kernel takes the greeting.
+        2. The server is killed, and another one begins.
+        3. Were only sessions ended, the node would wait for the first server's answer, and count as lost at the second.
+        """
+        for connection in self._connections:
+            side = connection.ends[1].side
+            if side is not None and side.process is process:
+                connection.abort(1)
+
     def connect(self, side: Side, node: int, rng: Random, done: Call, port: int = 0) -> None:
         """Ask for a connection; `done` is called at the node with it, or with None if it is refused. Or never."""
         self.world.after(self.delay(rng), self._syn, side, node, rng, done, port)
@@ -214,6 +227,7 @@ class Network:
                 self.world.after(self.delay(rng), side.process.hears, done, None)
             return
         connection = Connection(self, node, host, rng)
+        self._connections.append(connection)
         connection.ends[0].side = side
         connection.ends[1].side = listener.on_connect(connection)
         connection.ends[1].arrived_at = self.world.now
