@@ -4,7 +4,8 @@ Workers fall silent for a while and give signs again, whatever else they do; whi
 held against what the agents are told:
 
 1. A hang is told only where all nodes of the round were silent, at some moment not long ago.
-2. Where all nodes of a round stay silent and nothing else happens to them, all of them are told of a hang.
+2. Where all nodes of a round stay silent and nothing else happens to them, all of them are told of a hang, but for
+   those that had succeeded and were lost to the server since.
 3. No report comes without a hang that was told before.
 """
 
@@ -136,7 +137,12 @@ class HangAudit:
             return
         if self._job.world.now < self._job.cut_all_until + _SETTLED:  # nobody could be told
             return
-        late = [each.number for each in members if self._told.get((each.number, name), -1.0) < since]
+        server = self._job.server
+        assert server is not None, "no server has been up"
+        counted = {number_of(node) for node in server.coordinator.state.participants}
+        # One that had succeeded when the server lost it has left the round for good: it is back for the verdict only.
+        concerned = [each.number for each in members if each.number in counted or each.status.phase is Phase.RUNNING]
+        late = [number for number in concerned if self._told.get((number, name), -1.0) < since]
         if late:
             raise Violation("a hang was not told", f"round {name} is silent since {since:.3f}; nodes {late}")
 
