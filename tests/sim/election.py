@@ -83,7 +83,7 @@ class SimCandidate:
         for effect in self._election.step(event, self._process.monotonic()):
             if isinstance(effect, steps.Ask):
                 try:
-                    answer = yield from self._do(effect.request)
+                    answer = yield from self._do(effect.request, effect.timeout_s)
                 except EtcdError as error:
                     self._put(steps.Failed(effect.number, error))
                 else:
@@ -99,23 +99,23 @@ class SimCandidate:
             raise Violation("the election has stumbled", f"{line.text % line.args}: {line.error!r}")
         self._process.world.note(self._process, line.text, *line.args)
 
-    def _do(self, request: Request) -> Steps[Answer]:
+    def _do(self, request: Request, timeout_s: float | None) -> Steps[Answer]:
         client = self._client
         match request:
             case steps.Txn():
-                return (yield from client.make(request))
+                return (yield from client.make(request, timeout_s))
             case steps.Grant(ttl_s=ttl):
-                return (yield from client.lease_grant(ttl))
-            case steps.RenewLease(lease=lease, timeout_s=seconds):
+                return (yield from client.lease_grant(ttl, timeout_s))
+            case steps.RenewLease(lease=lease):
                 asked_at = self._lead.now()
-                left = yield from client.lease_keep_alive(lease, seconds)
+                left = yield from client.lease_keep_alive(lease, timeout_s)
                 if left and lease == self._election.lease:
                     self._lead.extend(asked_at, left)
                     if self._term is not None:
                         self._term.server.dispatcher.tick()
                 return left
-            case steps.Revoke(lease=lease, timeout_s=seconds):
-                yield from client.lease_revoke(lease, seconds)
+            case steps.Revoke(lease=lease):
+                yield from client.lease_revoke(lease, timeout_s)
             case steps.FindAddresses():
                 return steps.Addresses((self._name.addr,))
             case steps.StartTerm():
@@ -226,7 +226,7 @@ class SimTerm:
                 self._job.audit.kept(self.server, number, self.fence)
 
         try:
-            result = yield from self._client.make(write, done)
+            result = yield from self._client.make(write, done=done)
         except EtcdError as error:
             return self._journal.on_error(error)
         return self._journal.on_answer(result)

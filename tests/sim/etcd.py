@@ -234,7 +234,7 @@ class SimClient:
         self.node = node
         self.rng = rng
 
-    def make(self, txn: Txn, done: Callable[[], None] | None = None) -> Steps[TxnResult]:
+    def make(self, txn: Txn, timeout: float | None = None, done: Callable[[], None] | None = None) -> Steps[TxnResult]:
         """See `EtcdClient.txn`; it is sent again when its answer was lost. `done` is called when its `then` is done."""
 
         def apply() -> TxnResult:
@@ -243,14 +243,14 @@ class SimClient:
                 done()
             return result
 
-        result = yield from self._ask(apply, txn.timeout_s)
+        result = yield from self._ask(apply, timeout)
         assert isinstance(result, TxnResult)
         return result
 
-    def lease_grant(self, ttl: float) -> Steps[int]:
+    def lease_grant(self, ttl: float, timeout: float | None = None) -> Steps[int]:
         """See `EtcdClient.lease_grant`."""
         lease = self.rng.getrandbits(62) + 1
-        yield from self._ask(partial(self.etcd.grant, lease, ttl))
+        yield from self._ask(partial(self.etcd.grant, lease, ttl), timeout)
         return lease
 
     def lease_keep_alive(self, lease: int, timeout: float | None = None) -> Steps[int]:

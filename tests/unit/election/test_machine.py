@@ -251,7 +251,7 @@ def test_who_is_refused_begins_anew_and_leaves_the_job_s_state(trouble: str) -> 
     cluster.pass_time(2 * LONG_PAUSE)
     assert leads(cluster, agent)
     assert agent.term is not None
-    assert agent.requests()[-1] != Revoke(agent.election.lease)
+    assert not isinstance(agent.requests()[-1], Revoke)
 
 
 def test_what_nobody_foresaw_gives_up_all_in_order_and_begins_anew() -> None:
@@ -400,6 +400,23 @@ def test_the_lease_is_kept_alive_during_a_take_over_from_a_slow_etcd(seconds: fl
     assert cluster.now < 20
     assert sum(isinstance(each, steps.RenewLease) for each in agent.requests()) >= 1
     assert [each.ttl_s for each in agent.requests() if isinstance(each, steps.Grant)][1:] == [STATE_TTL]
+
+
+@pytest.mark.parametrize("kind", list(Watched))
+def test_an_answer_that_is_lost_does_not_cost_the_lease(kind: Watched) -> None:
+    """What a lost watch showed is read again just before the lease is to be kept alive, and the answer never comes."""
+    (agent,) = (cluster := Cluster(1)).agents
+    lease = agent.election.lease
+    cluster.pass_time(agent.election.wake_at - cluster.now - 0.01)
+    agent.loses_watch(kind, WatchCompacted(17))
+    (ask,) = agent.asked
+    assert ask.timeout_s is not None
+    cluster.world.run(until := cluster.now + ask.timeout_s)
+    cluster.world.now = until
+    agent.answer(AWAY, done=False)
+    cluster.pass_time(SETTINGS.lease)
+    assert leads(cluster, agent)
+    assert agent.election.lease == lease
 
 
 def until_asked(agent: Agent, kind: type) -> None:

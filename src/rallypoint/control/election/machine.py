@@ -10,7 +10,8 @@
 
 A lasting state is a phase; a sequence of requests is a `Procedure`, of which one runs at a time: the goal, a chore
 (such as keeping the lease alive), or the end. One table has the time of each chore. A goal may take longer than
-the lease lives, where etcd is slow: the lease is kept alive between two of its requests.
+the lease lives, where etcd is slow: the lease is kept alive between two of its requests, none of which may take longer
+than half the lease.
 
 Laws:
 
@@ -67,6 +68,9 @@ from rallypoint.control.protocol.errors import RendezvousStateError
 PAUSE, LONG_PAUSE = 0.25, 4.0
 """Seconds until etcd is asked again that did not answer, at first and at most: a thousand agents may do the same."""
 
+LEAVE_TIMEOUT = 2.0
+"""Seconds for each of the last requests to etcd."""
+
 ARRIVALS = 16384
 """How many agents of a job that begins look in a second: where all come at once, the first few of them stand."""
 LOOKS_SOON, LOOK_SOON = 4096, 1.0
@@ -97,7 +101,7 @@ class Election:
         self._ttl = max(1, math.ceil(settings.lease))
         self._closed = False
         self._context = StepContext()
-        self._runner = Runner(self._context, self._on_procedure_error, self._urgent)
+        self._runner = Runner(self._context, self._on_procedure_error, self._urgent, self._timeout)
         self._deposing = procedures.Deposing(self._context)
         self._leadership = Leadership(keys, settings, self._context)
         self._presence = Presence()
@@ -218,6 +222,20 @@ class Election:
         del self._due[Chore.KEEP_LEASE]
         return self._keep_lease_alive(), Chore.KEEP_LEASE
 
+    def _timeout(self) -> float | None:
+        """Seconds that a request to etcd may take.
+
+        While we hold a lease, it is kept alive only after the request in progress (law 3):
+
+            1. A watch is lost, and a chore reads again what it showed. etcd goes away for a moment; the answer is lost.
+            2. etcd is back. Our lease has its whole time again, and is due to be kept alive.
+            3. If the chore waited for its answer as long as the client does, that would be longer than the lease: the
+               coordinator would be deposed, and its node lost, because etcd was away for a moment.
+        """
+        if self.phase is CandidatePhase.ENDING:
+            return LEAVE_TIMEOUT
+        return None if self._place is None else self._ttl / 2
+
     def _on_procedure_error(self, error: Exception, chore: Chore | None) -> None:
         """A procedure could not be gone through: law 3 where etcd is away, and else law 6."""
         if not isinstance(error, EtcdUnreachable) or self.phase is CandidatePhase.ENDING:
@@ -318,7 +336,7 @@ class Election:
     def _keep_lease_alive(self) -> Procedure[None]:
         asked_at = self._context.now
         self._due[Chore.KEEP_LEASE] = asked_at + PAUSE
-        if (yield from number_of(steps.RenewLease(self.lease, self._ttl / 2))) == 0:
+        if (yield from number_of(steps.RenewLease(self.lease))) == 0:
             raise EtcdLeaseGone("its lease was not kept alive in time")
         # Not at once, even if etcd is slow: the goal makes its next request in between.
         self._due[Chore.KEEP_LEASE] = max(asked_at + self._ttl / 3, self._context.now + PAUSE)

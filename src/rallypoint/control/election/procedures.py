@@ -177,6 +177,7 @@ class Runner:
         context: StepContext,
         on_failure: Callable[[Exception, Chore | None], None],
         urgent: Callable[[], tuple[Procedure[None], Chore] | None],
+        timeout: Callable[[], float | None],
     ) -> None:
         """Nothing is in progress.
 
@@ -184,10 +185,12 @@ class Runner:
             context: takes the requests.
             on_failure: called when a procedure has ended in an error; it may begin another.
             urgent: returns the chore that is due and cannot wait for the end of the procedure in progress, if any.
+            timeout: returns the seconds that a request may take; None for the client's.
         """
         self._context = context
         self._on_failure = on_failure
         self._urgent = urgent
+        self._timeout = timeout
         self._running: _Running | None = None
         self._held: tuple[_Running, Answered | Failed] | None = None
         """A procedure whose next request waits for an urgent chore, and the answer with which it continues."""
@@ -239,11 +242,7 @@ class Runner:
         else:
             self._asked += 1
             self._running = _Running(self._asked, procedure, chore)
-            self._context.add(Ask(self._asked, request))
-
-
-TIMEOUT = 2.0
-"""Seconds for each of the last requests to etcd."""
+            self._context.add(Ask(self._asked, request, self._timeout()))
 
 
 class Registration(NamedTuple):
@@ -477,7 +476,7 @@ class Leadership:
         self.term = 0
         if lives:
             try:
-                yield Revoke(lease, TIMEOUT)
+                yield Revoke(lease)
             except EtcdError as error:
                 self._context.log(DEBUG, "its own lease could not be ended: %s", error)
         yield EndTerm(0.0 if lives else CLOSE_LINGER)
@@ -509,7 +508,7 @@ def leave(
         if may_be_last and (place or met):
             yield from _delete_if_last(keys, place, own, met, context)
         if place is not None:
-            yield Revoke(place.lease, TIMEOUT)
+            yield Revoke(place.lease)
     except EtcdError as error:
         context.log(INFO, "this agent cannot give up its lease in etcd, where it will run out: %s", error)
 
@@ -521,7 +520,7 @@ def _delete_if_last(
     key: tuple[Operation, ...] = () if place is None else (Delete(place.fence[0]),)
     ranges = (Range(keys.candidates, prefix=True, limit=1), Range(keys.state, prefix=True))
     try:
-        others, state = (yield from transact((), (*key, *ranges), timeout_s=TIMEOUT)).ranges
+        others, state = (yield from transact((), (*key, *ranges))).ranges
         if not others.kvs and state.kvs and _is_left_to_us(keys, state.kvs, own, met):
             yield from _delete_job_keys(keys, state.kvs[0])
     except EtcdRefused as error:  # etcd may refuse to write, and end leases all the same
@@ -544,6 +543,6 @@ def _delete_job_keys(keys: ElectionKeys, state: KeyValue) -> Procedure[None]:
     # One that has registered meanwhile may have read the state already, to continue with it.
     alone = Compare(keys.candidates, "create_revision", "==", 0, prefix=True)
     unchanged = Compare(keys.state, "mod_revision", "==", state.mod_revision)
-    cleared = yield from transact((alone, unchanged), (Delete(keys.state, prefix=True),), timeout_s=TIMEOUT)
+    cleared = yield from transact((alone, unchanged), (Delete(keys.state, prefix=True),))
     if cleared.succeeded and state.lease:
-        yield Revoke(state.lease, TIMEOUT)
+        yield Revoke(state.lease)

@@ -249,26 +249,26 @@ class Candidate:
 
     def _ask(self, effect: steps.Ask) -> None:
         try:
-            answer = self._perform(effect.request)
+            answer = self._perform(effect.request, effect.timeout_s)
         except Exception as error:
             self._inbox.put(steps.Failed(effect.number, error))
         else:
             self._inbox.put(steps.Answered(effect.number, answer))
 
-    def _perform(self, request: steps.Request) -> Answer:
+    def _perform(self, request: steps.Request, timeout_s: float | None) -> Answer:
         client = self._client
         match request:
-            case steps.Txn(compares, then, otherwise, timeout_s):
+            case steps.Txn(compares, then, otherwise):
                 return client.txn(compares, then, otherwise, timeout_s=timeout_s)
             case steps.Grant(ttl_s):
-                return client.lease_grant(ttl_s)
-            case steps.RenewLease(lease, timeout_s):
+                return client.lease_grant(ttl_s, timeout_s=timeout_s)
+            case steps.RenewLease(lease):
                 asked_at = self._lead.now()
                 seconds = client.lease_keep_alive(lease, timeout_s=timeout_s)
                 if lease == self._election.lease:  # and not that of the job's state
                     self._kept_alive(asked_at, seconds)
                 return seconds
-            case steps.Revoke(lease, timeout_s):
+            case steps.Revoke(lease):
                 client.lease_revoke(lease, timeout_s=timeout_s)
             case steps.FindAddresses():
                 return steps.Addresses(tuple(self._find_addresses()))

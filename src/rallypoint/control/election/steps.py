@@ -73,7 +73,6 @@ class Txn(NamedTuple):
     compares: tuple[Compare, ...]
     then: tuple[Operation, ...]
     otherwise: tuple[Operation, ...] = ()
-    timeout_s: float | None = None
 
 
 class Grant(NamedTuple):
@@ -86,14 +85,12 @@ class RenewLease(NamedTuple):
     """Renew a lease; answered with its seconds, 0 if it is gone."""
 
     lease: int
-    timeout_s: float | None = None
 
 
 class Revoke(NamedTuple):
     """End a lease and all that hangs on it; answered with None."""
 
     lease: int
-    timeout_s: float | None = None
 
 
 class FindAddresses(NamedTuple):
@@ -155,10 +152,14 @@ Procedure: TypeAlias = Generator[Request, Answer, T]
 
 
 class Ask(NamedTuple):
-    """Do a request, and step with what comes of it and this number."""
+    """Do a request, and step with what comes of it and this number.
+
+    etcd has `timeout_s` seconds to answer; None leaves that to the client.
+    """
 
     number: int
     request: Request
+    timeout_s: float | None
 
 
 class WatchKeys(NamedTuple):
@@ -288,13 +289,10 @@ Event: TypeAlias = Tick | LeaveElection | Answered | Failed | Broken | LinkNews 
 
 
 def transact(
-    compares: tuple[Compare, ...],
-    then: tuple[Operation, ...],
-    otherwise: tuple[Operation, ...] = (),
-    timeout_s: float | None = None,
+    compares: tuple[Compare, ...], then: tuple[Operation, ...], otherwise: tuple[Operation, ...] = ()
 ) -> Procedure[TxnResult]:
     """Make a transaction."""
-    result = yield Txn(compares, then, otherwise, timeout_s)
+    result = yield Txn(compares, then, otherwise)
     assert isinstance(result, TxnResult)
     return result
 
