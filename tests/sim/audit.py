@@ -40,6 +40,7 @@ from rallypoint.control.membership.state import (
 from rallypoint.control.protocol.messages import (
     JobEnded,
     JoinRefused,
+    LeaveRequest,
     LinkLost,
     Notification,
     Placement,
@@ -94,6 +95,8 @@ class Audit:
         self.joined_at: dict[int, float] = {}
         """When a node began to wait for its place without having asked for it."""
         self._drains: set[tuple[int, RoundName]] = set()
+        self.left: set[int] = set()
+        """The nodes whose departure the job knows: what a deposed coordinator hears is lost."""
         self._stores: dict[int, RoundName] = {}
         """Port to the round whose workers were told of it."""
         self._placed: dict[int, Placement] = {}
@@ -197,6 +200,8 @@ class Audit:
         )
 
     def _judge(self, server: Server, book: RoundBook, step: AuditStep) -> None:
+        if isinstance(step.request, LeaveRequest) and step.node is not None:
+            self.left.add(step.node)
         if isinstance(step.request, Fail) and step.node is not None:
             self._check_counts(book, step.states[0], step.states[-1], step.node, step.request)
         for before, after in pairwise(step.states):

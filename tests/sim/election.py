@@ -61,6 +61,7 @@ class SimCandidate:
     def close(self, finished: Callable[[], None]) -> None:
         """Give the coordinator's place to the next, and leave etcd; `finished` is called when that is done."""
         self._finished = finished
+        self._job.last_to_leave = self.number, self._process.world.now
         self._put(steps.LeaveElection())
 
     def _put(self, event: Event) -> None:

@@ -10,6 +10,7 @@ Laws:
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -45,11 +46,12 @@ Apply = Callable[[], object]
 
 
 class _Lease:
-    __slots__ = ("ttl", "until")
+    __slots__ = ("owner", "ttl", "until")
 
-    def __init__(self, ttl: float, until: float) -> None:
+    def __init__(self, ttl: float, until: float, owner: int) -> None:
         self.ttl = ttl
         self.until = until
+        self.owner = owner
 
 
 class Etcd:
@@ -70,6 +72,10 @@ class Etcd:
         """Until when it was slow, or lost answers."""
         self.well_since = 0.0
         """Since when everybody can use it."""
+        self.key_lost_at = -math.inf
+        """When a key ended last that its owner had not given up."""
+        self.unanswered: set[int] = set()
+        """The nodes whose last request had no answer in its time."""
         self._delay = delay
         self._leases: dict[int, _Lease] = {}
         self._away = 0
@@ -150,9 +156,9 @@ class Etcd:
         self._tell()
         return TxnResult(holds, self.revision, tuple(each for each in results if each is not None))
 
-    def grant(self, lease: int, ttl: float) -> None:
-        """A new lease."""
-        self._leases[lease] = _Lease(ttl, self.world.now + ttl)
+    def grant(self, lease: int, ttl: float, owner: int = -1) -> None:
+        """A new lease, of that node."""
+        self._leases[lease] = _Lease(ttl, self.world.now + ttl, owner)
         self.world.after(ttl, self._look_at_lease, lease)
 
     def keep_alive(self, lease: int) -> int:
@@ -163,12 +169,15 @@ class Etcd:
         found.until = self.world.now + found.ttl
         return int(found.ttl)
 
-    def revoke(self, lease: int) -> None:
-        """End a lease and what hangs on it."""
-        if self._leases.pop(lease, None) is None:
+    def revoke(self, lease: int, by: int | None = None) -> None:
+        """End a lease and what hangs on it, by a node or because its time is over."""
+        found = self._leases.pop(lease, None)
+        if found is None:
             return
         gone = [key for key, each in self.stored.items() if each.lease == lease]
         self.world.note("etcd", "lease %x ends: %s", lease, gone)
+        if gone and by != found.owner:
+            self.key_lost_at = self.world.now
         self.revision += bool(gone)
         for key in gone:
             self._do(Delete(key))
@@ -250,7 +259,7 @@ class SimClient:
     def lease_grant(self, ttl: float, timeout: float | None = None) -> Steps[int]:
         """See `EtcdClient.lease_grant`."""
         lease = self.rng.getrandbits(62) + 1
-        yield from self._ask(partial(self.etcd.grant, lease, ttl), timeout)
+        yield from self._ask(partial(self.etcd.grant, lease, ttl, self.node), timeout)
         return lease
 
     def lease_keep_alive(self, lease: int, timeout: float | None = None) -> Steps[int]:
@@ -261,7 +270,7 @@ class SimClient:
 
     def lease_revoke(self, lease: int, timeout: float | None = None) -> Steps[None]:
         """See `EtcdClient.lease_revoke`."""
-        yield from self._ask(partial(self.etcd.revoke, lease), timeout)
+        yield from self._ask(partial(self.etcd.revoke, lease, self.node), timeout)
 
     def watch(
         self,
@@ -282,8 +291,10 @@ class SimClient:
         while True:
             answer = yield self._sending(apply, until)
             if answer is not _LOST and answer is not _UNSENT:
+                self.etcd.unanswered.discard(self.node)
                 return answer
             if self.process.monotonic() >= until - 1e-6:
+                self.etcd.unanswered.add(self.node)
                 raise EtcdUnreachable("etcd does not answer")
 
     def _sending(self, apply: Apply, until: float) -> Begin:

@@ -265,22 +265,6 @@ _ON_ETCD: dict[str, Callable[[Job, Etcd, Fault], None]] = {
 
 OUTAGES = frozenset(("etcd-away", "etcd-cut-all", "watch-lost", "worker-failure", "clock-jump"))
 """Faults of etcd that are the same for all nodes, and what else makes no node lost."""
-LEAVING = frozenset(
-    (
-        *_ON_ETCD,
-        "agent-kill",
-        "power-off",
-        "domain-killed",
-        "domain-off",
-        "server-kill",
-        "server-power-off",
-        "etcd-cut",
-        "isolate",
-        "lease-end",
-        "cut",
-    )
-)
-"""Faults after which something may be left in etcd."""
 
 
 def _server_pause(job: Job, fault: Fault) -> None:
