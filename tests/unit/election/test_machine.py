@@ -17,6 +17,7 @@ from rallypoint.control.etcd.api import (
     EtcdLeaseGone,
     EtcdRefused,
     EtcdUnreachable,
+    Put,
     WatchCancelled,
     WatchCompacted,
 )
@@ -448,3 +449,14 @@ def test_who_registers_while_the_last_one_leaves_keeps_the_state_that_it_has_rea
     first.settle()
     assert first.election.phase is CandidatePhase.GONE
     assert KEYS.state in cluster.etcd.stored, "the next coordinator continues with it"
+
+
+def test_the_last_to_leave_takes_away_parts_of_a_state_that_was_never_complete() -> None:
+    """The coordinator lost its place while it wrote the first state."""
+    (agent,) = (cluster := Cluster(1)).agents
+    cluster.etcd.txn((), (Put(KEYS.part(1, 0), b"part", 2),))
+    agent.greeted("coordinator-1")
+    agent.close()
+    agent.settle()
+    assert agent.election.phase is CandidatePhase.GONE
+    assert not cluster.etcd.stored

@@ -529,6 +529,8 @@ def _delete_if_last(
 
 def _is_left_to_us(keys: ElectionKeys, stored: tuple[KeyValue, ...], own: NodeId, met: str) -> bool:
     """Whether it is the state of the job that we were in, and no agent without a key may need it any more."""
+    if stored[0].key != keys.state:
+        return True  # only parts: the state was never complete, so nobody can use them
     try:
         snapshot = decode_snapshot(keys.state, stored[0].value)
         state = decode_state(state_of(keys, snapshot, stored))
@@ -540,9 +542,10 @@ def _is_left_to_us(keys: ElectionKeys, stored: tuple[KeyValue, ...], own: NodeId
 
 
 def _delete_job_keys(keys: ElectionKeys, state: KeyValue) -> Procedure[None]:
+    """Delete the state, or its parts if `state` is one of those, unless anything has changed since it was read."""
     # One that has registered meanwhile may have read the state already, to continue with it.
     alone = Compare(keys.candidates, "create_revision", "==", 0, prefix=True)
-    unchanged = Compare(keys.state, "mod_revision", "==", state.mod_revision)
+    unchanged = Compare(keys.state, "mod_revision", "==", state.mod_revision if state.key == keys.state else 0)
     cleared = yield from transact((alone, unchanged), (Delete(keys.state, prefix=True),))
     if cleared.succeeded and state.lease:
         yield Revoke(state.lease)
