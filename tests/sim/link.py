@@ -187,8 +187,11 @@ class SimLink:
         if self._pause is not None:
             self._pause.cancel()
             self._attempt()
-        elif self._open and self.connection is not None and self._where.resolve() != self._place:
-            self._lose(self.connection, "the coordinator is elsewhere")
+        elif self._where.resolve() != self._place:
+            if self._open and self.connection is not None:
+                self._lose(self.connection, "the coordinator is elsewhere")
+            else:
+                self._failed(self._attempts)
 
     def _connected(self, attempt: int) -> Callable[[Connection | None], None]:
         def done(connection: Connection | None) -> None:

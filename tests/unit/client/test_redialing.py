@@ -108,3 +108,42 @@ def test_sessions_that_end_at_once_are_counted_for_the_log() -> None:
             assert isinstance(up, LinkUp)
             assert (down.brief, up.brief) == (number, number)
         node.link.close()
+
+
+class MovingEndpoint(FixedEndpoint):
+    """A coordinator that another one replaces."""
+
+    place = DialTarget(Endpoint("frozen", 1))
+
+    def resolve(self) -> DialTarget:
+        return self.place
+
+
+def test_an_attempt_at_a_coordinator_that_was_replaced_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machine is frozen, and its kernel takes all that is sent to it."""
+
+    async def run() -> None:
+        endpoint = MovingEndpoint(MovingEndpoint.place)
+        redialer = Redialer(endpoint, SETTINGS, NodeId("h", 1, 0))
+        dialed: list[str] = []
+
+        async def dial() -> ClientSession:
+            redialer.target = endpoint.place
+            dialed.append(endpoint.place.endpoint.host)
+            if endpoint.place.endpoint.host == "frozen":
+                await asyncio.Event().wait()
+            return ClientSession.__new__(ClientSession)
+
+        monkeypatch.setattr(redialer, "_dial", dial)
+        opening = asyncio.ensure_future(redialer.open(lambda: math.inf))
+        await asyncio.sleep(0.05)
+        redialer.recheck_endpoint()
+        await asyncio.sleep(0.05)
+        assert dialed == ["frozen"], "it is still the coordinator"
+        endpoint.place = DialTarget(Endpoint("elected", 1))
+        redialer.recheck_endpoint()
+        async with asyncio.timeout(5.0):
+            await opening
+        assert dialed == ["frozen", "elected"]
+
+    asyncio.run(run())

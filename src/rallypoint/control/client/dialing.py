@@ -536,6 +536,8 @@ class Redialer:
         """The target of the last attempt, which the dialer is for."""
         self.endpoint_moved = asyncio.Event()
         """Set to make the next attempt at once."""
+        self._attempt: asyncio.Timeout | None = None
+        """The limit of the attempt in progress."""
         self.brief_sessions = 0
         """The number of sessions in a row, up to the last one, that ended before they had lived."""
         self._resolver = resolver
@@ -558,6 +560,26 @@ class Redialer:
         else:
             self.brief_sessions += 1
             self._failed(why)
+
+    @property
+    def server_has_moved(self) -> bool:
+        """Whether the server is known to be at another place than that of the last attempt."""
+        # If the place is unknown, for now or for good (`HandshakeError`), the last one may still be right.
+        with contextlib.suppress(HandshakeError):
+            return self._resolver.resolve() not in (None, self.target)
+        return False
+
+    def recheck_endpoint(self) -> None:
+        """The server may have moved: give up an attempt at another place, and make the next one at once.
+
+        1. The coordinator's machine is frozen. We dial it: its kernel takes our greeting, and we wait for an answer.
+        2. Another coordinator is elected, and awaits us for a while.
+        3. If we waited for the first one as long as for a server that is busy, we would come too late.
+        """
+        self.endpoint_moved.set()
+        attempt = self._attempt
+        if attempt is not None and not attempt.expired() and self.server_has_moved:
+            attempt.reschedule(asyncio.get_running_loop().time())
 
     async def open(self, remaining: Callable[[], float]) -> ClientSession:
         """Dial until a session is open. Before there was any, give up at once if waiting will not help.
@@ -586,7 +608,7 @@ class Redialer:
                 self.endpoint_moved.clear()
                 try:
                     # Not wait_for: it may swallow a cancellation that arrives at the very moment of success.
-                    async with asyncio.timeout(max(0.1, min(remaining(), 60.0))):
+                    async with asyncio.timeout(max(0.1, min(remaining(), 60.0))) as self._attempt:
                         return await self._dial()
                 except RETRYABLE as error:
                     self._failed(error_words(error) or self._attempt_in_progress or type(error).__name__)
@@ -594,6 +616,8 @@ class Redialer:
                     if self._welcome is None:
                         raise
                     self._failed(str(error))
+                finally:
+                    self._attempt = None
         finally:
             reminder.cancel()
 

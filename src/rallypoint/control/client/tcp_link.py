@@ -43,7 +43,7 @@ Laws:
 3. The first session is the exception: an error that waiting does not solve (`HandshakeError`) ends the link at once.
    Later it is an attempt that has failed: while the workers run, the right server may come back.
 4. If the control plane moves, the link follows: it looks it up again before each attempt (`EndpointResolver`), and
-   closes a session at the previous place when it is told to (`recheck_endpoint`).
+   ends a session or an attempt at the previous place when it is told to (`recheck_endpoint`).
 5. A connection that has only fallen silent is kept until the server has answered in the next one: closing it would be
    the first thing that the server sees when the silence ends, and means the end of a node.
 6. A session that ends before it has lived is followed by growing pauses (`Redialer`), and does not begin the timeout of
@@ -222,15 +222,13 @@ class TcpLink:
             self._rejoined.set()
 
     def _recheck_endpoint(self) -> None:
-        self._redialer.endpoint_moved.set()
+        self._redialer.recheck_endpoint()
         self._follow()
 
     def _follow(self) -> None:
         """Close a session with a server at another place than the control plane's."""
-        # If the place is unknown, for now or for good (`HandshakeError`), the session may still be the right one.
-        with contextlib.suppress(HandshakeError):
-            if self._state is LinkState.OPEN and self._resolver.resolve() not in (None, self._redialer.target):
-                self._close_session()  # `_use` reads the end of the connection
+        if self._state is LinkState.OPEN and self._redialer.server_has_moved:
+            self._close_session()  # `_use` reads the end of the connection
 
     async def _close(self) -> None:
         session = self._session
