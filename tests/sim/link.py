@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from random import Random
 
-from rallypoint.control.client.dialing import DialTarget
+from rallypoint.control.client.dialing import DialTarget, patience
 from rallypoint.control.election.leader_resolver import LeaderResolver
 from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol import codec
@@ -40,7 +40,7 @@ from tests.sim.world import Process, Timer, Violation
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
 _CONNECT_FIRST, _CONNECT_AGAIN = 5.0, 1.5
-_SILENT_AFTER, _BUSY_FOR = 3.0, 15.0
+_SILENT_AFTER = 3.0
 _SILENT_LEASES, _BUSY_LEASES = 1.5, 4.0
 _HEARTBEAT = codec.encode(Heartbeat())
 
@@ -213,7 +213,7 @@ class SimLink:
     def _not_answered(self, attempt: int) -> None:
         """The server has not answered the greeting: it may be busy."""
         if attempt == self._attempts and self.connection is not None and self.connection.is_acknowledged:
-            self._wait(min(_BUSY_FOR - _SILENT_AFTER, max(0.1, self._remaining())), self._failed, attempt)
+            self._wait(min(patience(self._settings), max(0.1, self._remaining())), self._failed, attempt)
         else:
             self._failed(attempt)
 

@@ -19,7 +19,7 @@ from rallypoint.control.client import dialing
 from rallypoint.control.client.dialing import Dialer, DialTarget, FixedEndpoint
 from rallypoint.control.client.tcp_link import TcpLink
 from rallypoint.control.coordinator.dispatcher import Dispatcher
-from rallypoint.control.membership.state import NodeId, Settings
+from rallypoint.control.membership.state import NodeId, Settings, recovery_timeout
 from rallypoint.control.protocol.messages import Notification
 from tests.ports import free_port
 from tests.unit.coordinator.sockets import serving
@@ -195,3 +195,9 @@ def test_when_all_addresses_refuse_that_is_a_refusal() -> None:
             await dialer_to(port).dial(5.0)
 
     play(["127.0.0.2", "127.0.0.1"], script)
+
+
+@pytest.mark.parametrize("lease", [0.5, 1.0, 3.0, 60.0])
+def test_a_server_that_seems_busy_is_left_before_another_one_takes_this_node_for_lost(lease: float) -> None:
+    settings = Settings("job", 1, 2, lease=lease)
+    assert 0.0 < dialing.patience(settings) <= min(12.0, recovery_timeout(settings) - 2.0)

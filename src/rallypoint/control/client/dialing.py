@@ -26,7 +26,7 @@ from rallypoint.base.endpoint import (
 )
 from rallypoint.base.log import get_logger, printable
 from rallypoint.base.own_process import process_token
-from rallypoint.control.membership.state import NodeId, Settings
+from rallypoint.control.membership.state import NodeId, Settings, recovery_timeout
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, FrameReader, frame
 from rallypoint.control.protocol.errors import FrameError, SignatureError
@@ -52,9 +52,12 @@ _NOT_TLS = {"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST", "RECORD_
 """OpenSSL's reasons for bytes that are not TLS."""
 
 _SILENT_AFTER, _BUSY_FOR = 3.0, 15.0
-"""Seconds that a server has to answer a greeting before it is asked whether it is something else; and seconds that it
-has in all if it is not, since a server that is busy with many nodes must not get another connection from each.
+"""Seconds that a server has to answer a greeting before it is asked whether it is something else; and the most that it
+has in all if it is not (`patience`), since a server that is busy with many nodes must not get another connection from
+each.
 """
+_TO_DIAL_AGAIN = 2.0
+"""Seconds for the pause after an attempt, and for the next one."""
 _PROBE_TIMEOUT, _NONCE = 2.0, 0x52414C4C
 
 _AT_ONCE = 1024
@@ -249,7 +252,7 @@ class Dialer:
         try:
             if self._tls is None:
                 return await asyncio.open_connection(sock=connection)
-            async with asyncio.timeout(_BUSY_FOR):
+            async with asyncio.timeout(_SILENT_AFTER + patience(self._settings)):
                 return await self._start_tls(connection, self._tls)
         except BaseException:
             connection.close()
@@ -340,7 +343,7 @@ class Dialer:
             except TimeoutError:  # it is busy, if it has received what we said and is ours
                 if await self._seems_foreign() or not is_acknowledged(session.writer.get_extra_info("socket")):
                     raise
-            async with asyncio.timeout(_BUSY_FOR - _SILENT_AFTER):
+            async with asyncio.timeout(patience(self._settings)):
                 return await session.next_frame()
         except FrameError as error:
             raise self._foreign_service_error(str(error)) from None
@@ -510,6 +513,16 @@ class InferredHost(FixedEndpoint):
     def on_failure(self, place: DialTarget, error: Exception) -> None:
         """There is no server yet, or it cannot be reached."""
         self._seems_unhosted = isinstance(error, ConnectionRefusedError | socket.gaierror)
+
+
+def patience(settings: Settings) -> float:
+    """Seconds that a server has to answer a greeting when its kernel has taken that and it seems to be busy.
+
+    1. A server is frozen; its kernel takes the greeting of node A. Then its machine loses its power, unnoticed by A.
+    2. Another server begins, and node B reports to it.
+    3. If A waited for the first one longer than the second one awaits A, A would count as lost.
+    """
+    return min(_BUSY_FOR - _SILENT_AFTER, recovery_timeout(settings) - _TO_DIAL_AGAIN)
 
 
 # Attempt after attempt
