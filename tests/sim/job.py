@@ -18,6 +18,7 @@ from tests.sim.etcd import Etcd
 from tests.sim.faults import strike
 from tests.sim.ground_truth import number_of
 from tests.sim.hangs import HangAudit
+from tests.sim.link import SimLink
 from tests.sim.network import Network
 from tests.sim.scenario import NodePlan, Scenario
 from tests.sim.server import Server
@@ -147,8 +148,9 @@ class Job:
         """Whether the state may outlive all agents, until its own lease ends (law 5 of `machine`).
 
         That is so where the last one to leave had perhaps no key, or got no answer, or saw the key of one that was dead
-        and not known to be; and where the state names a node that may come back, since the job does not know that it
-        has left. Such is also a placeholder:
+        and not known to be; where the state is of another launch for it, since its last session was with another
+        coordinator; and where the state names a node that may come back, since the job does not know that it has left.
+        Such is also a placeholder:
 
             1. A job ends while node 0 is paused, and its key has ended. Node 1 leaves, and takes the state away.
             2. Node 0 is back, finds nothing, and begins anew: with its round, and a placeholder for node 1.
@@ -162,6 +164,9 @@ class Job:
         snapshot = decode_snapshot(self.keys.state, etcd.stored[self.keys.state].value)
         state = decode_state(state_of(self.keys, snapshot, etcd.stored.values()))
         others = {number_of(node) for node in known_to(state)} - {number}
+        link = self.agents[number].link
+        if isinstance(link, SimLink) and snapshot.incarnation != f"server-{link.source}":
+            return True
         return state.verdict is None and not others <= self.audit.left
 
     def new_server(self, process: Process | None = None, home: int = -1) -> Server:
