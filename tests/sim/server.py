@@ -371,10 +371,6 @@ class SimSession:
         self.connection.abort(1)
         self._detach("the server has disconnected")
 
-    def break_off(self) -> None:
-        """Its process is killed; the kernel ends the connection."""
-        self.connection.abort(1)
-
     def _detach(self, how: str) -> None:
         self._done = True
         self._session.detach(how)
@@ -418,7 +414,4 @@ class SimLocalSession:
         """Nothing is under way here."""
 
     def abort(self) -> None:
-        """It ends with its process."""
-
-    def break_off(self) -> None:
         """It ends with its process."""
