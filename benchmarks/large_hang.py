@@ -26,7 +26,7 @@ from rallypoint.observe.hangs.messages import (
     RankRecord,
     encode_evidence,
 )
-from rallypoint.observe.watching.hang import HangCollection
+from rallypoint.observe.watching.hang import HangInvestigation
 
 _NODES, _FEW, _QUICK = 12_500, 1024, 128
 _WORKERS, _FRAMES = 8, 30
@@ -87,7 +87,7 @@ def _passed_on(nodes: int) -> float:
     info = NodeInfo("default", _WORKERS, "", 7000)
     state = State(complete=True, participants={each: Participant(info, each.number) for each in members})
     begin = time.process_time()
-    hang = HangCollection(tell, itertools.count(1), str)
+    hang = HangInvestigation(tell, itertools.count(1), str)
     hang.check_hang(state, state._replace(quiet=frozenset(members)), lambda _: True, 0.0)
     while not over:
         node = asked.popleft()

@@ -23,8 +23,10 @@ from rallypoint.base.log import configure, get_logger
 from rallypoint.base.loop import shared_loop
 from rallypoint.base.secrets import http_token, job_secret
 from rallypoint.cli.exit import print_error
+from rallypoint.control.coordinator.extensions import load
 from rallypoint.control.coordinator.jobs import ManyJobs
 from rallypoint.control.coordinator.server import ControlServer
+from rallypoint.features.coordinator_table import EXTENSIONS
 from rallypoint.observe.health import Serving
 from rallypoint.observe.metrics import Family, build_family, job_families, jobs_families
 from rallypoint.observe.site import InProcessJobs, Site
@@ -78,16 +80,13 @@ def serve(options: argparse.Namespace) -> None:
 _LATER = (
     "control.coordinator.connection",
     "control.coordinator.differences",
+    "control.coordinator.shares",
     "control.coordinator.store_peers",
     "control.membership.endings",
     "control.membership.layers",
     "control.membership.segments",
     "control.protocol.signing",
-    "features.confirmations",
-    "observe.watching.hang",
-    "observe.rendezvous_log",
     "observe.watching.session",
-    "observe.watching.watchers",
 )
 """Modules that a coordinator imports only when it needs them."""
 
@@ -96,6 +95,8 @@ def import_ahead() -> None:
     """Import whatever a job may need: this runs for months, in which an upgrade in place may replace its files."""
     for name in _LATER:
         import_module(f"rallypoint.{name}")
+    for row in EXTENSIONS:
+        load(row.place)
 
 
 def _serve_until_signal(ready: str) -> signal.Signals:

@@ -32,4 +32,5 @@ def _collect(request: CollectRequested, gather: Callable[[], bytes], send: Calla
         data = b""
     cuts = range(0, max(1, len(data)), MAX_PART)
     for at in cuts:
-        send(CollectedPart(request.number, data[at : at + MAX_PART], at + MAX_PART >= len(data)))
+        part, is_last = data[at : at + MAX_PART], at + MAX_PART >= len(data)
+        send(CollectedPart(request.number, part, is_last, is_first=at == 0))

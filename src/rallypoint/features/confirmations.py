@@ -1,7 +1,8 @@
-"""Confirmations: a node that has not heard the coordinator for the lease asks before it starts the workers of a round.
+"""Confirmations: a node that has not heard the coordinator for the lease, or whose workers are fenced, asks before it
+starts the workers of a round.
 
-Law: a confirmation holds for as long as nobody else can be the coordinator. Where that is too short a part of the
-lease, the node is answered once more is known: its workers would not start on it.
+Law: a confirmation holds for as long as nobody else can be the coordinator, and for a lease at most. Where that is too
+short a part of the lease, the node is answered when the leader's lease has been extended.
 """
 
 from __future__ import annotations

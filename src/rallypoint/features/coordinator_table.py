@@ -1,11 +1,11 @@
-"""What only some jobs have at the coordinator, a row each. Cheap to import: an extension is imported when its row says
-so.
+"""What only some jobs have at the coordinator, a row each. Cheap to import: an extension is imported when it is first
+used (`control.coordinator.extension`).
 """
 
 from __future__ import annotations
 
 from rallypoint.base.light_typing import Any
-from rallypoint.control.coordinator.extension import ExtensionRow, load
+from rallypoint.control.coordinator.extensions import ExtensionRow, load
 from rallypoint.observe.watching import WATCHERS
 
 EXTENSIONS = (

@@ -92,7 +92,7 @@ from rallypoint.store.errors import StoreError
 from rallypoint.store.filestore import FileStore
 
 if TYPE_CHECKING:
-    from rallypoint.observe.watching.hang import HangCollection
+    from rallypoint.observe.watching.hang import HangInvestigation
 
 
 Token = Any
@@ -245,7 +245,7 @@ class SharedStateLink:
         self._heartbeat_at: float | None = None
         self._pending: Join | None = None
         self._joined = False
-        self._hangs: HangCollection | None = None
+        self._hangs: HangInvestigation | None = None
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._ending = threading.Event()
         self.broken: Exception | None = None
@@ -473,9 +473,9 @@ class SharedStateLink:
     def _look_for_hang(self, before: State, after: State) -> None:
         """Each node reports on its own workers: there is no coordinator that collects for all."""
         if self._hangs is None:
-            from rallypoint.observe.watching.hang import HangCollection
+            from rallypoint.observe.watching.hang import HangInvestigation
 
-            self._hangs = HangCollection(
+            self._hangs = HangInvestigation(
                 lambda _nodes, notification: self._deliver_if_open(notification),
                 count(1),
                 lambda node: name_of(self._state, node),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import threading
 from functools import partial
 
 import pytest
 
+from rallypoint.base.endpoint import listening_socket
 from rallypoint.base.loop import LoopThread
+from rallypoint.control.coordinator import connection
 from rallypoint.control.coordinator.dispatcher import Dispatcher, LocalLink, Turns
+from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, RecordProgress, Settings
 from rallypoint.control.protocol import codec
@@ -21,6 +25,7 @@ from rallypoint.control.protocol.messages import (
     Placed,
     RoundEnded,
 )
+from rallypoint.observe.rendezvous_log import JobLog
 from rallypoint.observe.watching.messages import SnapshotPart, WatcherNotification, WatchRequest, decode_snapshot
 from rallypoint.observe.watching.session import JobWatch, copy_of_job
 from tests.unit.coordinator.test_control import CAUSE
@@ -110,3 +115,30 @@ def test_a_number_that_nobody_could_be_told_is_dropped_or_ends_the_link(caplog: 
     link.send(Fail(0, CAUSE, 1 << 40))
     assert isinstance(own[-1], LinkLost)
     assert "a Fail whose max_restarts is 1099511627776 is refused" in own[-1].detail
+
+
+def test_a_message_that_cannot_be_observed_is_sent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ImportError("upgraded in place")
+
+    monkeypatch.setattr(JobLog, "on_message", refuse)
+    dispatcher, told = Dispatcher(Settings("job", 2, 2)), list[Notification]()
+    for number, node in enumerate((NODE, OTHER)):
+        session = dispatcher.attach(told.append, SessionRecord(node, node.addr, leased=False))
+        dispatcher.receive(session, JoinRequest(INFO._replace(program=f"{number}.py"), 600.0))
+    assert sum(isinstance(message, Placed) for message in told) == 2
+    assert "a message could not be observed; it is sent all the same" in caplog.text
+
+
+def test_a_server_that_could_not_serve_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(connection, "Connections", refuse)
+    listener, loop = listening_socket("127.0.0.1", 0), LoopThread("test")
+    server = ControlServer(Dispatcher(Settings("job", 1, 1)), listener, loop=loop)
+    server.close()
+    assert listener.fileno() == -1
+    loop.stop()

@@ -10,7 +10,7 @@ import pytest
 
 import rallypoint.control
 from rallypoint.control.coordinator.coordinator import Coordinator
-from rallypoint.control.coordinator.extension import ExtensionRow, load
+from rallypoint.control.coordinator.extensions import ExtensionRow, load
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import Close, Fail, NodeId, NodeInfo, Settings
 from rallypoint.control.protocol.messages import JobEnded, JoinRequest, Placed, RoundEnded

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Iterable
 from itertools import count
 
+import pytest
+
+from rallypoint.base.clock import Deadline
+from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.sessions import SessionRecord
-from rallypoint.control.membership.state import NodeId, ReportQuiet, Settings
+from rallypoint.control.membership.state import NodeId, NodeInfo, ReportQuiet, Settings
 from rallypoint.control.protocol.codec import check_size, encode
 from rallypoint.control.protocol.messages import (
     CollectedPart,
@@ -15,13 +20,20 @@ from rallypoint.control.protocol.messages import (
     CollectRequested,
     HangFound,
     HangReport,
+    JoinRequest,
     LeaveRequest,
     Notification,
     ResumeRequest,
     Taken,
 )
-from rallypoint.observe.watching.hang import HangCollection
+from rallypoint.features.hangs.evidence import HangReporter
+from rallypoint.observe.watching import hang
+from rallypoint.observe.watching.collection import LIMITS
+from rallypoint.observe.watching.hang import HangInvestigation
 from rallypoint.observe.watching.messages import CollectCommand
+from rallypoint.rendezvous.backends.embedded import create_handler
+from rallypoint.rendezvous.elastic import ElasticHandler
+from rallypoint.rendezvous.params import RendezvousParameters
 from tests.unit.coordinator.test_snapshots import Large
 from tests.unit.coordinator.test_watching import BY, Job, Told
 
@@ -72,7 +84,7 @@ def test_who_does_not_answer_is_named_and_waited_for_no_longer() -> None:
     assert job.wait(14.7) == []
     told = job.wait(0.4)
     assert [session for session, _ in told] == [A, B]
-    assert all(isinstance(each, HangReport) and "a (rank 0) has not reported" in each.report for _, each in told)
+    assert all(isinstance(each, HangReport) and "a (rank 0) has not sent" in each.report for _, each in told)
     assert job.wait(100.0) == []
 
 
@@ -108,7 +120,7 @@ def test_an_operator_s_collection_and_that_of_a_hang_are_told_apart() -> None:
 def test_where_each_collects_for_itself_none_acts_before_all_have_had_their_time() -> None:
     job, _ = hung()
     told: list[Notification] = []
-    alone = HangCollection(lambda _nodes, each: told.append(each), count(1), str, settles=12.0)
+    alone = HangInvestigation(lambda _nodes, each: told.append(each), count(1), str, settles=12.0)
     after = job.coordinator.state
     first, second = after.participants
     assert alone.check_hang(after._replace(quiet=frozenset({first})), after, lambda node: node == second, 100.0)
@@ -165,7 +177,7 @@ def test_a_hang_of_very_many_nodes_asks_some_at_a_time_and_names_a_few() -> None
     def asked() -> list[NodeId]:
         return [node for to, each in told if isinstance(each, CollectRequested) for node in to]
 
-    made = HangCollection(tell, count(1), names.__getitem__)
+    made = HangInvestigation(tell, count(1), names.__getitem__)
     state = job.coordinator.state
     assert made.check_hang(state, state._replace(quiet=frozenset(job.nodes)), lambda _: True, 0.0)
     assert asked() == job.nodes[:1024]
@@ -186,3 +198,57 @@ def test_a_hang_of_very_many_nodes_asks_some_at_a_time_and_names_a_few() -> None
     assert len(end.silent) == 8
     assert len(end.silent) + end.more == nodes - 1000
     check_size(len(encode(end)))
+
+
+def test_a_node_that_is_asked_again_begins_anew() -> None:
+    job, _ = hung()
+    half, rest = CollectedPart(1, b"p1", False), CollectedPart(1, b"p2", True, is_first=False)
+    assert job.hears("b", half) == [(A, half._replace(node="b (rank 1)"))]
+    assert resumes(job, 201) == [HangFound(0, 2), CollectRequested(1, CollectKind.HANG)]
+    reporter, sent = HangReporter(lambda _: None), []
+    for part in (half, half, rest):
+        for _, message in job.told(job.coordinator.receive(201, part, job.now).messages) if part is not half else []:
+            sent.append(message)
+    for part in (half, half, rest):
+        reporter.add(part._replace(node="b"))
+    assert reporter._told == {"b": [b"p1", b"p2"]}
+    assert sent == [rest._replace(node="b (rank 1)")]
+
+
+def test_a_hang_of_a_former_coordinator_is_reported_once_all_nodes_are_back() -> None:
+    job, _ = hung()
+    successor = Coordinator(job.settings, "inc")
+    successor.restore(job.coordinator.state, job.now)
+    job.coordinator = successor
+    nodes = sorted(successor.state.participants)
+    told = []
+    for session, node in enumerate(nodes, 300):
+        successor.open(session, SessionRecord(node, node.addr), job.now)
+        held = ResumeRequest(
+            *("inc", successor.state.participants[node].node_info),
+            round=0,
+            origin="inc",
+            group_rank=session - 300,
+            group_world_size=2,
+            round_over=False,
+        )
+        messages = successor.receive(session, held, job.now).messages
+        told.append([type(message) for _, message in messages])
+    assert told == [[], [HangFound, HangFound, CollectRequested, CollectRequested]]
+
+
+def test_a_coordinator_that_is_alone_ends_a_collection_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no server whose loop would tick it."""
+    monkeypatch.setitem(LIMITS, CollectKind.HANG, LIMITS[CollectKind.HANG]._replace(seconds=0.05))
+    monkeypatch.setattr(hang, "_REPORT", 0.05)
+    told: queue.SimpleQueue[Notification] = queue.SimpleQueue()
+    handler = create_handler(RendezvousParameters("c10d", "localhost:0", "job", 1, 1))
+    assert isinstance(handler, ElasticHandler)
+    link = handler._control.open(told.put, Deadline.after(10.0))
+    link.send(JoinRequest(NodeInfo("default", 1, "", 7000), 60.0))
+    link.send(ReportQuiet(0))
+    while not isinstance(message := told.get(timeout=10.0), HangReport):
+        pass
+    assert "has not sent the report of this hang" in message.report
+    link.close()
+    handler._control.close()

@@ -9,7 +9,7 @@ from rallypoint.agent.policy import PolicyState, decide
 from rallypoint.agent.steps import DrainArrived
 from rallypoint.control.coordinator.coordinator import Coordinator
 from rallypoint.control.coordinator.dispatcher import Dispatcher
-from rallypoint.control.coordinator.sessions import SessionRecord
+from rallypoint.control.coordinator.sessions import SessionRecord, SessionState
 from rallypoint.control.membership.rules import with_size
 from rallypoint.control.membership.state import (
     Drain,
@@ -23,6 +23,7 @@ from rallypoint.control.membership.state import (
     Reason,
     Settings,
     State,
+    Succeed,
 )
 from rallypoint.control.protocol.messages import (
     CollectedPart,
@@ -38,10 +39,12 @@ from rallypoint.control.protocol.messages import (
     Placed,
     ReportRequested,
     ResumeRequest,
+    Taken,
 )
 from rallypoint.control.protocol.resume_state import ResumeState, after_notification, requests_to_repeat
 from rallypoint.observe.status import status_lines
 from rallypoint.observe.watching import WATCHERS
+from rallypoint.observe.watching.commands import CommandRefused, nodes_with_ranks
 from rallypoint.observe.watching.messages import (
     CollectCommand,
     CommandReply,
@@ -413,3 +416,31 @@ def test_who_may_not_give_commands_may_not_drill() -> None:
     job = running("a", "b")
     told = job.ask(FaultCommand(BY, Fault.KILL_WORKER, rank=0), refusal="not you")
     assert told == [(WATCHER, CommandReply(False, "not you"))]
+
+
+def test_a_node_that_is_followed_is_asked_again_when_it_is_back() -> None:
+    job = Job(Settings("job", 2, 3, last_call_timeout=0.0))
+    for name in "ab":
+        job.node(name)
+    job.reads_all = False
+    number = next(message.number for _, message in job.ask(FOLLOW) if isinstance(message, CollectRequested))
+    job.hears("b", CollectedPart(number, b"x", True))
+    node = next(session.node for session in job.coordinator.sessions if session.number == ord("b"))
+    # It has opened a second session, and not said in it what it holds, when the first one breaks.
+    job.coordinator.open(201, SessionRecord(node, node.addr, state=SessionState.RESUMING), job.now)
+    job.told(job.coordinator.close(ord("b"), job.now).messages)
+    assert not asked_for_logs(job.ask(Taken(number)))
+    info = job.coordinator.state.participants[node].node_info
+    held = ResumeRequest("inc", info, round=0, origin="inc", group_rank=1, group_world_size=2, round_over=False)
+    told = job.told(job.coordinator.receive(201, held, job.now).messages)
+    assert [session for session, message in told if isinstance(message, CollectRequested)] == [201]
+
+
+def test_a_rank_of_a_node_that_has_succeeded_and_left_is_named_so() -> None:
+    job = running("a", "b")
+    job.hears("b", Succeed(0))
+    job.told(job.coordinator.close(ord("b"), job.now).messages)
+    with pytest.raises(CommandRefused, match="the node that had rank 2 has succeeded and left"):
+        nodes_with_ranks((2,), job.coordinator.state)
+    with pytest.raises(CommandRefused, match="the job has no rank 9"):
+        nodes_with_ranks((9,), job.coordinator.state)

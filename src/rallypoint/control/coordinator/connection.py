@@ -1,6 +1,6 @@
 """The connections of a control server, as bytes: who may come, greeting, frames, what is to be sent.
 
-Laws of the loop's time (law 17 of the design: a stranger gets a bounded share):
+On the loop's thread. Laws of its time, of which a stranger gets a bounded share:
 
 1. What one connection has sent is handled for `_TURN` at a time, and what all have sent for `_TURN_OF_ALL`. The rest
    waits in the connection, which is read no more before it is handled; meanwhile others have their turn.
@@ -462,7 +462,7 @@ class ControlConnection:
 
     def on_handshake_timeout(self) -> None:
         """It has had the time to become a session."""
-        if self._session.has_answered:
+        if self._session.only_asked:
             self._done = True
             self._transport.close()
             return

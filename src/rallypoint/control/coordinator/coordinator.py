@@ -30,7 +30,7 @@ from collections.abc import Set as AbstractSet
 from itertools import islice
 
 from rallypoint.base.light_typing import Any, NamedTuple, get_args
-from rallypoint.control.coordinator.extension import Extensions
+from rallypoint.control.coordinator.extensions import Extensions
 from rallypoint.control.coordinator.notifications import (
     JobHistory,
     end_notifications,
@@ -142,7 +142,7 @@ class StepResult(NamedTuple):
 
 
 class Coordinator:
-    """Decides for all nodes of one job; each of its events returns what the step has caused.
+    """Decides for all nodes of one job; each event but `open` and `heartbeat` returns what it has caused.
 
     When `tick` is due is not part of that: most steps move it, and the shell asks once for many (`wake_at`).
     """
@@ -214,10 +214,11 @@ class Coordinator:
             self.history.taken_over(State(), state, now)
         else:
             self.history = history
+        self.extensions.on_change(State(), state, now)
         if self._any_unreported():
             self._placeholders_until = now + recovery_timeout(self.settings)
 
-    # Events; each returns what it has caused
+    # Events
 
     def open(self, number: int, session: SessionRecord, now: float) -> None:
         """A node has connected."""
@@ -382,10 +383,10 @@ class Coordinator:
             ended_for_all, ended_for = end_notifications(self.state, self.state.verdict)
             self._reply(speaker, ended_for.get(speaker.node, ended_for_all))
         else:
-            self._tell_what_was_missed(speaker, request)
+            self._tell_what_was_missed(speaker, request, now)
         self._check_all_reported(now)
 
-    def _tell_what_was_missed(self, speaker: SessionRecord, request: ResumeRequest) -> None:
+    def _tell_what_was_missed(self, speaker: SessionRecord, request: ResumeRequest, now: float) -> None:
         missed = missed_notifications(self.state, speaker.node, request)
         place = self.state.participants.get(speaker.node) if self.state.complete else None
         misses_place = place is not None and self.state.round > request.round and not self.state.is_preempted
@@ -399,7 +400,7 @@ class Coordinator:
         else:
             speaker.state = SessionState.OPEN
         for extension in self.extensions.loaded:
-            extension.on_resume(speaker.node)
+            extension.on_resume(speaker.node, now)
         if self.state.complete and self.state.succeeded and place is not None:
             self._reply(speaker, nodes_succeeded(self.state))
         if not news and self.state.complete and self.state.wait_list and self._placeholders_until is None:

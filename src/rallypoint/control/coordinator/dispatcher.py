@@ -60,7 +60,8 @@ class LeaderLease:
     """Until when this process is certainly the only elected coordinator.
 
     etcd ends the lease of a leader that it has not heard from for the time to live, counted from when the last
-    keep-alive arrived; counted from when that was sent, it ends no later. Suspended time counts.
+    keep-alive arrived; counted from when that was sent, it ends no later. Suspended time counts. It is extended on the
+    election's thread, and read on the loop's.
     """
 
     def __init__(self, clock: Clock = BOOT_CLOCK) -> None:
@@ -144,7 +145,9 @@ class _HeldMessage(NamedTuple):
 
 
 class Dispatcher:
-    """The coordinator of one job, and what carries out what it decides. All in its turns, unless a method says more."""
+    """The coordinator of one job, and what carries out what it decides. All in its turns, except for `settings`,
+    `incarnation` and `now`, which any thread may ask.
+    """
 
     def __init__(
         self,
@@ -296,8 +299,8 @@ class Dispatcher:
         return any(extension.is_awaited for extension in self._coordinator.extensions.loaded)
 
     def receive(self, session: int, request: Request) -> bool:
-        """A session has sent a request. Returns whether the session still exists: a node that was silent for longer
-        than its lease has been removed, and must come back as a new node.
+        """A session has sent a request. Returns whether the session existed when it came: a node that was silent for
+        longer than its lease has been removed, and must come back as a new node.
         """
         is_open = session in self._outputs
         now = self._clock.monotonic() if self._lead is None else self._now_as_leader(self._lead)
@@ -378,7 +381,10 @@ class Dispatcher:
 
     def _send(self, session: int, message: Any) -> None:
         if type(message).__name__ in self._observing:
-            self._coordinator.extensions.on_message(message, self._clock.monotonic())
+            try:
+                self._coordinator.extensions.on_message(message, self._clock.monotonic())
+            except Exception:
+                log.exception("job %r: a message could not be observed; it is sent all the same", self.settings.run_id)
         if (output := self._outputs.get(session)) is None:
             return
         try:
@@ -424,6 +430,7 @@ class TimerThread:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._timer: threading.Timer | None = None
+        self._timer_at = math.inf
         self._closed = False
         dispatcher.on_change = self._arm
 
@@ -436,14 +443,21 @@ class TimerThread:
         self._cancel()
 
     def _arm(self) -> None:
-        self._cancel()
         at = self._dispatcher.wake_at()
-        if self._closed or at == float("inf"):
+        if at == self._timer_at and self._timer is not None:
             return
-        tick = partial(self._dispatcher.turns.call, self._dispatcher.tick)
+        self._cancel()
+        if self._closed or at == math.inf:
+            return
+        self._timer_at = at
+        tick = partial(self._dispatcher.turns.call, self._tick)
         self._timer = threading.Timer(max(0.0, at - self._dispatcher.now()), tick)
         self._timer.daemon = True
         self._timer.start()
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._dispatcher.tick()
 
     def _cancel(self) -> None:
         if self._timer is not None:
@@ -452,8 +466,9 @@ class TimerThread:
 
 
 class LocalLink:
-    """The link of the node that hosts the dispatcher: a session without a socket, which lives as long as the
-    process. From any thread."""
+    """The link of the node that hosts the dispatcher: a session without a socket and without a lease. From any
+    thread.
+    """
 
     def __init__(
         self, dispatcher: Dispatcher, node: NodeId, deliver: Deliver, address: str, *, is_alone: bool = False

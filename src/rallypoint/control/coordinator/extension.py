@@ -1,12 +1,12 @@
-"""What only some jobs have at the coordinator, and how a coordinator gets it. Pure; cheap to import.
+"""What only some jobs have at the coordinator, and how a coordinator gets it. Pure; in the coordinator's turns.
 
 The coordinator decides who is in a round, and no more: it names nothing that is beside that, such as watchers. It reads
 a table of names, imports a row when its time has come, and calls what `Extension` offers.
 
 Laws:
 
-1. An extension is imported by its first message, or by the first state that needs it: what a job does not use costs
-   nothing.
+1. An extension is imported when it is first used: by a message that it handles or observes, by a state that needs it,
+   or by a session or snapshot that asks for it. What a job does not use costs nothing.
 2. An extension sends messages, and runs operations as an operator may (`Coordinator.operate`). It never changes a state
    by itself.
 """
@@ -14,40 +14,13 @@ Laws:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from itertools import count
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-
-from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rallypoint.control.coordinator.sessions import SessionRecord
     from rallypoint.control.membership.state import NodeId, State
-
-TABLE = "rallypoint.features.coordinator_table"
-"""The module that has the table, as `EXTENSIONS`."""
-
-GUEST = f"{TABLE}:open_guest"
-"""What opens the session of a connection that is no node's."""
-
-
-class ExtensionRow(NamedTuple):
-    """One extension.
-
-    Args:
-        name: what it is found by.
-        place: its class, as `module:Class`.
-        hears: the names of the types of messages from nodes that load it.
-        observes: the names of the types of messages to nodes that it is told of.
-        needed: the field of a state that is empty unless the state needs it; empty for no field.
-    """
-
-    name: str
-    place: str
-    hears: tuple[str, ...] = ()
-    observes: tuple[str, ...] = ()
-    needed: str = ""
 
 
 class Extension:
@@ -64,7 +37,7 @@ class Extension:
     def on_change(self, before: State, after: State, now: float) -> None:
         """The state has changed."""
 
-    def on_resume(self, node: NodeId) -> None:
+    def on_resume(self, node: NodeId, now: float) -> None:
         """A node is back in a new session."""
 
     def on_message(self, message: Any, now: float) -> None:
@@ -79,57 +52,3 @@ class Extension:
     def wake_at(self) -> float:
         """The time at which `tick` has something to do; infinity for never."""
         return math.inf
-
-
-def load(place: str) -> Any:
-    """What is at a place, as `module:name`."""
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)
-
-
-class Extensions:
-    """Those of one coordinator."""
-
-    def __init__(self, job: Any) -> None:
-        """Of this coordinator, which makes them."""
-        self._job = job
-        rows: Sequence[ExtensionRow] = load(f"{TABLE}:EXTENSIONS")
-        self._rows = {row.name: row for row in rows}
-        self._by_name: dict[str, Extension] = {}
-        self._needed = [row for row in rows if row.needed]
-        """Those that a state may need, and that are not loaded yet."""
-        self._hearing = {kind: row.name for row in rows for kind in row.hears}
-        self.observing = {kind: row.name for row in rows for kind in row.observes}
-        """The types of messages that an extension is told of, by name, and that extension."""
-        self.loaded: list[Extension] = []
-        self.numbers = count(1)
-        """For what extensions ask of nodes: each number is used once."""
-
-    def find(self, name: str) -> Any:
-        """The extension of that name, imported now if it is not there yet."""
-        if name not in self._by_name:
-            row = self._rows[name]
-            self._by_name[name] = extension = load(row.place)(self._job)
-            self.loaded.append(extension)
-            self._needed = [other for other in self._needed if other is not row]
-        return self._by_name[name]
-
-    def receive(self, speaker: SessionRecord, message: Any, now: float) -> None:
-        """A node has sent a message that is not the coordinator's."""
-        if (name := self._hearing.get(type(message).__name__)) is not None:
-            self.find(name)
-        for extension in self.loaded:
-            if (handle := extension.handlers.get(type(message))) is not None:
-                handle(speaker, message, now)
-
-    def on_change(self, before: State, after: State, now: float) -> None:
-        """The state has changed."""
-        for row in self._needed:
-            if getattr(after, row.needed):
-                self.find(row.name)
-        for extension in self.loaded:
-            extension.on_change(before, after, now)
-
-    def on_message(self, message: Any, now: float) -> None:
-        """A message that one of them observes is sent to a node."""
-        self.find(self.observing[type(message).__name__]).on_message(message, now)

@@ -2,7 +2,8 @@
 
 Bytes from an unauthenticated peer cost a log line, never the job: every connection must greet with the magic, say hello
 and prove the secret within a deadline, and each frame is bounded and typed. Of many unauthenticated connections
-(`ConnectionLimiter`) only some are logged, and the oldest make room. It runs on the process's loop thread.
+(`ConnectionLimiter`) only some are logged, and the oldest make room. It runs on the thread of the loop that it is
+given.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class ControlServer:
         tls: ControlTls | None = None,
         loop: LoopThread | None = None,
         fallback: Callable[[socket.socket, bytes], None] | None = None,
-        home: bool = False,
+        has_local_nodes: bool = False,
     ) -> None:
         """Serve `jobs` on `listener`, which this takes over.
 
@@ -59,13 +60,13 @@ class ControlServer:
             loop: the loop to run on; the process's shared loop if not given.
             fallback: takes over connections that do not greet as ours do, with what has been read from them, if
                 something else is served on the same port (the worker store of a static rendezvous).
-            home: whether a node that connects from this very process lives and dies with the server.
+            has_local_nodes: whether a node that connects from this very process lives and dies with the server.
         """
         self.jobs = jobs
         self._keys = keys
         self._tls = tls
         self._fallback = fallback
-        self._has_local_nodes = home
+        self._has_local_nodes = has_local_nodes
         self._listeners = (listener,) if isinstance(listener, socket.socket) else tuple(listener)
         self.host: str
         self.port: int
@@ -144,7 +145,10 @@ class ControlServer:
         if self._timer is not None:
             self._timer.cancel()
         connections = self._connections
-        assert connections is not None, "it serves"
+        if connections is None:  # for lack of descriptors
+            for listener in self._listeners:
+                listener.close()
+            return
         connections.transports.stop_listening()
         if self.jobs.is_awaited:  # nodes that end with the job answer a watcher first
             await self._until_answered(linger)

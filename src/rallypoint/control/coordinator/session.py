@@ -1,6 +1,6 @@
 """The server's side of a control connection, on the level of messages: the handshake, then the session of a node.
 
-It has no socket: its connection sends for it. The simulator drives the same class.
+On the thread of the loop. It has no socket: its connection sends for it. The simulator drives the same class.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rallypoint.base.log import printable
-from rallypoint.control.coordinator.extension import GUEST, load
+from rallypoint.control.coordinator.extensions import GUEST, load
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import NodeId, Reason
 from rallypoint.control.protocol import codec
@@ -103,10 +103,10 @@ class ServerSession:
         """What handles the messages of a connection that is no node's."""
         self.is_open = False
         """Whether the handshake is done."""
-        self.has_answered = False
-        """Whether the other side has received all that it asked for, such as the list of jobs: it is no session."""
+        self.only_asked = False
+        """Whether the other side was sent all that it asked for, such as the list of jobs: it is no session."""
         self._leaving = False
-        self._answered = False
+        self._answered_last = False
         """Whether the last heartbeat was answered."""
         self._node: NodeId | None = None
         self._unanswered = 0
@@ -117,7 +117,7 @@ class ServerSession:
 
     @property
     def node_name(self) -> str:
-        """The node's name of its host, once it has greeted."""
+        """The name that the node gives for its host, once it has greeted."""
         return "" if self._node is None else printable(str(self._node), 64)
 
     def receive(self, payload: bytes) -> str | None:
@@ -141,7 +141,7 @@ class ServerSession:
             if isinstance(request, (LeaveRequest, JoinRequest)):
                 self._leaving = isinstance(request, LeaveRequest)
             return None if self._dispatcher.receive(self.number, request) else self.end_reason
-        if self.has_answered:
+        if self.only_asked:
             return None
         if self._handshake.greeted is None:
             answer = self._answer_to_hello(payload)
@@ -165,8 +165,8 @@ class ServerSession:
         if not self._dispatcher.heartbeat(self.number):
             return self.end_reason
         self._unanswered += 1
-        self._answered = not self._answered or self._output.answers_all
-        if self._answered:
+        self._answered_last = not self._answered_last or self._output.answers_all
+        if self._answered_last:
             # At once. While messages wait, for the journal or for the end of the turn, it means only that we are alive:
             # the end of its round may be among them.
             waits = self._dispatcher.holds_messages or not self._output.is_written
@@ -234,7 +234,7 @@ class ServerSession:
         self._output.describe(hello)
         lease = hello.settings.lease
         self._output.send(codec.encode(Welcome(lease, "", self._jobs.job is not None, timestamp=time.time())))
-        self.has_answered = True
+        self.only_asked = True
 
     def _open_guest(self, hello: Hello) -> None:
         """Open the session of a watcher; where it names no job, and there are several or none, it is only answered."""
@@ -243,7 +243,7 @@ class ServerSession:
         record = self._output.describe(hello)
         trusted = self.signers is not None or record.is_own_user
         self._guest = open_guest(self._jobs, hello, self._output, self._on_disconnect, is_trusted=trusted)
-        self.is_open, self.has_answered = self._guest is not None, self._guest is None
+        self.is_open, self.only_asked = self._guest is not None, self._guest is None
 
     def _on_disconnect(self, why: str) -> None:
         self.end_reason = why

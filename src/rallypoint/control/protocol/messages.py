@@ -106,6 +106,8 @@ class CollectedPart(NamedTuple):
     data: bytes
     is_last: bool
     node: str = ""
+    is_first: bool = True
+    """Whether it takes the place of all that the node has sent before."""
 
 
 class Taken(NamedTuple):
@@ -555,7 +557,7 @@ Notification = (
 )
 
 Deliver = Callable[[Notification], None]
-"""Called from any thread, with no lock held, in the order of events. Must not block."""
+"""Called from any thread, in the order of events. Must not block, nor send in this thread (`Turns`)."""
 
 
 class Link(Protocol):

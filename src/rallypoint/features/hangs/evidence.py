@@ -79,8 +79,11 @@ class HangReporter:
                 self._send(HangReport(message.number, message.round, _NOT_SHOWN))
             self._number = -1
             return
-        self._size += len(message.data)
         parts = self._told.setdefault(message.node, [])
+        if message.is_first:  # the node was asked again
+            self._size -= sum(map(len, parts))
+            parts.clear()
+        self._size += len(message.data)
         if self._size <= _MAX_TOTAL:
             parts.append(message.data)
             if message.is_last:

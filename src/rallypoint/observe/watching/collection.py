@@ -137,6 +137,14 @@ class Collection:
         self._left.extend(node for node in nodes if node not in known)
         self._ask_more(now)
 
+    def restart(self, node: NodeId) -> None:
+        """A node is asked again, and sends all of it from the beginning."""
+        self._sizes[node] = 0
+
+    def on_resume(self, now: float) -> None:
+        """A node is back: it may be one that is asked next, and was not in reach."""
+        self._ask_more(now)
+
     def finish(self, now: float) -> None:
         """Follow no longer: whoever was asked may still answer for a while, and nobody is asked again."""
         if self._asks_again:

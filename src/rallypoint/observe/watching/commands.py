@@ -198,14 +198,16 @@ def nodes_with_ranks(ranks: Sequence[int], state: State) -> list[NodeId]:
     """
     if not state.complete:
         raise CommandRefused("no round is running, so there are no workers")
-    in_order = sorted(state.participants.items(), key=lambda entry: entry[1].rank)
     if not ranks:
-        return [node for node, _ in in_order]
+        return sorted(state.participants, key=lambda node: state.participants[node].rank)
+    in_order = sorted((*state.participants.items(), *state.finished.items()), key=lambda entry: entry[1].rank)
     known = [participant for place, (_, participant) in enumerate(in_order) if place == participant.rank]
     ends = list(itertools.accumulate(participant.node_info.local_world_size for participant in known))
     nodes: dict[NodeId, None] = {}
     for rank in ranks:
         place = bisect_right(ends, rank)
+        if place < len(ends) and in_order[place][0] in state.finished:
+            raise CommandRefused(f"the node that had rank {rank} has succeeded and left")
         if place < len(ends):
             nodes[in_order[place][0]] = None
         elif len(ends) < len(in_order):

@@ -6,7 +6,10 @@ Laws:
 2. Answers of nodes are not kept here: they are passed on to the reporting node as they arrive.
 3. A node that does not answer in time is named in the report. If the reporting node sends no report, all are notified
    of that.
-4. A node whose connection broke is notified again when it is back: what it was sent may not have arrived.
+4. A node whose connection broke is notified again when it is back: what it was sent may not have arrived, nor what it
+   has sent. Its first part then takes the place of all earlier ones.
+5. A new coordinator reports the hang that it has been left, once all nodes are back: the report of the former one may
+   not have been sent.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.control.coordinator.extension import Extension
-from rallypoint.control.membership.endings import hang_began
+from rallypoint.control.membership.endings import hang_began, is_hung
 from rallypoint.control.membership.state import NodeId, State, name_of
 from rallypoint.control.protocol.messages import (
     CollectedPart,
@@ -40,10 +43,10 @@ _REPORT = 15.0
 """Seconds that the reporting node has when the others have answered."""
 _MOST_NAMED = 8
 """Nodes without an answer that it is told the names of."""
-_NO_REPORT = "{} has not reported for {:g} s what its workers are doing, so there is no report of this hang"
+_NO_REPORT = "{} has not sent the report of this hang within {:g} s, so there is none"
 
 
-class HangCollection:
+class HangInvestigation:
     """The hang of a job that is being investigated, if there is one.
 
     Args:
@@ -71,7 +74,7 @@ class HangCollection:
         self._number, self._round = 0, -1
         self._nodes: Sequence[NodeId] = ()
         """The nodes that are asked and notified; the first of them reports. Empty once that is done."""
-        self._of = 0
+        self._round_size = 0
         """The number of nodes of the round."""
         self._asked: Collection | None = None
         """The collection, until nothing more is expected of it."""
@@ -82,22 +85,27 @@ class HangCollection:
         """The state has changed: if the round now hangs, begin to ask the connected nodes. Returns whether it does."""
         if not hang_began(before, after):
             return False
+        self.begin(after, in_reach, now)
+        return True
+
+    def begin(self, after: State, in_reach: Callable[[NodeId], bool], now: float) -> None:
+        """The round hangs: ask the connected nodes."""
         in_order = sorted(after.participants, key=lambda node: after.participants[node].rank)
         nodes = [node for node in in_order if in_reach(node)]
         self._drop()
         if nodes:
-            self._nodes, self._of = nodes, len(in_order)
+            self._nodes, self._round_size = nodes, len(in_order)
             self._number, self._round = next(self._numbers), after.round
             self._settled_at = now + (self._settles if len(in_order) > 1 else 0.0)
-            self._tell(nodes, HangFound(self._round, self._of))
+            self._tell(nodes, HangFound(self._round, self._round_size))
             self._asked = Collection(CollectKind.HANG, nodes, in_reach, self._request, now)
-        return True
 
     def resumed(self, node: NodeId, state: State) -> None:
         """A node is back in a new session."""
         if node in self._nodes and state.complete and state.round == self._round:
-            self._tell([node], HangFound(self._round, self._of))
+            self._tell([node], HangFound(self._round, self._round_size))
             if self._asked is not None and node in self._asked:
+                self._asked.restart(node)
                 self._request([node])
 
     def _request(self, nodes: Sequence[NodeId]) -> None:
@@ -118,7 +126,7 @@ class HangCollection:
                 self._end_if_complete(now)
         elif node in self._asked:
             data = self._asked.pass_on(node, answer.data, answer.is_last)
-            self._tell(self._nodes[:1], CollectedPart(self._number, data, answer.is_last, self._name(node)))
+            self._tell(self._nodes[:1], answer._replace(data=data, node=self._name(node)))
             self._end_if_complete(now)
 
     def forget(self, node: NodeId, now: float) -> None:
@@ -164,7 +172,7 @@ class HangCollection:
         self._tell(nodes, HangReport(self._number, self._round, text))
 
     def _drop(self) -> None:
-        """Nothing more is expected of anybody, if a report was sent before all had answered too."""
+        """Forget this hang: it was reported, or the node that reports it is gone."""
         self._nodes, self._asked, self._ready, self._until = (), None, None, math.inf
 
 
@@ -173,20 +181,31 @@ class HangExtension(Extension):
 
     def __init__(self, job: Coordinator) -> None:
         self.job = job
-        self._hang = HangCollection(job.send_to, job.extensions.numbers, lambda node: name_of(job.state, node))
+        self._hang = HangInvestigation(job.send_to, job.extensions.numbers, lambda node: name_of(job.state, node))
         self.handlers = dict.fromkeys((HangReport, Taken, CollectedPart), self._on_answer)
+        self._awaits_nodes = False
+        """Whether the state that hangs is another coordinator's, and not all of its nodes are back."""
 
     def _on_answer(self, speaker: SessionRecord, answer: NodeAnswer, now: float) -> None:
         self._hang.on_answer(speaker.node, answer, now)
 
     def on_change(self, before: State, after: State, now: float) -> None:
         """Begin to ask if the round now hangs."""
-        if self._hang.check_hang(before, after, self.job.sessions.__contains__, now):
+        if not self._hang.check_hang(before, after, self.job.sessions.__contains__, now):
+            return
+        # Without a session the state is that of another coordinator: the nodes are on their way (law 5).
+        self._awaits_nodes = not any(node in self.job.sessions for node in after.participants)
+        if not self._awaits_nodes:
             self.job.history.add("hang found", after.round, "no rank has given a sign of life for long", now)
 
-    def on_resume(self, node: NodeId) -> None:
-        """Notify the node again."""
-        self._hang.resumed(node, self.job.state)
+    def on_resume(self, node: NodeId, now: float) -> None:
+        """Notify the node again; or begin now, if all have been awaited."""
+        state, sessions = self.job.state, self.job.sessions
+        if not self._awaits_nodes:
+            self._hang.resumed(node, state)
+        elif is_hung(state) and all(member in sessions for member in state.participants):
+            self._awaits_nodes = False
+            self._hang.begin(state, sessions.__contains__, now)
 
     def forget(self, node: NodeId, now: float) -> None:
         """A node is gone."""

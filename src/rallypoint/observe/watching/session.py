@@ -1,6 +1,6 @@
 """The coordinator's end of a watcher's session, and of what watches from the coordinator's own process.
 
-On the thread of the coordinator's turns.
+In the coordinator's turns: a `JobWatch` does not ask for one, so its caller must be in one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COMMAND_REFUSED = (
     "remote_control=true in --rdzv-conf"
 )
 MAX_WATCHERS = 64
-"""Sessions that may watch a job at a time: each may ask for the whole state every second."""
+"""Sessions that may watch a job at a time: each may ask for the whole state several times a second."""
 _REPLACED_DETAIL = f"{MAX_WATCHERS} others watch this job, and it has said nothing for the longest time"
 _COPIED_WITHIN = 5.0
 """Seconds that a snapshot waits for the coordinator's turn."""

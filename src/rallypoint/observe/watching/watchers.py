@@ -91,11 +91,11 @@ class _Watcher:
         return self.request.after >= 0
 
 
-class _Collected(NamedTuple):
+class _CollectRequest(NamedTuple):
     """A collection that a watcher has requested."""
 
     watcher: int
-    nodes: Collection
+    collection: Collection
     ranks: tuple[int, ...] = ()
 
 
@@ -121,7 +121,7 @@ class WatcherSessions(Extension):
         """The number of the last change: `Snapshot.changes`."""
         self._told_at = -math.inf
         """When a snapshot of no rows in particular was last begun."""
-        self._collections: dict[int, _Collected] = {}
+        self._collections: dict[int, _CollectRequest] = {}
         self._drained: dict[NodeId, str] = {}
         """Nodes that were asked to leave, and by whom."""
         self._followed_round = -1
@@ -145,11 +145,11 @@ class WatcherSessions(Extension):
         self.close(session)
         return session
 
-    def close(self, session: int) -> bool:
-        """A session has ended. Returns whether it was a watcher's."""
-        for number in [number for number, collection in self._collections.items() if collection.watcher == session]:
+    def close(self, session: int) -> None:
+        """A session has ended."""
+        for number in [number for number, request in self._collections.items() if request.watcher == session]:
             del self._collections[number]
-        return self._watchers.pop(session, None) is not None
+        self._watchers.pop(session, None)
 
     def receive(self, session: int, request: WatcherRequest, now: float, refusal: str) -> None:
         """A watcher has sent a message; `refusal` is why it may not give commands, if it may not."""
@@ -221,8 +221,8 @@ class WatcherSessions(Extension):
 
     def _on_read(self, session: int, number: int, now: float) -> None:
         """A watcher has read all that a node has sent for a collection."""
-        if (collection := self._collections.get(number)) is not None and collection.watcher == session:
-            collection.nodes.on_read(now)
+        if (request := self._collections.get(number)) is not None and request.watcher == session:
+            request.collection.on_read(now)
             self._end_collections()
 
     def _on_report(self, speaker: SessionRecord, report: NodeReport, now: float) -> None:
@@ -245,20 +245,25 @@ class WatcherSessions(Extension):
                 if watcher.due_at < math.inf and not watcher.follows:
                     watcher.due_at = now
 
+    def on_resume(self, _node: NodeId, now: float) -> None:
+        """A node is back: collections that follow may ask it again."""
+        for request in self._collections.values():
+            request.collection.on_resume(now)
+
     def forget(self, node: NodeId, now: float) -> None:
         """A node is gone: its answers are no longer awaited."""
         self._reports.forget(node)
         self._awaited.discard(node)
         self._drained.pop(node, None)
-        for collection in self._collections.values():
-            collection.nodes.forget(node, now)
+        for request in self._collections.values():
+            request.collection.forget(node, now)
         self._end_collections()
 
     def tick(self, now: float) -> None:
         """Queue due messages, and ask more nodes for their reports."""
-        for collection in self._collections.values():
-            if collection.nodes.wake_at() <= now:
-                collection.nodes.tick(now)
+        for request in self._collections.values():
+            if request.collection.wake_at() <= now:
+                request.collection.tick(now)
         self._end_collections()
         if now >= self._ask_at:
             self._ask_more(now)
@@ -269,14 +274,14 @@ class WatcherSessions(Extension):
 
     def wake_at(self) -> float:
         """The time at which `tick` has something to do."""
-        until = min((collection.nodes.wake_at() for collection in self._collections.values()), default=math.inf)
+        until = min((request.collection.wake_at() for request in self._collections.values()), default=math.inf)
         return min(self._due_at() if self._making is None else -math.inf, self._ask_at, until)
 
     def _due_at(self) -> float:
         return min((watcher.due_at for watcher in self._watchers.values()), default=math.inf)
 
     def snapshot(self, now: float) -> Callable[[], Snapshot]:
-        """A function that makes the snapshot of the job at this moment: without the lock."""
+        """Copy what may change. Returns a function, for any thread, that makes the snapshot of this moment."""
         making = self._maker.snapshot(self._view(now))
         return lambda: at_once(making)
 
@@ -297,7 +302,7 @@ class WatcherSessions(Extension):
         requested = CollectRequested(number, kind, command.ranks, command.lines, command.cursor, most if is_logs else 0)
         ask = partial(job.send_to, notification=requested)
         collection = Collection(kind, nodes, job.sessions.__contains__, ask, now, follows=follows)
-        self._collections[number] = _Collected(session, collection, command.ranks)
+        self._collections[number] = _CollectRequest(session, collection, command.ranks)
         self._followed_round = job.state.round if job.state.complete else -1
         self._end_collections()
 
@@ -311,30 +316,30 @@ class WatcherSessions(Extension):
         """Whoever follows is sent what the nodes of a new round write too, until the job ends."""
         state = self.job.state
         if state.verdict is not None:
-            for collection in self._collections.values():
-                collection.nodes.finish(now)
+            for request in self._collections.values():
+                request.collection.finish(now)
             self._end_collections()
         elif state.complete and state.round != self._followed_round:
             self._followed_round = state.round
-            for collection in self._collections.values():
-                if collection.nodes.follows:
+            for request in self._collections.values():
+                if request.collection.follows:
                     with suppress(CommandRefused):  # the new round has no such rank
-                        collection.nodes.add(nodes_with_ranks(collection.ranks, state), now)
+                        request.collection.add(nodes_with_ranks(request.ranks, state), now)
 
     def _on_part(self, speaker: SessionRecord, part: CollectedPart, now: float) -> None:
         """A node has sent a part of a collection."""
-        node, collection = speaker.node, self._collections.get(part.number)
-        if collection is None or node not in collection.nodes:
+        node, request = speaker.node, self._collections.get(part.number)
+        if request is None or node not in request.collection:
             return
-        data = collection.nodes.pass_on(node, part.data, part.is_last)
-        self.job.send(collection.watcher, part._replace(data=data, node=name_of(self.job.state, node)))
+        data = request.collection.pass_on(node, part.data, part.is_last)
+        self.job.send(request.watcher, part._replace(data=data, node=name_of(self.job.state, node)))
         self._end_collections()
 
     def _end_collections(self) -> None:
-        for number in [number for number, collection in self._collections.items() if collection.nodes.is_over]:
-            watcher, nodes, _ = self._collections.pop(number)
-            detail = "; ".join(self._left_out(nodes))
-            self.job.send(watcher, CommandReply(done=not detail, detail=detail))
+        for number in [number for number, request in self._collections.items() if request.collection.is_over]:
+            request = self._collections.pop(number)
+            detail = "; ".join(self._left_out(request.collection))
+            self.job.send(request.watcher, CommandReply(done=not detail, detail=detail))
 
     def _left_out(self, collection: Collection) -> Iterator[str]:
         """What is not in a collection, in words."""

@@ -122,7 +122,7 @@ class _EmbeddedControl(ControlPlane):
             listeners = self._listeners()
         except OSError:  # another process listens, perhaps the server that was unreachable
             return
-        port = self._serve(Dispatcher(self.settings), listeners, home=True)
+        port = self._serve(Dispatcher(self.settings), listeners, has_local_nodes=True)
         if lost:
             log.warning("the control plane's former host is gone; this agent hosts it now, on port %d", port)
         else:
@@ -175,8 +175,7 @@ class _EmbeddedControl(ControlPlane):
         address = self._local_addr or own_address(self._endpoint)
         if self._is_alone:
             self._dispatcher = dispatcher = Dispatcher(self.settings)
-            if self.settings.restart_backoff:
-                self._timer_thread = TimerThread(dispatcher)
+            self._timer_thread = TimerThread(dispatcher)
         else:
             try:
                 listeners = self._listeners()
@@ -195,12 +194,14 @@ class _EmbeddedControl(ControlPlane):
         record_hosting(self.settings.run_id)
         return LocalLink(dispatcher, own_node(address), deliver, address, is_alone=self._is_alone)
 
-    def _serve(self, dispatcher: Dispatcher, listeners: list[socket.socket], *, home: bool = False) -> int:
+    def _serve(self, dispatcher: Dispatcher, listeners: list[socket.socket], *, has_local_nodes: bool = False) -> int:
         """Open the server; returns its port."""
         from rallypoint.base.descriptors import allow_nodes
         from rallypoint.control.coordinator.server import ControlServer
 
         allow_nodes(self.settings.max_nodes)
-        self._server = ControlServer(dispatcher, listeners, keys=accepted_keys(), tls=self._tls, home=home)
+        self._server = ControlServer(
+            dispatcher, listeners, keys=accepted_keys(), tls=self._tls, has_local_nodes=has_local_nodes
+        )
         self._dispatcher = dispatcher
         return self._server.port
