@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from rallypoint.control.coordinator.dispatcher import LeaderLease, RestoredState
+from rallypoint.control.coordinator.dispatcher import RestoredState
+from rallypoint.control.coordinator.leader_lease import LeaderLease
 from rallypoint.control.election import steps
 from rallypoint.control.election.journal import LATER, CannotWrite, Journal, NotYet, Outcome, Written
 from rallypoint.control.election.leader_resolver import LeaderResolver

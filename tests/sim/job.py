@@ -8,7 +8,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.agent.policy import Phase
-from rallypoint.control.coordinator.dispatcher import LeaderLease, RestoredState
+from rallypoint.control.coordinator.dispatcher import RestoredState
+from rallypoint.control.coordinator.leader_lease import LeaderLease
 from rallypoint.control.election.keys import ElectionKeys, decode_snapshot, state_of
 from rallypoint.control.membership.state import Settings, State, known_to, recovery_timeout
 from rallypoint.control.protocol.codec import CodecError, decode_state

@@ -12,7 +12,8 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from rallypoint.control.coordinator.coordinator import Coordinator, StepResult
-from rallypoint.control.coordinator.dispatcher import Dispatcher, JournalSink, LeaderLease, RestoredState, do_nothing
+from rallypoint.control.coordinator.dispatcher import Dispatcher, JournalSink, RestoredState, do_nothing
+from rallypoint.control.coordinator.leader_lease import LeaderLease
 from rallypoint.control.coordinator.session import ServerSession
 from rallypoint.control.coordinator.sessions import SessionRecord, SessionState
 from rallypoint.control.membership.state import NodeId, Reason, Settings, State

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.control.coordinator.dispatcher import Dispatcher, LeaderLease, RestoredState
+from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState
+from rallypoint.control.coordinator.leader_lease import LeaderLease
 from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.membership.state import (
     Drain,

@@ -34,6 +34,7 @@ from rallypoint.control.protocol.messages import (
 
 if TYPE_CHECKING:
     from rallypoint.base.loop import LoopThread
+    from rallypoint.control.coordinator.leader_lease import LeaderLease
     from rallypoint.control.coordinator.notifications import JobHistory
     from rallypoint.control.protocol.handshake import Hello
 
@@ -54,35 +55,6 @@ class JournalSink(Protocol):
         Numbers grow. If called again meanwhile, only the newest state need be stored. A state may be stored a while
         later if its number is above `awaited`: nobody waits for it, and nodes would report again what is new in it.
         """
-
-
-class LeaderLease:
-    """Until when this process is certainly the only elected coordinator.
-
-    etcd ends the lease of a leader that it has not heard from for the time to live, counted from when the last
-    keep-alive arrived; counted from when that was sent, it ends no later. Suspended time counts. It is extended on the
-    election's thread, and read on the loop's.
-    """
-
-    def __init__(self, clock: Clock = BOOT_CLOCK) -> None:
-        self._clock = clock
-        self._until = -math.inf
-
-    def now(self) -> float:
-        """The time at which a keep-alive is about to be sent."""
-        return self._clock.monotonic()
-
-    def extend(self, sent_at: float, seconds: float) -> None:
-        """A keep-alive of that time was granted for so many seconds."""
-        self._until = max(self._until, sent_at + seconds)
-
-    def end(self) -> None:
-        """The lease was lost or given up."""
-        self._until = -math.inf
-
-    def remaining(self) -> float:
-        """Seconds that are left; negative if it has ended."""
-        return self._until - self._clock.monotonic()
 
 
 class JobRecord(NamedTuple):

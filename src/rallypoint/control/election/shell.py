@@ -26,7 +26,8 @@ from rallypoint.base.descriptors import allow_nodes
 from rallypoint.base.endpoint import host_name
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.log import get_logger
-from rallypoint.control.coordinator.dispatcher import Dispatcher, LeaderLease, RestoredState
+from rallypoint.control.coordinator.dispatcher import Dispatcher, RestoredState
+from rallypoint.control.coordinator.leader_lease import LeaderLease
 from rallypoint.control.coordinator.server import ControlServer
 from rallypoint.control.election import steps
 from rallypoint.control.election.journal import Journal
