@@ -128,7 +128,9 @@ class Reports:
     def told(self, node: str, data: bytes, size: int = 20, number: int = 1) -> None:
         """A node tells something in parts."""
         for at in range(0, max(1, len(data)), size):
-            self.reporter.add(CollectedPart(number, data[at : at + size], at + size >= len(data), node))
+            self.reporter.add(
+                CollectedPart(number, data[at : at + size], at + size >= len(data), node, is_first=at == 0)
+            )
 
     def ended(self, *silent: str, number: int = 1) -> str:
         """Nothing more comes; the report that is made then."""
