@@ -38,13 +38,60 @@ def test_a_silent_death_by_the_same_signal_is_the_same_whatever_its_process_was_
     first = cause(-11, 100, "Signal 11 (SIGSEGV) received by PID 100")
     assert repeats(first, cause(-11, 200, "Signal 11 (SIGSEGV) received by PID 200")) == 1
     assert repeats(first, cause(-9, 200, "Signal 9 (SIGKILL) received by PID 200")) == 0
-    assert repeats(first, cause(-11, 100, first.message, rank=1)) == 0
+    assert repeats(first, cause(-11, 100, first.message, rank=1)) == 1
 
 
 def test_an_exception_is_known_by_its_last_line() -> None:
     first = cause(1, 100, traceback="Traceback ...\n  line 4\nValueError: 7")
     assert repeats(first, cause(1, 200, traceback="Traceback ...\n  line 9\nValueError: 7")) == 1
     assert repeats(first, cause(1, 200, traceback="Traceback ...\n  line 4\nValueError: 8")) == 0
+
+
+ADDRESSES = (
+    (
+        "OSError: [Errno 98] Address already in use: port 29501",
+        "OSError: [Errno 98] Address already in use: port 41877",
+    ),
+    ("RuntimeError: worker 3 (pid 4711) died", "RuntimeError: worker 1 (pid 99) died"),
+    ("FileNotFoundError: '/tmp/tmpab12/x.pt'", "FileNotFoundError: '/tmp/tmpzz9_/x.pt'"),
+    ("KeyError: 2f1e9f1c-8d0b-4f5e-9d1a-0123456789ab", "KeyError: 99999999-8d0b-4f5e-9d1a-0123456789ab"),
+    ("RuntimeError: no answer from [10.0.0.7]:29500", "RuntimeError: no answer from [10.0.0.9]:41000"),
+    ("TypeError: <Foo object at 0x7f01> is odd", "TypeError: <Foo object at 0x7f99> is odd"),
+)
+
+
+@pytest.mark.parametrize(("one", "other"), ADDRESSES)
+def test_what_differs_from_process_to_process_makes_no_other_failure(one: str, other: str) -> None:
+    assert repeats(cause(1, 1, traceback=one), cause(1, 2, traceback=other, rank=3)) == 1
+
+
+CLOSED = "RuntimeError: [../gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:29671"
+
+
+def test_a_consequence_neither_repeats_a_failure_nor_takes_its_place() -> None:
+    boom, closed = cause(1, 1, traceback="ValueError: 7"), cause(1, 2, traceback=CLOSED, rank=1)
+    assert repeats(closed, closed, closed) == 0
+    assert repeats(boom, closed, boom) == 1
+
+
+MISSING = cause(1, 1, traceback="Traceback (most recent call last):\nModuleNotFoundError: No module named 'apex'")
+USAGE = cause(2, 1, "it exited with code 2", "usage: train.py [-h] --lr LR\ntrain.py: error: --lr is required")
+
+
+@pytest.mark.parametrize("first", [MISSING, USAGE], ids=["module", "arguments"])
+@pytest.mark.parametrize("retry_all", [False, True])
+def test_what_no_restart_can_change_is_retried_once(first: Cause, retry_all: bool) -> None:
+    state = State(0, True, participants={ME: IN})
+    settings = Settings("job", 1, 1, retry_all=retry_all)
+    rounds = 0
+    while not state.closed:
+        failed = step(Fail(state.round, first._replace(rank=rounds), 5), state, ME, ClockView(0.0), settings)
+        assert isinstance(failed, State)
+        state = failed._replace(complete=True, participants={ME: IN}, survivors={})
+        rounds += 1
+    assert state.verdict is not None
+    assert (rounds, state.verdict.ending is Ending.REPEATED) == ((6, False) if retry_all else (2, True))
+    assert ("no restart can change" in state.verdict.detail) is not retry_all
 
 
 # Progress that nodes tell of
@@ -55,7 +102,7 @@ BOOM = cause(1, 100, traceback="ValueError: boom")
 
 
 def running(round_: int, progress: JobProgress, failures: int = 0) -> State:
-    streak = FailureStreak(failures, max(0, failures - 1), 0, "ValueError: boom")
+    streak = FailureStreak(failures, max(0, failures - 1), "ValueError: boom")
     return State(round_, True, participants={ME: IN, OTHER: IN}, progress=progress, failure_streak=streak)
 
 

@@ -10,7 +10,7 @@ from rallypoint.control.protocol import handshake, messages
 from rallypoint.failures import cause
 from rallypoint.observe.watching import messages as watching
 
-_KNOWN = (20, "84616340ba0c8a99")
+_KNOWN = (21, "1e44da50480ee2a8")
 """The version, and the digest of the messages that it has. Where this fails, raise `PROTOCOL_VERSION` and write both
 here.
 """

@@ -29,9 +29,8 @@ from rallypoint.control.membership.state import (
     names_of,
 )
 from rallypoint.failures.cause import Cause
+from rallypoint.failures.kinds import is_consequence, signature
 
-_MAX_LINE = 512
-"""Characters of a traceback's last line by which a failure is identified."""
 _BLOCK = 128
 """Ranks in a block."""
 
@@ -39,15 +38,15 @@ _BLOCK = 128
 def failure_streak_after(state: State, cause: Cause, ran: float | None, settings: Settings) -> FailureStreak:
     """The streak after `cause` has ended the running round of `state`, which ran for `ran` seconds (None: not known).
 
-    Progress ends it.
+    Progress ends it. A consequence says nothing of what has failed: it neither repeats the last failure nor takes its
+    place.
     """
-    line = _last_line(cause)
+    last, line = state.failure_streak, signature(cause)
     if _made_progress(state, ran, settings):
-        return FailureStreak(0, 0, cause.rank, line)
-    came_back = (state.failure_streak.rank, state.failure_streak.line) == (cause.rank, line)
-    return FailureStreak(
-        state.failure_streak.failures + 1, state.failure_streak.repeats + 1 if came_back else 0, cause.rank, line
-    )
+        return FailureStreak(line="" if is_consequence(cause) else line)
+    if is_consequence(cause):
+        return last._replace(failures=last.failures + 1)
+    return FailureStreak(last.failures + 1, last.repeats + 1 if last.line == line else 0, line)
 
 
 def _made_progress(state: State, ran: float | None, settings: Settings) -> bool:
@@ -55,13 +54,6 @@ def _made_progress(state: State, ran: float | None, settings: Settings) -> bool:
     if state.progress.reported:
         return state.progress.round == state.round
     return ran is not None and ran >= settings.min_healthy_time
-
-
-def _last_line(cause: Cause) -> str:
-    if cause.exitcode < 0:
-        return f"signal {-cause.exitcode}"  # the message of such a death may name the process, which differs each time
-    lines = (cause.traceback or cause.message).rstrip().splitlines()
-    return lines[-1].strip()[:_MAX_LINE] if lines else ""
 
 
 def is_hung(state: State) -> bool:

@@ -482,12 +482,16 @@ def _fail(operation: Fail, state: State, node: NodeId, view: ClockView, settings
     if state.is_preempted:  # what has not been saved by now never will be
         return _consent(state, node, settings)
     from rallypoint.control.membership.endings import failure_streak_after
+    from rallypoint.failures.kinds import cannot_change
 
     ran = None if view.running_at is None else view.now - view.running_at
     streak = failure_streak_after(state, operation.cause, ran, settings)
     cause, most = operation.cause, operation.max_restarts
     if state.ledger.failures >= most:
         return _fail_job(state, Verdict(Outcome.FAILED, cause, ending=cause.ending), most)
+    if streak.repeats and not settings.retry_all and cannot_change(cause):
+        detail = "the same failure came back, which no restart can change (retry_all=true retries it all the same)"
+        return _fail_job(state, Verdict(Outcome.FAILED, cause, detail, ending=Ending.REPEATED), most)
     if 0 < settings.same_failure_limit <= streak.repeats:
         often = "once" if streak.repeats == 1 else f"{streak.repeats} times"
         detail = f"the same failure came back {often} without progress (same_failure_limit)"

@@ -168,12 +168,11 @@ class NodeRange(NamedTuple):
 class FailureStreak(NamedTuple):
     """Consecutive failures that ended a round without progress, and how often the last one has recurred.
 
-    `rank` and `line` identify the last failure (`failure_streak_after`); a rank of -1 stands for none.
+    `line` identifies the last failure (`failures.kinds.signature`); empty for none.
     """
 
     failures: int = 0
     repeats: int = 0
-    rank: int = -1
     line: str = ""
 
 
@@ -382,6 +381,8 @@ class Settings(NamedTuple):
     restart_backoff_max: float = 300.0
     same_failure_limit: int = 0
     """How many times in a row the same first failure may end a round without progress; 0 for any number."""
+    retry_all: bool = False
+    """Whether a failure that no restart can change is retried as any other; else once."""
     remote_control: bool = False
     """Whether a coordinator among the nodes accepts commands from other machines if there is no secret."""
     segment: int = 1

@@ -188,6 +188,14 @@ OPTIONS = (
         beyond_torchrun=True,
     ),
     OptionText(
+        "retry_all",
+        _default("retry_all"),
+        _ALL,
+        "Whether a failure that no restart can change (a missing module, a syntax error, wrong arguments) is retried "
+        "as often as any other. If not, it is retried once.",
+        beyond_torchrun=True,
+    ),
+    OptionText(
         "min_healthy_time",
         _default("min_healthy_time"),
         _ALL,

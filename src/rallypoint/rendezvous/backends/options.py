@@ -93,6 +93,7 @@ def settings_of(
         max_nodes=params.max_nodes - params.max_nodes % segment,
         cas_backoff_max_seconds=_backoff(params, "cas_backoff_max_seconds"),
         same_failure_limit=_count(params, "same_failure_limit"),
+        retry_all=bool(params.get_as_bool("retry_all")),
         remote_control=not counts_heartbeats and bool(params.get_as_bool(_REMOTE_CONTROL)),
         fixed_ranks=fixed_ranks,
         counts_heartbeats=counts_heartbeats,

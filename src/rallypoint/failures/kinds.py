@@ -1,0 +1,105 @@
+"""What kind of failure a text shows: whether another one has made it, whether a restart can change it, and whether two
+are the same. Pure.
+
+Laws:
+
+1. A *consequence* is what one failure does to another process: its collective times out or is aborted, its peer or its
+   store is gone, its watchdog ends it. Everything else is an *original*: what is not in the table is one.
+2. A failure is known by its last line without what differs from one process to the next: pids, ports, addresses,
+   numbers of descriptors, uuids, temporary names. The rank is no part of it, since all ranks run one program.
+3. What a restart cannot change is in the program's files, its interpreter or its arguments.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rallypoint.failures.cause import Cause
+
+_MAX_LINE = 512
+"""Characters of a last line by which a failure is identified."""
+
+_CONSEQUENCES = (
+    # gloo
+    r"Connection closed by peer \[",
+    r"(?:Read|Write) error \[[^]]*\]: (?:Connection reset by peer|Broken pipe)",
+    r"Timed out waiting \d+ms for (?:recv|send) operation to complete",
+    r"Application timeout caused pair closure",
+    r"Rank \d+ (?:successfully reached monitoredBarrier, but received errors|failed to pass monitoredBarrier)",
+    r"Ranks? [\d, ]+ failed to pass monitoredBarrier",
+    # NCCL and UCC, as torch reports them
+    r"Watchdog caught collective operation timeout",
+    r"NCCL (?:communicator was aborted|watchdog thread terminated|timeout)",
+    r"nccl(?:RemoteError|InProgress)",
+    r"remote process exited or there was a network error",
+    r"Some NCCL operations have failed or timed out",
+    r"To avoid data inconsistency, we are taking the entire process down",
+    r"ProcessGroup(?:NCCL|Gloo|UCC)[^\n]*(?:timed out|timeout|aborted)",
+    r"The rendezvous has expired|collective operation[^\n]* timed out",
+    # the worker store
+    r"(?:DistNetworkError|DistStoreError)\b",
+    r"TCPStore[^\n]*(?:Broken pipe|closed|timed out|reset)|(?:recvValue|sendBytes) failed",
+    r"Socket Timeout|wait timeout after \d+ms, keys:",
+    # MPI, and what launches below us
+    r"MPI_ABORT was invoked|(?:mpirun|prterun)[^\n]* noticed that process",
+    r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (?:is killed by signal|exited unexpectedly)",
+    # JAX
+    r"(?:coordination service|Coordination service)[^\n]*(?:heartbeat|unavailable|disconnected|shut down)",
+    r"Terminating process because the (?:coordinator|JAX distributed service) detected fatal errors",
+    # a peer that a library names
+    r"(?:ConnectionResetError|BrokenPipeError|ConnectionAbortedError)\b",
+)
+_IS_CONSEQUENCE = re.compile("|".join(_CONSEQUENCES))
+
+_CANNOT_CHANGE = re.compile(
+    r"^(?:\[[^]]{1,40}\]:? ?)?(?:"
+    r"ModuleNotFoundError: |ImportError: (?:cannot import name|attempted relative import)"
+    r"|(?:SyntaxError|IndentationError|TabError): |NameError: name "
+    r"|\S*python\S*: (?:can't open file|No module named|Error while finding module))"
+)
+_USAGE_ERROR = re.compile(r"^[^\n]*: error: ", re.MULTILINE)
+_USAGE_CODE = 2
+"""The exit code of argument parsers: argparse, click, getopt of most."""
+
+_VARIABLE = (
+    (re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE), "<uuid>"),
+    (re.compile(r"\b0x[0-9a-f]+\b", re.IGNORECASE), "<address>"),
+    (re.compile(r"(?:/[^\s'\":,]*)?/(?:tmp|shm)[^\s'\":,]*"), "<temporary path>"),
+    (re.compile(r"\[?(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-f]*:[0-9a-f:]*:[0-9a-f]*)\]?:\d+", re.IGNORECASE), "<peer>"),
+    (
+        re.compile(r"\b((?:pids?|process(?:es)?|port|fd|rank|worker|node)\W{0,3})\d+", re.IGNORECASE),
+        r"\1<n>",
+    ),
+    (re.compile(r"\b(at|after|for|in) \d+(?:\.\d+)? ?(ms|s|sec|seconds)\b"), r"\1 <n> \2"),
+)
+
+
+def is_consequence(cause: Cause) -> bool:
+    """Whether another failure has made this one (law 1)."""
+    if cause.rank < 0:
+        return False
+    return _IS_CONSEQUENCE.search(_last_line(cause) or cause.message) is not None
+
+
+def cannot_change(cause: Cause) -> bool:
+    """Whether the program will fail so again, however often it is started (law 3)."""
+    if cause.rank < 0 or cause.exitcode < 0:
+        return False
+    if _CANNOT_CHANGE.match(_last_line(cause)):
+        return True
+    return cause.exitcode == _USAGE_CODE and _USAGE_ERROR.search(cause.traceback) is not None
+
+
+def signature(cause: Cause) -> str:
+    """What two failures have in common that are the same (law 2)."""
+    if cause.exitcode < 0:
+        return f"signal {-cause.exitcode}"  # the message of such a death may name the process, which differs each time
+    line = _last_line(cause)
+    for pattern, word in _VARIABLE:
+        line = pattern.sub(word, line)
+    return line[:_MAX_LINE]
+
+
+def _last_line(cause: Cause) -> str:
+    lines = (cause.traceback or cause.message).rstrip().splitlines()
+    return lines[-1].strip() if lines else ""
