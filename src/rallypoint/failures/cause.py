@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from enum import StrEnum
 
 from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
@@ -80,6 +81,9 @@ class Cause(NamedTuple):
             message, traceback = _from_standard_error(failure, message, failure.error_file != NO_FILE)
         elif failure.context:
             traceback = f"{traceback.rstrip()}\n{failure.context}"
+        if message.removeprefix("bdb.").startswith("BdbQuit"):
+            message, traceback = "it was ended by its debugger", ""
+        message += _environment_note(message)
         error_file = "" if failure.error_file == NO_FILE else truncate_end(failure.error_file, MAX_PATH)
         path = (error_file if failure.callstack else "") or failure.log
         where = f"{os.path.abspath(path)} on {host}" if path else _STDERR_COPY
@@ -116,6 +120,18 @@ class Cause(NamedTuple):
         from rallypoint.base.signals import signal_name
 
         return signal_name(-self.exitcode) if self.exitcode < 0 else "<N/A>"
+
+
+def _environment_note(message: str) -> str:
+    """For a missing module: that the workers' Python is not that of the active environment, if it is not."""
+    active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
+    if not message.startswith("ModuleNotFoundError: ") or not active:
+        return ""
+    python = os.environ.get("PYTHON_EXEC") or sys.executable
+    if os.path.realpath(active) in {os.path.realpath(sys.prefix), os.path.realpath(os.path.dirname(python) + "/..")}:
+        return ""
+    advice = "install Rallypoint there, and use its rallyrun"
+    return f" (workers run {python}, and the active environment is {active}; {advice})"
 
 
 def exit_text(exitcode: int) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 
 from rallypoint.failures.cause import Cause
+from rallypoint.failures.texts import exception_line, last_traceback
 
 _MAX_LINE = 512
 """Characters of a last line by which a failure is identified."""
@@ -101,5 +102,8 @@ def signature(cause: Cause) -> str:
 
 
 def _last_line(cause: Cause) -> str:
+    """The line that names the exception; without a traceback the last one."""
     lines = (cause.traceback or cause.message).rstrip().splitlines()
+    if traceback := last_traceback(lines):  # notes of ours may follow it
+        return exception_line(traceback)
     return lines[-1].strip() if lines else ""

@@ -75,7 +75,8 @@ def switch_on(context: PContext, notices: str, previous: PContext | None) -> Non
         previous: the workers of the previous round, some of which may continue in their processes: torch dumps where it
             was told first.
     """
-    folder = dump_folder(attempt_folder(context.error_files.values()))
+    attempt = attempt_folder(context.error_files.values())
+    folder = dump_folder(os.path.abspath(attempt) if attempt else attempt)  # the workers may change their folder
     variables: dict[str, str] = {}
     if not folder:
         log.warning(

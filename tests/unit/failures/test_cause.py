@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.agent.spec import node_failure
 from rallypoint.failures.cause import MAX_MESSAGE, MAX_TRACEBACK, Cause, Ending
 from rallypoint.failures.failure import ProcessFailure, error_data, write_error_file
+from rallypoint.failures.kinds import cannot_change, signature
 from rallypoint.observe.status import failure_text
 from rallypoint.observe.watching.messages import FailureView
 
@@ -40,6 +43,31 @@ def test_a_signal_is_not_blamed_on_a_traceback_further_up() -> None:
     assert cause.message == "Signal 9 (SIGKILL) received by PID 77"
     assert cause.traceback.endswith("survived")
     assert cause.signal_name == "SIGKILL"
+
+
+MISSING = TRACE.replace("ValueError: boom", "ModuleNotFoundError: No module named 'apex'")
+
+
+def test_a_missing_module_is_explained_by_another_active_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIRTUAL_ENV", "/home/ann/.venv")
+    cause = _of(1, MISSING.encode())
+    assert cause.message.startswith("ModuleNotFoundError: No module named 'apex' (workers run ")
+    assert "the active environment is /home/ann/.venv" in cause.message
+    assert cannot_change(cause)
+    monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
+    assert _of(1, MISSING.encode()).message == "ModuleNotFoundError: No module named 'apex'"
+    assert _of(1, TRACE.encode()).message == "ValueError: boom"
+
+
+def test_a_worker_that_its_debugger_has_ended_has_no_failure_of_its_own() -> None:
+    cause = _of(1, TRACE.replace("ValueError: boom", "bdb.BdbQuit").encode())
+    assert (cause.message, cause.traceback) == ("it was ended by its debugger", "")
+
+
+def test_what_is_noted_below_a_traceback_makes_no_other_failure() -> None:
+    plain = _of(1, TRACE.encode())
+    noted = plain._replace(traceback=f"{TRACE}\nthe disk is full under /tmp/x7: its last output may be missing there")
+    assert signature(noted) == signature(plain) == "ValueError: boom"
 
 
 def test_then_the_last_lines_and_then_nothing() -> None:

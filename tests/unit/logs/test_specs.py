@@ -41,6 +41,14 @@ def _files(base: Path) -> set[str]:
     return found
 
 
+def test_the_error_file_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    envs = _envs(1)
+    dest = DefaultLogsSpecs("logs").reify(envs)
+    assert dest.error_files[0].startswith("logs/")
+    assert envs[0]["TORCHELASTIC_ERROR_FILE"] == str(tmp_path / dest.error_files[0])
+
+
 def test_the_folders_of_one_start(tmp_path: Path) -> None:
     specs = DefaultLogsSpecs(str(tmp_path / "logs"), redirects=Std.OUT, tee={1: Std.ERR})
     envs = _envs(2, attempt="3")

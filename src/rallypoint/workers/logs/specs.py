@@ -234,7 +234,8 @@ class DefaultLogsSpecs(LogsSpecs):
                 os.mkdir(folder)
             except OSError as error:
                 raise _refused(folder, error) from error
-            error_files[local_rank] = env[VARIABLE] = f"{folder}/{_ERROR_FILE}"
+            error_files[local_rank] = f"{folder}/{_ERROR_FILE}"
+            env[VARIABLE] = os.path.abspath(error_files[local_rank])  # the worker may change its folder
         stdouts, tee_stdouts = self._stream(Std.OUT, "stdout.log", attempt, len(envs))
         stderrs, tee_stderrs = self._stream(Std.ERR, "stderr.log", attempt, len(envs))
         logged = [rank for rank in envs if {stdouts[rank], stderrs[rank]} - {"", os.devnull}]
