@@ -229,11 +229,19 @@ class RunResult:
         return self.state == WorkerState.FAILED
 
     def first_cause(self, exitcode: int = 0) -> Cause:
-        """The first failure; if none is known, a cause that says that the group failed with this exit code."""
+        """The first failure that is no consequence of another one, else the first (`failures.kinds`). If none is known,
+        a cause that says that the group failed with this exit code.
+        """
         if not self.failures:
             return node_failure(f"worker group {self.state.value}", exitcode=exitcode)
-        rank, failure = min(self.failures.items(), key=lambda entry: entry[1].moment)
-        return Cause.from_failure(failure, rank, socket.gethostname())
+        host = socket.gethostname()
+        in_order = sorted(self.failures.items(), key=lambda entry: entry[1].moment)
+        causes = [Cause.from_failure(failure, rank, host) for rank, failure in in_order]
+        if len(causes) == 1:
+            return causes[0]
+        from rallypoint.failures.kinds import may_be_consequence
+
+        return next((cause for cause in causes if not may_be_consequence(cause)), causes[0])
 
 
 def node_failure(text: str, ending: Ending = Ending.PROGRAM, exitcode: int = 0, host: str = "") -> Cause:

@@ -368,6 +368,13 @@ class WorkerController:
             result = RunResult(state, return_values=values)
         return result
 
+    def living_failures(self) -> dict[int, ProcessFailure]:
+        """What workers that have not ended have left of an exception, by global rank (`PContext.living_failures`)."""
+        if self.pcontext is None:
+            return {}
+        by_rank = self._global_ranks()
+        return {by_rank[rank]: failure for rank, failure in self.pcontext.living_failures().items()}
+
     def _stuck_result(
         self, pcontext: PContext, by_rank: Mapping[int, int], stuck: Mapping[int, StuckProcess]
     ) -> RunResult:

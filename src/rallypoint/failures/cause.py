@@ -84,6 +84,8 @@ class Cause(NamedTuple):
         if message.removeprefix("bdb.").startswith("BdbQuit"):
             message, traceback = "it was ended by its debugger", ""
         message += _environment_note(message)
+        if failure.raised_before is not None:
+            message += f" (raised {failure.raised_before:.1f} s earlier, and the worker has not ended)"
         error_file = "" if failure.error_file == NO_FILE else truncate_end(failure.error_file, MAX_PATH)
         path = (error_file if failure.callstack else "") or failure.log
         where = f"{os.path.abspath(path)} on {host}" if path else _STDERR_COPY

@@ -23,7 +23,7 @@ _MAX_LINE = 512
 _CONSEQUENCES = (
     # gloo
     r"Connection closed by peer \[",
-    r"(?:Read|Write) error \[[^]]*\]: (?:Connection reset by peer|Broken pipe)",
+    r"(?:Read|Write) error \[[^]]*\](?::\d+)?: (?:Connection reset by peer|Broken pipe)",
     r"Timed out waiting \d+ms for (?:recv|send) operation to complete",
     r"Application timeout caused pair closure",
     r"Rank \d+ (?:successfully reached monitoredBarrier, but received errors|failed to pass monitoredBarrier)",
@@ -43,14 +43,13 @@ _CONSEQUENCES = (
     r"Socket Timeout|wait timeout after \d+ms, keys:",
     # MPI, and what launches below us
     r"MPI_ABORT was invoked|(?:mpirun|prterun)[^\n]* noticed that process",
-    r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (?:is killed by signal|exited unexpectedly)",
     # JAX
     r"(?:coordination service|Coordination service)[^\n]*(?:heartbeat|unavailable|disconnected|shut down)",
     r"Terminating process because the (?:coordinator|JAX distributed service) detected fatal errors",
-    # a peer that a library names
-    r"(?:ConnectionResetError|BrokenPipeError|ConnectionAbortedError)\b",
 )
 _IS_CONSEQUENCE = re.compile("|".join(_CONSEQUENCES))
+_IS_LOST_PEER = re.compile(r"\b(?:ConnectionResetError|BrokenPipeError|ConnectionAbortedError|EOFError)\b")
+"""What may be a consequence, and may as well be a service that has failed."""
 
 _CANNOT_CHANGE = re.compile(
     r"^(?:\[[^]]{1,40}\]:? ?)?(?:"
@@ -79,7 +78,14 @@ def is_consequence(cause: Cause) -> bool:
     """Whether another failure has made this one (law 1)."""
     if cause.rank < 0:
         return False
-    return _IS_CONSEQUENCE.search(_last_line(cause) or cause.message) is not None
+    # A library that ends its process by a signal has written why somewhere above the stacks.
+    text = f"{cause.message}\n{cause.traceback}" if cause.exitcode < 0 else _last_line(cause)
+    return _IS_CONSEQUENCE.search(text) is not None
+
+
+def may_be_consequence(cause: Cause) -> bool:
+    """Whether another failure may have made this one, so that it is worth a moment to see whether there is one."""
+    return is_consequence(cause) or (cause.exitcode > 0 and _IS_LOST_PEER.search(_last_line(cause)) is not None)
 
 
 def cannot_change(cause: Cause) -> bool:

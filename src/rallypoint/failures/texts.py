@@ -173,6 +173,14 @@ def last_traceback(lines: list[str]) -> str:
     return lesser
 
 
+def is_last_traceback(lines: list[str]) -> bool:
+    """Whether cleaned lines end with a whole traceback, as of an exception that nothing has caught. Only one whose text
+    is a single line: what follows one could belong to its text, or be a sign that its program goes on.
+    """
+    traceback = last_traceback(lines)
+    return bool(traceback) and not lines[-1].startswith(" ") and lines[-1].endswith(exception_line(traceback))
+
+
 def _traceback_without_header(lines: list[str]) -> str:
     first = next((number for number, line in enumerate(lines[:_OF_A_FRAME]) if _FRAME.match(line)), None)
     if first is None:

@@ -16,6 +16,7 @@ from rallypoint.failures.texts import (
     clean_lines,
     exception_line,
     first_line,
+    is_last_traceback,
     is_traceback,
     last_lines,
     last_traceback,
@@ -193,3 +194,21 @@ def test_a_headline_is_the_first_line_that_is_not_blank() -> None:
     assert first_line("\n  ValueError: a\nb\n") == "ValueError: a"
     assert first_line("") == ""
     assert len(first_line("x" * 5000)) == MAX_LINE
+
+
+ENDED = ["noise", "Traceback (most recent call last):", '  File "x.py", line 1, in <module>', "ValueError: boom"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "is_last"),
+    [
+        (ENDED, True),
+        ([f"[rank1]: {line}" for line in ENDED[1:]], True),
+        (ENDED[:-1], False),
+        ([*ENDED, "step 7"], False),
+        (["step 7"], False),
+        ([], False),
+    ],
+)
+def test_a_traceback_that_nothing_follows_was_not_caught(lines: list[str], is_last: bool) -> None:
+    assert is_last_traceback(lines) is is_last
