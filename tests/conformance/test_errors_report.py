@@ -75,7 +75,7 @@ def _lines(report: object) -> list[str]:
     worker said nothing it tells how to enable tracebacks; ours says that it said nothing.
     """
     said_nothing = re.compile(
-        r"it exited with code \d+ and wrote nothing to standard error|To enable traceback see: .*",
+        r"it exited with code \d+ and wrote nothing[^\n]*|To enable traceback see: .*",
     )
     return [said_nothing.sub("(nothing)", line) for line in str(report).split("\n") if line != "  "]
 

@@ -16,6 +16,9 @@ MAX_MESSAGE = 2 * 1024
 MAX_PATH = 4 * 1024
 """Bounds of the texts, in bytes of UTF-8."""
 
+_MORE_ON_CONSOLE = "[its standard output went to the console, and may say more]"
+OF_STDOUT = "standard output:"
+"""The first line of a traceback that is the end of a worker's standard output, and no traceback."""
 _STDERR_COPY = "the worker's standard error, which -t 2 keeps in a file as well"
 
 
@@ -148,13 +151,28 @@ def _from_standard_error(failure: ProcessFailure, message: str, recorded: bool) 
     lines = clean_lines(failure.last_lines)
     by_code = failure.exitcode >= 0
     traceback = last_traceback(lines) if by_code else ""
+    if by_code and not traceback:  # logged, or printed there
+        traceback = last_traceback(clean_lines(failure.last_stdout))
     if recorded:
         return message, traceback
     text = traceback if by_code else last_stacks(lines)
     text = text or last_lines(lines, os.path.abspath(failure.log) if failure.log else "")
+    if text and by_code and not (traceback or failure.last_stdout or failure.stdout):
+        text = f"{_MORE_ON_CONSOLE}\n{text}"
+    if not text and by_code:
+        path = os.path.abspath(failure.stdout) if failure.stdout else ""
+        text = last_lines(clean_lines(failure.last_stdout), path)
+        text = f"{OF_STDOUT}\n{text}" if text else ""
     detail = "\n".join(filter(None, (text, failure.damaged, failure.context)))
     if failure.reason or not by_code:
         return message, detail
     if traceback:
         return exception_line(traceback), detail
-    return exit_text(failure.exitcode) + ("" if detail else " and wrote nothing to standard error"), detail
+    return exit_text(failure.exitcode) + ("" if detail else f" and wrote nothing{_where_stdout_went(failure)}"), detail
+
+
+def _where_stdout_went(failure: ProcessFailure) -> str:
+    """Where to look for the reason of a worker that has left none that we have seen."""
+    if failure.stdout == os.devnull:
+        return " to standard error; its standard output was not kept: --local-ranks-filter or --redirects has hidden it"
+    return "" if failure.stdout else " to standard error; its standard output went to the console"

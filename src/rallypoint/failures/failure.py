@@ -66,7 +66,9 @@ class ProcessFailure:
         exitcode: 0 to 255, or -N for death by signal N.
         error_file: the path of its error file; `<N/A>` afterwards if there is none that can be read.
         last_lines: the end of its standard error, as bytes.
+        last_stdout: the end of its standard output, as bytes; empty if that went to the console by itself.
         log: the file with all of its standard error; empty if there is none.
+        stdout: the file with all of its standard output; empty for the console, `/dev/null` if it was not shown.
         noticed_at: when the failure was noticed, in epoch seconds with fractions.
 
     `error_file_data`, `message` and `timestamp` (whole epoch seconds) are the contract's; `callstack` is the traceback
@@ -80,7 +82,9 @@ class ProcessFailure:
     exitcode: int
     error_file: str
     last_lines: bytes = field(default=b"", kw_only=True, repr=False)
+    last_stdout: bytes = field(default=b"", kw_only=True, repr=False)
     log: str = field(default="", kw_only=True, repr=False)
+    stdout: str = field(default="", kw_only=True, repr=False)
     noticed_at: float = field(default_factory=time.time, kw_only=True)
     error_file_data: JsonObject = field(init=False, repr=False)
     message: str | JsonObject = field(init=False)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.log import get_logger, ranges
-from rallypoint.failures.cause import NO_RESTARTS, Cause, Ending, Restarts, exit_text
+from rallypoint.failures.cause import NO_RESTARTS, OF_STDOUT, Cause, Ending, Restarts, exit_text
 from rallypoint.failures.failure import NO_FILE, ProcessFailure, iso_time
 from rallypoint.failures.texts import is_traceback
 
@@ -182,6 +182,8 @@ def failure_detail(cause: Cause) -> str:
     if cause.error_file or (is_traceback(cause.traceback) and cause.message in cause.traceback):
         return cause.traceback
     how = "The" if cause.message == exit_text(cause.exitcode) else f"{cause.message}; the"
+    if cause.traceback.startswith(OF_STDOUT):
+        return f"{how} last lines of {cause.traceback}"
     return f"{how} last lines of standard error:\n{cause.traceback}"
 
 

@@ -455,7 +455,13 @@ class PContext(ABC):
         from rallypoint.failures.failure import ProcessFailure
 
         output, error_file = self._outputs[rank], self.error_files.get(rank, "")
-        failure = ProcessFailure(rank, pid, exitcode, error_file, last_lines=output.last_lines(), log=output.log)
+        failure = ProcessFailure(
+            *(rank, pid, exitcode, error_file),
+            last_lines=output.last_lines(),
+            last_stdout=output.last_stdout(),
+            log=output.log,
+            stdout=output.files[0],
+        )
         if exitcode:
             from rallypoint.failures.failure import explain_signal
 

@@ -70,8 +70,29 @@ def test_what_is_noted_below_a_traceback_makes_no_other_failure() -> None:
     assert signature(noted) == signature(plain) == "ValueError: boom"
 
 
+def _with_stdout(last_stdout: bytes, stdout: str = "/logs/0/stdout.log", last_lines: bytes = b"") -> Cause:
+    failure = ProcessFailure(1, 77, 1, "", last_lines=last_lines, last_stdout=last_stdout, stdout=stdout)
+    return Cause.from_failure(failure, 5, "node7")
+
+
+def test_what_was_logged_to_standard_output_counts_too() -> None:
+    cause = _with_stdout(f"step 1\n{TRACE}\n".encode(), last_lines=b"UserWarning: slow\n")
+    assert (cause.message, cause.traceback) == ("ValueError: boom", TRACE)
+    cause = _with_stdout(b"no license left\n")
+    assert (cause.message, cause.traceback) == ("it exited with code 1", "standard output:\nno license left")
+    assert _with_stdout(b"step 1\n", last_lines=b"no license left\n").traceback == "no license left"
+
+
+def test_where_nothing_was_seen_the_message_says_where_to_look() -> None:
+    nothing = "it exited with code 1 and wrote nothing"
+    assert _with_stdout(b"").message == nothing
+    assert _with_stdout(b"", "").message == f"{nothing} to standard error; its standard output went to the console"
+    assert "was not kept" in _with_stdout(b"", "/dev/null").message
+
+
 def test_then_the_last_lines_and_then_nothing() -> None:
-    assert _of(3, b"bad \xff luck\n").traceback == "bad \ufffd luck"
+    more = "[its standard output went to the console, and may say more]"
+    assert _of(3, b"bad \xff luck\n").traceback == f"{more}\nbad \ufffd luck"
     assert _of(3, b"").traceback == ""
 
 
@@ -79,7 +100,7 @@ def test_a_damaged_error_file_is_reported_with_its_text(tmp_path: Path) -> None:
     (tmp_path / "e").write_text('{"message": half')
     cause = _of(1, b"words\n", str(tmp_path / "e"))
     assert cause.error_file == ""
-    assert cause.traceback.startswith("words\n")
+    assert "\nwords\n" in cause.traceback
     assert '{"message": half' in cause.traceback
 
 

@@ -286,6 +286,11 @@ class WorkerOutput:
         relay = self.relays[1]
         return _tail_of_file(self.log) if relay is None else relay.last_lines()
 
+    def last_stdout(self) -> bytes:
+        """The same of its standard output; empty also if that goes to the console by itself."""
+        relay = self.relays[0]
+        return _tail_of_file(self.files[0]) if relay is None else relay.last_lines()
+
     def age(self) -> float:
         """Seconds since the worker has written something that passes through here or goes to a file; -1 if it has not,
         or that is not known. It asks the file system.
