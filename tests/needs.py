@@ -21,6 +21,7 @@ MARKERS = {
 
 BY_FOLDER = {
     "aarch64": ("process",),
+    "causes": ("process",),
     "conformance": ("process", "torch"),
     "deploy": ("process",),
     "documents": ("process",),

@@ -1,0 +1,9 @@
+"""Somebody sends SIGINT to one worker."""
+
+import os
+import signal
+import time
+
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.SIGINT)
+time.sleep(60)

@@ -1,0 +1,21 @@
+"""A worker of rank 1's data loader is killed."""
+
+import os
+import signal
+import time
+
+from torch.utils.data import DataLoader
+
+
+class Images:
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+if os.environ["RANK"] == "1":
+    list(DataLoader(Images(), num_workers=1))
+time.sleep(60)

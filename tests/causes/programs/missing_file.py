@@ -1,0 +1,6 @@
+"""A data file is not there: all ranks fail."""
+
+import json
+from pathlib import Path
+
+json.loads(Path("/data/no-such-set/index.json").read_text())

@@ -1,0 +1,13 @@
+"""Rank 1 raises an exception; the others work on."""
+
+import os
+import time
+
+
+def load_batch(index: int) -> None:
+    raise ValueError(f"batch {index} has no labels")
+
+
+if os.environ["RANK"] == "1":
+    load_batch(7)
+time.sleep(60)

@@ -1,0 +1,23 @@
+"""Under `@record`, rank 1 raises and does not end; the collective of rank 0 times out."""
+
+import datetime
+import os
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+
+@record
+def main() -> None:
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=6))
+    dist.barrier()
+    if os.environ["RANK"] == "1":
+        threading.Thread(target=time.sleep, args=(600,), name="prefetcher").start()
+        raise ValueError("batch 7 has no labels")
+    dist.all_reduce(torch.ones(4))
+
+
+main()

@@ -1,0 +1,10 @@
+"""Rank 1 opens more files than it may."""
+
+import os
+import resource
+import time
+
+if os.environ["RANK"] == "1":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    shards = [open("/dev/null") for _ in range(100)]  # noqa: SIM115
+time.sleep(60)

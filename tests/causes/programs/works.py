@@ -1,0 +1,6 @@
+"""Works until it is told to end."""
+
+import time
+
+print("READY", flush=True)
+time.sleep(600)
