@@ -18,7 +18,7 @@ FOR_AARCH64 = _PYTHON_HOST_PLATFORM=linux-aarch64 \
 # Where this says not to keep bytecode, each of the thousands of processes that tests start compiles the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check help record drift demo fuzz gpu hops test test-all conformance-preload sweep chaos inprocess-kills sim lint docs man frameworks bench dist release-check lock clean
+.PHONY: check help record drift demo fuzz gpu hops causes test test-all conformance-preload sweep chaos inprocess-kills sim lint docs man frameworks bench dist release-check lock clean
 
 check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, with fewer examples, and 200 simulated jobs
 	@$(MAKE) --no-print-directory lint
@@ -61,6 +61,9 @@ inprocess-kills: $(READY)  ## training that continues in process, without and wi
 
 hops: $(READY)  ## through how many functions and files one event runs (ARGS="kill term" for some)
 	@$(BIN)/python -m tests.hops $(ARGS)
+
+causes: $(READY)  ## does the report name what to fix? 130 ways to end, right, silent or wrong (ARGS="--tool torchrun C1 C5" for some)
+	@$(BIN)/python -m tests.causes $(ARGS)
 
 sim: $(DEV)  ## 10,000 jobs in virtual time, with faults from seeds
 	@$(BIN)/python -m tests.sim $(ARGS)

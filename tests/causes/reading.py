@@ -86,7 +86,7 @@ def of_nodes(scores: list[Score]) -> Score:
 
 def in_short(text: str) -> str:
     """One line of an answer, for a table."""
-    lines = [line.strip() for line in text.split("\n")]
+    lines = [line.strip() for line in text.partition("\n=====")[0].split("\n")]
     begun = next((number for number, line in enumerate(lines) if line.startswith("traceback :")), None)
     if begun is None:
         return lines[0]

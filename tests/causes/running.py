@@ -114,8 +114,9 @@ def run(case: Case, tool: str) -> Outcome:
         for pid in launcher.pids():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if left or tool != "rallyrun":
-            _gone(launcher)
+        _gone(launcher)
+        with suppress(FileNotFoundError):
+            _group(launcher).rmdir()
     return Outcome(of_nodes([score(case, text) for text in said]), said, left, consoles)
 
 
@@ -131,12 +132,17 @@ def _agents(case: Case, tool: str, launcher: Launcher) -> Iterator[list[_Agent]]
             )
             launch = [*TOOLS[tool], *nodes, *own, *_script(case), *case.arguments]
             shell = ["sh", "-c", case.shell, "sh"] if case.shell else []
-            env = launcher.environment({"CASE": case.name, "FOLDER": str(launcher.folder), "NODE": str(node)})
+            env = launcher.environment({"GROUP": str(_group(launcher))})
             agents.append(_Agent([*shell, *launch], env, launcher.folder, launcher.folder / f"console-{node}"))
         yield agents
     finally:
         for agent in agents:
             agent.close()
+
+
+def _group(launcher: Launcher) -> Path:
+    """The control group of a case that makes one."""
+    return Path(f"/sys/fs/cgroup/memory/causes-{launcher.mark}")
 
 
 def _script(case: Case) -> list[str]:
@@ -190,7 +196,9 @@ def _status(launcher: Launcher) -> str:
 def _left(launcher: Launcher) -> list[str]:
     """Processes and temporary files that are still there when the time for their end has passed."""
     _gone(launcher)
-    kept = re.compile(r"torchelastic_|tmp\w*$|pymp-|torchinductor")  # folders of logs, and what is the programs' own
+    kept = re.compile(
+        r"torchelastic_|tmp\w*$|pymp-|pytorch-errorfile|torchinductor"
+    )  # folders of logs, and what is the programs' own
     return [*launcher.left(), *(name for name in launcher.left_files() if not kept.search(name))]
 
 

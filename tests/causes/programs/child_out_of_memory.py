@@ -6,7 +6,7 @@ import time
 
 
 def load() -> None:
-    kept = [os.urandom(1 << 20) for _ in range(400)]
+    kept = [os.urandom(1 << 20) for _ in range(700)]
     print(len(kept))
 
 

@@ -4,5 +4,5 @@ import os
 import time
 
 if os.environ["RANK"] == "1":
-    kept = [os.urandom(1 << 20) for _ in range(400)]
+    kept = [os.urandom(1 << 20) for _ in range(700)]
 time.sleep(60)
