@@ -37,12 +37,10 @@ CASES = (
     Case(
         "relative-folder",
         "relative_folder",
-        (_LABELS,),
+        (rf"{_LABELS}\n=====",),
         1,
         never=("FileNotFoundError",),
         flags=_LOGS,
-        nodes=2,
-        workers=1,
         issue="C6b",
         fast=True,
     ),

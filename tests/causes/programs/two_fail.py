@@ -1,6 +1,7 @@
-"""Two ranks fail on their own, one right after the other; the first is to be named."""
+"""Two ranks fail on their own, one right after the other, even if it is stopped; the first is to be named."""
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -12,9 +13,10 @@ if os.environ["RANK"] == first:
     Path("failing").touch()
     raise ValueError("the first of two failures")
 if os.environ["RANK"] == second:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     Path(f"{second} is up").touch()
     while not Path("failing").exists():
         time.sleep(0.01)
-    time.sleep(0.1)
+    time.sleep(0.3)
     raise KeyError("the second of two failures")
 time.sleep(60)
