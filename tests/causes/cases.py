@@ -504,7 +504,6 @@ OPEN: dict[str, str] = {
     "never-joins": "the same",
     "monitored-barrier": "the same",
     "store-timeout": "the same",
-    "ends-early": "a clean end is not told where others fail of it",
     # What a worker has written
     "noise-after": "of standard error the last 64 KiB are looked at",
     "survived-then-exits": "the last traceback counts, even if the worker has survived it and says more after it",

@@ -333,6 +333,7 @@ class _Exits(Source):
         if self._explains_until[0] != round_:
             self._explains_until = round_, now + _EXPLAINED_WITHIN
         if now >= self._explains_until[1] or not self._workers.pcontext or not self._workers.pcontext.running:
-            return cause
+            self._workers.note_clean_ends(result.failures)
+            return result.first_cause()
         self._check_at = min(now + _LOOKS_AGAIN, self._explains_until[1])
         return None

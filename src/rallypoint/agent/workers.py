@@ -375,6 +375,18 @@ class WorkerController:
         by_rank = self._global_ranks()
         return {by_rank[rank]: failure for rank, failure in self.pcontext.living_failures().items()}
 
+    def note_clean_ends(self, failures: Mapping[int, ProcessFailure]) -> None:
+        """Add to failures for which there is no original one that other workers had ended by then, with success."""
+        by_rank = self._global_ranks()
+        ended = sorted(by_rank[rank] for rank in (() if self.pcontext is None else self.pcontext.succeeded))
+        if not ended:
+            return
+        from rallypoint.base.log import ranges
+
+        note = f"{'rank' if len(ended) == 1 else 'ranks'} {', '.join(ranges(ended))} had ended with 0 before"
+        for failure in failures.values():
+            failure.context = "\n".join(filter(None, (failure.context, note)))
+
     def _stuck_result(
         self, pcontext: PContext, by_rank: Mapping[int, int], stuck: Mapping[int, StuckProcess]
     ) -> RunResult:
