@@ -242,6 +242,7 @@ class Actions(Source):
             self.fence.workers_start()
         try:
             self._workers.start()
+            import rallypoint.agent.causes  # noqa: F401 - now, when nobody waits for it
         except _NO_START as error:
             cause, now = self._failed_start(error), self._clock.monotonic()
             self._start_until = min(self._start_until, now + _SHORTAGE_TIMEOUT)

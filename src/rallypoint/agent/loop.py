@@ -40,13 +40,11 @@ from rallypoint.control.protocol.messages import DrainRequested
 from rallypoint.observe.telemetry.lazy import handlers_beside, metrics_wanted, profiled
 
 if TYPE_CHECKING:
-    from rallypoint.failures.cause import Cause
+    from rallypoint.agent.causes import CauseSearch
     from rallypoint.observe.health import ProgressProbe
 
 log = get_logger(__name__)
 
-_EXPLAINED_WITHIN, _LOOKS_AGAIN = 0.5, 0.1
-"""Seconds for which a failure that is a consequence waits for an original one, and between looks at living workers."""
 _SAFETY_CHECK = 60.0
 """Seconds between polls of workers whose exits wake us, in case one did not; longer if the monitor interval is."""
 
@@ -253,8 +251,7 @@ class _Exits(Source):
         self._loop = loop
         self._workers = loop._workers
         self._check_at = 0.0
-        self._explains_until = -1, 0.0
-        """A round with a failure that is a consequence, and until when an original one is awaited."""
+        self._search: CauseSearch | None = None
 
     def _watches(self) -> bool:
         state = self._loop._state
@@ -286,7 +283,11 @@ class _Exits(Source):
             case WorkerState.FAILED if (fence := loop._actions.fence) is not None and fence.has_fenced():
                 yield WorkersFenced()
             case WorkerState.FAILED | WorkerState.UNHEALTHY:
-                if (cause := self._explained(result)) is None:
+                from rallypoint.agent.causes import CauseSearch  # here: no start needs it
+
+                self._search = self._search or CauseSearch(self._workers)
+                cause, self._check_at = self._search.step(result, loop._state.round, loop._clock.monotonic())
+                if cause is None:
                     return
                 reached = frozenset[int]() if cause.exitcode == -SIGKILL else self._workers.shared_signals()
                 # Read the mail once more before a death counts as a failure:
@@ -310,30 +311,3 @@ class _Exits(Source):
                 raise RuntimeError(
                     f"[{group.spec.role}] the worker group is in state {lost.value}; the agent has lost track"
                 )
-
-    def _explained(self, result: RunResult) -> Cause | None:
-        """The cause of a failure. None for a moment, while another worker here may turn out to have failed first.
-
-        Workers A and B are in a collective, and both are ours:
-          1. B raises, and begins to end: atexit, threads, tear-down of its process group;
-          2. A's collective fails, since B has closed its connection, and A ends first;
-          3. were A's failure announced, all would read of a closed connection, and B be stopped before it has written
-             its traceback.
-        Nodes without an original failure wait the same: who has one announces it at once, and ends the round for all.
-        """
-        from rallypoint.failures.kinds import may_be_consequence
-
-        cause, now = result.first_cause(), self._loop._clock.monotonic()
-        if not may_be_consequence(cause):
-            return cause
-        result.failures |= self._workers.living_failures()
-        cause, round_ = result.first_cause(), self._loop._state.round
-        if not may_be_consequence(cause):
-            return cause
-        if self._explains_until[0] != round_:
-            self._explains_until = round_, now + _EXPLAINED_WITHIN
-        if now >= self._explains_until[1] or not self._workers.pcontext or not self._workers.pcontext.running:
-            self._workers.note_clean_ends(result.failures)
-            return result.first_cause()
-        self._check_at = min(now + _LOOKS_AGAIN, self._explains_until[1])
-        return None

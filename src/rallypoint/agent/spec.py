@@ -229,9 +229,7 @@ class RunResult:
         return self.state == WorkerState.FAILED
 
     def first_cause(self, exitcode: int = 0) -> Cause:
-        """The first failure that is no consequence of another one, else the first (`failures.kinds`). If none is known,
-        a cause that says that the group failed with this exit code.
-        """
+        """The first failure that is no consequence, else the first; without any, that the group failed."""
         if not self.failures:
             return node_failure(f"worker group {self.state.value}", exitcode=exitcode)
         host = socket.gethostname()

@@ -227,7 +227,7 @@ class WorkerController:
             rank = worker.local_rank
             args[rank] = tuple(macros.substitute(spec.args, str(rank)))
             envs[rank] = {**worker_environment(group, worker, constant, os.environ), **own}
-        prefixes = line_prefixes(self.log_line_prefix_template, spec.role, self._global_ranks(), group.restarts)
+        prefixes = line_prefixes(self.log_line_prefix_template, spec.role, self.global_ranks(), group.restarts)
         log.info("[%s] Starting worker group", spec.role)
         log.info("use_agent_store: %s", spec.rdzv_handler.use_agent_store)
         reaper = self.ensure_reaper()
@@ -350,7 +350,7 @@ class WorkerController:
             if self.pcontext is not None:
                 log.error("[%s] the workers' process ids are not those that were started", self.group.spec.role)
             return RunResult(WorkerState.UNKNOWN)
-        by_rank, found = self._global_ranks(), self.pcontext.poll()
+        by_rank, found = self.global_ranks(), self.pcontext.poll()
         if found is None:
             stuck = {} if self._watchdog is None else self._watchdog.stuck
             result = self._stuck_result(self.pcontext, by_rank, stuck) if stuck else RunResult(WorkerState.HEALTHY)
@@ -367,25 +367,6 @@ class WorkerController:
             state = WorkerState.SUCCEEDED if len(values) == len(by_rank) else WorkerState.STOPPED
             result = RunResult(state, return_values=values)
         return result
-
-    def living_failures(self) -> dict[int, ProcessFailure]:
-        """What workers that have not ended have left of an exception, by global rank (`PContext.living_failures`)."""
-        if self.pcontext is None:
-            return {}
-        by_rank = self._global_ranks()
-        return {by_rank[rank]: failure for rank, failure in self.pcontext.living_failures().items()}
-
-    def note_clean_ends(self, failures: Mapping[int, ProcessFailure]) -> None:
-        """Add to failures for which there is no original one that other workers had ended by then, with success."""
-        by_rank = self._global_ranks()
-        ended = sorted(by_rank[rank] for rank in (() if self.pcontext is None else self.pcontext.succeeded))
-        if not ended:
-            return
-        from rallypoint.base.log import ranges
-
-        note = f"{'rank' if len(ended) == 1 else 'ranks'} {', '.join(ranges(ended))} had ended with 0 before"
-        for failure in failures.values():
-            failure.context = "\n".join(filter(None, (failure.context, note)))
 
     def _stuck_result(
         self, pcontext: PContext, by_rank: Mapping[int, int], stuck: Mapping[int, StuckProcess]
@@ -434,10 +415,10 @@ class WorkerController:
         return self._global(self.pcontext.succeeded if self.pcontext is not None else ())
 
     def _global(self, local_ranks: Collection[int]) -> tuple[int, ...]:
-        by_rank = self._global_ranks() if local_ranks else {}
+        by_rank = self.global_ranks() if local_ranks else {}
         return tuple(by_rank[rank] for rank in local_ranks)
 
-    def _global_ranks(self) -> dict[int, int]:
+    def global_ranks(self) -> dict[int, int]:
         return {worker.local_rank: worker.global_rank for worker in self.group.workers}
 
     def restart_limit(self) -> int:

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.log import get_logger, ranges
-from rallypoint.failures.cause import NO_RESTARTS, OF_STDOUT, Cause, Ending, Restarts, exit_text
+from rallypoint.failures.cause import NO_RESTARTS, Cause, Ending, Restarts
 from rallypoint.failures.failure import NO_FILE, ProcessFailure, iso_time
-from rallypoint.failures.texts import is_traceback
+from rallypoint.failures.texts import OF_STDOUT, exit_text, is_traceback
 
 _log = get_logger(__name__)
 

@@ -17,10 +17,17 @@ from __future__ import annotations
 import re
 
 TRUNCATION_MARK = "[...]"
+OF_STDOUT = "standard output:"
+"""How a traceback begins that is the end of standard output."""
 MAX_LINE = 400
 """Characters that are shown of a line."""
 _LINE_END = 100
 _MAX_PATH = 1024
+
+
+def exit_text(exitcode: int) -> str:
+    """The message if only the exit code is known."""
+    return f"it exited with code {exitcode}"
 
 
 def truncate(text: str, limit: int, source: str = "") -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -233,6 +232,7 @@ class PContext(ABC):
                 process.stacks_wanted = partial(self.without_stacks.__contains__, rank)
             # What the end of these workers needs is imported now, when nobody waits for it: on a busy disk an import
             # takes 20 ms, and after an upgrade in place there is another module, or none. The report is the last.
+            import rallypoint.failures.explanation
             import rallypoint.failures.kinds
             import rallypoint.failures.report
             import rallypoint.failures.texts
@@ -469,24 +469,9 @@ class PContext(ABC):
             explain_signal(failure, self._oom_kills, sum(not process.signalled for process in ended))
         return failure
 
-    def living_failures(self) -> dict[int, ProcessFailure]:
-        """What workers that have not ended have left of an exception, by local rank: an error file of this start, or a
-        traceback as the last that they have written. They have failed, and are ending, or wait for something.
-        """
-        from rallypoint.failures.texts import clean_lines, is_last_traceback
-
-        found = {}
-        for rank in self.running:
-            failure = self._failure(rank, self._processes[rank].pid, 1)
-            has_file = failure.error_file != "<N/A>"
-            if not has_file and not is_last_traceback(clean_lines(failure.last_lines)):
-                continue
-            ago = time.time() - failure.moment if has_file else max(0.0, self._outputs[rank].age())
-            if not has_file:
-                failure.moment -= ago
-            failure.raised_before = ago
-            found[rank] = failure
-        return found
+    def failure_so_far(self, local_rank: int) -> tuple[ProcessFailure, float]:
+        """A worker's failure if it ended with 1 now; the seconds since it has written something."""
+        return self._failure(local_rank, self._processes[local_rank].pid, 1), self._outputs[local_rank].age()
 
     # The stop
 

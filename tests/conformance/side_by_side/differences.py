@@ -60,6 +60,10 @@ def _host(theirs: object, ours: object) -> bool:
     return theirs == socket.getfqdn() and str(ours).startswith(socket.gethostname())
 
 
+def _absolute(theirs: object, ours: object) -> bool:
+    return str(ours) == f"<here>/{theirs}"
+
+
 def _says_nothing(theirs: object, ours: object) -> bool:
     return str(theirs).startswith(("To enable traceback see:", "Signal ")) and ours not in ("", ABSENT)
 
@@ -87,6 +91,7 @@ ALWAYS = Difference(
     {
         "worker/*/env/RALLYPOINT_NOTICES": _only_ours,  # a worker can save before it is stopped
         "worker/*/env/PYTHONFAULTHANDLER": _values(ABSENT, "1"),  # the stacks show where a worker hangs
+        "worker/*/env/TORCHELASTIC_ERROR_FILE": _absolute,  # a worker may change its folder
         "worker/*/env/MASTER_ADDR": _address,
         "stderr/*/info/master_addr": _address,  # an address that the others reach, not a name that they may not know
         "stderr/*/report/root/host": _host,  # no name server is asked for this host's name

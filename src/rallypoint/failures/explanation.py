@@ -1,0 +1,84 @@
+"""What a failed worker has left, as a message and a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from rallypoint.failures.failure import NO_FILE, ProcessFailure
+from rallypoint.failures.texts import (
+    OF_STDOUT,
+    clean_lines,
+    exception_line,
+    exit_text,
+    last_lines,
+    last_stacks,
+    last_traceback,
+)
+
+_MORE_ON_CONSOLE = "[its standard output went to the console, and may say more]"
+
+
+def message_and_traceback(failure: ProcessFailure) -> tuple[str, str]:
+    """The texts of a failure.
+
+    The traceback comes from the error file; without one, an exit by code is explained by the last Python traceback on
+    standard error or standard output, and a death by signal by the last lines on standard error, with the stacks that
+    the interpreter left (a traceback further up was an exception that the worker survived). A failure's `reason` is its
+    message in any case.
+    """
+    message, traceback = failure.text, failure.callstack
+    if not traceback:
+        message, traceback = _from_output(failure, message, failure.error_file != NO_FILE)
+    elif failure.context:
+        traceback = f"{traceback.rstrip()}\n{failure.context}"
+    if message.removeprefix("bdb.").startswith("BdbQuit"):
+        message, traceback = "it was ended by its debugger", ""
+    message += _environment_note(message)
+    if failure.raised_before is not None:
+        message += f" (raised {failure.raised_before:.1f} s earlier, and the worker has not ended)"
+    return message, traceback
+
+
+def _environment_note(message: str) -> str:
+    """For a missing module: that the workers' Python is not that of the active environment, if it is not."""
+    active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
+    if not message.startswith("ModuleNotFoundError: ") or not active:
+        return ""
+    python = os.environ.get("PYTHON_EXEC") or sys.executable
+    if os.path.realpath(active) in {os.path.realpath(sys.prefix), os.path.realpath(os.path.dirname(python) + "/..")}:
+        return ""
+    advice = "install Rallypoint there, and use its rallyrun"
+    return f" (workers run {python}, and the active environment is {active}; {advice})"
+
+
+def _from_output(failure: ProcessFailure, message: str, recorded: bool) -> tuple[str, str]:
+    """Message and traceback if no error file has a traceback; `recorded` if one has a message."""
+    lines = clean_lines(failure.last_lines)
+    by_code = failure.exitcode >= 0
+    traceback = last_traceback(lines) if by_code else ""
+    if by_code and not traceback:  # logged, or printed there
+        traceback = last_traceback(clean_lines(failure.last_stdout))
+    if recorded:
+        return message, traceback
+    text = traceback if by_code else last_stacks(lines)
+    text = text or last_lines(lines, os.path.abspath(failure.log) if failure.log else "")
+    if text and by_code and not (traceback or failure.last_stdout or failure.stdout):
+        text = f"{_MORE_ON_CONSOLE}\n{text}"
+    if not text and by_code:
+        path = os.path.abspath(failure.stdout) if failure.stdout else ""
+        text = last_lines(clean_lines(failure.last_stdout), path)
+        text = f"{OF_STDOUT}\n{text}" if text else ""
+    detail = "\n".join(filter(None, (text, failure.damaged, failure.context)))
+    if failure.reason or not by_code:
+        return message, detail
+    if traceback:
+        return exception_line(traceback), detail
+    return exit_text(failure.exitcode) + ("" if detail else f" and wrote nothing{_where_stdout_went(failure)}"), detail
+
+
+def _where_stdout_went(failure: ProcessFailure) -> str:
+    """Where to look for the reason of a worker that has left none that we have seen."""
+    if failure.stdout == os.devnull:
+        return " to standard error; its standard output was not kept: --local-ranks-filter or --redirects has hidden it"
+    return "" if failure.stdout else " to standard error; its standard output went to the console"
