@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -131,3 +133,32 @@ def _everything(store: Any, prefixed: Any) -> list[Any]:
     with pytest.raises(ValueError, match=r"stoll|number"):
         store.add("k", store.set("k", "abc") or 1)
     return seen
+
+
+_READS_BESIDE = """
+import sys, threading
+import torch
+from rallypoint.store.filestore import FileStore
+
+stores, stop = [FileStore(sys.argv[1], -1) for _ in range(3)], threading.Event()
+stores[0].set("k", "v" * 1000)
+
+def reads(store):
+    while not stop.is_set():
+        store.get("k")
+
+threads = [threading.Thread(target=reads, args=(store,), daemon=True) for store in stores[1:]]
+for thread in threads:
+    thread.start()
+for _ in range(300):
+    stores[0].to_torch()
+stop.set()
+for thread in threads:
+    thread.join()
+"""
+
+
+@pytest.mark.process
+def test_torch_opens_the_file_while_threads_of_ours_read_it(path: str) -> None:
+    """In a process of its own: torch waits for the lock of the file without letting go of the interpreter."""
+    subprocess.run([sys.executable, "-c", _READS_BESIDE, path], check=True, timeout=60)

@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.private_files import replace_file
@@ -61,6 +61,15 @@ class FileStore(Store):
     show the record that counts openers, and it closes when it is collected, where this one wants `close`.
     """
 
+    _mutex: ClassVar[threading.RLock] = threading.RLock()
+    """Held by the thread that has a file locked, of all stores of this process: a file's lock does not keep out other
+    threads, and torch waits for it without letting go of the interpreter.
+
+      1. Thread A has locked the file, and needs the interpreter to read it.
+      2. Thread B opens torch's store of that file (`to_torch`), which waits for the lock.
+      3. Neither goes on, nor does any other thread.
+    """
+
     def __init__(
         self,
         path: str,
@@ -73,7 +82,6 @@ class FileStore(Store):
         self.path = path
         self._compact_above = compact_above
         self._world_size = world_size
-        self._mutex = threading.Lock()  # a file's lock does not keep out this process's own threads
         self._content: dict[bytes, bytes] = {}
         self._inode = 0
         self._size = 0  # how much of the file `_content` has taken in
@@ -133,7 +141,9 @@ class FileStore(Store):
         return False
 
     def to_torch(self) -> Any:
-        return torch_module().FileStore(self.path, -1)
+        module = torch_module()
+        with self._mutex:
+            return module.FileStore(self.path, -1)
 
     def close(self) -> None:
         """Close the file, and remove it if all of the world size have. Idempotent."""
@@ -402,3 +412,10 @@ def _string(data: bytes, at: int) -> tuple[bytes, int] | None:
         return None
     end = start + _LENGTH.unpack_from(data, at)[0]
     return (data[start:end], end) if end <= len(data) else None
+
+
+def _reset_after_fork() -> None:
+    FileStore._mutex = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
