@@ -271,6 +271,13 @@ class Parser(argparse.ArgumentParser):
                 raise argparse.ArgumentError(action, str(error.__context__)) from None
             raise
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        # As argparse does from Python 3.11.4 on: what nobody reads changes no exit code.
+        try:  # noqa: SIM105 - in the bytecode of each start
+            super()._print_message(message, file)
+        except OSError:
+            pass
+
     def error(self, message: str) -> NoReturn:
         """Exit with a usage error and code 2, except in `try_parse`."""
         if self._trying:

@@ -58,7 +58,7 @@ class JournalSink(Protocol):
 
 
 class JobRecord(NamedTuple):
-    """What a list of jobs has of one."""
+    """One job in a list."""
 
     state: State
     settings: Settings
@@ -74,7 +74,7 @@ class RestoredState(NamedTuple):
 
 
 class Turns:
-    """Runs functions one after the other, whichever threads they come from: the turns of a coordinator.
+    """Runs functions one after the other, from any threads: the turns of a coordinator.
 
     A coordinator without a server has no thread of its own, since a loop costs 40 ms of imports and 9 MB: each function
     runs at once, on the thread that calls. Once a server has taken over, all of them run on its loop's thread, in the
@@ -102,14 +102,14 @@ class Turns:
 
 
 class _Output(NamedTuple):
-    """How what a session is sent, and its end, reach its node or watcher."""
+    """How a session's messages and its end reach the other side."""
 
     send: Callable[[Any], None]
     disconnect: Callable[[str], None]
 
 
 class _HeldMessage(NamedTuple):
-    """A message, and the number of the state that must be stored before it may be sent."""
+    """A message, and the number of the state that must be stored first."""
 
     number: int
     session: int
@@ -235,7 +235,7 @@ class Dispatcher:
             disconnect: called with the reason, when it was ended from here.
         """
         number = next(self._numbers)
-        self._outputs[number] = _Output(deliver, disconnect or _ignore_end)
+        self._outputs[number] = _Output(deliver, disconnect or (lambda _why: None))
         if self._coordinator.state.verdict is not None:
             self._sessions_after_end.add(number)
         self._coordinator.open(number, session, self._clock.monotonic())
@@ -392,12 +392,8 @@ def do_nothing() -> None:
     """The default callback."""
 
 
-def _ignore_end(_why: str) -> None:
-    """For a session that ends with its process."""
-
-
 class TimerThread:
-    """Ticks a dispatcher that has no server, on a thread of its own while there is something to wait for."""
+    """Ticks a dispatcher without a server, from a thread, while there is something to wait for."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
