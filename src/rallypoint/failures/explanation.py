@@ -54,11 +54,11 @@ def _environment_note(message: str) -> str:
 
 def _from_output(failure: ProcessFailure, message: str, recorded: bool) -> tuple[str, str]:
     """Message and traceback if no error file has a traceback; `recorded` if one has a message."""
-    lines = clean_lines(failure.last_lines)
+    lines, printed = clean_lines(failure.last_lines), clean_lines(failure.last_stdout)
     by_code = failure.exitcode >= 0
     traceback = last_traceback(lines) if by_code else ""
     if by_code and not traceback:  # logged, or printed there
-        traceback = last_traceback(clean_lines(failure.last_stdout))
+        traceback = last_traceback(printed)
     if recorded:
         return message, traceback
     text = traceback if by_code else last_stacks(lines)
@@ -67,7 +67,7 @@ def _from_output(failure: ProcessFailure, message: str, recorded: bool) -> tuple
         text = f"{_MORE_ON_CONSOLE}\n{text}"
     if not text and by_code:
         path = os.path.abspath(failure.stdout) if failure.stdout else ""
-        text = last_lines(clean_lines(failure.last_stdout), path)
+        text = last_lines(printed, path)
         text = f"{OF_STDOUT}\n{text}" if text else ""
     detail = "\n".join(filter(None, (text, failure.damaged, failure.context)))
     if failure.reason or not by_code:
