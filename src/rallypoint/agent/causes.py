@@ -41,8 +41,8 @@ class CauseSearch:
         self._round, self._until = -1, 0.0
 
     def step(self, result: RunResult, round_: int, now: float) -> tuple[Cause | None, float]:
-        """The cause of the failures in a result, to which those of living workers are added; None while an original is
-        awaited. And when to look again.
+        """The cause among the failures of a result and of living workers, or None while an original is awaited; and
+        when to look again.
         """
         cause = result.first_cause()
         if not may_be_consequence(cause):

@@ -96,7 +96,7 @@ class OptionRecord:
     """
 
     flags: ClassVar[tuple[Flag[Any], ...]] = ()
-    """The flags, after those of the classes from which this one is derived."""
+    """The flags: first the inherited ones, then its own."""
 
     def __init_subclass__(cls) -> None:
         own = [row for row in vars(cls).values() if isinstance(row, Flag)]

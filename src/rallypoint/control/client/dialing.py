@@ -558,7 +558,7 @@ class Redialer:
         self._node = node
         self._dialer: Dialer | None = None
         self._welcome: Welcome | None = None
-        """That of the last session."""
+        """The last session's."""
         self._last_error = ""
         """Why the last attempt failed."""
         self._delay = 0.0
@@ -576,7 +576,7 @@ class Redialer:
 
     @property
     def server_has_moved(self) -> bool:
-        """Whether the server is known to be at another place than that of the last attempt."""
+        """Whether the server is known to be elsewhere than at the last attempt."""
         # If the place is unknown, for now or for good (`HandshakeError`), the last one may still be right.
         with contextlib.suppress(HandshakeError):
             return self._resolver.resolve() not in (None, self.target)
@@ -602,7 +602,7 @@ class Redialer:
 
         Raises:
             HandshakeError: there was no session yet, and the service there is not the right one.
-            TimeoutError: the time is over; the text is why the last attempt failed.
+            TimeoutError: no session in time; the text is why the last attempt failed.
         """
         await asyncio.sleep(min(_dial_spread(self._settings), remaining()))
         reminder = asyncio.ensure_future(self._report_unreachable(remaining))
