@@ -508,10 +508,6 @@ OPEN: dict[str, str] = {
     "noise-after": "of standard error the last 64 KiB are looked at",
     "survived-then-exits": "the last traceback counts, even if the worker has survived it and says more after it",
     "blank-line": "an exception's message ends at a blank line",
-    "stdout": "standard output that goes to the console by itself is not seen",
-    "stdout-merged": "the same",
-    "stdout-logged": "the same",
-    "stdout-warning": "the same",
     # What is known, and not said
     "preempted": "the other node waits for one that takes the place",
     # Silence

@@ -16,7 +16,7 @@ from rallypoint.failures.texts import (
     last_traceback,
 )
 
-_MORE_ON_CONSOLE = "[its standard output went to the console, and may say more]"
+_HIDDEN = "(standard output, which --local-ranks-filter keeps from the console)"
 
 
 def message_and_traceback(failure: ProcessFailure) -> tuple[str, str]:
@@ -57,16 +57,15 @@ def _from_output(failure: ProcessFailure, message: str, recorded: bool) -> tuple
     lines, printed = clean_lines(failure.last_lines), clean_lines(failure.last_stdout)
     by_code = failure.exitcode >= 0
     traceback = last_traceback(lines) if by_code else ""
-    if by_code and not traceback:  # logged, or printed there
-        traceback = last_traceback(printed)
+    hidden = failure.stdout == os.devnull
+    if by_code and not traceback and (traceback := last_traceback(printed)) and hidden:  # logged, or printed there
+        failure.context = "\n".join(filter(None, (failure.context, _HIDDEN)))
     if recorded:
         return message, traceback
     text = traceback if by_code else last_stacks(lines)
     text = text or last_lines(lines, os.path.abspath(failure.log) if failure.log else "")
-    if text and by_code and not (traceback or failure.last_stdout or failure.stdout):
-        text = f"{_MORE_ON_CONSOLE}\n{text}"
     if not text and by_code:
-        path = os.path.abspath(failure.stdout) if failure.stdout else ""
+        path = os.path.abspath(failure.stdout) if failure.stdout and not hidden else ""
         text = last_lines(printed, path)
         text = f"{OF_STDOUT}\n{text}" if text else ""
     detail = "\n".join(filter(None, (text, failure.damaged, failure.context)))
@@ -74,11 +73,4 @@ def _from_output(failure: ProcessFailure, message: str, recorded: bool) -> tuple
         return message, detail
     if traceback:
         return exception_line(traceback), detail
-    return exit_text(failure.exitcode) + ("" if detail else f" and wrote nothing{_where_stdout_went(failure)}"), detail
-
-
-def _where_stdout_went(failure: ProcessFailure) -> str:
-    """Where to look for the reason of a worker that has left none that we have seen."""
-    if failure.stdout == os.devnull:
-        return " to standard error; its standard output was not kept: --local-ranks-filter or --redirects has hidden it"
-    return "" if failure.stdout else " to standard error; its standard output went to the console"
+    return exit_text(failure.exitcode) + ("" if detail else " and wrote nothing"), detail

@@ -66,7 +66,7 @@ class ProcessFailure:
         exitcode: 0 to 255, or -N for death by signal N.
         error_file: the path of its error file; `<N/A>` afterwards if there is none that can be read.
         last_lines: the end of its standard error, as bytes.
-        last_stdout: the end of its standard output, as bytes; empty if that went to the console by itself.
+        last_stdout: the end of its standard output, as bytes.
         log: the file with all of its standard error; empty if there is none.
         stdout: the file with all of its standard output; empty for the console, `/dev/null` if it was not shown.
         noticed_at: when the failure was noticed, in epoch seconds with fractions.

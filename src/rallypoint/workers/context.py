@@ -103,8 +103,6 @@ class ProcessOptions(NamedTuple):
     """Makes what puts teed lines of several workers together before the console shows them."""
     ignored_signals: Collection[int] = ()
     """Signals that the processes ignore until they have handlers of their own."""
-    reads_all_output: bool = False
-    """Whether standard output that no file takes passes through this process too, so that `output_marks` shows it."""
     waits_for_place: bool = False
     """Whether no sweep touches the processes: they are in no round before another context adopts them."""
 
@@ -253,7 +251,6 @@ class PContext(ABC):
             filters=(options.stdout_filters, options.stderr_filters),
             merges=options.merges,
             global_ranks={rank: int(env.get("RANK", rank)) for rank, env in self.envs.items()},
-            reads_all=options.reads_all_output,
         )
         self._outputs |= outputs
         cpus = self.cpus()
@@ -399,7 +396,7 @@ class PContext(ABC):
 
         It asks the file system, of which a disk may hang, so it is for another thread.
         """
-        if not self._outputs or not self._options.reads_all_output:
+        if not self._outputs:
             return None
         outputs = [*self._outputs.values()]
         return lambda: [output.marks() for output in outputs]

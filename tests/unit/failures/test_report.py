@@ -166,9 +166,7 @@ def test_without_words_the_message_stands_for_the_traceback() -> None:
     assert "  exitcode  : -9 (pid: 100)  (SIGKILL)\n" in text
     assert "  traceback : Signal 9 (SIGKILL) received by PID 100\n" in text
     silent = str(ChildFailedError("x", {0: _failure(0, 3, 1.0)}))
-    assert (
-        "  traceback : it exited with code 3 and wrote nothing to standard error; its standard output went to" in silent
-    )
+    assert "  traceback : it exited with code 3 and wrote nothing\n" in silent
 
 
 def test_a_report_needs_something_to_report() -> None:

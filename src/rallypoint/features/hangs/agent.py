@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from rallypoint.agent.steps import Event, Step
     from rallypoint.features.hangs.evidence import HangReporter
     from rallypoint.features.hangs.watch import HangWatch
-    from rallypoint.workers.context import ProcessOptions
 
 
 class Hangs(Feature):
@@ -36,9 +35,6 @@ class Hangs(Feature):
 
     def watchers(self) -> Iterable[Source]:
         return () if self._watch is None else (self._watch,)
-
-    def process_options(self, options: ProcessOptions) -> ProcessOptions:
-        return options if self._watch is None else options._replace(reads_all_output=True)
 
     def rules(self) -> Rules:
         return HangRules(self._options.hang_timeout, OnHang(self._options.reaction)).rules()

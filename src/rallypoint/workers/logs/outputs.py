@@ -4,9 +4,9 @@ The path of a stream, by the log specs (contract section 6.4):
 
     redirected   the worker's descriptor is the file itself
     teed         the same, and the file is followed: whole lines with a prefix appear on the console
-    neither      standard output is inherited; standard error passes through a relay unchanged, because the report
-                 must be able to show the end of any script's standard error
-    hidden       (local rank filtered out) standard output goes to /dev/null; standard error is read, not shown
+    neither      it passes through a relay unchanged, because the report must be able to show the end of what any
+                 script has written
+    hidden       (local rank filtered out) the same, but it is not shown
 
 What passes through this process is forwarded by a thread for each console (`Pump`), which sleeps while there is none.
 It lives as long as the run: a start of workers adds its relays and files, and the end of these workers takes them away.
@@ -86,7 +86,7 @@ CLOSE_TIMEOUT, _BLOCKED = 5.0, 0.1
 one that nobody reads: it is not waited for, since the loop of the job calls `end`."""
 
 TAIL_SIZE = 64 * 1024
-"""Bytes of a worker's standard error that are kept for the report."""
+"""Bytes of each stream of a worker that are kept for the report."""
 
 CAPACITY = 1024 * 1024
 """The most that a dead worker leaves unread: a pipe that it has made as large as it may."""
@@ -134,7 +134,6 @@ class WorkerConsole:
         filters: tuple[Sequence[str] | None, Sequence[str] | None] = (None, None),
         merges: Merges | None = None,
         global_ranks: Mapping[int, int] = {},
-        reads_all: bool = False,
     ) -> dict[int, WorkerOutput]:
         """Open the outputs of workers that are about to be started, by local rank. Pass each to `end`.
 
@@ -146,7 +145,6 @@ class WorkerConsole:
                 file that `dest` names.
             merges: makes what puts teed lines of several workers together; None to show each as it comes.
             global_ranks: local rank to global rank, for such lines.
-            reads_all: whether standard output that goes to no file passes through this process, as standard error does.
 
         Raises:
             UserError: a file cannot be opened, or there are no descriptors left; says which and what to do.
@@ -161,7 +159,7 @@ class WorkerConsole:
             for end, ((teed, filtered), texts) in enumerate(zip(both, filters, strict=True)):
                 pump, line_filter, merger = self._pumps[-end], None, None
                 for output in outputs.values():
-                    output.open(end, pump, relayed=end == 1 or reads_all)
+                    output.open(end, pump)
                 in_files = [rank for rank, output in outputs.items() if output.files[end] and not output.relays[end]]
                 shown = {rank: path for rank in in_files if (path := teed.get(rank, "")) not in ("", os.devnull)}
                 if filtered and texts:
@@ -261,17 +259,17 @@ class WorkerOutput:
         self.log = "" if stderr == os.devnull else stderr
         """The file that the worker's standard error is in, or empty."""
         self.worker_ends: list[int | None] = [None, None]
-        """The worker's descriptors; None where it inherits ours."""
+        """The worker's descriptors; None once they are closed here."""
         self.relays: list[Relay | None] = [None, None]
         self.followed: list[FollowedFile | None] = [None, None]
 
-    def open(self, end: int, pump: Pump, *, relayed: bool) -> None:
-        """Open a stream; `relayed` if it passes through a relay unless it goes to a file. Raises OSError."""
+    def open(self, end: int, pump: Pump) -> None:
+        """Open a stream: a relay, unless it goes to a file. Raises OSError."""
         path = self.files[end]
-        if relayed and path in ("", os.devnull):
+        if path in ("", os.devnull):
             relay = Relay(None if path else ConsoleStream(pump.sink, end), pump.wake)
             self.relays[end], self.worker_ends[end] = relay, relay.worker_end
-        elif path:
+        else:
             self.worker_ends[end] = _open_log(path)
 
     def close_worker_ends(self) -> None:
@@ -287,7 +285,7 @@ class WorkerOutput:
         return _tail_of_file(self.log) if relay is None else relay.last_lines()
 
     def last_stdout(self) -> bytes:
-        """The same of its standard output; empty also if that goes to the console by itself."""
+        """The same of its standard output."""
         relay = self.relays[0]
         return _tail_of_file(self.files[0]) if relay is None else relay.last_lines()
 
@@ -386,9 +384,7 @@ _OPEN_ERRORS = {
 
 def _refused(error: OSError) -> UserError:
     what, remedy = "the workers' output cannot be read", "name another folder with --log-dir"
-    if error.filename == os.devnull:
-        what, remedy = f"{os.devnull} cannot be opened", f"make it (`mknod -m 666 {os.devnull} c 1 3`)"
-    elif error.filename:
+    if error.filename:
         what = f"the log file {error.filename!r} cannot be made"
     remedy = _OPEN_ERRORS.get(error.errno or 0, remedy)
     return user_error(f"{what}: {error.strerror or error}; {remedy}", error)
@@ -396,8 +392,7 @@ def _refused(error: OSError) -> UserError:
 
 def _open_log(path: str) -> int:
     # O_APPEND keeps lines whole if several processes share the file, or it is truncated.
-    making = os.O_CREAT | os.O_TRUNC if path != os.devnull else 0  # a file in the place of /dev/null would grow
-    return os.open(path, os.O_WRONLY | making | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
 
 def _tail_of_file(path: str) -> bytes:
@@ -413,8 +408,8 @@ def _tail_of_file(path: str) -> bytes:
 
 
 class Relay:
-    """The reading end of one worker's standard error on its way to the console, whose end is kept for the report; shown
-    on `stream` unless that is None.
+    """The reading end of one worker's stream on its way to the console, whose end is kept for the report; shown on
+    `stream` unless that is None.
 
     A pipe, or a raw pseudo-terminal if the console is a terminal, so that `isatty()` stays true for progress bars.
     `worker_end` is the worker's descriptor; who hands it over closes it here. `wake` has what was read shown.
