@@ -316,7 +316,7 @@ VERBS = (
     Verb(
         "stacks",
         "show the Python stacks of a job's workers",
-        "Show the Python stacks of workers that run, read by py-spy (pip install py-spy) without stopping "
+        "Show the Python stacks of workers that run, read from outside without stopping "
         "them: equal stacks once, with the ranks that have them.",
         "node1:29400 --rank=3",
         "job_verbs:stacks",

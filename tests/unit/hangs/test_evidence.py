@@ -106,13 +106,15 @@ def test_what_no_job_shows_is_told_and_all_of_it_is_kept(tmp_path: Path) -> None
 
 
 DENIED = """
-import ctypes, sys
+import ctypes, os, sys
 from rallypoint.observe.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
 from rallypoint.observe.hangs.messages import decode_evidence, encode_evidence
 from rallypoint.observe.hangs.report import report_lines
 
 PR_CAPBSET_DROP, CAP_SYS_PTRACE = 24, 19
-ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)  # what py-spy runs as; others do not have it anyway
+if len(sys.argv) == 2:
+    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)  # of the next program; others than root lack it
+    os.execv(sys.executable, [*sys.orig_argv, "again"])
 node = ExaminedNode("n1", (ExaminedWorker(0, int(sys.argv[1])), ExaminedWorker(1, int(sys.argv[1]))))
 print("\\n".join(report_lines([decode_evidence(encode_evidence(collect_evidence(node)))])))
 """

@@ -1,5 +1,5 @@
-"""Collects the evidence of a hang on one node, and Python stacks of workers, by py-spy, which reads them from outside
-without stopping their work for long.
+"""Collects the evidence of a hang on one node, and Python stacks of workers, read from outside without stopping them:
+by `base.python_memory`, or by py-spy, where it is installed, of a Python that this does not know.
 
 Laws:
 
@@ -17,7 +17,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +29,7 @@ import msgspec
 from rallypoint.base.clock import Deadline
 from rallypoint.base.log import get_logger, printable
 from rallypoint.base.process_table import process_table, read_stat
+from rallypoint.base.python_memory import PythonThread, UnknownPython, Unreadable, read_python
 from rallypoint.control.protocol.validation import decoded
 from rallypoint.observe.hangs.dumps import Recorder, take_dumps
 from rallypoint.observe.hangs.messages import (
@@ -121,9 +121,27 @@ def _program() -> str | None:
     return str(beside) if beside.exists() else shutil.which("py-spy")
 
 
+def text_of(threads: Sequence[PythonThread], pid: int) -> str:
+    """The stacks as py-spy prints them: the main thread first."""
+    lines = [f"Process {pid}"]
+    for thread in threads:
+        name = '"MainThread"' if thread is threads[0] else f'"{_thread_name(pid, thread.native_id)}"'
+        lines.append(f"Thread {thread.native_id}: {name}")
+        lines += (f"    {frame.function} ({frame.file}:{frame.line})" for frame in thread.frames)
+    return "\n".join(lines)[:MAX_STACK]
+
+
+def _thread_name(pid: int, thread: int) -> str:
+    return printable(_read(pid, thread, "comm").strip())
+
+
 def _stacks_of_one(program: str | None, deadline: Deadline, rank: int, pid: int) -> WorkerStacks:
-    if program is None:
-        return WorkerStacks(rank, pid, "", f"py-spy is not installed beside {sys.executable}: pip install py-spy")
+    try:
+        return WorkerStacks(rank, pid, text_of(read_python(pid), pid))
+    except Unreadable as error:
+        if program is None or not isinstance(error, UnknownPython):
+            advice = "; py-spy may: pip install py-spy" if isinstance(error, UnknownPython) else ""
+            return WorkerStacks(rank, pid, "", f"{error}{advice}")
     try:
         done = subprocess.run(
             [program, "dump", "--nonblocking", "--full-filenames", "--pid", str(pid)],
@@ -215,7 +233,7 @@ def _rank_evidence(worker: ExaminedWorker, stack: WorkerStacks | None) -> RankEv
         return RankEvidence(worker.rank, "ended", worker.exit_code)
     state = process_state(worker.pid)
     frames = main_frames(stack.text)[:MAX_FRAMES]
-    why = "" if frames else stack.error or "py-spy has found no Python in it"
+    why = "" if frames else stack.error or "no Python was found in it"
     return RankEvidence(
         worker.rank,
         state.name,
