@@ -18,7 +18,6 @@ from rallypoint.control.protocol.messages import CollectedPart, CollectionEnded,
 from rallypoint.features.hangs.evidence import render_report
 from rallypoint.observe.hangs.messages import (
     Collective,
-    Frame,
     GroupRecord,
     NodeEvidence,
     RankEvidence,
@@ -26,6 +25,7 @@ from rallypoint.observe.hangs.messages import (
     RankRecord,
     encode_evidence,
 )
+from rallypoint.observe.stacks import Frame
 from rallypoint.observe.watching.hang import HangInvestigation
 
 _NODES, _FEW, _QUICK = 12_500, 1024, 128

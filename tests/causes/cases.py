@@ -488,22 +488,9 @@ CASES = (
 )
 
 OPEN: dict[str, str] = {
-    # An original failure is awaited for half a second; what comes later, or is not written, is not found
-    "peer-goes-first": "the rank that has raised is still cleaning up",
-    "peer-goes-first-redirected": "the same",
-    "peer-goes-first-two-nodes": "the same",
-    "cleans-up": "the same",
-    "cleans-up-two-nodes": "the same",
-    "store-host": "the same",
+    # Failures of the living
     "stays-alone": "a rank that has raised and does not end is told only where another one fails",
     "stays-alone-status": "the same",
-    "collective-timeout": "what the others did is not looked at before they are stopped",
-    "collective-timeout-two-nodes": "the same",
-    "collective-timeout-incident": "stacks are taken after SIGTERM has ended Python",
-    "wrong-order": "as collective-timeout",
-    "never-joins": "the same",
-    "monitored-barrier": "the same",
-    "store-timeout": "the same",
     # What a worker has written
     "noise-after": "of standard error the last 64 KiB are looked at",
     "survived-then-exits": "the last traceback counts, even if the worker has survived it and says more after it",

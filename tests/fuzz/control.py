@@ -42,6 +42,8 @@ from rallypoint.control.protocol.handshake import (
     Welcome,
 )
 from rallypoint.control.protocol.messages import (
+    CauseClues,
+    CauseSought,
     CollectedPart,
     CollectionEnded,
     CollectKind,
@@ -86,7 +88,6 @@ from rallypoint.observe.hangs.dumps import read_dump, record_of
 from rallypoint.observe.hangs.evidence import check_stacks, decode_stacks
 from rallypoint.observe.hangs.messages import (
     EvidenceReader,
-    Frame,
     NodeEvidence,
     RankEvidence,
     check_evidence,
@@ -97,6 +98,7 @@ from rallypoint.observe.hangs.messages import (
 )
 from rallypoint.observe.hangs.report import MAX_LINES, report_lines, stack_lines
 from rallypoint.observe.rendezvous_log import RendezvousName, timeout_sentence, waiting_line
+from rallypoint.observe.stacks import Frame
 from rallypoint.observe.status import status_json, status_lines
 from rallypoint.observe.watching import messages as watching
 from rallypoint.observe.watching.messages import (
@@ -151,6 +153,7 @@ REQUESTS: tuple[object, ...] = (
     ResumeRequest("before", MEMBER, 1 << 31, 0, 1, -1, 1 << 40, True, 1 << 31, False, "before"),
     Fail(0, _CAUSE._replace(traceback="x" * 65_000), 3),
     *(NodeReport(0, (7, 8), 100, 2.0, (1.0, -1.0)), CollectedPart(1, b"[]", True), HangReport(1, 0, "two\nlines")),
+    *(CauseSought(0), CauseClues(0, (("failed in f (w.py:1)", (0, 1)),))),
 )
 NOTICES: tuple[object, ...] = (
     Placed(Placement(0, 0, 2, NodeRanks(0, 4, 0, 4), "10.0.0.1", 7000, 1, 0, "before", 3)),
@@ -176,6 +179,7 @@ NOTICES: tuple[object, ...] = (
     ),
     FaultRequested("u@h", Fault.HANG, 3, 5.0),
     *(HangFound(0, 2), CollectedPart(1, b"[]", True, "n"), CollectionEnded(1, 0, ("n",)), HangReport(1, 0, "r")),
+    *(CauseSought(0), CauseClues(0, (("failed in f (w.py:1)", (0, 1)),))),
 )
 WATCHER_REQUESTS: tuple[object, ...] = (
     *(

@@ -1,36 +1,64 @@
-"""Which of the failures on a node is the cause of the others.
+"""Which of the failures of a job is the cause of the others, before one is announced.
 
 Workers A and B are in a collective, and both are ours:
 
-  1. B raises, and begins to end: atexit, threads, tear-down of its process group;
+  1. B raises, and begins to end: `finally`, atexit, threads, tear-down of its process group;
   2. A's collective fails, since B has closed its connection, and A ends first;
   3. were A's failure announced, all would read of a closed connection, and B be stopped before it has written its
      traceback.
 
-So a failure that may be a consequence of another one (`failures.kinds`) waits half a second for an original. Where
-nodes have only such failures, all of them wait; the one that has an original announces it at once, which ends the round
-for all. An ordinary failure waits for nothing.
+So a failure that may be a consequence of another one (`failures.kinds`) waits half a second for an original. Meanwhile
+each worker that has not ended is looked at, as often as that is done:
+
+- it has left an error file in this start: it has failed;
+- what it has written last is a whole traceback: it has failed, and is ending, or waits for a thread;
+- it handles an exception that is no consequence (`base.python_memory`): it has failed, and cleans up;
+- else its stack is a clue: what it was in when the others failed.
+
+All other nodes are asked to look too. One that finds an original announces it at once, which ends the round for all;
+the others answer with their clues. An ordinary failure waits for nothing, and nothing here is imported for it.
+
+A thread reads the memory of workers: one that is in the middle of a large `munmap` may hold up whoever does.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from rallypoint.agent.spec import RunResult, WorkerState
 from rallypoint.base.light_typing import TYPE_CHECKING
-from rallypoint.base.log import ranges
-from rallypoint.failures.failure import NO_FILE
-from rallypoint.failures.kinds import may_be_consequence
+from rallypoint.base.log import printable, ranges
+from rallypoint.base.side_thread import start_thread
+from rallypoint.control.protocol.messages import CauseClues, CauseSought
+from rallypoint.failures.failure import NO_FILE, ProcessFailure
+from rallypoint.failures.kinds import is_consequence_text, may_be_consequence
 from rallypoint.failures.texts import clean_lines, is_last_traceback
 
 if TYPE_CHECKING:
-    from rallypoint.agent.spec import RunResult
     from rallypoint.agent.workers import WorkerController
+    from rallypoint.base.python_memory import HandledException, PythonThread
     from rallypoint.failures.cause import Cause
-    from rallypoint.failures.failure import ProcessFailure
 
-_WITHIN, _LOOKS_AGAIN = 0.5, 0.1
+_WITHIN, _LOOKS_AGAIN = 0.5, 0.05
 """Seconds for which an original failure is awaited, and between two looks at living workers."""
+_OTHERS_FIRST = 0.3
+"""Seconds that this node waits longer where another one has asked it: that one announces, with what all have seen."""
+_SHOWN = 12
+"""Groups of workers that are named in the report."""
+_MOST_RANKS = 64
+"""Ranks of one group that are sent."""
+_USUAL = re.compile(
+    "(?:Stop(?:Async)?Iteration|GeneratorExit|ImportError|ModuleNotFoundError|AttributeError|KeyError|IndexError|Empty|Full"
+    "|FileNotFoundError|FileExistsError|BlockingIOError|InterruptedError|NotImplementedError|TimeoutError"
+    "|KeyboardInterrupt|SystemExit)"
+)
+"""Exceptions that programs catch in their ordinary course: what is in an `except` of such a one has not failed."""
+_STILL = "still in "
+Clues = list[tuple[str, tuple[int, ...]]]
+"""What workers were in, each with its global ranks."""
 
 
 class CauseSearch:
@@ -39,6 +67,38 @@ class CauseSearch:
     def __init__(self, workers: WorkerController) -> None:
         self._workers = workers
         self._round, self._until = -1, 0.0
+        self._asked_by_other = -1
+        """The last round in which another node has asked."""
+        self._answered = -1
+        self._reading: _Reading | None = None
+        self._seen: dict[int, PythonThread] | None = None
+        """The main threads of workers, by local rank, as they were read last in this round."""
+        self._clues: Clues = []
+        """Those of other nodes, in this round."""
+
+    def hear(self, event: CauseSought | CauseClues) -> None:
+        """Another node seeks the cause of a failure of its own, or tells what its workers were in."""
+        if isinstance(event, CauseSought):
+            if event.round > max(self._round, self._asked_by_other):
+                self._reading = self._seen = None  # of an earlier round
+            self._asked_by_other = event.round
+        elif event.round == self._round:
+            self._clues += event.clues
+
+    def answer(self, result: RunResult, round_: int, now: float) -> tuple[RunResult, float]:
+        """If another node has asked in this round: look for it, while no worker of this node has ended with a failure.
+
+        Returns the result, with what workers have failed that have not ended, and when to look again.
+        """
+        if not self._is_asked(round_):
+            return result, math.inf
+        found, looked = self._look()
+        if found:
+            return RunResult(WorkerState.FAILED, failures=found), math.inf
+        if looked is not None:
+            self._send_clues(round_, _clues(looked))
+            return result, math.inf
+        return result, now + _LOOKS_AGAIN
 
     def step(self, result: RunResult, round_: int, now: float) -> tuple[Cause | None, float]:
         """The cause among the failures of a result and of living workers, or None while an original is awaited; and
@@ -47,45 +107,158 @@ class CauseSearch:
         cause = result.first_cause()
         if not may_be_consequence(cause):
             return cause, now
-        result.failures |= self._living_failures()
+        others = (self._workers.group.group_world_size or 1) > 1
+        if self._round != round_:
+            self._round, self._until, self._clues = round_, now + _WITHIN, []
+            self._reading = self._seen = None
+            if self._asked_by_other == round_:
+                self._until += _OTHERS_FIRST
+            elif others:
+                self._workers.rendezvous.send(CauseSought(round_))
+        found, looked = self._look()
+        result.failures |= found
         cause = result.first_cause()
         if not may_be_consequence(cause):
             return cause, now
-        if self._round != round_:
-            self._round, self._until = round_, now + _WITHIN
-        if now < self._until and self._workers.pcontext is not None and self._workers.pcontext.running:
+        if looked is not None and self._is_asked(round_):
+            self._send_clues(round_, [*_failed_clues(result.failures), *_clues(looked)])
+        if now < self._until and (others or looked is None or self._workers.running()):
             return None, min(now + _LOOKS_AGAIN, self._until)
-        self._note_clean_ends(result.failures)
+        self._add_clues(result.failures, [*_clues(looked or {}), *self._clues])
         return result.first_cause(), now
 
-    def _living_failures(self) -> dict[int, ProcessFailure]:
-        """What workers that have not ended have left of an exception, by global rank: an error file of this start, or a
-        traceback as the last that they have written. They have failed, and are ending, or wait for something.
+    def _is_asked(self, round_: int) -> bool:
+        return self._asked_by_other == round_ != self._answered
+
+    def _send_clues(self, round_: int, clues: Clues) -> None:
+        self._answered = round_
+        sent = tuple((text, ranks[:_MOST_RANKS]) for text, ranks in _merged(clues)[:_SHOWN])
+        self._workers.rendezvous.send(CauseClues(round_, sent))
+
+    def _look(self) -> tuple[dict[int, ProcessFailure], dict[int, PythonThread] | None]:
+        """The failures of workers that have not ended, and the main threads of the others, by global rank; None for
+        these until they have been read.
         """
         context, by_rank, found = self._workers.pcontext, self._workers.global_ranks(), dict[int, ProcessFailure]()
         if context is None:
-            return found
+            return found, {}
+        if self._reading is not None and self._reading.done:
+            self._seen, self._reading = self._reading.threads, None
+        if self._reading is None:
+            self._reading = _Reading({rank: context.pids()[rank] for rank in context.running})
         for rank in context.running:
-            failure, silent_for = context.failure_so_far(rank)
-            has_file = failure.error_file != NO_FILE
-            if has_file:
-                failure.raised_before = max(0.0, time.time() - failure.moment)
-            elif is_last_traceback(clean_lines(failure.last_lines)):
-                failure.raised_before = max(0.0, silent_for)
-                failure.moment -= failure.raised_before
-            else:
-                continue
-            found[by_rank[rank]] = failure
-        return found
+            if (failure := self._living_failure(rank, (self._seen or {}).get(rank))) is not None:
+                found[by_rank[rank]] = failure
+        if self._seen is None:
+            return found, None
+        return found, {by_rank[rank]: thread for rank, thread in self._seen.items() if by_rank[rank] not in found}
 
-    def _note_clean_ends(self, failures: Mapping[int, ProcessFailure]) -> None:
-        """Add to failures for which there is no original that other workers had ended by then, with success."""
-        by_rank = self._workers.global_ranks()
-        ended = sorted(
-            by_rank[rank] for rank in (() if self._workers.pcontext is None else self._workers.pcontext.succeeded)
-        )
-        if not ended:
+    def _living_failure(self, rank: int, thread: PythonThread | None) -> ProcessFailure | None:
+        """What a worker that has not ended has left of an exception, or handles."""
+        assert self._workers.pcontext is not None
+        failure, silent_for = self._workers.pcontext.failure_so_far(rank)
+        if failure.error_file != NO_FILE:
+            ago = time.time() - failure.moment
+        elif is_last_traceback(clean_lines(failure.last_lines)) or is_last_traceback(clean_lines(failure.last_stdout)):
+            ago = silent_for
+            failure.moment -= max(0.0, ago)
+        elif thread is not None and (exception := _original(thread.exceptions)) is not None:
+            failure.message, failure.callstack = printable(exception.line), _printable_lines(exception.traceback)
+            failure.not_ended = f"the worker has not ended{_place(thread)}"
+            return failure
+        else:
+            return None
+        failure.not_ended = f"raised {max(0.0, ago):.1f} s earlier, and the worker has not ended{_place(thread)}"
+        return failure
+
+    def _add_clues(self, failures: Mapping[int, ProcessFailure], clues: Clues) -> None:
+        """Add to failures for which there is no original what is known of the other workers."""
+        by_rank, context = self._workers.global_ranks(), self._workers.pcontext
+        ended = [by_rank[rank] for rank in (() if context is None else context.succeeded)]
+        lines = [f"{_ranks(ended)} had ended with 0 before"] if ended else []
+        own = _failed_clues(failures) if len(failures) > 1 or clues else []
+        lines += (_sentence(text, ranks) for text, ranks in _merged([*own, *clues])[:_SHOWN])
+        if not lines:
             return
-        note = f"{'rank' if len(ended) == 1 else 'ranks'} {', '.join(ranges(ended))} had ended with 0 before"
+        note = "\n".join(["Another failure has most likely led to this one, and no exception of it was found:", *lines])
         for failure in failures.values():
             failure.context = "\n".join(filter(None, (failure.context, note)))
+
+
+class _Reading:
+    """One read of the main threads of some workers (pids by local rank), on a thread of its own."""
+
+    def __init__(self, pids: Mapping[int, int]) -> None:
+        self.threads: dict[int, PythonThread] = {}
+        """The main threads of those that could be read, once it is done."""
+        self.done = start_thread(lambda: self._read(pids), "rallypoint-causes") is None
+
+    def _read(self, pids: Mapping[int, int]) -> None:
+        try:
+            from rallypoint.base.python_memory import Unreadable, read_python
+
+            for rank, pid in pids.items():
+                try:
+                    self.threads[rank] = read_python(pid)[0]
+                except Unreadable:  # another program, or one that may not be read: it leaves no clue
+                    continue
+        finally:
+            self.done = True
+
+
+def _original(exceptions: Iterable[HandledException]) -> HandledException | None:
+    """The innermost that is neither a consequence nor one of those that programs catch all the time."""
+    for exception in exceptions:
+        if (exception.cleans_up or not _USUAL.fullmatch(exception.name)) and not is_consequence_text(exception.line):
+            return exception
+    return None
+
+
+def _clues(threads: Mapping[int, PythonThread]) -> Clues:
+    """Of workers that have not ended."""
+    return [(f"{_STILL}{text}", (rank,)) for rank, thread in threads.items() if (text := _summary(thread))]
+
+
+def _failed_clues(failures: Mapping[int, ProcessFailure]) -> Clues:
+    """Of those that have failed."""
+    from rallypoint.failures.explanation import message_and_traceback
+    from rallypoint.observe.stacks import frames_of_traceback, in_words
+
+    places = {
+        rank: in_words(frames_of_traceback(message_and_traceback(failure)[1])) for rank, failure in failures.items()
+    }
+    return [(f"failed in {place}", (rank,)) for rank, place in places.items() if place]
+
+
+def _merged(clues: Iterable[tuple[str, tuple[int, ...]]]) -> Clues:
+    """The same texts once, those of the fewest ranks first."""
+    ranks_of: dict[str, set[int]] = {}
+    for text, ranks in clues:
+        ranks_of.setdefault(text, set()).update(ranks)
+    merged = [(text, tuple(sorted(ranks))) for text, ranks in ranks_of.items()]
+    return sorted(merged, key=lambda clue: (len(clue[1]), clue[1]))
+
+
+def _sentence(text: str, ranks: tuple[int, ...]) -> str:
+    verb = "" if not text.startswith(_STILL) else "was " if len(ranks) == 1 else "were "
+    return f"{_ranks(ranks)} {verb}{text}"
+
+
+def _summary(thread: PythonThread) -> str:
+    from rallypoint.observe.stacks import frames_of, in_words
+
+    return in_words(frames_of(thread.frames))
+
+
+def _place(thread: PythonThread | None) -> str:
+    place = "" if thread is None else _summary(thread)
+    return f"; it is in {place}" if place else ""
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    texts = ranges(sorted(ranks))
+    return f"{'rank' if len(texts) == 1 and texts[0].isdigit() else 'ranks'} {', '.join(texts)}"
+
+
+def _printable_lines(text: str) -> str:
+    return "\n".join(printable(line) for line in text.split("\n"))

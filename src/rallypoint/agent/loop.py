@@ -6,6 +6,7 @@ signals), exits of workers, a stop in progress, and whatever a run has beside th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from signal import SIGKILL, SIGTERM
@@ -36,7 +37,7 @@ from rallypoint.base.mailbox import Mailbox
 from rallypoint.base.signals import SignalWakeup, defer_interrupts, ignore_signals_at_exit, post_signals
 from rallypoint.base.stderr import written_beside
 from rallypoint.control.protocol.errors import RendezvousGracefulExitError
-from rallypoint.control.protocol.messages import DrainRequested
+from rallypoint.control.protocol.messages import CauseClues, CauseSought, DrainRequested
 from rallypoint.observe.telemetry.lazy import handlers_beside, metrics_wanted, profiled
 
 if TYPE_CHECKING:
@@ -132,7 +133,9 @@ class AgentLoop:
         #   2. were the folder asked first, it would still wait for rank 1, whose end nobody has looked at;
         #   3. the exits are looked at next. Rank 1's descriptor is waited for no more, so nothing wakes us, and this
         #      node would consent only at the deadline of the notice.
-        self._sources += [self._actions, _Exits(self), workers.folder]
+        exits = _Exits(self)
+        self._sources += [self._actions, exits, workers.folder]
+        self._actions.handlers[CauseSought] = self._actions.handlers[CauseClues] = [exits.on_cause_message]
 
     def run(self, signals: Iterable[int], probe: ProgressProbe | None = None) -> RunResult:
         """Run until the job ends. No worker is left, whatever happens.
@@ -253,6 +256,17 @@ class _Exits(Source):
         self._check_at = 0.0
         self._search: CauseSearch | None = None
 
+    def on_cause_message(self, event: CauseSought | CauseClues) -> None:
+        """Another node seeks a cause, or helps to find one."""
+        self._cause_search().hear(event)
+        self._check_at = -math.inf
+
+    def _cause_search(self) -> CauseSearch:
+        from rallypoint.agent.causes import CauseSearch  # here: no start needs it
+
+        self._search = self._search or CauseSearch(self._workers)
+        return self._search
+
     def _watches(self) -> bool:
         state = self._loop._state
         return state.phase is Phase.RUNNING and state.held_failure is None and self._loop._actions.starting is None
@@ -275,6 +289,10 @@ class _Exits(Source):
         if self._workers.exit_fds() is not None:
             every = max(every, _SAFETY_CHECK)
         self._check_at = loop._clock.monotonic() + every
+        if (search := self._search) is not None and result.state is WorkerState.HEALTHY:
+            # Another node has a failure that may be a consequence of one here.
+            result, again_at = search.answer(result, loop._state.round, loop._clock.monotonic())
+            self._check_at = min(again_at, self._check_at)
         group.state = result.state
         match result.state:
             case WorkerState.SUCCEEDED:
@@ -283,10 +301,7 @@ class _Exits(Source):
             case WorkerState.FAILED if (fence := loop._actions.fence) is not None and fence.has_fenced():
                 yield WorkersFenced()
             case WorkerState.FAILED | WorkerState.UNHEALTHY:
-                from rallypoint.agent.causes import CauseSearch  # here: no start needs it
-
-                self._search = self._search or CauseSearch(self._workers)
-                cause, self._check_at = self._search.step(result, loop._state.round, loop._clock.monotonic())
+                cause, self._check_at = self._cause_search().step(result, loop._state.round, loop._clock.monotonic())
                 if cause is None:
                     return
                 reached = frozenset[int]() if cause.exitcode == -SIGKILL else self._workers.shared_signals()

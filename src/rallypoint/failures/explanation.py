@@ -35,8 +35,8 @@ def message_and_traceback(failure: ProcessFailure) -> tuple[str, str]:
     if message.removeprefix("bdb.").startswith("BdbQuit"):
         message, traceback = "it was ended by its debugger", ""
     message += _environment_note(message)
-    if failure.raised_before is not None:
-        message += f" (raised {failure.raised_before:.1f} s earlier, and the worker has not ended)"
+    if failure.not_ended:
+        message += f" ({failure.not_ended})"
     return message, traceback
 
 

@@ -83,6 +83,11 @@ def is_consequence(cause: Cause) -> bool:
     return _IS_CONSEQUENCE.search(text) is not None
 
 
+def is_consequence_text(line: str) -> bool:
+    """Whether the line that names an exception may be that of a consequence."""
+    return _IS_CONSEQUENCE.search(line) is not None or _IS_LOST_PEER.search(line) is not None
+
+
 def may_be_consequence(cause: Cause) -> bool:
     """Whether another failure may have made this one, so that it is worth a moment to see whether there is one."""
     return is_consequence(cause) or (cause.exitcode > 0 and _IS_LOST_PEER.search(_last_line(cause)) is not None)

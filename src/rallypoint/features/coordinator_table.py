@@ -11,6 +11,9 @@ from rallypoint.observe.watching import WATCHERS
 EXTENSIONS = (
     ExtensionRow(WATCHERS, "rallypoint.observe.watching.watchers:WatcherSessions"),
     ExtensionRow("hangs", "rallypoint.observe.watching.hang:HangExtension", needed="quiet"),
+    ExtensionRow(
+        "causes", "rallypoint.observe.watching.cause_search:CauseExtension", hears=("CauseSought", "CauseClues")
+    ),
     ExtensionRow("confirmations", "rallypoint.features.confirmations:Confirmations", hears=("ConfirmRequest",)),
     ExtensionRow(
         "job log",

@@ -128,6 +128,8 @@ _ENDED = 12.0
 """Seconds to wait for the end of workers before their output is read anyway."""
 _FINISH = 20.0
 """Seconds that the end of a run waits for incidents that are being written."""
+_STACKS_FIRST = 0.5
+"""Seconds that the stop of workers waits for their stacks to be read, which takes milliseconds."""
 MAX_KEPT = 20
 """Bundles that one agent keeps: the first ones, since later failures are mostly repetitions."""
 
@@ -200,7 +202,9 @@ class IncidentRecorder:
         self._count = 0
 
     def observe(self, before: PolicyState, event: Event | None, _after: PolicyState, _steps: tuple[Step, ...]) -> None:
-        """An `Observer`: begin to write what is known, if the event is a failure. Returns at once."""
+        """An `Observer`: begin to write what is known, if the event is a failure. Returns when the stacks of workers
+        are read, or after `_STACKS_FIRST`: the steps that follow stop the workers.
+        """
         incident = None if event is None else incident_of(event, before)
         if incident is None:
             return
@@ -211,10 +215,11 @@ class IncidentRecorder:
             return
         # The job as it is now, and not when a thread has read the stacks:
         #   1. node B fails for the last time, and the coordinator, which is in this agent A, ends the job;
-        #   2. B ends its workers, keeps its bundle and leaves, while our thread still waits for py-spy;
+        #   2. B ends its workers, keeps its bundle and leaves, while our thread still reads stacks;
         #   3. the index of the bundles would not name B's, which is the one that matters.
         facts, make_snapshot = self._facts(), self._snapshot()
-        keep = partial(self._keep, incident, facts, make_snapshot)
+        stacks_read = threading.Event()
+        keep = partial(self._keep, incident, facts, make_snapshot, stacks_read)
         thread = None
         if not self._recorder.is_idle:  # the stacks must be read before the workers are stopped
             thread = start_thread(keep, "incident")
@@ -222,11 +227,14 @@ class IncidentRecorder:
             self._recorder.post("incident", keep)
         else:
             self._threads.append(thread)
+        stacks_read.wait(_STACKS_FIRST)
 
     def make_ready(self) -> None:
         """Import what a snapshot needs while nobody waits: an incident is observed before it is announced."""
 
         def import_all() -> None:
+            import rallypoint.observe.hangs.evidence
+            import rallypoint.observe.hangs.report
             import rallypoint.observe.watching.watchers  # noqa: F401
 
         self._recorder.post("imports", import_all)
@@ -240,10 +248,20 @@ class IncidentRecorder:
         if self._recorder.busy_for() or any(thread.is_alive() for thread in self._threads):
             log.warning("the evidence of a failure could not be collected within %g s", _FINISH)
 
-    def _keep(self, incident: Incident, facts: IncidentFacts, make_snapshot: Callable[[], Snapshot] | None) -> None:
+    def _keep(
+        self,
+        incident: Incident,
+        facts: IncidentFacts,
+        make_snapshot: Callable[[], Snapshot] | None,
+        stacks_read: threading.Event,
+    ) -> None:
         try:
+            try:
+                stacks = stack_pieces(facts)
+            finally:
+                stacks_read.set()
             parent = os.path.join(self._folder, safe_name(facts.node.job), f"round-{max(incident.round, 0)}")
-            early = [*stack_pieces(facts), *gpu_pieces()]
+            early = [*stacks, *gpu_pieces()]
             if make_snapshot is not None:  # the coordinator is here: the state of the job, over all nodes
                 seen = make_snapshot()
                 write_index(parent, index_fields(seen, incident.why, incident.headline, facts.node.host))
@@ -359,7 +377,7 @@ def _versions() -> dict[str, str]:
 
 
 def stack_pieces(facts: IncidentFacts) -> list[Piece]:
-    """The Python stacks of the workers that run, where py-spy can read them."""
+    """The Python stacks of the workers that run, where they can be read."""
     from rallypoint.observe.hangs.evidence import stacks_of_workers
     from rallypoint.observe.hangs.report import stack_lines
 

@@ -61,6 +61,8 @@ from rallypoint.control.membership.state import (
 from rallypoint.control.protocol.codec import EXPENDABLE, decode_state, encode_state
 from rallypoint.control.protocol.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rallypoint.control.protocol.messages import (
+    CauseClues,
+    CauseSought,
     CollectedPart,
     ConfigDiffers,
     Confirmed,
@@ -362,7 +364,7 @@ class SharedStateLink:
                 if self._hangs is not None:
                     self._hangs.on_answer(self._node, request, self._clock.monotonic())
             # A blob holds what it held, so that nothing needs to be said again; and each node joins it by itself.
-            case Heartbeat() | ResumeRequest() | NextStore():
+            case Heartbeat() | ResumeRequest() | NextStore() | CauseSought() | CauseClues():
                 pass
             case operation:
                 self._step(self._node, operation)

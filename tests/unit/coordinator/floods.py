@@ -21,6 +21,8 @@ from rallypoint.control.membership.state import (
 )
 from rallypoint.control.protocol import messages
 from rallypoint.control.protocol.messages import (
+    CauseClues,
+    CauseSought,
     CollectedPart,
     CollectKind,
     ConfirmRequest,
@@ -49,14 +51,14 @@ from rallypoint.observe.watching.messages import (
 )
 
 _INFO = NodeInfo("default", 1, "127.0.0.1", 7000, max_restarts=1000)
-_CAUSE = Cause(0, 0, "host", 42, -9, "Signal 9 (SIGKILL)", "Traceback\n" * 1000, 1e9, "/e.json")
+CAUSE = Cause(0, 0, "host", 42, -9, "Signal 9 (SIGKILL)", "Traceback\n" * 1000, 1e9, "/e.json")
 _BY = "ann@login"
 
 _SAMPLES: tuple[Any, ...] = (
     JoinRequest(_INFO, 600.0),
     NextStore(0, 7001),
     LeaveRequest(wants_reply=True),
-    Fail(0, _CAUSE, 1000),
+    Fail(0, CAUSE, 1000),
     Succeed(0),
     Drain(0),
     Preempt(0, 30.0, "is drained"),
@@ -72,6 +74,8 @@ _SAMPLES: tuple[Any, ...] = (
     CollectedPart(1, b"x" * 1000, is_last=True),
     HangReport(1, 0, "two\nlines" * 1000),
     Taken(1),
+    CauseSought(0),
+    CauseClues(0, (("still in all_reduce (train.py:41)", (0, 1)),)),
     WatchRequest(),
     WatchRequest(after=0),
     WatchRequest(after=1 << 40),

@@ -12,26 +12,22 @@ from rallypoint.observe.hangs.evidence import WorkerStacks, decode_stacks, encod
 from rallypoint.observe.hangs.messages import (
     Collective,
     EvidenceReader,
-    Frame,
     GroupRecord,
     NodeEvidence,
     ProcessEvidence,
     RankEvidence,
     RankRange,
     RankRecord,
-    calls_of,
     check_evidence,
     decode_evidence,
     deflated,
     encode_evidence,
     inflated,
-    main_frames,
     ranks_of,
     runs_of,
-    short_lines,
-    summary_of,
 )
 from rallypoint.observe.hangs.report import MAX_LINES, GatheredStacks, groups_of, ranks_text, report_lines
+from rallypoint.observe.stacks import Frame, calls_of, main_frames, short_lines, summary_of
 
 PACKAGES = "/opt/env/lib/python3.12/site-packages"
 WRAPPER = Frame("_exception_logger.<locals>.wrapper", f"{PACKAGES}/torch/distributed/c10d_logger.py", 83)

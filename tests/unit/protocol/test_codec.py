@@ -29,6 +29,8 @@ from rallypoint.control.protocol.handshake import (
     ServerHandshake,
 )
 from rallypoint.control.protocol.messages import (
+    CauseClues,
+    CauseSought,
     HangReport,
     Heartbeat,
     JobEnded,
@@ -67,6 +69,7 @@ NOTICES: list[Notification] = [
     *(each for each in fuzzed.NOTICES if isinstance(each, Notification)),
     *(RoundEnded(RoundEnd(1, Reason.LOST, "a_1_0")), JobEnded(Verdict(Outcome.SUCCEEDED))),
     *(LeaveReply(False, 0, Outcome.SUCCEEDED), HangReport(1, 3, "two\n\tlines")),
+    *(CauseSought(3), CauseClues(3, (("still in f (w.py:1)", (0, 1)),))),
 ]
 
 

@@ -10,7 +10,7 @@ from rallypoint.control.protocol import handshake, messages
 from rallypoint.failures import cause
 from rallypoint.observe.watching import messages as watching
 
-_KNOWN = (21, "1e44da50480ee2a8")
+_KNOWN = (22, "451df6711582e2a2")
 """The version, and the digest of the messages that it has. Where this fails, raise `PROTOCOL_VERSION` and write both
 here.
 """

@@ -110,7 +110,7 @@ _TAGS: dict[type, int] = {}
 
 
 def add_messages(first: int, *kinds: type) -> None:
-    """Give kinds of messages the tags from `first` on. A tag never changes its meaning; the next free one is 55."""
+    """Give kinds of messages the tags from `first` on. A tag never changes its meaning; the next free one is 57."""
     for tag, kind in enumerate(kinds, first):
         _KINDS[tag], _TAGS[kind] = kind, tag
 
@@ -165,13 +165,15 @@ add_messages(
     messages.NextStore,
     messages.FaultRequested,
 )
-add_messages(54, messages.NodesSucceeded)
+add_messages(54, messages.NodesSucceeded, messages.CauseSought, messages.CauseClues)
 
 EXPENDABLE: tuple[type, ...] = (
     messages.NodeReport,
     messages.CollectedPart,
     messages.HangReport,
     messages.Taken,
+    messages.CauseSought,
+    messages.CauseClues,
     messages.ProgressRequest,
     membership.RecordProgress,
     membership.ReportQuiet,

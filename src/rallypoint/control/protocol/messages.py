@@ -189,6 +189,23 @@ class HangReport(NamedTuple):
     report: str
 
 
+class CauseSought(NamedTuple):
+    """A worker has failed in `round` as a consequence of another failure: look for that, and answer with `CauseClues`.
+    Sent by the first node that needs to know, and on to all others.
+    """
+
+    round: int
+
+
+class CauseClues(NamedTuple):
+    """What workers of a node were in that had not ended: texts, each with its global ranks. Sent by nodes that were
+    asked and have found no failure of their own, and on to the node that asks.
+    """
+
+    round: int
+    clues: tuple[tuple[str, tuple[int, ...]], ...]
+
+
 NodeAnswer = NodeReport | CollectedPart | HangReport | Taken
 """The answers of a node to such requests."""
 HangNotification = HangFound | CollectedPart | CollectionEnded | HangReport
@@ -282,6 +299,8 @@ Request = (
     | ConfirmRequest
     | ResumeRequest
     | NodeAnswer
+    | CauseSought
+    | CauseClues
 )
 
 
@@ -550,6 +569,8 @@ Notification = (
     | FaultRequested
     | OperatorAction
     | HangNotification
+    | CauseSought
+    | CauseClues
     | LinkDown
     | LinkOpened
     | LinkUp

@@ -38,6 +38,8 @@ from rallypoint.control.membership.state import (
     recovery_timeout,
 )
 from rallypoint.control.protocol.messages import (
+    CauseClues,
+    CauseSought,
     CollectedPart,
     Confirmed,
     ConfirmRequest,
@@ -139,7 +141,15 @@ def after_request(state: ResumeState, request: Request, now: float) -> ResumeSta
             done = tuple(request for request in state.repeated_requests if isinstance(request, Succeed))
             return state._replace(leave=request, join=None, repeated_requests=done)
         case (
-            Heartbeat() | ProgressRequest() | ResumeRequest() | NodeReport() | CollectedPart() | HangReport() | Taken()
+            Heartbeat()
+            | ProgressRequest()
+            | ResumeRequest()
+            | NodeReport()
+            | CollectedPart()
+            | HangReport()
+            | Taken()
+            | CauseSought()
+            | CauseClues()
         ):
             return state
         case operation:

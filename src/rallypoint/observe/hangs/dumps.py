@@ -32,22 +32,18 @@ from rallypoint.base.clock import Deadline
 from rallypoint.base.log import printable
 from rallypoint.base.private_files import open_regular, replace_file
 from rallypoint.observe.hangs.messages import (
-    MAX_FILE,
     MAX_GROUPS,
     MAX_KEPT,
-    MAX_NAME,
     MAX_TEXT,
     Collective,
-    Frame,
     GroupRecord,
     RankRange,
     RankRecord,
-    calls_of,
-    place_of,
     runs_of,
     title,
 )
 from rallypoint.observe.hangs.unpickle import unpickled
+from rallypoint.observe.stacks import MAX_FILE, MAX_NAME, Frame, calls_of, place_of
 
 BUFFER = "TORCH_FR_BUFFER_SIZE"
 DUMP_ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"

@@ -35,17 +35,14 @@ from rallypoint.observe.hangs.dumps import Recorder, take_dumps
 from rallypoint.observe.hangs.messages import (
     MAX_CHILD_FRAMES,
     MAX_CHILDREN,
-    MAX_FRAMES,
     MAX_TEXT,
     NodeEvidence,
     ProcessEvidence,
     RankEvidence,
-    calls_of,
     deflated,
     inflated,
-    main_frames,
-    waits_for_children,
 )
+from rallypoint.observe.stacks import MAX_FRAMES, calls_of, main_frames, waits_for_children
 
 TIMEOUT = 10.0
 """Seconds for the stacks of all workers of a node."""

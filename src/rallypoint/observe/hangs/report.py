@@ -19,21 +19,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.log import ranges
 from rallypoint.observe.hangs.messages import (
-    MAX_FRAMES,
-    Call,
     Collective,
     NodeEvidence,
     ProcessEvidence,
     RankEvidence,
     RankRange,
     RankRecord,
-    calls_of,
-    main_frames,
     ranks_of,
-    short_lines,
-    summary_of,
     title,
 )
+from rallypoint.observe.stacks import MAX_FRAMES, Call, calls_of, main_frames, short_lines, summary_of
 
 if TYPE_CHECKING:
     from rallypoint.observe.hangs.evidence import WorkerStacks

@@ -1,0 +1,62 @@
+"""The search for a cause over all nodes: a node whose worker has failed as a consequence of another failure asks the
+others what their workers are in. Pure.
+
+Laws:
+
+1. Nothing is decided here, and no state changes: a node that finds an original failure announces it itself.
+2. The first node of a round that asks gets the answers; all others look, and know that somebody does.
+3. What it gets is bounded, however large the job is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rallypoint.control.coordinator.extension import Extension
+from rallypoint.control.protocol.messages import CauseClues, CauseSought
+
+if TYPE_CHECKING:
+    from rallypoint.control.coordinator.coordinator import Coordinator
+    from rallypoint.control.coordinator.sessions import SessionRecord
+    from rallypoint.control.membership.state import NodeId
+
+_MOST_ANSWERS = 256
+"""Nodes whose clues are passed on: the first that answer."""
+
+
+class CauseExtension(Extension):
+    """The search of one coordinator's job."""
+
+    def __init__(self, job: Coordinator) -> None:
+        self._job = job
+        self.handlers = {CauseSought: self._on_sought, CauseClues: self._on_clues}
+        self._round = -1
+        """The last round in which a cause was sought."""
+        self._asks: NodeId | None = None
+        """The node that seeks it."""
+        self._awaited: set[NodeId] = set()
+        """The nodes that have not answered it, of those that may."""
+
+    def _on_sought(self, speaker: SessionRecord, request: CauseSought, _now: float) -> None:
+        state, node = self._job.state, speaker.node
+        if request.round <= self._round or not state.complete or state.round != request.round:
+            return
+        if node in state.participants:
+            others = [other for other in state.participants if other != node]
+            self._round, self._asks, self._awaited = request.round, node, set(others)
+            self._job.send_to(others, request)
+
+    def _on_clues(self, speaker: SessionRecord, answer: CauseClues, _now: float) -> None:
+        if answer.round != self._round or speaker.node not in self._awaited:
+            return
+        self._awaited.discard(speaker.node)
+        state = self._job.state
+        runs = state.complete and state.round == answer.round
+        if runs and self._asks is not None and len(state.participants) - len(self._awaited) <= _MOST_ANSWERS + 1:
+            self._job.send_to([self._asks], answer)
+
+    def forget(self, node: NodeId, _now: float) -> None:
+        """A node is gone."""
+        self._awaited.discard(node)
+        if node == self._asks:
+            self._asks = None
