@@ -287,7 +287,11 @@ class Actions(Source):
     def _stopped(self) -> steps.WorkersStopped:
         self._workers.group.state = WorkerState.STOPPED
         self._ended()
-        return steps.WorkersStopped(self._workers.ended_in_order(), waiting=bool(self._workers.survivors()))
+        if Timer.PROGRESS in self.timers:  # after a long stop the next query would be up to a minute away
+            self._query_every = FIRST_PROGRESS_REQUEST
+            self.timers[Timer.PROGRESS] = self._clock.monotonic() + self._query_every
+        workers = self._workers
+        return steps.WorkersStopped(workers.ended_in_order(), bool(workers.survivors()), workers.ended_with_0())
 
     def _ended(self) -> None:
         self._workers.folder.clear(keep=self._workers.keeps_folder())

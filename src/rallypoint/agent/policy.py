@@ -72,6 +72,10 @@ that ends a whole job on many nodes may reach the last of them that much later.
 """
 
 _UNKNOWN = "whether the job continues is not known, since the control plane does not answer"
+_ALL_ENDED = (
+    "; all ranks of this node have ended with 0: if nothing is left to run, end the job with 'rallyctl stop' "
+    "instead of waiting for a node"
+)
 _SHOWN = 16
 """Ranges of ranks in a line."""
 
@@ -123,6 +127,8 @@ class PolicyState(NamedTuple):
     """The signal by which the workers are being stopped; 0 if they are not."""
     waiting: bool = False
     """Whether some workers of the previous round wait in their processes for the next one."""
+    ended_with_0: bool = False
+    """Whether all workers of the previous round have ended with 0, in FORMING."""
     pending_placement: Placement | None = None
     """The placement that waits until the workers of the previous round are gone."""
     final_step: steps.End | None = None
@@ -280,7 +286,7 @@ def _check_once_stopped(status: PolicyState, event: steps.WorkersStopped) -> Dec
 
 
 def _on_workers_stopped(status: PolicyState, event: steps.WorkersStopped) -> Decision:
-    gone = status._replace(stopping=0, pending_placement=None, waiting=event.waiting)
+    gone = status._replace(stopping=0, pending_placement=None, waiting=event.waiting, ended_with_0=event.ended_with_0)
     if not status.stopping or status.pending_placement is None:
         return gone, ()
     return start_workers(gone, status.pending_placement)
@@ -452,7 +458,10 @@ def _on_link_up(status: PolicyState, event: messages.LinkUp) -> Decision:
 def _on_progress_text(status: PolicyState, event: messages.ProgressText) -> Decision:
     if status.stopping:  # then this node waits for its own workers
         return status, ()
-    return status, (steps.LogLine(event.text, warning=event.warning),)
+    # Workers that end with 0 when they are stopped have saved, and most often not finished: their job continues when
+    # another node has come. Only a person knows whether one will, and whether anything is left to do.
+    ended = _ALL_ENDED if event.is_short and status.ended_with_0 else ""
+    return status, (steps.LogLine(f"{event.text}{ended}", warning=event.warning),)
 
 
 # Notices to the workers

@@ -57,11 +57,13 @@ class WorkersStopped(NamedTuple):
     """The stop that was begun is done: no worker of this node is left, nor anything that one has started.
 
     `ended_in_order`: all workers have ended without SIGKILL, with success or by the signal of the stop. `waiting`: some
-    are left, which have left their round and wait in their processes for the next one.
+    are left, which have left their round and wait in their processes for the next one. `ended_with_0`: there were
+    workers, and all have ended with exit code 0.
     """
 
     ended_in_order: bool = False
     waiting: bool = False
+    ended_with_0: bool = False
 
 
 class WorkersStarted(NamedTuple):

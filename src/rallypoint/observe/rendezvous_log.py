@@ -104,7 +104,8 @@ def in_words(
     """
     if isinstance(notification, Progress):
         due = notification.reports and is_due(notification, reported_at, now)
-        return ProgressText(waiting_line(subject, notification, wall), due, live_words(notification))
+        short = not notification.complete and notification.joined < notification.min_nodes
+        return ProgressText(waiting_line(subject, notification, wall), due, live_words(notification), short)
     if notification.progress is None:
         return notification
     return notification._replace(detail=timeout_sentence(subject, notification.progress, wall))

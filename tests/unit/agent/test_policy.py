@@ -556,6 +556,19 @@ def test_whoever_waits_for_its_own_workers_does_not_say_that_it_waits_for_others
     assert len(after(placed(0), ended(0), STOPPED, progress)[1]) == len(stopping) + 1
 
 
+def test_a_node_that_waits_says_that_its_ranks_have_ended_with_0() -> None:
+    def said(*events: Event) -> str:
+        line = after(placed(0), ended(0), *events)[1][-1]
+        assert isinstance(line, LogLine)
+        return line.text
+
+    short, enough = (ProgressText("1 of 2", warning=True, is_short=is_short) for is_short in (True, False))
+    all_with_0, killed = WorkersStopped(True, ended_with_0=True), WorkersStopped(True)
+    assert "all ranks of this node have ended with 0" in said(all_with_0, short)
+    assert said(all_with_0, enough) == said(killed, short) == "1 of 2"
+    assert said(all_with_0, placed(1), ended(1), killed, short) == "1 of 2"
+
+
 # Laws under any sequence of events
 
 EVENTS: st.SearchStrategy[Event] = st.one_of(

@@ -487,12 +487,13 @@ class ProgressText(NamedTuple):
     """The progress of the rendezvous, as text; made on the node's own side, never sent.
 
     `warning`: this node is the one to log it. `live` is a short form for a line that is rewritten: the text before the
-    elapsed time, and the text after it.
+    elapsed time, and the text after it. `is_short`: more nodes have to join before there can be a round.
     """
 
     text: str
     warning: bool
     live: tuple[str, str] = ("", "")
+    is_short: bool = False
 
 
 class LeaveReply(NamedTuple):
