@@ -497,13 +497,11 @@ OPEN: dict[str, str] = {
     "blank-line": "an exception's message ends at a blank line",
     # Silence
     "ends-early-quietly": "a clean end of one rank is not told while others run on",
-    "ends-early-status": "the same",
     "nobody-listens": "nothing is said before a timeout of the program",
     "hang-lock": "without --hang-timeout nothing is said",
     "hang-sleep": "the same",
     "hang-native": "the same",
     "hang-read": "the same",
     "hang-collective": "the same",
-    "console-unread": "the status does not say it",
 }
 """The cases that are not answered rightly yet, each with what is missing."""

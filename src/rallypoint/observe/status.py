@@ -17,7 +17,10 @@ from unicodedata import combining, east_asian_width
 
 import msgspec
 
-from rallypoint.control.protocol.messages import NodeReport
+from rallypoint.base.log import ranges
+from rallypoint.base.signals import signal_name
+from rallypoint.control.membership.state import join_names
+from rallypoint.control.protocol.messages import EndedWorker, NodeReport
 from rallypoint.observe.watching.messages import (
     FailureView,
     JobEvent,
@@ -41,6 +44,8 @@ _LEAST_NODES = 3
 """Rows of nodes that a screen shows however low it is."""
 _TRACEBACK = 12
 """Lines of the last traceback that are shown: its end."""
+_WORKER_LINES = 8
+"""Lines about workers that have ended or wait, at most."""
 _STRAGGLERS = 10
 """How many ranks are shown that are behind the others: the last of them."""
 NODE_STATES = (*(state.value for state in MemberState), "unreachable", "succeeded")
@@ -90,6 +95,7 @@ def drawing(snapshot: Snapshot, screen: OnScreen | None = None) -> list[Line]:
     low = screen is not None and screen.is_low
     head = [*_head(snapshot, screen), Line("")]
     below = [
+        *_titled("workers", _worker_lines(snapshot, screen)[: 3 if low else _WORKER_LINES]),
         *([] if low else _straggler_lines(snapshot)),
         *_titled("last failures", _failure_lines(snapshot, screen)[-1 if low else -_FAILURES :]),
         *([] if low else _traceback_lines(snapshot)),
@@ -240,11 +246,9 @@ def node_state(node: NodeView) -> str:
 
 
 def state_words(node: NodeView) -> str:
-    """The same, with who has asked the node to leave, what it waits for, and whether its console is read."""
+    """The same, with who has asked the node to leave, and what it waits for."""
     drained = f", drained by {node.drained_by}" if node.drained_by else ""
-    blocked = 0.0 if node.report is None else node.report.console_blocked
-    console = f", its console was not read for {duration(blocked)}" if blocked >= _BLOCKED else ""
-    return node_state(node) + drained + (f", waits: {node.waits_for}" if node.waits_for else "") + console
+    return node_state(node) + drained + (f", waits: {node.waits_for}" if node.waits_for else "")
 
 
 _STYLES = {
@@ -312,7 +316,11 @@ def _node_lines(snapshot: Snapshot, screen: OnScreen | None, others: int) -> lis
 
 
 def _pids(node: NodeView, _screen: OnScreen | None) -> str:
-    return "-" if node.report is None or not node.report.pids else " ".join(map(str, node.report.pids))
+    report = node.report
+    if report is None:
+        return "-"
+    ended = {worker.local_rank for worker in report.ended}
+    return " ".join("-" if rank in ended else str(pid) for rank, pid in enumerate(report.pids)) or "-"
 
 
 _COLUMNS: tuple[tuple[str, int, Callable[[NodeView, OnScreen | None], str]], ...] = (
@@ -326,6 +334,36 @@ _COLUMNS: tuple[tuple[str, int, Callable[[NodeView, OnScreen | None], str]], ...
     ("PIDS", 100, _pids),
 )
 """Titles, how wide a screen has to be for each, and what stands in it."""
+
+
+def _worker_lines(snapshot: Snapshot, screen: OnScreen | None) -> list[Line]:
+    """Workers that wait for a console which nobody reads, and workers that have ended while others run."""
+    lines: list[Line] = []
+    for node in snapshot.nodes:
+        if node.report is not None and node.report.console_blocked >= _BLOCKED:
+            blocked = node.report.console_blocked
+            since = f"for {duration(blocked)}" if screen is None else f"since {_time_text(blocked, screen)}"
+            waiters = node.report.console_waiters
+            who = f": {_ranks(node, waiters)} wait{'s' if len(waiters) == 1 else ''} for it" if waiters else ""
+            lines.append(Line(f"  the console of {node.host or node.name} has not been read {since}{who}", "yellow"))
+    for node in snapshot.nodes:
+        by_code: dict[int, list[EndedWorker]] = {}
+        for worker in () if node.report is None else node.report.ended:
+            by_code.setdefault(worker.exit_code, []).append(worker)
+        for code, workers in sorted(by_code.items()):
+            ranks = _ranks(node, [worker.local_rank for worker in workers])
+            last = "the last " if len(workers) > 1 else ""
+            when = _time_text(min(worker.age for worker in workers), screen)
+            how = f"{code} ({signal_name(-code)})" if code < 0 else str(code)
+            lines.append(Line(f"  {ranks} on {node.host or node.name} ended with {how}, {last}{when}"))
+    return lines
+
+
+def _ranks(node: NodeView, local_ranks: Sequence[int]) -> str:
+    """`rank 4`, `ranks 4-7`, `ranks 0 and 3`; local ranks while the node has no others."""
+    first = max(0, node.first_rank)
+    kind = "local rank" if node.first_rank < 0 else "rank"
+    return f"{kind}{'' if len(local_ranks) == 1 else 's'} {join_names(ranges(first + rank for rank in local_ranks))}"
 
 
 def _straggler_lines(snapshot: Snapshot) -> list[Line]:
@@ -547,6 +585,10 @@ def _report(report: NodeReport) -> dict[str, Any]:
         "standby_ready": report.standby_ready,
         "log_folder": report.log_folder or None,
         "console_blocked_seconds": _if_known(report.console_blocked),
+        "console_waiters": list(report.console_waiters),
+        "ended": [
+            {"local_rank": rank, "exit_code": code, "seconds_ago": _if_known(age)} for rank, code, age in report.ended
+        ],
         "watching_seconds": {name: _if_known(seconds) for name, seconds in report.watching},
         "figures": {name: int(figure) if figure.is_integer() else figure for name, figure in report.figures},
     }

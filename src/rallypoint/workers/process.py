@@ -16,6 +16,7 @@ import os
 import select
 import signal
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
@@ -75,6 +76,8 @@ class ChildProcess(ABC):
 
         It is `UNKNOWN_EXIT` if it is `orphaned` and was not killed by us.
         """
+        self.ended_at = 0.0
+        """When that was, on the monotonic clock."""
         self._killed = False
         self._collecting = threading.Lock()
 
@@ -94,6 +97,7 @@ class ChildProcess(ABC):
                     final, code = self._exit_status()
                     self.held_by_debugger = not final
                     if final:
+                        self.ended_at = time.monotonic()
                         self.exitcode = UNKNOWN_EXIT if code is None else code
         return self.exitcode
 

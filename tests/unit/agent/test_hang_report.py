@@ -21,6 +21,7 @@ from rallypoint.control.protocol.messages import (
     CollectionEnded,
     CollectKind,
     CollectRequested,
+    EndedWorker,
     HangReport,
     NodeReport,
     ReportRequested,
@@ -55,6 +56,12 @@ def test_a_status_is_reported_while_the_ages_of_outputs_are_awaited() -> None:
         def console_blocked_for(self) -> float:
             return 2.5
 
+        def waiting_for_console(self) -> tuple[int, ...]:
+            return (1,)
+
+        def ended(self) -> dict[int, tuple[int, float]]:
+            return {0: (0, math.inf)}
+
     placed = SimpleNamespace(round=3)
     group = SimpleNamespace(workers=[], placement=placed, spec=SimpleNamespace(in_place_of=""), group_rank=1)
     folder = WorkerFolder(set, sent.put)
@@ -64,7 +71,9 @@ def test_a_status_is_reported_while_the_ages_of_outputs_are_awaited() -> None:
     answer = reports.Reports(Agent(workers, print, SYSTEM_CLOCK, print)).messages()[ReportRequested]  # type: ignore[arg-type]
     for _ in range(2):
         answer(ReportRequested())
-    expected = NodeReport(3, (), log_folder="/logs/job_x", console_blocked=2.5, figures=(("lines", 3),))
+    ended = (EndedWorker(0, 0, 0.0),)
+    expected = NodeReport(3, (), log_folder="/logs/job_x", console_blocked=2.5, console_waiters=(1,), ended=ended)
+    expected = expected._replace(figures=(("lines", 3),))
     assert sent.get(timeout=TIMEOUT) == expected
     known.set()
     assert sent.get(timeout=TIMEOUT) == expected._replace(output_ages=(1.0,))

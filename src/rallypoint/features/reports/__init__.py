@@ -20,6 +20,7 @@ from rallypoint.base.stderr import STDERR_LOCK
 from rallypoint.control.protocol.messages import (
     CollectKind,
     CollectRequested,
+    EndedWorker,
     NodeAnswer,
     NodeReport,
     ReportRequested,
@@ -131,6 +132,10 @@ class Reports(Feature):
             figures=tuple(figure for figures in self.workers.hooks.figures for figure in figures().items()),
             console_blocked=max(STDERR_LOCK.blocked_for(), 0.0 if context is None else context.console_blocked_for()),
         )
+        if context is not None:
+            ended = [EndedWorker(rank, code, max(0.0, now - at)) for rank, (code, at) in context.ended().items()]
+            waiters = context.waiting_for_console() if report.console_blocked else ()
+            report = report._replace(console_waiters=waiters, ended=tuple(ended))
         if (latest := folder.latest()) is not None:
             report = report._replace(progress=latest.step, progress_age=max(0.0, now - latest.at))
         if (began := folder.began()) is not None:

@@ -63,6 +63,15 @@ Making = _Slices[Snapshot]
 """A snapshot in the making: each step is a slice of some hundred microseconds, and the last one returns it."""
 
 
+def reported_round(state: State) -> int:
+    """The round about whose workers nodes report: the one that runs, or the one that has ended while nodes wait for the
+    next; -1 for none.
+    """
+    if state.complete:
+        return state.round
+    return -1 if state.ended is None or state.verdict is not None else state.ended.round
+
+
 class _Report(NamedTuple):
     """A report, and when it came."""
 
@@ -80,6 +89,7 @@ class _Report(NamedTuple):
             progress_age=age_now(self.report.progress_age),
             first_step_age=age_now(self.report.first_step_age),
             output_ages=tuple(map(age_now, self.report.output_ages)),
+            ended=tuple(worker._replace(age=age_now(worker.age)) for worker in self.report.ended),
         )
 
 
@@ -411,6 +421,7 @@ def _row(view: JobView, heard: Mapping[NodeId, float], place: _Place) -> NodeVie
     state, heard_at = view.state, heard.get(node, math.inf)
     report = view.reports.get(node)
     runs = kind is MemberState.PARTICIPANT and state.complete
+    is_known = report is not None and kind is MemberState.PARTICIPANT and report.report.round == reported_round(state)
     return NodeView(
         name=name_of(state, node),
         host=node.host,
@@ -424,7 +435,7 @@ def _row(view: JobView, heard: Mapping[NodeId, float], place: _Place) -> NodeVie
         workers=0 if info is None else info.local_world_size,
         role="" if info is None else info.role,
         succeeded=runs and node in state.succeeded,
-        report=report.with_ages(view.now) if runs and report and report.report.round == state.round else None,
+        report=report.with_ages(view.now) if report and is_known else None,
         quiet=node in state.quiet,
         drained_by=view.drained.get(node, ""),
         domain="" if info is None else info.domain,

@@ -56,7 +56,14 @@ from rallypoint.observe.watching.messages import (
     WatchRequest,
     snapshot_parts,
 )
-from rallypoint.observe.watching.snapshots import JobView, Making, NodeReports, SnapshotMaker, at_once
+from rallypoint.observe.watching.snapshots import (
+    JobView,
+    Making,
+    NodeReports,
+    SnapshotMaker,
+    at_once,
+    reported_round,
+)
 
 _PAUSE, _LONGEST_PAUSE, _ROWS_A_SECOND = 0.2, 2.0, 12_500
 """Seconds between answers to those who follow; more if there are many nodes, which a snapshot has to count."""
@@ -236,6 +243,7 @@ class WatcherSessions(Extension):
         if (
             before is None
             or before[:2] != report[:2]
+            or len(before.ended) != len(report.ended)
             or before.steps != report.steps
             or before.progress != report.progress
         ):
@@ -363,17 +371,17 @@ class WatcherSessions(Extension):
     # Inside
 
     def _ask_nodes(self, now: float) -> None:
-        state = self.job.state
+        state, round_ = self.job.state, reported_round(self.job.state)
         fresh = max(_FRESH, len(state.participants) / _FRESH_NODES)
-        if not state.complete or (self._asked_round == state.round and now - self._asked_at < fresh):
+        if round_ < 0 or (self._asked_round == round_ and now - self._asked_at < fresh):
             return
-        self._asked_at, self._asked_round = now, state.round
+        self._asked_at, self._asked_round = now, round_
         self._awaited, self._to_ask = set(), iter(state.participants)
         self._ask_more(now)
 
     def _ask_more(self, now: float) -> None:
         job = self.job
-        wave = list(islice(self._to_ask, _WAVE if self._asked_round == job.state.round else 0))
+        wave = list(islice(self._to_ask, _WAVE if self._asked_round == reported_round(job.state) else 0))
         there = [node for node in wave if node in job.sessions]
         self._awaited.update(there)
         job.send_to(there, ReportRequested())

@@ -32,6 +32,7 @@ import contextlib
 import errno
 import os
 import select
+import sys
 import threading
 import time
 from collections import deque
@@ -102,6 +103,10 @@ BACKLOG = 256 * 1024
 
 SLICE = 1024 * 1024
 """Bytes of one followed file that are forwarded before the next file's."""
+
+_FULL = 32 * 1024
+"""Bytes in a pipe from which on it may be full: it has 64 KiB in pages, of which each may be a little more than half
+full, since a line is not split between two."""
 
 _FIONREAD = 0x541B
 """As in `termios`, which is not imported for it."""
@@ -302,6 +307,10 @@ class WorkerOutput:
                     ages.append(max(0.0, time.time() - seen.st_mtime))
         return min(ages, default=-1.0)
 
+    def is_full(self) -> bool:
+        """Whether the worker waits until more of what it has written is read."""
+        return any(relay is not None and relay.is_full() for relay in self.relays)
+
     def marks(self) -> object:
         """A value that changes when the worker has written anything that passes through here or goes to a file, and
         each time while what it has written is not read: the console holds us up then, and with us the worker.
@@ -449,13 +458,20 @@ class Relay:
 
     def has_unread(self) -> bool:
         """Whether the worker has written something that was not read yet. For any thread."""
+        return self._unread() > 0
+
+    def is_full(self) -> bool:
+        """Whether the worker has written so much that was not read yet that it waits to write more. For any thread."""
+        return self._unread() >= _FULL
+
+    def _unread(self) -> int:
         with self._lock:
             if self.fd < 0:
-                return False
+                return 0
             try:
-                return ioctl(self.fd, _FIONREAD, bytes(4)) != bytes(4)
+                return int.from_bytes(ioctl(self.fd, _FIONREAD, bytes(4)), sys.byteorder)
             except OSError:  # the other end of a pseudo-terminal is gone
-                return False
+                return 0
 
     def take_pending(self) -> list[bytes]:
         """What was read and not yet taken, for the console: parts, none of them empty."""
