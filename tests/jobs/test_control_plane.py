@@ -311,6 +311,7 @@ def test_a_spare_that_was_not_needed_ends_as_the_job_did(at_once: AtOnce) -> Non
             spare.job.until_err("this node waits as a spare")
             job.say(what)
             assert spare.job.ends() == code
+            assert f"the job has {'failed' if code else 'succeeded'}; this spare was not needed" in spare.job.err
             all_end(nodes, code)
 
         scenario.__name__ = what

@@ -367,10 +367,10 @@ def shown(notice: Notification) -> str:
         case NodesSucceeded(round=round_, succeeded=succeeded):
             nodes = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in succeeded)
             return f"succeeded in round {round_}: node {nodes}"
-        case JobEnded(verdict=verdict, is_delegate=is_delegate):
+        case JobEnded(verdict=verdict, is_delegate=is_delegate, is_spare=is_spare):
             why = f" ({verdict.detail})" if verdict.detail else ""
             why += f", restarts {verdict.restarts}" if verdict.restarts.allowed else ""
-            why += ", this node for all" if is_delegate else ""
+            why += ", this node for all" if is_delegate else ", this spare was not needed" if is_spare else ""
             return f"job {verdict.outcome.value}" + (f": {verdict.cause.message}" if verdict.cause else "") + why
         case JoinRefused(refusal=refusal, detail=detail, progress=progress):
             return (

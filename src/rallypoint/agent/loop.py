@@ -82,7 +82,7 @@ def run_agent(
                 workers.events.run_ended(result)
             return result
         except RendezvousGracefulExitError as ending:
-            log.info("%s", ending)
+            log.warning("%s", ending)  # a warning, as that it waits: nothing else says why this node ends
             return None
         finally:
             if workers.events is not None:

@@ -395,9 +395,11 @@ def _on_timer(status: PolicyState, event: TimerFired) -> Decision:
 
 
 def _on_job_ended(status: PolicyState, event: JobEnded) -> Decision:
+    spare = f"the job has {event.verdict.outcome.value}; this spare was not needed"
     return end(
         status,
         steps.End(event),
+        *((warning(spare),) if event.is_spare else ()),
         failed=event.verdict.outcome is Outcome.FAILED and status.posted_notice is None,
     )
 

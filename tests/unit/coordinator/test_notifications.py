@@ -112,6 +112,8 @@ def test_a_spare_has_no_part_in_the_end() -> None:
     assert isinstance(told, JoinRefused)
     assert told.refusal is Refusal.SPARE_NOT_NEEDED
     assert (for_all, list(for_some)) == (JobEnded(done), [A])
+    failed = Verdict(Outcome.FAILED)
+    assert end_notifications(after, failed) == (JobEnded(failed), {A: JobEnded(failed, is_spare=True)})
 
 
 def test_where_workers_of_one_node_cannot_go_on_no_node_keeps_its_own() -> None:

@@ -83,14 +83,14 @@ def _round_end(before: State, after: State) -> RoundEnd:
 def end_notifications(state: State, verdict: Verdict) -> tuple[Notification, dict[NodeId, Notification]]:
     """What nodes are told at the end of the job, and the few that are told something else; each is made once.
 
-    A spare that was not needed is told so where the job has succeeded; else it ends as the job did.
+    A spare that was not needed is told so; unless the job has succeeded, it ends as the job did.
     """
-    others: dict[NodeId, Notification] = {}
-    if verdict.delegate is not None:
-        others[verdict.delegate] = JobEnded(verdict, is_delegate=True)
+    spare: Notification = JobEnded(verdict, is_spare=True)
     if verdict.outcome is Outcome.SUCCEEDED:
         spare = JoinRefused(Refusal.SPARE_NOT_NEEDED, f"the job has {verdict.outcome.value}")
-        others |= dict.fromkeys(state.redundancy_list, spare)
+    others: dict[NodeId, Notification] = dict.fromkeys(state.redundancy_list, spare)
+    if verdict.delegate is not None:
+        others[verdict.delegate] = JobEnded(verdict, is_delegate=True)
     return JobEnded(verdict), others
 
 

@@ -64,7 +64,7 @@ _ERRORS: dict[Refusal, tuple[type[RallypointError], str]] = {
         RendezvousClosedError,
         "another job with the default id 'none' runs at this endpoint ({detail}); give each job its own --rdzv-id",
     ),
-    Refusal.SPARE_NOT_NEEDED: (RendezvousGracefulExitError, "the job has ended without needing this spare ({detail})"),
+    Refusal.SPARE_NOT_NEEDED: (RendezvousGracefulExitError, "{detail}; this spare was not needed"),
 }
 
 

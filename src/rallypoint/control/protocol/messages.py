@@ -410,10 +410,13 @@ class Preempted(NamedTuple):
 
 
 class JobEnded(NamedTuple):
-    """The job has ended. `is_delegate`: this node does what one node has to do for the job."""
+    """The job has ended. `is_delegate`: this node does what one node has to do for the job. `is_spare`: this node has
+    waited as a spare until then. After a success spares receive a `JoinRefused` instead.
+    """
 
     verdict: Verdict
     is_delegate: bool = False
+    is_spare: bool = False
 
 
 class ConfigDifference(NamedTuple):
