@@ -450,6 +450,14 @@ CASES = (
         own_flags=("--hang-timeout=2", "--on-hang=fail"),
     ),
     Case(
+        "saves-slowly",
+        "saves_slowly",
+        ("ValueError: the optimizer has no state to save",),
+        0,
+        never=("the job hangs",),
+        own_flags=("--hang-timeout=2", "--on-hang=fail"),
+    ),
+    Case(
         "console-unread",
         "writes_much",
         (r"console.*not.*read|not been read", "ranks 0"),

@@ -657,6 +657,16 @@ class WriteProgress(NamedTuple):
             self.written - before.written >= _MIN_PROGRESS or any(not 0 <= step < _MIN_PROGRESS for step in steps)
         )
 
+    def has_grown(self, before: WriteProgress) -> bool:
+        """Whether as much was written to open files since as only a save writes, or a save has begun or ended.
+
+        A file that was only opened or closed does not count, unlike in `moved_from`: a thread may do that for ever.
+        """
+        if self.announced != before.announced:
+            return True
+        steps = [position - before.positions.get(key, 0) for key, position in self.positions.items()]
+        return bool(steps) and max(self.written - before.written, *steps) >= _MIN_PROGRESS
+
 
 class WriteDetector:
     """Checks one process again and again.

@@ -10,6 +10,7 @@ from rallypoint.agent.folder import Reached
 from rallypoint.agent.policy import Phase, PolicyState, decide
 from rallypoint.agent.steps import FailNode, LogLine
 from rallypoint.control.protocol.messages import HangFound, HangReport
+from rallypoint.features.hangs.activity import Activity
 from rallypoint.features.hangs.rules import GRACE, HangRules, OnHang
 from rallypoint.features.hangs.watch import RoundSigns, Seen
 from tests.effort import examples
@@ -26,7 +27,8 @@ class Workers:
         self.output: int | None = 0 if visible else None
         self.calls: tuple[Reached | None, ...] = ()
         self.file: tuple[int, int, int] | None = None
-        self.signs = RoundSigns(0, lambda: Seen(self.output, self.calls, self.file), TIMEOUT, 0.0)
+        self.activity = Activity()
+        self.signs = RoundSigns(0, lambda: Seen(self.output, self.calls, self.file, self.activity), TIMEOUT, 0.0)
 
     def at(self, now: float) -> bool:
         """Look at a moment; whether they are quiet then."""
@@ -56,6 +58,33 @@ def test_the_first_look_at_the_progress_file_is_no_progress() -> None:
     workers.file = (1, 2, 1)
     workers.at(15.0)
     assert workers.at(15.0 + TIMEOUT)
+
+
+def test_one_early_report_of_progress_does_not_end_the_time_of_the_first_steps() -> None:
+    workers = Workers()
+    workers.calls = (Reached(0, 1.0, 0, first_at=1.0), None)
+    workers.at(1.0)
+    assert not workers.at(GRACE * TIMEOUT - 0.1)
+    assert workers.at(GRACE * TIMEOUT)
+    workers.calls = (Reached(1, 31.0, 0, first_at=1.0), None)
+    workers.at(31.0)
+    assert workers.at(31.0 + TIMEOUT)
+
+
+def test_a_file_that_grows_is_a_sign_and_children_that_compute_have_some_time() -> None:
+    workers = Workers()
+    workers.call(1)
+    workers.at(0.0)
+    for now in range(5, 100, 5):
+        workers.activity = Activity(grown=now)
+        assert not workers.at(now)
+    assert workers.at(95.0 + TIMEOUT)
+    workers.activity = Activity(grown=200)
+    workers.at(200.0)
+    for now in range(205, 230, 5):
+        workers.activity = Activity(grown=200, is_busy=True)
+        assert not workers.at(now)
+    assert workers.at(200.0 + GRACE * TIMEOUT), "they may be the ranks of an inner launcher, which spin"
 
 
 def test_nobody_is_quiet_before_somebody_has_looked() -> None:
@@ -134,7 +163,7 @@ def test_the_report_comes_before_anything_is_done(then: OnHang, phase: Phase) ->
     (line,) = steps
     assert isinstance(line, LogLine)
     assert line.warning
-    assert "its 2 nodes has written output or reported progress for 600 s (--hang-timeout; before" in line.text
+    assert "its 2 nodes has written anything or reported progress for 600 s (--hang-timeout; " in line.text
     assert "it is 3 times that" in line.text
     after, steps = decide(status, HangReport(1, 3, "all sleep\n"), rules)
     assert after == status, "nothing is stopped before the round has ended for all"

@@ -47,6 +47,27 @@ def test_what_a_move_is(before: dict[tuple[int, str], int], after: dict[tuple[in
     assert WriteProgress(after, 1 << 20).moved_from(WriteProgress(before, 0)) is (moved or bool(after))
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "grown"),
+    [
+        ({FILE: 0}, {FILE: 0}, False),
+        ({FILE: 0}, {FILE: 200}, False),
+        ({FILE: 0}, {FILE: 1 << 20}, True),
+        ({FILE: 1 << 20}, {FILE: 0}, False),
+        ({FILE: 1 << 20}, {}, False),
+        ({}, {FILE: 0}, False),
+        ({}, {FILE: 1 << 20}, True),
+    ],
+    ids=["idle", "a log", "grows", "begins again", "closed", "opened", "the next"],
+)
+def test_what_growth_is(before: dict[tuple[int, str], int], after: dict[tuple[int, str], int], grown: bool) -> None:
+    then = WriteProgress(before, 0)
+    assert WriteProgress(after, 0).has_grown(then) is grown
+    assert WriteProgress(after, 1 << 20).has_grown(then) is (grown or bool(after))
+    assert WriteProgress(after, 0, announced=True).has_grown(then)
+    assert WriteProgress(after, 0, announced=True).has_grown(then._replace(announced=True)) is grown
+
+
 class Script:
     """A Python process that does what it is told, line by line."""
 

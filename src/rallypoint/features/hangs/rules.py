@@ -27,11 +27,7 @@ class OnHang(StrEnum):
 
 
 GRACE = 3
-"""The number of timeouts that a round has until its workers report progress."""
-_FOUND = (
-    "the job hangs: no rank of its {} has written output or reported progress for {:g} s (--hang-timeout; before the "
-    f"first progress of a round it is {GRACE} times that); collecting what the workers do"
-)
+"""The number of timeouts that a round has until a worker has reported progress twice."""
 _CAUSE = "the job hangs: no rank has given a sign of life for {:g} s (--hang-timeout)"
 _THEN = {
     OnHang.REPORT: "nothing else is done (--on-hang=report)",
@@ -59,7 +55,12 @@ class HangRules(NamedTuple):
         if not _concerns(status, event.round):
             return status, ()
         nodes = "node" if event.nodes == 1 else f"{event.nodes} nodes"
-        return status, (warning(_FOUND.format(nodes, self.timeout)),)
+        line = (
+            f"the job hangs: no rank of its {nodes} has written anything or reported progress for {self.timeout:g} s "
+            f"(--hang-timeout; before the second progress of a round it is {GRACE} times that); "
+            "collecting what the workers do"
+        )
+        return status, (warning(line),)
 
     def _on_report(self, status: PolicyState, event: HangReport) -> Decision:
         if not _concerns(status, event.round):

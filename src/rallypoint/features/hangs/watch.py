@@ -1,18 +1,21 @@
 """Tracks since when the workers of this node have given no sign of life, and tells the coordinator (`--hang-timeout`).
 
 A sign is whatever a worker writes to its standard output or error, a call of `notices.progress` (with the same step
-too), a change of the progress file, and the end of a worker. The load of a processor or a GPU proves nothing: a worker
-that waits for a collective may well spin.
+too), a change of the progress file, a file that grows as one does in which a checkpoint is saved, and the end of a
+worker. The load of a processor or a GPU proves nothing: a worker that waits for a collective may well spin.
 
 Laws:
 
 1. Log files and the progress file may be on a disk that hangs: a thread looks at them, and the loop takes its results.
 2. No sign may be missed: a node is quiet only after a look that was made when its time was over. A look that has not
    returned for as long as the timeout counts as having found nothing.
-3. Until its workers have reported progress, a round has three times the timeout from its start: first steps are slow.
+3. Until a worker has reported progress twice, a round has three times the timeout from its start: first steps are slow,
+   and a first report may come before them.
 4. Time without looks (a machine that was suspended) does not count.
 5. If the workers' output cannot be seen and they report no progress, this node is never quiet.
 6. The coordinator is told of changes only: quiet, and not quiet any more.
+7. Processes that workers have started, and that compute, are waited for (a compiler, a tokenizer), but for no more than
+   three times the timeout after the last sign: they may be ranks of an inner launcher, which spin too.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.side_thread import start_thread
 from rallypoint.control.membership.state import ReportQuiet
+from rallypoint.features.hangs.activity import Activity, ActivityProbe
 from rallypoint.features.hangs.rules import GRACE
 
 if TYPE_CHECKING:
@@ -42,13 +46,19 @@ _SHORTEST, _LONGEST = 0.05, 15.0
 
 
 class Seen(NamedTuple):
-    """The visible traces of the workers; any difference between two looks is a sign of life."""
+    """The visible traces of the workers."""
 
     output: object
     """None if it cannot be seen."""
     calls: tuple[Reached | None, ...]
     file: object
     """None if there is no progress file, or it has not been looked at yet."""
+    activity: Activity = Activity()
+
+    @property
+    def signs(self) -> object:
+        """A value of which any difference between two looks is a sign of life."""
+        return self.output, self.calls, self.file, self.activity.grown
 
 
 class RoundSigns:
@@ -60,7 +70,12 @@ class RoundSigns:
         self._timeout = timeout
         self._started_at = self._sign_at = self._looked_at = now
         self._looking_since: float | None = None
+        self._busy_at = -math.inf
+        """When children of workers were last seen to compute."""
+        self._reported = False
+        """Whether any worker has reported progress."""
         self._progressed = False
+        """Whether one has done so again."""
         self._seen: Seen | None = None
 
     def look(self, clock: Clock) -> None:
@@ -69,11 +84,13 @@ class RoundSigns:
         seen, before = self._look(), self._seen
         now = clock.monotonic()
         self._seen = seen
-        if before is None:
-            self._progressed = any(seen.calls)
-        elif seen != before:
-            self._progressed |= seen.calls != before.calls or (before.file is not None and seen.file != before.file)
+        wrote = before is not None and before.file is not None and seen.file != before.file
+        self._reported |= wrote or any(seen.calls)
+        self._progressed |= wrote or any(call is not None and call.at > call.first_at for call in seen.calls)
+        if before is not None and seen.signs != before.signs:
             self._sign_at = now
+        if seen.activity.is_busy:
+            self._busy_at = now
         self._looked_at, self._looking_since = now, None
 
     def sign(self, now: float) -> None:
@@ -88,6 +105,7 @@ class RoundSigns:
     def is_quiet(self, now: float) -> bool:
         """Whether the workers have given no sign of life for the timeout."""
         over_at = self._sign_at + self._timeout
+        over_at = max(over_at, min(self._busy_at + self._timeout, self._sign_at + GRACE * self._timeout))
         if not self._progressed:
             over_at = max(over_at, self._started_at + GRACE * self._timeout)
         if now < over_at or not self._can_be_seen():
@@ -96,7 +114,7 @@ class RoundSigns:
         return self._looked_at >= over_at or (since is not None and now - since >= self._timeout)
 
     def _can_be_seen(self) -> bool:
-        return self._progressed or self._seen is None or self._seen.output is not None
+        return self._reported or self._seen is None or self._seen.output is not None
 
 
 class HangWatch(Source):
@@ -175,12 +193,13 @@ class HangWatch(Source):
         workers, group = self._workers, self._workers.group
         context, folder, ranks = workers.pcontext, group.notices, len(group.workers)
         marks = None if context is None else context.output_marks()
+        probe = ActivityProbe(() if context is None else context.pids().values())
         if marks is None:
             self._warn_blind()
 
         def look() -> Seen:
             output = None if marks is None else marks()
-            return Seen(output, steps_of_workers(folder, ranks), workers.folder.file_mark())
+            return Seen(output, steps_of_workers(folder, ranks), workers.folder.file_mark(), probe.look())
 
         return look
 
