@@ -402,7 +402,8 @@ class Agent:
         else:
             self.workers.gone()
         self._end_notice()
-        self._post(WorkersStopped(ended_in_order=True, waiting=bool(self.workers.survivors)))
+        waiting = bool(self.workers.survivors)
+        self._post(WorkersStopped(ended_in_order=True, waiting=waiting, ended_with_0=not waiting))
 
     def _do_stop_held(self, _step: StopHeld) -> None:
         if self._stop is not None and self._releases:

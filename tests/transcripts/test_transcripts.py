@@ -241,7 +241,7 @@ class Player:
         return self._say(names, lambda: RecordProgress(round_, int(options["step"])))
 
     def _leave(self, names: list[str], options: Options) -> list[str]:
-        return self._say(names, lambda: LeaveRequest("asks" in options))
+        return self._say(names, lambda: LeaveRequest("asks" in options, ended_with_0="ended_with_0" in options))
 
     def _end(self, names: list[str], _options: Options) -> list[str]:
         return self._say(names, Close)
@@ -340,7 +340,10 @@ class Player:
 
 def in_words_of(wording: Callable[[RendezvousName, Progress, float], str], progress: Progress) -> str:
     """A progress in the words that its node finds for it; nodes that have left are named without the time of day."""
-    gone = "".join(f"; {each.name}: {each.reason.value} {each.seconds_ago:g} s ago" for each in progress.removed)
+    gone = "".join(
+        f"; {each.name}: {each.reason.value} {each.seconds_ago:g} s ago{' (ended with 0)' if each.ended_with_0 else ''}"
+        for each in progress.removed
+    )
     return wording(RendezvousName("transcript", ""), progress._replace(removed=()), 0.0) + gone
 
 

@@ -128,7 +128,7 @@ class PolicyState(NamedTuple):
     waiting: bool = False
     """Whether some workers of the previous round wait in their processes for the next one."""
     ended_with_0: bool = False
-    """Whether all workers of the previous round have ended with 0, in FORMING."""
+    """Whether all workers of the previous round have ended with 0: in FORMING, and in LEAVING those of the last."""
     pending_placement: Placement | None = None
     """The placement that waits until the workers of the previous round are gone."""
     final_step: steps.End | None = None
@@ -231,7 +231,7 @@ def take_final_step(status: PolicyState, last: steps.End, *before: steps.Step, i
     if isinstance(last.event, SignalArrived) and last.event.number == SIGTERM and in_order and not status.link_down:
         return status._replace(phase=Phase.LEAVING, stopping=0, final_step=last), (
             *before,
-            *_query_standing(),
+            *_query_standing(status),
             SetTimer(Timer.LEAVE, _LEAVING),
         )
     if last.drained_by:
@@ -240,9 +240,9 @@ def take_final_step(status: PolicyState, last: steps.End, *before: steps.Step, i
     return status._replace(phase=Phase.ENDED, stopping=0), (*before, last)
 
 
-def _query_standing() -> tuple[steps.Step, ...]:
+def _query_standing(status: PolicyState) -> tuple[steps.Step, ...]:
     """Query the state of the job without this node, now and again."""
-    return LeaveRequest(wants_reply=True), SetTimer(Timer.QUERY, _LEAVING_EVERY)
+    return LeaveRequest(wants_reply=True, ended_with_0=status.ended_with_0), SetTimer(Timer.QUERY, _LEAVING_EVERY)
 
 
 def _why_it_leaves(status: PolicyState, number: int) -> str:
@@ -560,7 +560,8 @@ def _on_final_stop(status: PolicyState, event: steps.WorkersStopped) -> Decision
         cause = status.final_step.event
         number = cause.number if isinstance(cause, SignalArrived) else SIGTERM
         return status._replace(stopping=number), (steps.StopWorkers(number, failed=True),)
-    return take_final_step(status, status.final_step, in_order=event.ended_in_order)
+    ended = status._replace(ended_with_0=event.ended_with_0)
+    return take_final_step(ended, status.final_step, in_order=event.ended_in_order)
 
 
 def _on_left(status: PolicyState, event: LeaveReply) -> Decision:
@@ -575,7 +576,7 @@ def _on_left(status: PolicyState, event: LeaveReply) -> Decision:
 def _on_timer_when_leaving(status: PolicyState, event: TimerFired) -> Decision:
     assert status.final_step is not None, "an agent that leaves knows how"
     if event.timer is Timer.QUERY:
-        return status, _query_standing()
+        return status, _query_standing(status)
     return (status._replace(phase=Phase.ENDED), (status.final_step,)) if event.timer is Timer.LEAVE else (status, ())
 
 

@@ -166,6 +166,7 @@ def _fatal_losses(progress: Progress) -> Sequence[MissingNode]:
 def _removed_words(missed: Sequence[MissingNode], wall: float) -> str:
     losses = [
         f"{printable(who.name)} {_REMOVAL_WORDS.get(who.reason, 'went')} at {_time_of_day(wall - who.seconds_ago)}"
+        f"{' (all its ranks have ended with 0)' if who.ended_with_0 else ''}"
         for who in missed
     ]
     return f"{join_names(losses)} and nobody has taken {'its place' if len(losses) == 1 else 'their places'}"

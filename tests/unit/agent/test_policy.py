@@ -368,6 +368,17 @@ def test_a_node_that_leaves_a_job_that_goes_on_has_done_what_it_was_asked() -> N
     assert after(TERM, LeaveReply(True, 2), LEAVE_OVER)[1][-1] == left(SIGTERM, "continues on 2 other nodes"), "a spare"
 
 
+def test_a_node_that_leaves_says_whether_its_workers_have_ended_with_0() -> None:
+    for ended_with_0 in (True, False):
+        stopped = WorkersStopped(True, ended_with_0=ended_with_0)
+        asked = [
+            step
+            for step in after(placed(0), TERM, stopped, TimerFired(Timer.QUERY))[1]
+            if isinstance(step, LeaveRequest)
+        ]
+        assert [step.ended_with_0 for step in asked] == [False, ended_with_0, ended_with_0]
+
+
 @pytest.mark.parametrize(
     "then",
     [

@@ -16,7 +16,9 @@ from rallypoint.control.membership.state import (
     NodeInfo,
     Operation,
     Participant,
+    Reason,
     Refusal,
+    RemovedNode,
     Settings,
     State,
 )
@@ -236,6 +238,16 @@ def stepped(operation: Operation, state: State, view: ClockView) -> State:
 def test_nobody_has_consented_once_nobody_waits_any_more() -> None:
     state = State(complete=True, participants=FULL, wait_list={ME: MEMBER}, consents=frozenset({A}))
     assert stepped(Exit(), state, ClockView(0)).consents == frozenset()
+
+
+def test_a_node_that_has_left_may_say_later_that_its_workers_have_ended_with_0() -> None:
+    gone = RemovedNode(ME, "me", Reason.DEPARTED)
+    state = State(participants={A: IN}, removed=(gone, gone._replace(node=A)))
+    after = stepped(Exit(ended_with_0=True), state, ClockView(0))
+    assert after == state._replace(removed=(gone._replace(ended_with_0=True), gone._replace(node=A)))
+    assert step(Exit(ended_with_0=True), after, ME, ClockView(0), JOB) is NoChange.DONE
+    assert step(Exit(), after, ME, ClockView(0), JOB) is NoChange.DONE
+    assert step(Exit(ended_with_0=True), State(), ME, ClockView(0), JOB) is NoChange.DONE
 
 
 def test_every_change_counts_as_a_heartbeat_and_leaving_forgets_it() -> None:

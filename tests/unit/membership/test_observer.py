@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.control.membership.observer import StateObserver
-from rallypoint.control.membership.state import NodeId, Settings, State
+from rallypoint.control.membership.state import NodeId, Reason, RemovedNode, Settings, State
 
 SETTINGS = Settings("job", 1, 2, keep_alive_interval=5.0, keep_alive_max_attempt=3, counts_heartbeats=True)
 ONE, OTHER = NodeId("a", 1, 0), NodeId("b", 1, 0)
@@ -42,3 +42,10 @@ def test_who_is_silent_while_others_are_seen_is_found() -> None:
         assert observer.silent(float(second)) == []
     look(observer, 15.0, 15, 0)
     assert observer.silent(15.0) == [OTHER]
+
+
+def test_what_is_learned_later_of_a_node_that_has_left_does_not_change_when_it_left() -> None:
+    observer, gone = StateObserver(SETTINGS), RemovedNode(ONE, "a", Reason.DEPARTED)
+    observer.observe(State(removed=(gone,)), 1.0)
+    observer.observe(State(removed=(gone._replace(ended_with_0=True),)), 9.0)
+    assert observer.clock_view(9.0).removed_at == (1.0,)

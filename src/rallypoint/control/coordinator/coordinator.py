@@ -327,7 +327,7 @@ class Coordinator:
     def _on_leave(self, speaker: SessionRecord, request: LeaveRequest, now: float) -> None:
         self._pending.pop(speaker.node, None)
         self._note_gone([speaker.node], Reason.DEPARTED, now)
-        self.operate(speaker.node, Exit(detail=request.why), now)
+        self.operate(speaker.node, Exit(detail=request.why, ended_with_0=request.ended_with_0), now)
         if request.wants_reply:
             left = standing_without(self.state, speaker.node, self.settings, self._placeholders())
             # When a node of our own process leaves, we go too.

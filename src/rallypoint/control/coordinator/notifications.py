@@ -205,7 +205,9 @@ def abandoned_progress(state: State, settings: Settings, view: ClockView, *, rep
 
 def _missing_nodes(state: State, view: ClockView) -> tuple[MissingNode, ...]:
     pairs = zip(state.removed, view.removed_at, strict=False)
-    return tuple(MissingNode(removed.name, removed.reason, view.now - at) for removed, at in pairs)
+    return tuple(
+        MissingNode(removed.name, removed.reason, view.now - at, removed.ended_with_0) for removed, at in pairs
+    )
 
 
 def placeholders_in(state: State) -> int:
@@ -293,6 +295,9 @@ class JobHistory:
             self._record_round_end(after.ended, now)
         if after.complete and (not before.complete or before.round != after.round):
             self.add("round started", after.round, _round_start(after), now)
+        for gone in after.removed if after.removed != before.removed else ():
+            if gone.ended_with_0 and gone not in before.removed:
+                self.add("node lost", after.round, f"all ranks of {gone.name} have ended with 0", now, gone.name)
         if after.is_preempted and not before.is_preempted and after.preempted is not None:
             text = f"{after.preempted.who} {after.preempted.why}: the job is preempted"
             self.add("job preempted", after.round, text, now, after.preempted.who)

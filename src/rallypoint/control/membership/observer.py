@@ -45,7 +45,8 @@ class StateObserver:
         elif self._running_at is None:
             self._running_at = now
         if state.removed or self._removed:
-            self._removed = {removed: self._removed.get(removed, now) for removed in state.removed}
+            seen_at = {removed.node: at for removed, at in self._removed.items()}
+            self._removed = {removed: seen_at.get(removed.node, now) for removed in state.removed}
         if not state.last_call:
             self._last_call = None
         elif self._last_call is None or self._last_call[0] != state.last_call:

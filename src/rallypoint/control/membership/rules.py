@@ -393,8 +393,14 @@ def _abandon(state: State, node: NodeId, seconds: float, settings: Settings) -> 
 def _exit(operation: Exit, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
     after = _removed(state, node, operation.reason, operation.detail, settings)
     if after is None:
-        return NoChange.DONE
+        return _with_end_of(state, node) if operation.ended_with_0 else NoChange.DONE
     return Refusal.TIMEOUT if view.now >= operation.deadline else after
+
+
+def _with_end_of(state: State, node: NodeId) -> Step:
+    """The state in which all workers of a node that has left are known to have ended with 0."""
+    removed = tuple(gone._replace(ended_with_0=gone.ended_with_0 or gone.node == node) for gone in state.removed)
+    return NoChange.DONE if removed == state.removed else state._replace(removed=removed)
 
 
 def _removed(state: State, node: NodeId, reason: Reason, detail: str, settings: Settings) -> State | None:

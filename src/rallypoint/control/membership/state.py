@@ -125,11 +125,12 @@ class RoundEnd(NamedTuple):
 
 
 class RemovedNode(NamedTuple):
-    """A node that has left the job, its name and why it left."""
+    """A node that has left the job, its name and why it left. `ended_with_0`: all its workers have ended with 0."""
 
     node: NodeId
     name: str
     reason: Reason
+    ended_with_0: bool = False
 
 
 class AbandonedRendezvous(NamedTuple):
@@ -427,11 +428,16 @@ class Rejoin(NamedTuple):
 
 
 class Exit(NamedTuple):
-    """Take no part any more. `reason` distinguishes a departure from a loss noticed elsewhere, `detail` says how."""
+    """Take no part any more. `reason` distinguishes a departure from a loss noticed elsewhere, `detail` says how.
+
+    A node announces that it leaves before it stops its workers, and says so again when they have ended:
+    `ended_with_0` if all did so with exit code 0.
+    """
 
     reason: Reason = Reason.DEPARTED
     detail: str = ""
     deadline: float = math.inf
+    ended_with_0: bool = False
 
 
 class Fail(NamedTuple):

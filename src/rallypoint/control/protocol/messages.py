@@ -250,11 +250,12 @@ class NextStore(NamedTuple):
 
 class LeaveRequest(NamedTuple):
     """Take no part any more. With `wants_reply` it is answered by `LeaveReply`, each time it is sent. `why` is for the
-    others: "drained by ann@login", empty for a signal.
+    others: "drained by ann@login", empty for a signal. `ended_with_0`: see `Exit`.
     """
 
     wants_reply: bool = False
     why: str = ""
+    ended_with_0: bool = False
 
 
 class Heartbeat(NamedTuple):
@@ -453,11 +454,14 @@ class SessionEnded(NamedTuple):
 
 
 class MissingNode(NamedTuple):
-    """A node that left without a replacement: its name, why it left, and how many seconds ago."""
+    """A node that left without a replacement: its name, why it left, and how many seconds ago. `ended_with_0`: see
+    `RemovedNode`.
+    """
 
     name: str
     reason: Reason
     seconds_ago: float
+    ended_with_0: bool = False
 
 
 class Progress(NamedTuple):
