@@ -226,7 +226,8 @@ class Actions(Source):
             #   2. an import then would cost all of them its time (20 ms on a busy disk);
             #   3. a store that is opened only now would cost another message to the coordinator, and the answer.
             if self._rendezvous.hosts_coordinator:
-                import rallypoint.control.membership.endings  # noqa: F401
+                import rallypoint.control.membership.endings
+                import rallypoint.control.membership.many_gone  # noqa: F401
             if step.placement.group_rank == 0 and self._workers.remaining():
                 self._rendezvous.tell_next_store(step.placement.round)
             yield steps.WorkersStarted(step.placement.round)
@@ -242,7 +243,8 @@ class Actions(Source):
             self.fence.workers_start()
         try:
             self._workers.start()
-            import rallypoint.agent.causes  # noqa: F401 - now, when nobody waits for it
+            import rallypoint.agent.causes
+            import rallypoint.agent.ends  # noqa: F401 - both now, when nobody waits for them
         except _NO_START as error:
             cause, now = self._failed_start(error), self._clock.monotonic()
             self._start_until = min(self._start_until, now + _SHORTAGE_TIMEOUT)
@@ -262,10 +264,10 @@ class Actions(Source):
     # While this node waits for others
 
     def _query_progress(self, now: float) -> None:
-        self._query_every = min(2 * self._query_every, MAX_PROGRESS_INTERVAL)
-        self.timers[Timer.PROGRESS] = now + self._query_every
         if not self.workers_stop.in_progress:  # otherwise it waits for its own workers
             self._rendezvous.send(ProgressRequest())
+            self._query_every = min(2 * self._query_every, MAX_PROGRESS_INTERVAL)
+        self.timers[Timer.PROGRESS] = now + self._query_every
 
     # The end of what runs
 
@@ -287,11 +289,14 @@ class Actions(Source):
     def _stopped(self) -> steps.WorkersStopped:
         self._workers.group.state = WorkerState.STOPPED
         self._ended()
-        if Timer.PROGRESS in self.timers:  # after a long stop the next query would be up to a minute away
-            self._query_every = FIRST_PROGRESS_REQUEST
-            self.timers[Timer.PROGRESS] = self._clock.monotonic() + self._query_every
+        from rallypoint.agent.ends import ended_with_0
+
         workers = self._workers
-        return steps.WorkersStopped(workers.ended_in_order(), bool(workers.survivors()), workers.ended_with_0())
+        return steps.WorkersStopped(
+            workers.ended_in_order(),
+            bool(workers.survivors()),
+            ended_with_0(workers.pcontext, len(workers.group.workers)),
+        )
 
     def _ended(self) -> None:
         self._workers.folder.clear(keep=self._workers.keeps_folder())

@@ -72,10 +72,6 @@ that ends a whole job on many nodes may reach the last of them that much later.
 """
 
 _UNKNOWN = "whether the job continues is not known, since the control plane does not answer"
-_ALL_ENDED = (
-    "; all ranks of this node have ended with 0: if nothing is left to run, end the job with 'rallyctl stop' "
-    "instead of waiting for a node"
-)
 _SHOWN = 16
 """Ranges of ranks in a line."""
 
@@ -460,10 +456,12 @@ def _on_link_up(status: PolicyState, event: messages.LinkUp) -> Decision:
 def _on_progress_text(status: PolicyState, event: messages.ProgressText) -> Decision:
     if status.stopping:  # then this node waits for its own workers
         return status, ()
-    # Workers that end with 0 when they are stopped have saved, and most often not finished: their job continues when
-    # another node has come. Only a person knows whether one will, and whether anything is left to do.
-    ended = _ALL_ENDED if event.is_short and status.ended_with_0 else ""
-    return status, (steps.LogLine(f"{event.text}{ended}", warning=event.warning),)
+    text = event.text
+    if event.is_short and status.ended_with_0:
+        from rallypoint.agent.ends import WAITING_IN_VAIN
+
+        text += WAITING_IN_VAIN
+    return status, (steps.LogLine(text, warning=event.warning),)
 
 
 # Notices to the workers

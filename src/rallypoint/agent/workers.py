@@ -406,11 +406,6 @@ class WorkerController:
         """Whether the workers, if there were any, have ended with success or by SIGTERM."""
         return self.pcontext is None or self.pcontext.ended_in_order
 
-    def ended_with_0(self) -> bool:
-        """Whether there were workers, and all have ended with exit code 0."""
-        codes = [] if self.pcontext is None else [*self.pcontext.exit_codes.values()]
-        return bool(codes) and len(codes) == len(self.group.workers) and not any(codes)
-
     def stopped(self) -> tuple[int, ...]:
         """Global ranks of the workers that this agent ended while they ran, for the report."""
         return self._global(self.pcontext.stopped if self.pcontext is not None else ())

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ProcessStat:
-    __slots__ = ("ended", "group", "parent", "pid", "session", "started", "state", "ticks", "ticks_of_children")
+    __slots__ = ("ended", "group", "parent", "pid", "session", "started", "state")
 
     def __init__(self, pid: int, fields: list[bytes]) -> None:
         self.pid = pid
@@ -21,10 +21,6 @@ class ProcessStat:
         self.parent = int(fields[1])
         self.group = int(fields[2])
         self.session = int(fields[3])
-        self.ticks = int(fields[11]) + int(fields[12])
-        """Processor time that it has used, in clock ticks."""
-        self.ticks_of_children = int(fields[13]) + int(fields[14])
-        """The same of its children that have ended, and of theirs."""
         self.started = int(fields[19])
         """Clock ticks after boot: with the pid, it identifies one process permanently."""
         # A process whose first thread has ended shows as a zombie while its other threads run.

@@ -84,6 +84,7 @@ _LATER = (
     "control.coordinator.store_peers",
     "control.membership.endings",
     "control.membership.layers",
+    "control.membership.many_gone",
     "control.membership.segments",
     "control.protocol.signing",
     "observe.watching.session",

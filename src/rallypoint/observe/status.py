@@ -20,7 +20,7 @@ import msgspec
 from rallypoint.base.log import ranges
 from rallypoint.base.signals import signal_name
 from rallypoint.control.membership.state import join_names
-from rallypoint.control.protocol.messages import EndedWorker, NodeReport
+from rallypoint.control.protocol.messages import MissingNode, NodeReport
 from rallypoint.observe.watching.messages import (
     FailureView,
     JobEvent,
@@ -183,7 +183,9 @@ def phase_sentence(snapshot: Snapshot, screen: OnScreen | None = None) -> str:
             who = f" ({', '.join(snapshot.expected)})" if snapshot.expected else ""
             joined = snapshot.min_nodes - snapshot.missing
             whole = " in whole segments" if joined < participants else ""
-            return f"waiting {since}: {joined} of {snapshot.min_nodes} nodes{whole}, {snapshot.missing} missing{who}"
+            gone = "".join(f"; {_removed_words(node, screen)}" for node in snapshot.removed)
+            nodes = f"{joined} of {snapshot.min_nodes} nodes{whole}, {snapshot.missing} missing{who}"
+            return f"waiting {since}: {nodes}{gone}"
         case JobPhase.FORMING:
             return f"forming {since}: {participants} of at most {snapshot.max_nodes} nodes"
         case JobPhase.HELD_BACK:
@@ -196,6 +198,11 @@ def phase_sentence(snapshot: Snapshot, screen: OnScreen | None = None) -> str:
         case _:
             when = f"{_time_text(snapshot.phase_for, screen)}, after {duration(snapshot.age)}"
             return f"{snapshot.phase.value} {when}: {snapshot.detail}"
+
+
+def _removed_words(node: MissingNode, screen: OnScreen | None) -> str:
+    ended = ", all its ranks ended with 0" if node.ended_with_0 else ""
+    return f"{node.name}: {node.reason.value} {_time_text(node.seconds_ago, screen)}{ended}"
 
 
 def restarts_sentence(snapshot: Snapshot) -> str:
@@ -319,7 +326,7 @@ def _pids(node: NodeView, _screen: OnScreen | None) -> str:
     report = node.report
     if report is None:
         return "-"
-    ended = {worker.local_rank for worker in report.ended}
+    ended = {local_rank for local_rank, _, _ in report.ended}
     return " ".join("-" if rank in ended else str(pid) for rank, pid in enumerate(report.pids)) or "-"
 
 
@@ -347,13 +354,13 @@ def _worker_lines(snapshot: Snapshot, screen: OnScreen | None) -> list[Line]:
             who = f": {_ranks(node, waiters)} wait{'s' if len(waiters) == 1 else ''} for it" if waiters else ""
             lines.append(Line(f"  the console of {node.host or node.name} has not been read {since}{who}", "yellow"))
     for node in snapshot.nodes:
-        by_code: dict[int, list[EndedWorker]] = {}
-        for worker in () if node.report is None else node.report.ended:
-            by_code.setdefault(worker.exit_code, []).append(worker)
-        for code, workers in sorted(by_code.items()):
-            ranks = _ranks(node, [worker.local_rank for worker in workers])
-            last = "the last " if len(workers) > 1 else ""
-            when = _time_text(min(worker.age for worker in workers), screen)
+        by_code: dict[int, dict[int, float]] = {}
+        for local_rank, code, age in () if node.report is None else node.report.ended:
+            by_code.setdefault(code, {})[local_rank] = age
+        for code, ages in sorted(by_code.items()):
+            ranks = _ranks(node, [*ages])
+            last = "the last " if len(ages) > 1 else ""
+            when = _time_text(min(ages.values()), screen)
             how = f"{code} ({signal_name(-code)})" if code < 0 else str(code)
             lines.append(Line(f"  {ranks} on {node.host or node.name} ended with {how}, {last}{when}"))
     return lines
@@ -489,6 +496,10 @@ def status_fields(snapshot: Snapshot, now: float) -> dict[str, Any]:
         "max_nodes": snapshot.max_nodes,
         "missing_nodes": snapshot.missing,
         "expected": list(snapshot.expected),
+        "removed": [
+            {"name": name, "reason": reason.value, "seconds_ago": _if_known(age), "ended_with_0": ended_with_0}
+            for name, reason, age, ended_with_0 in snapshot.removed
+        ],
         "nodes": [_node(node) for node in snapshot.nodes],
         "nodes_not_shown": snapshot.not_shown,
         "totals": _totals(snapshot.totals),

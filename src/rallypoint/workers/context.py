@@ -358,9 +358,9 @@ class PContext(ABC):
         those = self._processes if self._were_held is None else self._were_held
         return all(self._processes[rank].poll() in (0, *exit_codes_of(signal.SIGTERM)) for rank in those)
 
-    def ended(self) -> dict[int, tuple[int, float]]:
-        """Of those that have ended, by local rank: the exit code, and when the end was seen, on the monotonic clock."""
-        return {rank: (code, self._processes[rank].ended_at) for rank, code in sorted(self.exit_codes.items())}
+    def ended_at(self, local_rank: int) -> float:
+        """When the end of one was seen, on the monotonic clock."""
+        return self._processes[local_rank].ended_at
 
     def descriptors(self) -> dict[int, int]:
         """The pidfds of the processes that run, by local rank."""
@@ -393,10 +393,6 @@ class PContext(ABC):
     def console_blocked_for(self) -> float:
         """For how many seconds a console that shows these processes has taken nothing; 0.0 if nothing waits for it."""
         return self._console.blocked_for()
-
-    def waiting_for_console(self) -> tuple[int, ...]:
-        """Local ranks of the processes that wait until the console takes what they have written."""
-        return tuple(rank for rank, output in sorted(self._outputs.items()) if output.is_full())
 
     def output_marks(self) -> Callable[[], object] | None:
         """A function that returns a value that changes when a process has written anything; None if that cannot be

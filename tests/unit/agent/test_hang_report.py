@@ -21,7 +21,6 @@ from rallypoint.control.protocol.messages import (
     CollectionEnded,
     CollectKind,
     CollectRequested,
-    EndedWorker,
     HangReport,
     NodeReport,
     ReportRequested,
@@ -56,11 +55,16 @@ def test_a_status_is_reported_while_the_ages_of_outputs_are_awaited() -> None:
         def console_blocked_for(self) -> float:
             return 2.5
 
-        def waiting_for_console(self) -> tuple[int, ...]:
-            return (1,)
+        exit_codes: ClassVar = {0: 0}
 
-        def ended(self) -> dict[int, tuple[int, float]]:
-            return {0: (0, math.inf)}
+        def ended_at(self, _local_rank: int) -> float:
+            return math.inf
+
+        def pids(self) -> dict[int, int]:
+            return {0: 7, 1: 8}
+
+        def relay(self, local_rank: int, _stream: int) -> object:
+            return SimpleNamespace(unread=lambda: 65536) if local_rank else None
 
     placed = SimpleNamespace(round=3)
     group = SimpleNamespace(workers=[], placement=placed, spec=SimpleNamespace(in_place_of=""), group_rank=1)
@@ -71,7 +75,7 @@ def test_a_status_is_reported_while_the_ages_of_outputs_are_awaited() -> None:
     answer = reports.Reports(Agent(workers, print, SYSTEM_CLOCK, print)).messages()[ReportRequested]  # type: ignore[arg-type]
     for _ in range(2):
         answer(ReportRequested())
-    ended = (EndedWorker(0, 0, 0.0),)
+    ended = ((0, 0, 0.0),)
     expected = NodeReport(3, (), log_folder="/logs/job_x", console_blocked=2.5, console_waiters=(1,), ended=ended)
     expected = expected._replace(figures=(("lines", 3),))
     assert sent.get(timeout=TIMEOUT) == expected

@@ -18,7 +18,6 @@ from rallypoint.control.protocol.messages import (
     CollectKind,
     CollectRequested,
     DrainRequested,
-    EndedWorker,
     JoinRequest,
     LeaveRequest,
     NodeReport,
@@ -197,13 +196,15 @@ def test_a_report_of_an_earlier_round_is_not_shown() -> None:
 def test_a_node_that_waits_for_others_reports_how_its_workers_have_ended() -> None:
     job = running("a", "b")
     job.hears("b", LeaveRequest())
+    job.hears("b", LeaveRequest(wants_reply=True, ended_with_0=True))
     job.hears("a", JoinRequest(NodeInfo("default", 2, "", 7000, None, 3), 600.0))
     job.ask(WatchRequest())
-    job.hears("a", NodeReport(0, (1, 2), ended=(EndedWorker(0, 0, 2.0), EndedWorker(1, 0, 1.0))))
+    job.hears("a", NodeReport(0, (1, 2), ended=((0, 0, 2.0), (1, 0, 1.0))))
     seen = job.status()
     assert seen.phase is JobPhase.WAITING
     (report,) = [node.report for node in seen.nodes if node.report is not None]
-    assert [worker.exit_code for worker in report.ended] == [0, 0]
+    assert [code for _, code, _ in report.ended] == [0, 0]
+    assert [(node.name, node.ended_with_0) for node in seen.removed] == [("b (rank 1)", True)]
 
 
 def test_a_report_grows_older_until_the_next_one() -> None:
@@ -211,12 +212,12 @@ def test_a_report_grows_older_until_the_next_one() -> None:
     job.ask(WatchRequest())
     for name in "ab":
         report = NodeReport(0, (1, 2), progress=7, progress_age=3.0, output_ages=(1.0, -1.0))
-        job.hears(name, report._replace(ended=(EndedWorker(1, 0, 2.0),)))
+        job.hears(name, report._replace(ended=((1, 0, 2.0),)))
     job.wait(0.5)
     shown = job.status().nodes[0].report
     assert shown is not None
     assert (shown.progress_age, *shown.output_ages) == pytest.approx((3.5, 1.5, -1.0))
-    assert shown.ended[0].age == pytest.approx(2.5)
+    assert shown.ended[0][2] == pytest.approx(2.5)
 
 
 def test_the_command_and_the_logs_of_a_job_that_has_ended_are_those_that_were_reported() -> None:

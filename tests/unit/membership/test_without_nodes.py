@@ -7,7 +7,7 @@ from functools import partial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.control.membership.rules import without_nodes
+from rallypoint.control.membership.many_gone import without_nodes
 from rallypoint.control.membership.state import (
     Close,
     Drain,

@@ -12,7 +12,8 @@ import pytest
 
 from rallypoint.cli.job_verbs import PHASE_CODES
 from rallypoint.cli.local_jobs import OUTCOME_CODES, RunningJob, jobs_here_json
-from rallypoint.control.protocol.messages import EndedWorker, NodeReport
+from rallypoint.control.membership.state import Reason
+from rallypoint.control.protocol.messages import MissingNode, NodeReport
 from rallypoint.features.local_jobs import OUTCOMES, EndedJob
 from rallypoint.observe.status import (
     ChangeLines,
@@ -63,7 +64,8 @@ SUMMARY = JobSummary("job", JobPhase.RUNNING, 1, 2, 3)
 HERE = LocalJob(7, "job", "c10d", "node1:29400", "train.py", 1e9, 0)
 ENDED = EndedJob(HERE, 1e9 + 5, "failed", "rank 0 failed", 2, 2, 3, "/logs")
 
-PARTLY_ENDED = NodeReport(4, (10, 11), output_ages=(1.0, 1.0), steps=(7, 7), ended=(EndedWorker(1, 0, 12.0),))
+REMOVED = (MissingNode("n7 (rank 2)", Reason.DEPARTED, 12.0, ended_with_0=True),)
+PARTLY_ENDED = NodeReport(4, (10, 11), output_ages=(1.0, 1.0), steps=(7, 7), ended=((1, 0, 12.0),))
 
 KINDS = {"integer": int, "string": str, "boolean": bool, "object": dict, "list": list}
 
@@ -71,7 +73,7 @@ KINDS = {"integer": int, "string": str, "boolean": bool, "object": dict, "list":
 @pytest.mark.parametrize(
     ("title", "text"),
     [
-        ("A job", status_json(snapshot(nodes=(node(0, report=PARTLY_ENDED), node(1))), 1e9)),
+        ("A job", status_json(snapshot(nodes=(node(0, report=PARTLY_ENDED), node(1)), removed=REMOVED), 1e9)),
         ("The jobs of a control plane", jobs_json(JobList((SUMMARY,), (SUMMARY,)), 1e9)),
         ("The jobs of this machine", jobs_here_json([RunningJob((HERE,), snapshot())], [ENDED], 1e9)),
     ],
@@ -136,10 +138,15 @@ def test_where_a_job_is_and_what_it_failed_with_is_shown_if_it_is_known() -> Non
     assert fields["failures"][0]["traceback"] == failure.traceback
 
 
+def test_a_job_that_waits_names_the_nodes_that_have_left() -> None:
+    waits = snapshot(JobPhase.WAITING, missing=1, removed=REMOVED)
+    assert "n7 (rank 2): a node left 12s ago, all its ranks ended with 0" in "\n".join(status_lines(waits, 200))
+
+
 def test_workers_that_have_ended_or_wait_for_the_console_are_named() -> None:
-    ended = (EndedWorker(0, 0, 12.0), EndedWorker(1, -9, 3.0))
+    ended = ((0, 0, 12.0), (1, -9, 3.0))
     blocked = NodeReport(4, (10, 11), console_blocked=60.0, console_waiters=(0, 1), ended=ended)
-    forming = NodeReport(4, (20, 21), ended=(EndedWorker(0, 0, 70.0), EndedWorker(1, 0, 65.0)))
+    forming = NodeReport(4, (20, 21), ended=((0, 0, 70.0), (1, 0, 65.0)))
     nodes = (node(1, report=blocked), node(2, report=forming, first_rank=-1), node(3))
     lines = status_lines(snapshot(nodes=nodes))
     first = lines.index("workers")

@@ -70,7 +70,6 @@ from rallypoint.control.membership.rules import (
     needs_all,
     renewed,
     step,
-    without_nodes,
 )
 from rallypoint.control.membership.state import (
     DEFAULT_RUN_ID,
@@ -575,6 +574,8 @@ class Coordinator:
 
     def _remove_waiting(self, nodes: list[NodeId], reason: Reason, now: float) -> None:
         if nodes:
+            from rallypoint.control.membership.many_gone import without_nodes
+
             self._set(without_nodes(self.state, nodes, reason, self.settings), now)
 
     # From one state to the next

@@ -176,7 +176,7 @@ def progress_for(
     starts = is_settled(state, settings) and node in state.participants
     return common._replace(
         spare=node in state.redundancy_list,
-        removed=_missing_nodes(state, view),
+        removed=missing_nodes(state, view),
         starts_in=max(0.0, starts_at(state, view, settings) - view.now) if starts else -1.0,
         ends_in=-1.0 if starts else ends_in,
         reports=reports,
@@ -196,14 +196,15 @@ def abandoned_progress(state: State, settings: Settings, view: ClockView, *, rep
         spare=False,
         members=last.members,
         segment=settings.segment,
-        removed=_missing_nodes(state, view),
+        removed=missing_nodes(state, view),
         gave_up_by=last.given_up_by,
         waited=last.seconds,
         reports=reports,
     )
 
 
-def _missing_nodes(state: State, view: ClockView) -> tuple[MissingNode, ...]:
+def missing_nodes(state: State, view: ClockView) -> tuple[MissingNode, ...]:
+    """The first few nodes that have left since the last round was complete, and were not replaced."""
     pairs = zip(state.removed, view.removed_at, strict=False)
     return tuple(
         MissingNode(removed.name, removed.reason, view.now - at, removed.ended_with_0) for removed, at in pairs
@@ -295,9 +296,6 @@ class JobHistory:
             self._record_round_end(after.ended, now)
         if after.complete and (not before.complete or before.round != after.round):
             self.add("round started", after.round, _round_start(after), now)
-        for gone in after.removed if after.removed != before.removed else ():
-            if gone.ended_with_0 and gone not in before.removed:
-                self.add("node lost", after.round, f"all ranks of {gone.name} have ended with 0", now, gone.name)
         if after.is_preempted and not before.is_preempted and after.preempted is not None:
             text = f"{after.preempted.who} {after.preempted.why}: the job is preempted"
             self.add("job preempted", after.round, text, now, after.preempted.who)

@@ -124,6 +124,12 @@ def drain_detail(state: State, name: str) -> str:
     return f"the new node {who} is taken in" if len(state.wait_list) == 1 else f"the new nodes {who} are taken in"
 
 
+def with_ended_workers(state: State, node: NodeId) -> State:
+    """The state in which all workers of a node that has left are known to have ended with 0."""
+    removed = tuple(gone._replace(ended_with_0=gone.ended_with_0 or gone.node == node) for gone in state.removed)
+    return state._replace(removed=removed)
+
+
 def resized(state: State, size: NodeRange, number: int, *, has_segments: bool) -> State:
     """The state after an operator has given rounds this number of nodes, where `number` could be in one now.
 

@@ -31,7 +31,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import islice
 
 from rallypoint.base.light_typing import Any, NamedTuple, TypeVar
 from rallypoint.control.membership.mappings import (
@@ -39,7 +38,6 @@ from rallypoint.control.membership.mappings import (
     with_entry,
     with_member,
     without,
-    without_all,
     without_member,
 )
 from rallypoint.control.membership.state import (
@@ -83,7 +81,7 @@ from rallypoint.failures.cause import Cause, Ending, Restarts
 
 Step = State | NoChange | Refusal
 
-_MAX_REMOVED = 4
+MAX_REMOVED = 4
 """The number of removed nodes that are kept."""
 _MAX_ROLES = 16
 """The number of roles whose programs are kept."""
@@ -393,14 +391,12 @@ def _abandon(state: State, node: NodeId, seconds: float, settings: Settings) -> 
 def _exit(operation: Exit, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
     after = _removed(state, node, operation.reason, operation.detail, settings)
     if after is None:
-        return _with_end_of(state, node) if operation.ended_with_0 else NoChange.DONE
+        if operation.ended_with_0 and state.removed:
+            from rallypoint.control.membership.endings import with_ended_workers
+
+            after = with_ended_workers(state, node)
+        return NoChange.DONE if after in (None, state) else after
     return Refusal.TIMEOUT if view.now >= operation.deadline else after
-
-
-def _with_end_of(state: State, node: NodeId) -> Step:
-    """The state in which all workers of a node that has left are known to have ended with 0."""
-    removed = tuple(gone._replace(ended_with_0=gone.ended_with_0 or gone.node == node) for gone in state.removed)
-    return NoChange.DONE if removed == state.removed else state._replace(removed=removed)
 
 
 def _removed(state: State, node: NodeId, reason: Reason, detail: str, settings: Settings) -> State | None:
@@ -409,16 +405,16 @@ def _removed(state: State, node: NodeId, reason: Reason, detail: str, settings: 
         return _without_participant(state, node, reason, detail, settings)
     if node in state.wait_list:
         after = state._replace(wait_list=without(state.wait_list, node))
-        return _without_needless_waits(state, after, (), settings)
+        return without_needless_waits(state, after, (), settings)
     if node in state.redundancy_list:
         after = state._replace(redundancy_list=without(state.redundancy_list, node))
-        return _without_needless_waits(state, after, (node,), settings)
+        return without_needless_waits(state, after, (node,), settings)
     if node in state.survivors:
         return state._replace(survivors=without(state.survivors, node), removed=_with_removed(state, node, reason))
     return None
 
 
-def _without_needless_waits(before: State, after: State, gone: Sequence[NodeId], settings: Settings) -> State:
+def without_needless_waits(before: State, after: State, gone: Sequence[NodeId], settings: Settings) -> State:
     """The state after nodes that waited are gone."""
     if settings.segment > 1:
         from rallypoint.control.membership.segments import without_partial_segments
@@ -435,10 +431,10 @@ def _without_participant(state: State, node: NodeId, reason: Reason, detail: str
     if state.closed:
         return after
     if state.complete and node in state.succeeded and after.participants:
-        return _end_job_if_all_done(after._replace(finished=with_entry(state.finished, node, state.participants[node])))
+        return end_job_if_all_done(after._replace(finished=with_entry(state.finished, node, state.participants[node])))
     after = after._replace(removed=_with_removed(state, node, reason))
     if state.complete and state.is_preempted:
-        return _end_job_if_all_done(after._replace(consents=with_member(after.consents, node)))
+        return end_job_if_all_done(after._replace(consents=with_member(after.consents, node)))
     if not state.complete:
         return after._replace(last_call=0) if number_fitting(after, settings) < settings.min_nodes else after
     return end_round(after, _round_end(after, reason, name_of(state, node), settings, detail=detail))
@@ -446,37 +442,9 @@ def _without_participant(state: State, node: NodeId, reason: Reason, detail: str
 
 def _with_removed(state: State, node: NodeId, reason: Reason) -> tuple[RemovedNode, ...]:
     """The removed nodes, and one more."""
-    if len(state.removed) >= _MAX_REMOVED:
+    if len(state.removed) >= MAX_REMOVED:
         return state.removed
     return (*state.removed, RemovedNode(node, name_of(state, node), reason))
-
-
-def without_nodes(state: State, nodes: Sequence[NodeId], reason: Reason, settings: Settings) -> State:
-    """The state after all these nodes were removed, in time that is linear in their number and that of all nodes.
-
-    It is what the `Exit` of one after the other would make. None is a participant of a complete round, since the first
-    of those ends the round, except in a job that is preempted.
-    """
-    gone = frozenset(nodes)
-    members = (node for node in nodes if node in state.survivors or (node in state.participants and not state.closed))
-    removed = [RemovedNode(node, name_of(state, node), reason) for node in islice(members, _MAX_REMOVED)]
-    after = state._replace(
-        participants=without_all(state.participants, gone),
-        wait_list=without_all(state.wait_list, gone),
-        redundancy_list=without_all(state.redundancy_list, gone),
-        survivors=without_all(state.survivors, gone),
-        heartbeats=without_all(state.heartbeats, gone),
-        removed=(*state.removed, *removed)[:_MAX_REMOVED],
-    )
-    after = _without_needless_waits(state, after, nodes, settings)
-    if state.closed or len(after.participants) == len(state.participants):
-        return after
-    if state.complete:
-        consents = after.consents
-        for node in nodes:
-            consents = with_member(consents, node) if node in state.participants else consents
-        return _end_job_if_all_done(after._replace(consents=consents))
-    return after._replace(last_call=0) if number_fitting(after, settings) < settings.min_nodes else after
 
 
 # The end of rounds and of the job
@@ -527,7 +495,7 @@ def _restart_delay(streak: FailureStreak, settings: Settings) -> float:
 def _succeed(operation: Succeed, state: State, node: NodeId, _view: ClockView, _settings: Settings) -> Step:
     if not state.runs(node, operation.round) or node in state.succeeded:
         return NoChange.DONE
-    return _end_job_if_all_done(state._replace(succeeded=with_member(state.succeeded, node)))
+    return end_job_if_all_done(state._replace(succeeded=with_member(state.succeeded, node)))
 
 
 def _drain(operation: Drain, state: State, node: NodeId, _view: ClockView, settings: Settings) -> Step:
@@ -552,7 +520,7 @@ def with_consent(state: State, node: NodeId, settings: Settings) -> State:
     """The state after `node` has agreed to the end of the running round."""
     after = state._replace(consents=with_member(state.consents, node))
     if after.is_preempted:
-        return _end_job_if_all_done(after)
+        return end_job_if_all_done(after)
     if not _are_all(after, after.consents):
         return after
     return end_round(after, _round_end(after, Reason.DRAINED, name_of(after, node), settings))
@@ -629,7 +597,7 @@ def end_round(state: State, end: RoundEnd) -> State:
     )
 
 
-def _end_job_if_all_done(state: State) -> State:
+def end_job_if_all_done(state: State) -> State:
     """End the job if all nodes are done: they have succeeded, or consented to the end of a preempted job."""
     # A node that has succeeded and left is still among the succeeded: it is not replaced.
     if not _are_all(state, state.succeeded, state.consents if state.is_preempted else frozenset()):

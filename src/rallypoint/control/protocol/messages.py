@@ -34,14 +34,6 @@ class ReportRequested(NamedTuple):
     """There is a watcher: answer with a `NodeReport`."""
 
 
-class EndedWorker(NamedTuple):
-    """A worker that has ended: its local rank, its exit code (-N for a death by signal N), and how long ago."""
-
-    local_rank: int
-    exit_code: int
-    age: float
-
-
 class NodeReport(NamedTuple):
     """A node's answer to `ReportRequested`: its workers by local rank. All ages are in seconds.
 
@@ -76,8 +68,8 @@ class NodeReport(NamedTuple):
     """For how many seconds this node's console has taken nothing, so that workers that write to it wait."""
     console_waiters: tuple[int, ...] = ()
     """Local ranks of the workers that wait for it."""
-    ended: tuple[EndedWorker, ...] = ()
-    """The workers of that round that have ended."""
+    ended: tuple[tuple[int, int, float], ...] = ()
+    """The workers of the round that have ended: local rank, exit code and age."""
     watching: tuple[tuple[str, float], ...] = ()
     """What only watches the job in this agent, and the seconds that it has taken of the agent's loop so far."""
     figures: tuple[tuple[str, float], ...] = ()

@@ -9,9 +9,10 @@ from contextlib import suppress
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.light_typing import NamedTuple
 from rallypoint.base.process_table import descendants, process_table
+from rallypoint.base.procfs import read_text
 from rallypoint.workers.stop import WriteProgress, write_progress
 
-_TICKS = os.sysconf("SC_CLK_TCK")
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _BUSY = 0.5
 """The number of processors in use from which on children count as busy: a logger or a monitor uses less."""
 
@@ -49,16 +50,21 @@ class ActivityProbe:
 
     def _look(self) -> Activity:
         table = process_table()
+        now = self._clock.monotonic()
         parents = {pid: stat.parent for pid, stat in table.items()}
         below = set[int]().union(*(descendants(pid, parents) for pid in self._pids)) - self._pids
         writes = {pid: write_progress(pid) for pid in (*self._pids, *below)}
         grown = any(found.has_grown(self._writes[pid]) for pid, found in writes.items() if pid in self._writes)
         # What a worker itself uses says nothing, since one that waits in a collective may spin; what its ended children
         # have used says that they have run.
-        ticks = {pid: stat.ticks_of_children for pid, stat in table.items() if pid in self._pids}
-        ticks |= {pid: table[pid].ticks + table[pid].ticks_of_children for pid in below}
-        used = sum(number - self._ticks[pid] for pid, number in ticks.items() if pid in self._ticks)
-        now = self._clock.monotonic()
-        is_busy = used > _BUSY * _TICKS * (now - self._looked_at)
+        ticks = {pid: _ticks(pid)[1] for pid in self._pids} | {pid: sum(_ticks(pid)) for pid in below}
+        used = sum(max(0, number - self._ticks[pid]) for pid, number in ticks.items() if pid in self._ticks)
+        is_busy = used > _BUSY * _TICKS_A_SECOND * (now - self._looked_at)
         self._writes, self._ticks, self._looked_at = writes, ticks, now
         return Activity(self._last.grown + grown, is_busy)
+
+
+def _ticks(pid: int) -> tuple[int, int]:
+    """The processor time of a process, and that of its children that have ended; zero if it has ended itself."""
+    fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])) if len(fields) > 14 else (0, 0)

@@ -20,7 +20,6 @@ from rallypoint.base.stderr import STDERR_LOCK
 from rallypoint.control.protocol.messages import (
     CollectKind,
     CollectRequested,
-    EndedWorker,
     NodeAnswer,
     NodeReport,
     ReportRequested,
@@ -31,11 +30,15 @@ from rallypoint.rendezvous.params import ON_ETCD
 if TYPE_CHECKING:
     from rallypoint.agent.workers import WorkerController
     from rallypoint.features.reports.worker_output import OutputReader
+    from rallypoint.workers.context import PContext
 
 log = get_logger(__name__)
 
 _PROGRAMS = {"rallyrun", "torchrun"}
 _LONGEST_COMMAND, _LONGEST_FOLDER = 1000, 4096
+_FULL = 32 * 1024
+"""Bytes in the pipe of a relay from which on it may be full, so that the worker waits: it has 64 KiB in pages, of which
+each may be a little more than half full, since a line is not split between two."""
 _HERE = ("127.", "[::1]:")
 """How endpoints begin that no other machine reaches; what is on etcd is for those who can read there."""
 
@@ -74,6 +77,11 @@ def command_line(words: Sequence[str], program: Sequence[object], *, hides: bool
     words = [printable(word, len(word)) for word in ([os.path.basename(words[1]), *words[2:]] if is_ours else words)]
     shown = join(mask_command(words[: kept - is_ours]))
     return (f"{shown} ..." if kept - is_ours < len(words) else shown)[:_LONGEST_COMMAND]
+
+
+def _waiting_for_console(context: PContext) -> tuple[int, ...]:
+    relays = ((rank, context.relay(rank, stream)) for rank in context.pids() for stream in (0, 1))
+    return tuple(sorted({rank for rank, relay in relays if relay is not None and relay.unread() >= _FULL}))
 
 
 class Reports(Feature):
@@ -133,9 +141,10 @@ class Reports(Feature):
             console_blocked=max(STDERR_LOCK.blocked_for(), 0.0 if context is None else context.console_blocked_for()),
         )
         if context is not None:
-            ended = [EndedWorker(rank, code, max(0.0, now - at)) for rank, (code, at) in context.ended().items()]
-            waiters = context.waiting_for_console() if report.console_blocked else ()
-            report = report._replace(console_waiters=waiters, ended=tuple(ended))
+            codes = sorted(context.exit_codes.items())
+            ended = tuple((rank, code, max(0.0, now - context.ended_at(rank))) for rank, code in codes)
+            waiters = _waiting_for_console(context) if report.console_blocked else ()
+            report = report._replace(console_waiters=waiters, ended=ended)
         if (latest := folder.latest()) is not None:
             report = report._replace(progress=latest.step, progress_age=max(0.0, now - latest.at))
         if (began := folder.began()) is not None:

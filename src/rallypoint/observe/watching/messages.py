@@ -23,6 +23,7 @@ from rallypoint.control.protocol.messages import (
     CollectedPart,
     CollectKind,
     Fault,
+    MissingNode,
     NodeReport,
     SessionEnded,
     Taken,
@@ -229,6 +230,8 @@ class Snapshot(NamedTuple):
     """For how many seconds the job has been known, to this coordinator or to a node that has told it; of one that has
     ended, how long it lasted.
     """
+    removed: tuple[MissingNode, ...] = ()
+    """A few of the nodes that have left since the last round and were not replaced."""
     changes: int = 0
     """A number that grows with each change of the job's state, with each command, and with the progress of nodes."""
     endpoint: str = ""

@@ -20,7 +20,7 @@ from itertools import chain, filterfalse
 from typing import NamedTuple, TypeVar
 
 from rallypoint.control.coordinator.coordinator import Coordinator
-from rallypoint.control.coordinator.notifications import Event, Failure, JobHistory, verdict_sentence
+from rallypoint.control.coordinator.notifications import Event, Failure, JobHistory, missing_nodes, verdict_sentence
 from rallypoint.control.membership.endings import missing
 from rallypoint.control.membership.rules import ClockView, backoff_ends, number_fitting
 from rallypoint.control.membership.state import NodeId, NodeInfo, Outcome, Participant, Settings, State, name_of
@@ -89,7 +89,7 @@ class _Report(NamedTuple):
             progress_age=age_now(self.report.progress_age),
             first_step_age=age_now(self.report.first_step_age),
             output_ages=tuple(map(age_now, self.report.output_ages)),
-            ended=tuple(worker._replace(age=age_now(worker.age)) for worker in self.report.ended),
+            ended=tuple((rank, code, age_now(age)) for rank, code, age in self.report.ended),
         )
 
 
@@ -284,6 +284,7 @@ class SnapshotMaker:
             detail="" if state.verdict is None else verdict_sentence(state.verdict),
             ending=_ending(state),
             age=view.age,
+            removed=() if state.complete else missing_nodes(state, view.clock),
             changes=view.changes,
         )
 

@@ -104,10 +104,6 @@ BACKLOG = 256 * 1024
 SLICE = 1024 * 1024
 """Bytes of one followed file that are forwarded before the next file's."""
 
-_FULL = 32 * 1024
-"""Bytes in a pipe from which on it may be full: it has 64 KiB in pages, of which each may be a little more than half
-full, since a line is not split between two."""
-
 _FIONREAD = 0x541B
 """As in `termios`, which is not imported for it."""
 
@@ -299,17 +295,13 @@ class WorkerOutput:
         or that is not known. It asks the file system.
         """
         relays = [relay for relay in self.relays if relay is not None]
-        ages = [0.0 for relay in relays if relay.has_unread()]
+        ages = [0.0 for relay in relays if relay.unread()]
         ages += [time.monotonic() - relay.read_at for relay in relays if relay.read_at is not None]
         for path in self.files:
             with contextlib.suppress(OSError):
                 if path and path != os.devnull and (seen := os.stat(path)).st_size:
                     ages.append(max(0.0, time.time() - seen.st_mtime))
         return min(ages, default=-1.0)
-
-    def is_full(self) -> bool:
-        """Whether the worker waits until more of what it has written is read."""
-        return any(relay is not None and relay.is_full() for relay in self.relays)
 
     def marks(self) -> object:
         """A value that changes when the worker has written anything that passes through here or goes to a file, and
@@ -318,7 +310,7 @@ class WorkerOutput:
         It asks the file system.
         """
         relays = [relay for relay in self.relays if relay is not None]
-        heard = [time.monotonic() if relay.has_unread() else relay.read_at for relay in relays]
+        heard = [time.monotonic() if relay.unread() else relay.read_at for relay in relays]
         return heard, [_mark(path) for path in self.files if path and path != os.devnull]
 
     def relabel(self, prefix: str, rank: int) -> None:
@@ -456,15 +448,8 @@ class Relay:
                     limit -= len(chunk)
             return not self._ended
 
-    def has_unread(self) -> bool:
-        """Whether the worker has written something that was not read yet. For any thread."""
-        return self._unread() > 0
-
-    def is_full(self) -> bool:
-        """Whether the worker has written so much that was not read yet that it waits to write more. For any thread."""
-        return self._unread() >= _FULL
-
-    def _unread(self) -> int:
+    def unread(self) -> int:
+        """Bytes that the worker has written and that were not read yet. For any thread."""
         with self._lock:
             if self.fd < 0:
                 return 0
