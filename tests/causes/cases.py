@@ -331,7 +331,6 @@ CASES = (
         issue="C8",
     ),
     Case(
-        "ends-early-status",
         "ends_early_quietly",
         (r"rank 1 .*(ended|exited|finished) with 0",),
         source=Source.STATUS,
@@ -497,19 +496,10 @@ CASES = (
 
 OPEN: dict[str, str] = {
     # Failures of the living
-    "stays-alone": "a rank that has raised and does not end is told only where another one fails",
-    "stays-alone-status": "the same",
     # What a worker has written
     "noise-after": "of standard error the last 64 KiB are looked at",
     "survived-then-exits": "the last traceback counts, even if the worker has survived it and says more after it",
     "blank-line": "an exception's message ends at a blank line",
     # Silence
-    "ends-early-quietly": "a clean end of one rank is not told while others run on",
-    "nobody-listens": "nothing is said before a timeout of the program",
-    "hang-lock": "without --hang-timeout nothing is said",
-    "hang-sleep": "the same",
-    "hang-native": "the same",
-    "hang-read": "the same",
-    "hang-collective": "the same",
 }
 """The cases that are not answered rightly yet, each with what is missing."""

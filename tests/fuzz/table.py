@@ -24,6 +24,7 @@ TRUSTED: Mapping[str, str] = {
     "base/inotify.py": _KERNEL,
     "base/nvml.py": "the driver's library fills what is read",
     "base/process_table.py": _KERNEL,
+    "base/python_memory.py": "memory of processes of its user: types are compared, and loops and lengths have bounds",
     "base/netlink.py": _KERNEL,
     "cli/demo/job.py": "what the demo's own workers tell, through a pipe in a folder of its user",
     "cli/demo/worker.py": "its own checkpoint, and numbers of the demo's own workers, over loopback",

@@ -68,6 +68,8 @@ class Row(NamedTuple):
         place: its class, as `module:Class` below that folder, `:Class` in the file itself; empty without one.
         load: when it is made.
         wanted: whether these options ask for it.
+        by_default: whether it is loaded without having been asked for too; then a job does without it where it is not
+            installed.
         loaded_by: the names of the types of messages that load it where it is not there yet, whatever was asked for: a
             feature without an option, or one that answers for a node that does not use it.
     """
@@ -76,6 +78,7 @@ class Row(NamedTuple):
     place: str = ""
     load: Load = Load.AT_START
     wanted: Callable[[Features], bool] = anybody
+    by_default: bool = False
     loaded_by: tuple[str, ...] = ()
     example: str = ""
     """Flags that ask for it; empty for a feature that all have."""
@@ -231,7 +234,9 @@ class FeatureSet:
         self._steps = steps
         self._handlers = handlers
         self._waiting = [
-            row for row in _rows() if row.place and row.load is not Load.ON_MESSAGE and row.wanted(options)
+            row
+            for row in _rows()
+            if row.place and row.load is not Load.ON_MESSAGE and (row.by_default or row.wanted(options))
         ]
         self._by_message: dict[str, list[Row]] = {}
         for row in _rows():
@@ -263,7 +268,7 @@ class FeatureSet:
         try:
             made: Feature = part(row.name, row.place)(self._agent)
         except UserError:
-            if row.wanted is anybody:
+            if row.wanted is anybody or not row.wanted(workers.group.spec.features):
                 return
             raise
         self._features[row.name] = made

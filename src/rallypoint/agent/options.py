@@ -145,6 +145,13 @@ class HangOptions(OptionRecord):
         default=0.0,
         bad=("-1", "nan", "86401", "x"),
     )
+    silence_timeout = Flag(
+        timeout,
+        "Without --hang-timeout: time without a sign of life after which one line says what the ranks do; 0 for never",
+        metavar="SECONDS",
+        default=60.0,
+        bad=("-1", "nan", "86401", "x"),
+    )
     on_hang = Flag(
         OneOf("report", "restart", "fail"),
         "Action on a hang: report (recommended to start with), restart or fail (exit code 124)",

@@ -131,6 +131,8 @@ class WorkerController:
         """When the present workers were started, in seconds since 1970."""
         self.failures: Mapping[int, ProcessFailure] = {}
         """The failures of the present workers that the last `poll` has found, by global rank."""
+        self.remarks: dict[int, str] = {}
+        """What has been found out of present workers that a person should know, by global rank; for any thread."""
         self.beyond_help = False
         """Whether a worker is stuck in the kernel: it keeps its devices, so a restart here cannot help."""
         self.seen: NodeFacts | None = None
@@ -249,7 +251,7 @@ class WorkerController:
         for take_places in self.hooks.take_places:
             take_places(context)
         context.start()
-        self.pcontext, self.failures, pids = context, {}, context.pids()
+        self.pcontext, self.failures, self.remarks, pids = context, {}, {}, context.pids()
         if not self.started_at:  # once in a run
             log_only_in_files(context.dest, spec.role)
         if watchdog is not None:

@@ -146,7 +146,7 @@ def read_python(pid: int) -> tuple[PythonThread, ...]:
         for _ in range(_TRIES):
             try:
                 return _Reader(pid, memory).threads()
-            except (OSError, OverflowError, struct.error) as error:
+            except (OSError, ValueError, OverflowError, struct.error) as error:
                 last = str(error)
         raise Unreadable(f"its memory changes too fast ({last})")
     finally:
@@ -231,7 +231,7 @@ class _Reader:
             try:
                 if value and (known := self._simple(value)) is not None:
                     found.append(known)
-            except (OSError, OverflowError):  # what is left there from an earlier call
+            except (OSError, ValueError, OverflowError):  # what is left there from an earlier call
                 continue
         return tuple(found)
 
@@ -447,7 +447,7 @@ def _int_in(raw: bytes, at: int) -> int:
 _NAMES = ("_PyRuntime", "PyCode_Type")
 _VERSION = "Py_Version"
 """Since Python 3.11."""
-_MOST_MAPPINGS = 4 * 1024 * 1024
+_MOST_MAPPINGS, _MOST_CHAINED = 4 * 1024 * 1024, 4096
 
 
 def _python_symbols(reader: _Reader, pid: int) -> dict[str, int]:
@@ -455,7 +455,7 @@ def _python_symbols(reader: _Reader, pid: int) -> dict[str, int]:
     for base in _candidates(pid):
         try:
             found = _symbols(reader, base)
-        except (OSError, struct.error):  # no ELF file, or one without symbols
+        except (OSError, ValueError, struct.error):  # no ELF file, or one without symbols
             continue
         if found.keys() >= {*_NAMES}:
             return found
@@ -518,8 +518,8 @@ def _symbol(reader: _Reader, name: bytes, texts: int, table: int, hashes: int) -
         wanted = (wanted * 33 + byte) & 0xFFFFFFFF
     buckets, first, blooms, _ = struct.unpack("<4I", reader.read(hashes, 16))
     chains = hashes + 16 + 8 * blooms + 4 * buckets
-    at = struct.unpack("<I", reader.read(hashes + 16 + 8 * blooms + 4 * (wanted % buckets), 4))[0] if buckets else 0
-    while at >= first:
+    begin = struct.unpack("<I", reader.read(hashes + 16 + 8 * blooms + 4 * (wanted % buckets), 4))[0] if buckets else 0
+    for at in range(begin, begin + _MOST_CHAINED if begin >= first else begin):
         found = struct.unpack("<I", reader.read(chains + 4 * (at - first), 4))[0]
         if found | 1 == wanted | 1:
             text, _, _, _, value, _ = struct.unpack("<IBBHQQ", reader.read(table + 24 * at, 24))
@@ -527,5 +527,4 @@ def _symbol(reader: _Reader, name: bytes, texts: int, table: int, hashes: int) -
                 return int(value)
         if found & 1:
             break
-        at += 1
     return 0

@@ -27,7 +27,9 @@ FEATURES = (
     Row(
         "hangs",
         "agent:Hangs",
+        Load.WHEN_STARTED,
         wanted=lambda options: bool(options.hangs.hang_timeout),
+        by_default=True,
         example="--hang-timeout=60",
         loaded_by=("HangFound", "HangReport", "CollectRequested", "CollectedPart", "CollectionEnded"),
     ),

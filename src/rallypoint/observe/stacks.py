@@ -89,7 +89,11 @@ def frames_of(frames: Iterable[PythonFrame]) -> tuple[Frame, ...]:
 
 def in_words(frames: Sequence[Frame]) -> str:
     """What a stack is called in a sentence: `all_reduce (train.py:41, in validate)`; empty for none."""
-    calls = calls_of(frames)
+    return calls_in_words(calls_of(frames))
+
+
+def calls_in_words(calls: Sequence[Call]) -> str:
+    """The same of calls."""
     name, comma, place = summary_of(calls).partition(", ")
     own = next((call.function for call in calls if call.line), "")
     inside = f", in {own}" if own not in ("", name, "<module>") else ""

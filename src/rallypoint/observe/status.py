@@ -344,8 +344,11 @@ _COLUMNS: tuple[tuple[str, int, Callable[[NodeView, OnScreen | None], str]], ...
 
 
 def _worker_lines(snapshot: Snapshot, screen: OnScreen | None) -> list[Line]:
-    """Workers that wait for a console which nobody reads, and workers that have ended while others run."""
-    lines: list[Line] = []
+    """What a person should know of workers: who has raised and runs on, who waits for a console that nobody reads, and
+    who has ended while others run.
+    """
+    reports = (node.report for node in snapshot.nodes if node.report is not None)
+    lines = [Line(f"  {remark}", "yellow") for report in reports for remark in report.remarks]
     for node in snapshot.nodes:
         if node.report is not None and node.report.console_blocked >= _BLOCKED:
             blocked = node.report.console_blocked
@@ -597,6 +600,7 @@ def _report(report: NodeReport) -> dict[str, Any]:
         "log_folder": report.log_folder or None,
         "console_blocked_seconds": _if_known(report.console_blocked),
         "console_waiters": list(report.console_waiters),
+        "remarks": list(report.remarks),
         "ended": [
             {"local_rank": rank, "exit_code": code, "seconds_ago": _if_known(age)} for rank, code, age in report.ended
         ],

@@ -69,7 +69,9 @@ def test_a_status_is_reported_while_the_ages_of_outputs_are_awaited() -> None:
     placed = SimpleNamespace(round=3)
     group = SimpleNamespace(workers=[], placement=placed, spec=SimpleNamespace(in_place_of=""), group_rank=1)
     folder = WorkerFolder(set, sent.put)
-    workers = SimpleNamespace(group=group, folder=folder, pcontext=Context(), waiting_processes=tuple, began=math.inf)
+    workers = SimpleNamespace(
+        group=group, folder=folder, pcontext=Context(), waiting_processes=tuple, began=math.inf, remarks={}
+    )
     workers.rendezvous, workers.watchers, workers.hooks = SimpleNamespace(send=sent.put), Watchers(), Hooks()
     workers.hooks.figures.append(lambda: {"lines": 3})
     answer = reports.Reports(Agent(workers, print, SYSTEM_CLOCK, print)).messages()[ReportRequested]  # type: ignore[arg-type]

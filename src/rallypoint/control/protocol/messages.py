@@ -70,6 +70,8 @@ class NodeReport(NamedTuple):
     """Local ranks of the workers that wait for it."""
     ended: tuple[tuple[int, int, float], ...] = ()
     """The workers of the round that have ended: local rank, exit code and age."""
+    remarks: tuple[str, ...] = ()
+    """What a person should know of workers that run, a line each."""
     watching: tuple[tuple[str, float], ...] = ()
     """What only watches the job in this agent, and the seconds that it has taken of the agent's loop so far."""
     figures: tuple[tuple[str, float], ...] = ()

@@ -54,7 +54,14 @@ _LINES: Mapping[str, int] = {"host": 255, "domain": 255}
 _MAX_BYTES = 256
 _MAX_BYTES_OF: Mapping[str, int] = {"data": 48 * 1024}
 """Bytes that a field of bytes may have, by its name; others `_MAX_BYTES`."""
-_MAX_ITEMS_OF: Mapping[str, int] = {"addresses": 1000, "succeeded": 1000, "watching": 64, "figures": 64, "clues": 64}
+_MAX_ITEMS_OF: Mapping[str, int] = {
+    "addresses": 1000,
+    "succeeded": 1000,
+    "watching": 64,
+    "figures": 64,
+    "clues": 64,
+    "remarks": 64,
+}
 """Parts that a field of several may have, by its name; others `_MAX_ITEMS`."""
 _MAX_ITEMS = MAX_NODES
 

@@ -57,14 +57,14 @@ class ActivityProbe:
         grown = any(found.has_grown(self._writes[pid]) for pid, found in writes.items() if pid in self._writes)
         # What a worker itself uses says nothing, since one that waits in a collective may spin; what its ended children
         # have used says that they have run.
-        ticks = {pid: _ticks(pid)[1] for pid in self._pids} | {pid: sum(_ticks(pid)) for pid in below}
+        ticks = {pid: ticks_of(pid)[1] for pid in self._pids} | {pid: sum(ticks_of(pid)) for pid in below}
         used = sum(max(0, number - self._ticks[pid]) for pid, number in ticks.items() if pid in self._ticks)
         is_busy = used > _BUSY * _TICKS_A_SECOND * (now - self._looked_at)
         self._writes, self._ticks, self._looked_at = writes, ticks, now
         return Activity(self._last.grown + grown, is_busy)
 
 
-def _ticks(pid: int) -> tuple[int, int]:
+def ticks_of(pid: int) -> tuple[int, int]:
     """The processor time of a process, and that of its children that have ended; zero if it has ended itself."""
     fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])) if len(fields) > 14 else (0, 0)

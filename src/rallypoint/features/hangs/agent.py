@@ -1,13 +1,15 @@
-"""The part of one agent in a hang: it looks for signs of life if that was asked for, and tells what its workers do."""
+"""The part of one agent in a hang, and in a silence that nobody has asked to be found: it looks for signs of life, and
+tells what its workers do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 from rallypoint.agent.feature import Agent, Feature
 from rallypoint.agent.steps import StopWorkers, WorkersStarted
+from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.control.protocol.messages import CollectedPart, CollectionEnded, CollectKind, CollectRequested
 from rallypoint.features.collecting import start_collecting
 from rallypoint.features.hangs.rules import HangRules, OnHang
@@ -17,21 +19,27 @@ if TYPE_CHECKING:
     from rallypoint.agent.sources import Source
     from rallypoint.agent.steps import Event, Step
     from rallypoint.features.hangs.evidence import HangReporter
+    from rallypoint.features.hangs.living import RaisedWorkers
     from rallypoint.features.hangs.watch import HangWatch
 
 
 class Hangs(Feature):
-    """The part of one node. Without `--hang-timeout` it never counts as quiet, and only reports."""
+    """The part of one node. Without a timeout it never counts as quiet, and only reports."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
         self._options = self.workers.group.spec.features.hangs
         self._watch: HangWatch | None = None
+        self._raised: RaisedWorkers | None = None
         self._reporter: HangReporter | None = None
-        if self._options.hang_timeout:
+        timeout = self._options.hang_timeout or self._options.silence_timeout
+        if timeout:
+            from rallypoint.features.hangs.living import RaisedWorkers
             from rallypoint.features.hangs.watch import HangWatch
 
-            self._watch = HangWatch(self._options.hang_timeout, self.workers)
+            self._watch = HangWatch(timeout, self.workers, reports_only=not self._options.hang_timeout)
+            self._raised = RaisedWorkers(self.workers)
+            self._watch.on_look = self._raised.look
 
     def watchers(self) -> Iterable[Source]:
         return () if self._watch is None else (self._watch,)
@@ -56,7 +64,8 @@ class Hangs(Feature):
             self._watch.close()
 
     def _on_workers_started(self, event: WorkersStarted) -> None:
-        if self._watch is not None:
+        if self._watch is not None and self._raised is not None:
+            self._raised.begin_round()
             self._watch.begin_round(event.round)
 
     def _collect(self, request: CollectRequested) -> None:
@@ -69,7 +78,11 @@ class Hangs(Feature):
 
     def _add_part(self, message: CollectedPart | CollectionEnded) -> None:
         if self._reporter is None:
-            from rallypoint.features.hangs.evidence import HangReporter
+            from rallypoint.features.hangs.evidence import HangReporter, render_silence
 
-            self._reporter = HangReporter(self.workers.rendezvous.send)
+            render = None
+            if not self._options.hang_timeout and self._options.silence_timeout:
+                job = self.workers.group.spec.rdzv_handler.get_run_id()
+                render = partial(render_silence, self._options.silence_timeout, job)
+            self._reporter = HangReporter(self.workers.rendezvous.send, render)
         self._reporter.add(message)

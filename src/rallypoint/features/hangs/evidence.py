@@ -13,9 +13,15 @@ from rallypoint.control.protocol.messages import CollectedPart, CollectionEnded,
 from rallypoint.features.hangs.rules import OnHang
 
 if TYPE_CHECKING:
+    from rallypoint.observe.hangs.messages import NodeEvidence
     from rallypoint.workers.context import PContext
 
 log = get_logger(__name__)
+
+
+Render = Callable[[Mapping[str, bytes], Sequence[str], int], str]
+"""Makes the report of what nodes have sent, by name, of the names of nodes that have not, and how many more those are.
+"""
 
 
 def collect(facts: NodeFacts, context: PContext | None, on_hang: str) -> bytes:
@@ -27,13 +33,20 @@ def collect(facts: NodeFacts, context: PContext | None, on_hang: str) -> bytes:
         context: the node's workers.
         on_hang: the action that follows.
     """
+    from rallypoint.features.hangs.living import notes_of
     from rallypoint.observe.hangs.dumps import recorder_of
     from rallypoint.observe.hangs.evidence import ExaminedNode, ExaminedWorker, collect_evidence
     from rallypoint.observe.hangs.messages import encode_evidence
 
+    by_rank = {process.local_rank: process.rank for process in facts.processes}
+    notes = {} if context is None else notes_of(context, by_rank, facts.running)
     workers = tuple(
         ExaminedWorker(
-            process.rank, process.pid, process.exit_code, recorder_of(process.rank, {**os.environ, **process.added})
+            process.rank,
+            process.pid,
+            process.exit_code,
+            recorder_of(process.rank, {**os.environ, **process.added}),
+            notes.get(process.rank, ""),
         )
         for process in facts.processes
     )
@@ -59,10 +72,12 @@ class HangReporter:
 
     Args:
         send: takes the report, from any thread, and word that all of a node was read.
+        render: makes the report.
     """
 
-    def __init__(self, send: Callable[[HangReport | Taken], None]) -> None:
+    def __init__(self, send: Callable[[HangReport | Taken], None], render: Render | None = None) -> None:
         self._send = send
+        self._render = render or render_report
         self._number = -1
         self._told: dict[str, list[bytes]] = {}
         """The received parts by node, in order of arrival."""
@@ -95,7 +110,7 @@ class HangReporter:
         whole = {node: b"".join(parts) if node in complete else b"" for node, parts in told.items()}
         silent = [node for node in end.silent if node not in whole]
         try:
-            text = render_report(whole, silent, end.more)
+            text = self._render(whole, silent, end.more)
         except Exception:
             log.exception("the report of a hang could not be shown")
             text = _NOT_SHOWN
@@ -110,8 +125,23 @@ def render_report(told: Mapping[str, bytes], silent: Sequence[str], more: int = 
         silent: the names of nodes that have not answered.
         more: how many others have not.
     """
-    from rallypoint.observe.hangs.messages import EvidenceReader
     from rallypoint.observe.hangs.report import report_lines
+
+    found, missing = _read(told, silent)
+    return "\n".join(["what the workers are doing:", *report_lines(found, missing, more)])
+
+
+def render_silence(seconds: float, job: str, told: Mapping[str, bytes], silent: Sequence[str], more: int = 0) -> str:
+    """The report in one line, where nobody has asked for more; `seconds` without a sign of life, and the job's name."""
+    from rallypoint.observe.hangs.report import silence_line
+
+    found, missing = _read(told, silent)
+    return silence_line(found, seconds, job, len(missing) + more)
+
+
+def _read(told: Mapping[str, bytes], silent: Sequence[str]) -> tuple[list[NodeEvidence], list[str]]:
+    """The evidence of nodes, and the names of those of which there is none."""
+    from rallypoint.observe.hangs.messages import EvidenceReader
 
     reader, found, missing = EvidenceReader(), [], list(silent)
     for node, data in sorted(told.items()):
@@ -119,4 +149,4 @@ def render_report(told: Mapping[str, bytes], silent: Sequence[str], more: int = 
             found.append(reader.read(data))
         except ValueError:  # nothing could be collected there, or these bytes are invalid
             missing.append(node)
-    return "\n".join(["what the workers are doing:", *report_lines(found, missing, more)])
+    return found, missing

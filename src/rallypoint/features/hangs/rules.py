@@ -40,7 +40,7 @@ class HangRules(NamedTuple):
     """What follows from the coordinator's words about a hang.
 
     Args:
-        timeout: seconds, for messages.
+        timeout: seconds, for messages; 0 where nobody has asked for hangs to be found: the report is all then.
         reaction: what this node does besides reporting.
     """
 
@@ -52,7 +52,7 @@ class HangRules(NamedTuple):
         return {HangFound: self._on_found, HangReport: self._on_report}
 
     def _on_found(self, status: PolicyState, event: HangFound) -> Decision:
-        if not _concerns(status, event.round):
+        if not self.timeout or not _concerns(status, event.round):
             return status, ()
         nodes = "node" if event.nodes == 1 else f"{event.nodes} nodes"
         line = (
@@ -65,6 +65,8 @@ class HangRules(NamedTuple):
     def _on_report(self, status: PolicyState, event: HangReport) -> Decision:
         if not _concerns(status, event.round):
             return status, ()
+        if not self.timeout:
+            return status, (warning(event.report),)
         line = warning(f"{event.report.rstrip()}\n{_THEN[self.reaction]}")
         if self.reaction is OnHang.REPORT:
             return status, (line,)

@@ -1,8 +1,10 @@
-"""Tracks since when the workers of this node have given no sign of life, and tells the coordinator (`--hang-timeout`).
+"""Tracks since when the workers of this node have given no sign of life, and tells the coordinator (`--hang-timeout`;
+without it, `--silence-timeout`).
 
 A sign is whatever a worker writes to its standard output or error, a call of `notices.progress` (with the same step
 too), a change of the progress file, a file that grows as one does in which a checkpoint is saved, and the end of a
-worker. The load of a processor or a GPU proves nothing: a worker that waits for a collective may well spin.
+worker. The load of a processor or a GPU proves nothing: a worker that waits for a collective may well spin. Where only
+the silence is reported, so is any change of a worker's Python calls and their variables: it computes something.
 
 Laws:
 
@@ -31,7 +33,7 @@ from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.side_thread import start_thread
 from rallypoint.control.membership.state import ReportQuiet
-from rallypoint.features.hangs.activity import Activity, ActivityProbe
+from rallypoint.features.hangs.activity import Activity, ActivityProbe, ticks_of
 from rallypoint.features.hangs.rules import GRACE
 
 if TYPE_CHECKING:
@@ -54,20 +56,26 @@ class Seen(NamedTuple):
     file: object
     """None if there is no progress file, or it has not been looked at yet."""
     activity: Activity = Activity()
+    python: object = None
+    """Changes when the Python calls of a worker do, or their variables; None if that is not looked at."""
 
     @property
     def signs(self) -> object:
         """A value of which any difference between two looks is a sign of life."""
-        return self.output, self.calls, self.file, self.activity.grown
+        return self.output, self.calls, self.file, self.activity.grown, self.python
 
 
 class RoundSigns:
     """The signs of life of the workers of one round. All times are in seconds on the monotonic clock."""
 
-    def __init__(self, round_: int, look: Callable[[], Seen], timeout: float, now: float) -> None:
+    def __init__(
+        self, round_: int, look: Callable[[], Seen], timeout: float, now: float, patience: int = GRACE
+    ) -> None:
         self.round = round_
         self._look = look
         self._timeout = timeout
+        self._patience = patience
+        """The number of timeouts that a round has until its workers report progress."""
         self._started_at = self._sign_at = self._looked_at = now
         self._looking_since: float | None = None
         self._busy_at = -math.inf
@@ -107,7 +115,7 @@ class RoundSigns:
         over_at = self._sign_at + self._timeout
         over_at = max(over_at, min(self._busy_at + self._timeout, self._sign_at + GRACE * self._timeout))
         if not self._progressed:
-            over_at = max(over_at, self._started_at + GRACE * self._timeout)
+            over_at = max(over_at, self._started_at + self._patience * self._timeout)
         if now < over_at or not self._can_be_seen():
             return False
         since = self._looking_since
@@ -123,11 +131,18 @@ class HangWatch(Source):
     Args:
         timeout: seconds without a sign of life after which this node is quiet.
         workers: the workers of this node.
+        reports_only: whether nothing but a line follows: then Python that runs is a sign too, and no start is waited
+            for.
         clock: CLOCK_MONOTONIC, except in tests.
     """
 
-    def __init__(self, timeout: float, workers: WorkerController, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, timeout: float, workers: WorkerController, clock: Clock = SYSTEM_CLOCK, *, reports_only: bool = False
+    ) -> None:
         self._timeout = timeout
+        self._reports_only = reports_only
+        self.on_look: Callable[[], None] = lambda: None
+        """Called on the thread with each look."""
         self._workers = workers
         self._clock = clock
         self._every = min(max(timeout / _LOOKS, _SHORTEST), _LONGEST)
@@ -143,7 +158,8 @@ class HangWatch(Source):
     def begin_round(self, round_: int) -> None:
         """The workers of a round have been started."""
         now = self._clock.monotonic()
-        self._signs = RoundSigns(round_, self._looker(), self._timeout, now)
+        patience = 1 if self._reports_only else GRACE
+        self._signs = RoundSigns(round_, self._looker(), self._timeout, now, patience)
         self._quiet, self._running = False, tuple(self._workers.running())
         self._stepped_at, self._step_at = now, now + self._every
         self._start_looking()
@@ -194,12 +210,14 @@ class HangWatch(Source):
         context, folder, ranks = workers.pcontext, group.notices, len(group.workers)
         marks = None if context is None else context.output_marks()
         probe = ActivityProbe(() if context is None else context.pids().values())
-        if marks is None:
+        pids = {} if context is None else context.pids()
+        if marks is None and not self._reports_only:
             self._warn_blind()
 
         def look() -> Seen:
             output = None if marks is None else marks()
-            return Seen(output, steps_of_workers(folder, ranks), workers.folder.file_mark(), probe.look())
+            python = _python_marks(pids.values()) if self._reports_only else None
+            return Seen(output, steps_of_workers(folder, ranks), workers.folder.file_mark(), probe.look(), python)
 
         return look
 
@@ -218,7 +236,32 @@ class HangWatch(Source):
             try:
                 if (signs := self._signs) is not None:
                     signs.look(self._clock)
+                    self.on_look()
             except Exception:
                 if not failed:
                     log.exception("the signs of life of the workers cannot be read: a defect of Rallypoint")
                 failed = True
+
+
+def _python_marks(pids: Collection[int]) -> tuple[object, ...]:
+    """A value for each process that changes with its main thread's Python calls, and with those of all threads where
+    the main one waits for others; of what cannot be read, with the processor time that it uses.
+    """
+    from rallypoint.base.python_memory import Unreadable, read_python
+
+    marks: list[object] = []
+    for pid in pids:
+        try:
+            main, *others = read_python(pid)
+        except Unreadable:
+            marks.append(sum(ticks_of(pid)) // _NOTICED)
+            continue
+        waits = bool(main.frames) and main.frames[0].file.endswith(_WAITING)
+        marks.append((main.mark, *(thread.mark for thread in others if waits)))
+    return tuple(marks)
+
+
+_WAITING = ("/threading.py", "/queue.py", "/concurrent/futures/_base.py")
+"""Where a main thread is that leaves the work to other threads."""
+_NOTICED = 100
+"""Ticks of processor time (a second) that count as a sign of a program that cannot be read."""

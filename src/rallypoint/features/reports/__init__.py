@@ -25,20 +25,18 @@ from rallypoint.control.protocol.messages import (
     ReportRequested,
 )
 from rallypoint.features.collecting import start_collecting
+from rallypoint.features.console import waiting_for_console
 from rallypoint.rendezvous.params import ON_ETCD
 
 if TYPE_CHECKING:
     from rallypoint.agent.workers import WorkerController
     from rallypoint.features.reports.worker_output import OutputReader
-    from rallypoint.workers.context import PContext
 
 log = get_logger(__name__)
 
 _PROGRAMS = {"rallyrun", "torchrun"}
 _LONGEST_COMMAND, _LONGEST_FOLDER = 1000, 4096
-_FULL = 32 * 1024
-"""Bytes in the pipe of a relay from which on it may be full, so that the worker waits: it has 64 KiB in pages, of which
-each may be a little more than half full, since a line is not split between two."""
+_MOST_REMARKS = 16
 _HERE = ("127.", "[::1]:")
 """How endpoints begin that no other machine reaches; what is on etcd is for those who can read there."""
 
@@ -77,11 +75,6 @@ def command_line(words: Sequence[str], program: Sequence[object], *, hides: bool
     words = [printable(word, len(word)) for word in ([os.path.basename(words[1]), *words[2:]] if is_ours else words)]
     shown = join(mask_command(words[: kept - is_ours]))
     return (f"{shown} ..." if kept - is_ours < len(words) else shown)[:_LONGEST_COMMAND]
-
-
-def _waiting_for_console(context: PContext) -> tuple[int, ...]:
-    relays = ((rank, context.relay(rank, stream)) for rank in context.pids() for stream in (0, 1))
-    return tuple(sorted({rank for rank, relay in relays if relay is not None and relay.unread() >= _FULL}))
 
 
 class Reports(Feature):
@@ -138,12 +131,13 @@ class Reports(Feature):
             age=max(0.0, now - self.workers.began),
             watching=tuple(self.workers.watchers.seconds.items()),
             figures=tuple(figure for figures in self.workers.hooks.figures for figure in figures().items()),
+            remarks=tuple(text for _, text in sorted(self.workers.remarks.items()))[:_MOST_REMARKS],
             console_blocked=max(STDERR_LOCK.blocked_for(), 0.0 if context is None else context.console_blocked_for()),
         )
         if context is not None:
             codes = sorted(context.exit_codes.items())
             ended = tuple((rank, code, max(0.0, now - context.ended_at(rank))) for rank, code in codes)
-            waiters = _waiting_for_console(context) if report.console_blocked else ()
+            waiters = waiting_for_console(context) if report.console_blocked else ()
             report = report._replace(console_waiters=waiters, ended=ended)
         if (latest := folder.latest()) is not None:
             report = report._replace(progress=latest.step, progress_age=max(0.0, now - latest.at))

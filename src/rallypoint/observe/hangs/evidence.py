@@ -42,6 +42,7 @@ from rallypoint.observe.hangs.messages import (
     deflated,
     inflated,
 )
+from rallypoint.observe.hangs.waits import CALLS, waits_for
 from rallypoint.observe.stacks import MAX_FRAMES, calls_of, main_frames, waits_for_children
 
 TIMEOUT = 10.0
@@ -60,6 +61,8 @@ class WorkerStacks(msgspec.Struct, frozen=True):
     pid: int
     text: str
     error: str = ""
+    waits: str = ""
+    """What its main thread waits for, where that is known."""
 
 
 class _SentStacks(msgspec.Struct, frozen=True, array_like=True):
@@ -134,7 +137,8 @@ def _thread_name(pid: int, thread: int) -> str:
 
 def _stacks_of_one(program: str | None, deadline: Deadline, rank: int, pid: int) -> WorkerStacks:
     try:
-        return WorkerStacks(rank, pid, text_of(read_python(pid), pid))
+        threads = read_python(pid)
+        return WorkerStacks(rank, pid, text_of(threads, pid), waits=waits_for(pid, threads[0]))
     except Unreadable as error:
         if program is None or not isinstance(error, UnknownPython):
             advice = "; py-spy may: pip install py-spy" if isinstance(error, UnknownPython) else ""
@@ -174,12 +178,15 @@ _MOST_FILES = 100
 
 
 class ExaminedWorker(NamedTuple):
-    """A worker of this node. `exit_code` is None while it runs; `recorder` says how its flight recorder is asked."""
+    """A worker of this node. `exit_code` is None while it runs; `recorder` says how its flight recorder is asked, and
+    `note` what its agent knows of it.
+    """
 
     rank: int
     pid: int
     exit_code: int | None = None
     recorder: Recorder | None = None
+    note: str = ""
 
 
 class ExaminedNode(NamedTuple):
@@ -227,7 +234,7 @@ def dump_folder(attempt: str) -> str:
 
 def _rank_evidence(worker: ExaminedWorker, stack: WorkerStacks | None) -> RankEvidence:
     if stack is None:
-        return RankEvidence(worker.rank, "ended", worker.exit_code)
+        return RankEvidence(worker.rank, "ended", worker.exit_code, note=printable(worker.note, MAX_TEXT))
     state = process_state(worker.pid)
     frames = main_frames(stack.text)[:MAX_FRAMES]
     why = "" if frames else stack.error or "no Python was found in it"
@@ -238,6 +245,7 @@ def _rank_evidence(worker: ExaminedWorker, stack: WorkerStacks | None) -> RankEv
         kernel=state.kernel,
         frames=frames,
         why_none=printable(why, MAX_TEXT),
+        note=printable("; ".join(filter(None, (worker.note, stack.waits))), MAX_TEXT),
     )
 
 
@@ -343,17 +351,6 @@ GONE = "gone"
 _MOST_THREADS = 4096
 _MOST_STACK = 32
 """Lines of a kernel stack that are kept."""
-
-CALLS = {
-    "x86_64": "0 read 1 write 7 poll 16 ioctl 23 select 35 nanosleep 42 connect 43 accept 44 sendto 45 recvfrom "
-    "46 sendmsg 47 recvmsg 56 clone 58 vfork 61 wait4 72 fcntl 73 flock 74 fsync 75 fdatasync 202 futex "
-    "230 clock_nanosleep 232 epoll_wait 247 waitid 257 openat 262 newfstatat 270 pselect6 271 ppoll 281 epoll_pwait "
-    "288 accept4",
-    "aarch64": "22 epoll_pwait 25 fcntl 29 ioctl 32 flock 56 openat 63 read 64 write 72 pselect6 73 ppoll "
-    "79 newfstatat 82 fsync 83 fdatasync 95 waitid 98 futex 101 nanosleep 115 clock_nanosleep 202 accept 203 connect "
-    "206 sendto 207 recvfrom 211 sendmsg 212 recvmsg 220 clone 242 accept4 260 wait4",
-}
-"""System calls that programs are often found in, by machine and number."""
 
 
 class ProcessState(NamedTuple):

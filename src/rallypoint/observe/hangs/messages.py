@@ -54,7 +54,8 @@ class RankEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `where` is the place in the kernel that it waits in, where that may be read, and `kernel` the kernel's stack, of a
     process in uninterruptible sleep. `frames` are those of its main thread, the innermost first; `why_none` says why
-    there are none. `children` are the processes that it has started, where its main thread seems to wait for those.
+    there are none. `note` is what is known besides: a traceback that it has written, what it waits for. `children` are
+    the processes that it has started, where its main thread seems to wait for those.
     """
 
     rank: _Rank
@@ -64,6 +65,7 @@ class RankEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
     kernel: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=MAX_KERNEL)] = ()
     frames: Annotated[tuple[Frame, ...], msgspec.Meta(max_length=MAX_FRAMES)] = ()
     why_none: _Text = ""
+    note: _Text = ""
     children: Annotated[tuple[ProcessEvidence, ...], msgspec.Meta(max_length=MAX_CHILDREN)] = ()
 
 
@@ -228,7 +230,7 @@ class EvidenceReader:
 def _texts(evidence: NodeEvidence) -> Iterator[str]:
     yield from (evidence.host, evidence.kept, evidence.dumps)
     for rank in evidence.ranks:
-        yield from (rank.state, rank.where, rank.why_none, *rank.kernel)
+        yield from (rank.state, rank.where, rank.why_none, rank.note, *rank.kernel)
         for child in rank.children:
             yield from (child.state, child.where)
         for frame in (*rank.frames, *(frame for child in rank.children for frame in child.frames)):

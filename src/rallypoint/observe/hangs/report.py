@@ -28,7 +28,7 @@ from rallypoint.observe.hangs.messages import (
     ranks_of,
     title,
 )
-from rallypoint.observe.stacks import MAX_FRAMES, Call, calls_of, main_frames, short_lines, summary_of
+from rallypoint.observe.stacks import MAX_FRAMES, Call, calls_in_words, calls_of, main_frames, short_lines, summary_of
 
 if TYPE_CHECKING:
     from rallypoint.observe.hangs.evidence import WorkerStacks
@@ -39,6 +39,8 @@ _USUAL = frozenset({"running", "sleeping"})
 DIFFERS = "  <- differs"
 _MAX_RANGES = 16
 """Ranges of ranks that a line names."""
+_MAX_PARTS = 8
+"""Groups of ranks that the line about a silent job names: the smallest."""
 
 
 class Situation(NamedTuple):
@@ -47,10 +49,18 @@ class Situation(NamedTuple):
 
     state: str
     calls: tuple[Call, ...]
+    note: str = ""
 
     @property
     def headline(self) -> str:
-        return ", ".join(text for text in (self.state, summary_of(self.calls)) if text) or "nothing is known"
+        text = ", ".join(text for text in (self.state, summary_of(self.calls)) if text)
+        return "; ".join(filter(None, (text, self.note))) or "nothing is known"
+
+    @property
+    def phrase(self) -> str:
+        """What follows the ranks in a sentence."""
+        text = f"in {words}" if (words := calls_in_words(self.calls)) else self.state.replace(" exit code", "")
+        return " ".join(filter(None, (text, f"({self.note})" if self.note else ""))) or "not readable"
 
 
 class RankGroup(NamedTuple):
@@ -81,12 +91,12 @@ def _first_of(texts: Sequence[str]) -> str:
 
 
 def situation_of(process: RankEvidence | ProcessEvidence) -> Situation:
-    calls = calls_of(process.frames)
+    calls, note = calls_of(process.frames), process.note if isinstance(process, RankEvidence) else ""
     if isinstance(process, RankEvidence) and process.exit_code is not None:
-        return Situation(f"{process.state} with exit code {process.exit_code}", calls)
+        return Situation(f"{process.state} with exit code {process.exit_code}", calls, note)
     if calls and process.state in _USUAL:
-        return Situation("", calls)
-    return Situation(f"{process.state} ({process.where})" if process.where else process.state, calls)
+        return Situation("", calls, note)
+    return Situation(f"{process.state} ({process.where})" if process.where else process.state, calls, note)
 
 
 def groups_of(ranks: Iterable[RankEvidence]) -> list[RankGroup]:
@@ -210,6 +220,25 @@ def report_lines(nodes: Sequence[NodeEvidence], missing: Sequence[str] = (), mor
     if len(stacks) > room:
         stacks = [*stacks[: room - 1], "  (more stacks are in the files)"]
     return [*first, *stacks, *last]
+
+
+def silence_line(nodes: Sequence[NodeEvidence], seconds: float, job: str, missing: int = 0) -> str:
+    """What a job does of which no rank has given a sign of life for so many seconds, in one line. `missing` nodes have
+    sent no evidence.
+    """
+    groups = groups_of(rank for node in nodes for rank in node.ranks)
+    groups.sort(key=lambda group: (len(group.ranks), group.ranks))
+    parts = [f"{_named(group.ranks)} {group.situation.phrase}" for group in groups[:_MAX_PARTS]]
+    parts += [f"{len(groups) - _MAX_PARTS} more groups"] if len(groups) > _MAX_PARTS else []
+    parts += [f"no word from {missing} {'node' if missing == 1 else 'nodes'}"] if missing else []
+    return f"no rank has given a sign of life for {seconds:g} s: {', '.join(parts)}; see `rallyctl stacks {job}`"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    texts = ranges(rank for rank in ranks if rank >= 0)
+    if not texts:
+        return "standby workers"
+    return f"{'rank' if len(texts) == 1 and texts[0].isdigit() else 'ranks'} {_first_of(texts)}"
 
 
 class GatheredStacks:

@@ -1,0 +1,99 @@
+"""Workers that have raised and not ended: one line for each, and what others are told of it.
+
+Nothing waits for such a worker but its peers: it is in a thread that never ends, in atexit, or in the tear-down of a
+process group. A whole traceback as the last that it has written, or an error file of this start, says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+
+from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.log import get_logger, ranges
+from rallypoint.failures.explanation import message_and_traceback
+from rallypoint.failures.failure import NO_FILE
+from rallypoint.failures.texts import clean_lines, first_line, is_last_traceback
+from rallypoint.features.console import waiting_for_console
+
+if TYPE_CHECKING:
+    from rallypoint.agent.workers import WorkerController
+    from rallypoint.workers.context import PContext
+
+log = get_logger(__name__)
+
+_SILENT_FOR = 5.0
+"""Seconds after its last word from which on a worker counts as one that has not ended."""
+_UNREAD_FOR = 30.0
+"""Seconds without a reader after which a console is worth a line."""
+
+
+def raised(context: PContext, local_rank: int) -> tuple[str, float] | None:
+    """The exception that a worker has written, which has not ended, and the seconds since then; None if there is none.
+    Reads files, so it is not for the loop's thread.
+    """
+    failure, silent_for = context.failure_so_far(local_rank)
+    if failure.error_file != NO_FILE:
+        ago = time.time() - failure.moment
+    elif is_last_traceback(clean_lines(failure.last_lines)) or is_last_traceback(clean_lines(failure.last_stdout)):
+        ago = silent_for
+    else:
+        return None
+    return (first_line(message_and_traceback(failure)[0]), ago) if ago >= _SILENT_FOR else None
+
+
+class RaisedWorkers:
+    """Those of one round, each told once. Only `begin_round` is for the loop's thread."""
+
+    def __init__(self, workers: WorkerController) -> None:
+        self._workers = workers
+        self._context: PContext | None = None
+        self._told: set[int] = set()
+        self._told_of_console = False
+
+    def begin_round(self) -> None:
+        """The workers of a round have been started."""
+        self._context, self._told = self._workers.pcontext, set()
+
+    def look(self) -> None:
+        """Look once."""
+        context, told = self._context, self._told
+        if context is None:
+            return
+        by_rank = self._workers.global_ranks()
+        for rank in context.running:
+            if rank in told or (found := raised(context, rank)) is None:
+                continue
+            told.add(rank)
+            text, ago = found
+            who = by_rank.get(rank, rank)
+            log.warning("rank %d has written a traceback %.0f s ago and is still running: %s", who, ago, text)
+            at = time.strftime("%H:%M:%S", time.localtime(time.time() - ago))
+            self._workers.remarks[who] = f"rank {who} has written a traceback at {at} and is still running: {text}"
+        self._look_at_console(context)
+
+    def _look_at_console(self, context: PContext) -> None:
+        """Say once, each time, that a console takes nothing: in our own log, which may go elsewhere."""
+        blocked = context.console_blocked_for()
+        if blocked < _UNREAD_FOR:
+            self._told_of_console = False
+        elif not self._told_of_console:
+            self._told_of_console = True
+            waiters = ranges(waiting_for_console(context))
+            who = f": the output of local ranks {', '.join(waiters)} waits for it" if waiters else ""
+            log.warning("the console has not been read for %.0f s%s", blocked, who)
+
+
+def notes_of(context: PContext, by_rank: Mapping[int, int], running: Collection[int]) -> Mapping[int, str]:
+    """What is known of the end of workers, and of those of these local ranks that should have ended, by global rank.
+    Not on the loop's thread.
+    """
+    now = time.monotonic()
+    ended = ((by_rank.get(rank), context.ended_at(rank)) for rank in context.exit_codes)
+    notes = {rank: f"{max(0.0, now - at):.0f} s ago" for rank, at in ended if rank is not None}
+    for rank in context.pids().keys() & running:
+        if (found := raised(context, rank)) is not None:
+            notes[by_rank[rank]] = f"it has written a traceback {found[1]:.0f} s ago: {found[0]}"
+    waits = set(waiting_for_console(context)) if context.console_blocked_for() else set()
+    notes |= {by_rank[rank]: "it waits for the console, which nobody reads" for rank in waits}
+    return notes
