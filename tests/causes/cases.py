@@ -498,8 +498,6 @@ OPEN: dict[str, str] = {
     # Failures of the living
     # What a worker has written
     "noise-after": "of standard error the last 64 KiB are looked at",
-    "survived-then-exits": "the last traceback counts, even if the worker has survived it and says more after it",
-    "blank-line": "an exception's message ends at a blank line",
     # Silence
 }
 """The cases that are not answered rightly yet, each with what is missing."""

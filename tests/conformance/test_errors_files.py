@@ -12,7 +12,7 @@ import pytest
 
 from rallypoint.failures.cause import Cause
 from rallypoint.failures.failure import ProcessFailure
-from rallypoint.failures.texts import clean_lines, last_traceback
+from rallypoint.failures.tracebacks import clean_lines, last_traceback
 from tests.conformance.record import From, Record
 from tests.processes import completed
 

@@ -41,7 +41,7 @@ from rallypoint.control.protocol import codec
 from rallypoint.failures.cause import Cause
 from rallypoint.failures.failure import ProcessFailure, error_data
 from rallypoint.failures.report import ChildFailedError
-from rallypoint.failures.texts import clean_lines, last_stacks, last_traceback
+from rallypoint.failures.tracebacks import clean_lines, last_stacks, last_traceback
 from rallypoint.features.round_setup import PeerRecord, decode_record, encode_record
 from rallypoint.observe.goodput import agent_runs, report
 from rallypoint.observe.health import HealthView
@@ -328,7 +328,9 @@ TARGETS = {
     "event-files": Target(event_files, _event_file_seeds, ("observe/report.py",), 400),
     "failures": Target(failures, _failure_seeds, ("failures/failure.py", "failures/cause.py"), 300),
     "last-words": Target(
-        words, lambda: [_TRACEBACK, _FATAL, b"a\rb\x1b[31mc\n" * 9], ("failures/texts.py", "workers/logs/outputs.py")
+        words,
+        lambda: [_TRACEBACK, _FATAL, b"a\rb\x1b[31mc\n" * 9],
+        ("failures/tracebacks.py", "workers/logs/outputs.py"),
     ),
     "notices": Target(notes, lambda: [_NOTICE, b"0.1", b"0.3", b"1.2"], ("notices.py", "agent/folder.py"), 300),
     "timers": Target(timers, _timer_seeds, ("workers/timers.py",)),

@@ -35,7 +35,7 @@ from rallypoint.base.side_thread import start_thread
 from rallypoint.control.protocol.messages import CauseClues, CauseSought
 from rallypoint.failures.failure import NO_FILE, ProcessFailure
 from rallypoint.failures.kinds import is_consequence_text, may_be_consequence
-from rallypoint.failures.texts import clean_lines, is_last_traceback
+from rallypoint.failures.tracebacks import clean_lines, is_last_traceback
 
 if TYPE_CHECKING:
     from rallypoint.agent.workers import WorkerController

@@ -6,26 +6,33 @@ import os
 import sys
 
 from rallypoint.failures.failure import NO_FILE, ProcessFailure
-from rallypoint.failures.texts import (
-    OF_STDOUT,
+from rallypoint.failures.handlers import survives
+from rallypoint.failures.texts import OF_STDOUT, TRUNCATION_MARK, exit_text
+from rallypoint.failures.tracebacks import (
+    LINES,
+    Traceback,
     clean_lines,
     exception_line,
-    exit_text,
+    is_said_after,
     last_lines,
     last_stacks,
-    last_traceback,
+    last_words,
+    tracebacks,
+    unfold_json,
 )
 
 _HIDDEN = "(standard output, which --local-ranks-filter keeps from the console)"
+_MOST_LOOKED_AT = 8
+"""Tracebacks whose source is looked at."""
 
 
 def message_and_traceback(failure: ProcessFailure) -> tuple[str, str]:
     """The texts of a failure.
 
     The traceback comes from the error file; without one, an exit by code is explained by the last Python traceback on
-    standard error or standard output, and a death by signal by the last lines on standard error, with the stacks that
-    the interpreter left (a traceback further up was an exception that the worker survived). A failure's `reason` is its
-    message in any case.
+    standard error or standard output, or by what a worker that has survived that exception has said after it; a death
+    by signal by the last lines on standard error, with the stacks that the interpreter left (a traceback further up was
+    an exception that the worker survived). A failure's `reason` is its message in any case.
     """
     message, traceback = failure.text, failure.callstack
     if not traceback:
@@ -56,10 +63,14 @@ def _from_output(failure: ProcessFailure, message: str, recorded: bool) -> tuple
     """Message and traceback if no error file has a traceback; `recorded` if one has a message."""
     lines, printed = clean_lines(failure.last_lines), clean_lines(failure.last_stdout)
     by_code = failure.exitcode >= 0
-    traceback = last_traceback(lines) if by_code else ""
-    hidden = failure.stdout == os.devnull
-    if by_code and not traceback and (traceback := last_traceback(printed)) and hidden:  # logged, or printed there
-        failure.context = "\n".join(filter(None, (failure.context, _HIDDEN)))
+    shown, traceback = _ended_by(lines) if by_code else ("", "")
+    hidden, context = failure.stdout == os.devnull, failure.context
+    if by_code and not traceback:  # logged, or printed there
+        shown, traceback = _ended_by(printed, last_words(lines, [], 0))
+        if is_said_after(shown, traceback):
+            traceback = f"{OF_STDOUT}\n{traceback}"
+        if traceback and hidden:
+            context = "\n".join(filter(None, (context, _HIDDEN)))
     if recorded:
         return message, traceback
     text = traceback if by_code else last_stacks(lines)
@@ -68,9 +79,36 @@ def _from_output(failure: ProcessFailure, message: str, recorded: bool) -> tuple
         path = os.path.abspath(failure.stdout) if failure.stdout and not hidden else ""
         text = last_lines(printed, path)
         text = f"{OF_STDOUT}\n{text}" if text else ""
-    detail = "\n".join(filter(None, (text, failure.damaged, failure.context)))
+    detail = "\n".join(filter(None, (text, failure.damaged, context)))
     if failure.reason or not by_code:
         return message, detail
     if traceback:
-        return exception_line(traceback), detail
+        return shown, detail
     return exit_text(failure.exitcode) + ("" if detail else " and wrote nothing"), detail
+
+
+def _ended_by(printed: list[str], elsewhere: str = "") -> tuple[str, str]:
+    """What a worker that has ended with a code has last said of the reason, and the traceback with that; empty texts if
+    there is no traceback, or one that the worker survived before it said something `elsewhere`.
+    """
+    lines = unfold_json(printed)
+    found = [*tracebacks(lines)]
+    candidates = [each for each in found if not each.is_lesser] or found
+    if not candidates:
+        return "", ""
+    last = ended = candidates[0]
+    said, after = last_words(lines, found, last.behind), lines[last.behind :]
+    is_far = TRUNCATION_MARK in after
+    if (said or elsewhere or is_far or len(candidates) > 1) and _is_survived(last):
+        if elsewhere or (is_far and not said):
+            return "", ""
+        if said:
+            cut = [TRUNCATION_MARK] if len(after) > LINES else []
+            return said, "\n".join([*lines[last.begin : last.behind], *cut, *after[-LINES:]])
+        earlier = (each for each in candidates[1:_MOST_LOOKED_AT] if each.is_of_program and not _is_survived(each))
+        ended = next(earlier, last)
+    return exception_line(ended.text), ended.text
+
+
+def _is_survived(traceback: Traceback) -> bool:
+    return traceback.is_ignored or survives(traceback.file, traceback.line, traceback.function)

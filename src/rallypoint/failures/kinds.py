@@ -15,7 +15,8 @@ from __future__ import annotations
 import re
 
 from rallypoint.failures.cause import Cause
-from rallypoint.failures.texts import exception_line, last_traceback
+from rallypoint.failures.texts import first_line
+from rallypoint.failures.tracebacks import exception_line, is_said_after, last_traceback
 
 _MAX_LINE = 512
 """Characters of a last line by which a failure is identified."""
@@ -113,8 +114,12 @@ def signature(cause: Cause) -> str:
 
 
 def _last_line(cause: Cause) -> str:
-    """The line that names the exception; without a traceback the last one."""
+    """The line that names the exception, or what was said after one that was survived; without a traceback the last
+    line.
+    """
     lines = (cause.traceback or cause.message).rstrip().splitlines()
+    if is_said_after(cause.message, cause.traceback):
+        return first_line(cause.message)
     if traceback := last_traceback(lines):  # notes of ours may follow it
         return exception_line(traceback)
     return lines[-1].strip() if lines else ""

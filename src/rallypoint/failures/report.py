@@ -15,7 +15,8 @@ from rallypoint.base.errors import RallypointError
 from rallypoint.base.log import get_logger, ranges
 from rallypoint.failures.cause import NO_RESTARTS, Cause, Ending, Restarts
 from rallypoint.failures.failure import NO_FILE, ProcessFailure, iso_time
-from rallypoint.failures.texts import OF_STDOUT, exception_line, exit_text, is_traceback
+from rallypoint.failures.texts import OF_STDOUT, exit_text
+from rallypoint.failures.tracebacks import exception_line, is_said_after, is_traceback
 
 _log = get_logger(__name__)
 
@@ -181,7 +182,8 @@ def failure_detail(cause: Cause) -> str:
         return cause.message
     if is_traceback(cause.traceback) and cause.message.startswith(line := exception_line(cause.traceback)):
         return "\n".join(filter(None, (cause.traceback, cause.message[len(line) :].strip())))
-    if cause.error_file or (is_traceback(cause.traceback) and cause.message in cause.traceback):
+    is_whole = is_traceback(cause.traceback) and cause.message in cause.traceback
+    if cause.error_file or (is_whole and not is_said_after(cause.message, cause.traceback)):
         return cause.traceback
     how = "The" if cause.message == exit_text(cause.exitcode) else f"{cause.message}; the"
     if cause.traceback.startswith(OF_STDOUT):

@@ -22,7 +22,8 @@ from rallypoint.base.errors import UserError
 from rallypoint.base.kernel import until_readable
 from rallypoint.base.log import get_logger, printable
 from rallypoint.base.signals import how_it_ended
-from rallypoint.failures.texts import clean_lines, truncate_line
+from rallypoint.failures.texts import truncate_line
+from rallypoint.failures.tracebacks import clean_lines
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.stop import Stop, Sweep

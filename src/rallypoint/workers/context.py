@@ -233,7 +233,7 @@ class PContext(ABC):
             import rallypoint.failures.explanation
             import rallypoint.failures.kinds
             import rallypoint.failures.report
-            import rallypoint.failures.texts
+            import rallypoint.failures.tracebacks
             import rallypoint.workers.stop  # noqa: F401
             from rallypoint.failures.failure import OomKills
 

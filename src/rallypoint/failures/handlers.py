@@ -1,0 +1,81 @@
+"""Whether a program survives an exception, by its source.
+
+A traceback begins in the function that has caught the exception. So one that was printed by a handler begins at a line
+in the body of that handler's `try`, and one that ended its program does not.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import warnings
+from contextlib import suppress
+
+from rallypoint.base.light_typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ast
+
+_MAX_SIZE = 256 * 1024
+"""Bytes of source that are read; to parse so much takes 0.1 s."""
+_LEAVES = {"exit", "_exit", "abort", "quit", "kill", "interrupt_main"}
+"""Functions by which a handler ends its program."""
+
+
+def survives(file: str, line: int, function: str) -> bool:
+    """Whether an exception that comes from this line of a function, or from what it calls, is caught there by a handler
+    after which the program goes on. False also if the source does not say so, or cannot be read.
+    """
+    tree = _parsed(file)
+    if tree is None:
+        return False
+    import ast
+
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Try | ast.TryStar)
+        and node.handlers
+        and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
+    ]
+    is_main = "main" in function
+    return bool(around) and not any(_leaves(handler, is_main) for node in around for handler in node.handlers)
+
+
+def _parsed(file: str) -> ast.Module | None:
+    import ast
+
+    text = _read(file)
+    # What a worker writes may name any file; and a warning about its source is the worker's to give.
+    with suppress(ValueError, SyntaxError, RecursionError, MemoryError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text) if text else None
+    return None
+
+
+def _read(file: str) -> bytes:
+    """The whole of a regular file; empty if it is something else, too large, or cannot be read."""
+    text = b""
+    with suppress(OSError, ValueError):
+        fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        with open(fd, "rb") as source:
+            if stat.S_ISREG(os.fstat(fd).st_mode):
+                text = source.read(_MAX_SIZE + 1)
+    return text if len(text) <= _MAX_SIZE else b""
+
+
+def _leaves(handler: ast.ExceptHandler, is_main: bool) -> bool:
+    """Whether a handler may end its program: it raises, exits, or returns what looks like an exit code."""
+    import ast
+
+    for node in ast.walk(handler):
+        match node:
+            case ast.Raise():
+                return True
+            case ast.Return(value=value):
+                is_number = isinstance(value, ast.Constant) and type(value.value) is int
+                if is_main or is_number:
+                    return True
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _LEAVES:
+                return True
+    return False

@@ -1,0 +1,111 @@
+"""Which exceptions a program survives, and what it says after one that it has survived."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rallypoint.failures.cause import Cause
+from rallypoint.failures.failure import ProcessFailure
+from rallypoint.failures.handlers import survives
+from rallypoint.failures.kinds import signature
+from rallypoint.failures.report import failure_detail
+
+
+@pytest.mark.parametrize(
+    ("handler", "function", "expected"),
+    [
+        ("traceback.print_exc()", "<module>", True),
+        ("log.exception('x'); metrics = None", "push", True),
+        ("traceback.print_exc(); sys.exit(1)", "<module>", False),
+        ("traceback.print_exc(); os._exit(3)", "<module>", False),
+        ("traceback.print_exc(); raise", "<module>", False),
+        ("raise SystemExit('x') from None", "<module>", False),
+    ],
+)
+def test_a_handler_that_neither_raises_nor_exits_goes_on(
+    tmp_path: Path, handler: str, function: str, expected: bool
+) -> None:
+    (tmp_path / "x.py").write_text(f"f()\ntry:\n    f()\nexcept OSError:\n    {handler}\nelse:\n    f()\n")
+    assert survives(str(tmp_path / "x.py"), 3, function) is expected
+    assert not survives(str(tmp_path / "x.py"), 1, function)
+    assert not survives(str(tmp_path / "x.py"), 7, function)
+
+
+@pytest.mark.parametrize(
+    ("returned", "function", "expected"),
+    [("", "push", True), ("False", "push", True), ("1", "push", False), ("code", "main", False)],
+)
+def test_a_handler_that_returns_an_exit_code_ends_its_program(
+    tmp_path: Path, returned: str, function: str, expected: bool
+) -> None:
+    source = f"def {function}():\n    try:\n        f()\n    except OSError:\n        return {returned}\n"
+    (tmp_path / "x.py").write_text(source)
+    assert survives(str(tmp_path / "x.py"), 3, function) is expected
+
+
+def test_a_try_without_a_handler_catches_nothing(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text("try:\n    f()\nfinally:\n    g()\n")
+    assert not survives(str(tmp_path / "x.py"), 2, "<module>")
+
+
+def test_what_is_no_source_says_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "binary").write_bytes(b"\0\xff")
+    (tmp_path / "wrong").write_text("try:")
+    (tmp_path / "large").write_text("try:\n    f()\nexcept OSError:\n    pass\n" + "#" * 300_000)
+    for name in ("pipe", "binary", "wrong", "large", "missing", "a\0b", ""):
+        assert not survives(str(tmp_path / name), 2, "<module>")
+
+
+SURVIVED = """\
+import traceback
+try:
+    connect()
+except ConnectionError:
+    traceback.print_exc()
+train()
+"""
+
+
+def _cause(folder: Path, after: str, *, line: int = 3, stdout: str = "") -> Cause:
+    (folder / "x.py").write_text(SURVIVED)
+    shown = f'Traceback (most recent call last):\n  File "{folder}/x.py", line {line}, in <module>\nE: no server\n'
+    last_lines, last_stdout = (after, shown + stdout) if stdout else (shown + after, "")
+    failure = ProcessFailure(1, 77, 1, "", last_lines=last_lines.encode(), last_stdout=last_stdout.encode())
+    return Cause.from_failure(failure, 5, "node7")
+
+
+def test_what_was_said_after_an_exception_that_was_survived_is_the_message(tmp_path: Path) -> None:
+    cause = _cause(tmp_path, "step 1\nthe quota is used up\nINFO:root:bye\n")
+    assert (cause.message, signature(cause)) == ("the quota is used up", "the quota is used up")
+    detail = failure_detail(cause)
+    assert detail.startswith("the quota is used up; the last lines of standard error:\nTraceback")
+    assert detail.endswith("E: no server\nstep 1\nthe quota is used up\nINFO:root:bye")
+
+
+def test_an_exception_that_was_not_survived_is_the_message_whatever_was_said_after_it(tmp_path: Path) -> None:
+    assert _cause(tmp_path, "step 1\nbye\n", line=6).message == "E: no server"
+
+
+def test_an_exception_that_was_survived_is_better_than_nothing(tmp_path: Path) -> None:
+    assert _cause(tmp_path, "INFO:root:bye\n").message == "E: no server"
+
+
+def test_one_that_was_not_survived_counts_before_a_later_one_that_was(tmp_path: Path) -> None:
+    ended = 'Traceback (most recent call last):\n  File "y.py", line 1, in <module>\nValueError: boom\n'
+    later = 'Traceback (most recent call last):\n  File "x.py", line 3, in close\nE: no server\n'
+    failure = ProcessFailure(1, 77, 1, "", last_lines=(ended + "WARNING:root:again\n" + later).encode())
+    (tmp_path / "x.py").write_text(SURVIVED)
+    failure.last_lines = failure.last_lines.replace(b"x.py", os.fsencode(tmp_path / "x.py"))
+    assert Cause.from_failure(failure, 5, "node7").message == "ValueError: boom"
+
+
+def test_what_was_said_on_standard_error_counts_before_what_was_survived_on_standard_output(tmp_path: Path) -> None:
+    cause = _cause(tmp_path, "the quota is used up\n", stdout="step 1\n")
+    assert "no server" not in cause.message + cause.traceback
+    assert cause.traceback.endswith("the quota is used up")
+    cause = _cause(tmp_path, "", stdout="step 1\n")
+    assert failure_detail(cause).startswith("step 1; the last lines of standard output:\nTraceback")
