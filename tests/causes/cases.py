@@ -88,6 +88,13 @@ CASES = (
         never=("is shut down",),
         fast=True,
     ),
+    Case(
+        "noise-after-redirected",
+        "noise_after",
+        ("ValueError: the learning rate must be positive",),
+        1,
+        flags=("-r", "3", *_LOGS),
+    ),
     Case("group", "raises_group", ("TimeoutError: shard 3 was not served",), 0, fast=True),
     Case(
         "chain",
@@ -496,8 +503,6 @@ CASES = (
 
 OPEN: dict[str, str] = {
     # Failures of the living
-    # What a worker has written
-    "noise-after": "of standard error the last 64 KiB are looked at",
     # Silence
 }
 """The cases that are not answered rightly yet, each with what is missing."""

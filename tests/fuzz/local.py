@@ -49,7 +49,7 @@ from rallypoint.observe.report import EventFiles, read_events, report_json, repo
 from rallypoint.observe.telemetry.agent_events import Event, RdzvEvent
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
-from rallypoint.workers.logs.outputs import TAIL_SIZE, without_long_middles
+from rallypoint.workers.logs.ends import joined, shortened
 from rallypoint.workers.timers import FileTimerRequest, RequestReader
 from rallypoint.workers.watchdog import UNINTERRUPTIBLE_VARIABLE, uninterruptible_timeout
 from tests.fuzz.target import Target, no_errors
@@ -77,7 +77,7 @@ def failures(data: bytes) -> None:
 
 def words(data: bytes) -> None:
     """The end of a worker's standard error, in which tracebacks and stacks are looked for."""
-    lines = clean_lines(without_long_middles(data)[-TAIL_SIZE:])
+    lines = clean_lines(joined(*shortened(data)))
     last_traceback(lines)
     last_stacks(lines)
 
@@ -330,7 +330,7 @@ TARGETS = {
     "last-words": Target(
         words,
         lambda: [_TRACEBACK, _FATAL, b"a\rb\x1b[31mc\n" * 9],
-        ("failures/tracebacks.py", "workers/logs/outputs.py"),
+        ("failures/tracebacks.py", "workers/logs/ends.py"),
     ),
     "notices": Target(notes, lambda: [_NOTICE, b"0.1", b"0.3", b"1.2"], ("notices.py", "agent/folder.py"), 300),
     "timers": Target(timers, _timer_seeds, ("workers/timers.py",)),

@@ -234,6 +234,7 @@ class PContext(ABC):
             import rallypoint.failures.kinds
             import rallypoint.failures.report
             import rallypoint.failures.tracebacks
+            import rallypoint.workers.logs.ends
             import rallypoint.workers.stop  # noqa: F401
             from rallypoint.failures.failure import OomKills
 

@@ -109,3 +109,10 @@ def test_what_was_said_on_standard_error_counts_before_what_was_survived_on_stan
     assert cause.traceback.endswith("the quota is used up")
     cause = _cause(tmp_path, "", stdout="step 1\n")
     assert failure_detail(cause).startswith("step 1; the last lines of standard output:\nTraceback")
+
+
+def test_an_exception_that_was_survived_long_ago_is_no_reason(tmp_path: Path) -> None:
+    after = "[...]\n" + "INFO:root:step\n" * 90
+    assert _cause(tmp_path, after).message == "it exited with code 1"
+    assert "no server" not in _cause(tmp_path, after).traceback
+    assert _cause(tmp_path, after, line=6).message == "E: no server"

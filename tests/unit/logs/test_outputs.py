@@ -162,6 +162,45 @@ def test_one_long_line_does_not_displace_the_lines_before_it(
     outputs.close()
 
 
+RAISED = b'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    f()\nValueError: the reason\n'
+CAUGHT = RAISED.replace(b"<module>", b"close").replace(b"the reason", b"noise")
+
+
+def _noise(size: int) -> bytes:
+    return (b"[W socket.cpp:464] a connection is shut down\n" * 20 + CAUGHT) * (size // 1000)
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+@pytest.mark.parametrize("size", [20_000, 62_000, 70_000, 300_000, 3_000_000])
+def test_a_traceback_that_leaves_the_tail_stands_before_it(
+    tmp_path: Path, out: Console, err: Console, in_file: bool, size: int
+) -> None:
+    dest = LogsDest(stderrs=_files(tmp_path, 1)) if in_file else LogsDest()
+    outputs = Outputs(dest, range(1), {}, stdout=out.fd, stderr=err.fd)
+    written = b"earlier\n" * 50_000 + RAISED + _noise(size)
+    (tmp_path / "written").write_bytes(written)
+    program = f"import sys; sys.stderr.buffer.write(open({str(tmp_path / 'written')!r}, 'rb').read())"
+    _start(outputs, 0, program).wait(DEADLINE)
+    last = outputs.of[0].last_lines()
+    assert last.count(RAISED) == 1
+    assert len(last) <= 64 * 1024
+    assert last.endswith(written[-8 * 1024 :])
+    kept, gap, tail = last.partition(b"\n[...]\n")
+    assert (size > 65_000) is bool(gap), "nothing is missing where all of it is there"
+    assert written.endswith(tail)
+    assert kept in written
+    outputs.close()
+
+
+def test_a_traceback_is_kept_wherever_the_tail_begins(tmp_path: Path) -> None:
+    (path := tmp_path / "log").write_bytes(b"")
+    output = WorkerOutput("", str(path))
+    for size in range(64 * 1024 - len(RAISED) - 40, 64 * 1024 + 40, 7):
+        path.write_bytes(b"x\n" * 9 + RAISED + b"y" * (size // 2) + b"\n" + b"y" * (size - size // 2))
+        assert RAISED in output.last_lines()
+        assert len(output.last_lines()) <= 64 * 1024
+
+
 @pytest.mark.parametrize("teed", [True, False])
 def test_lines_that_come_after_a_label_begin_with_it(tmp_path: Path, out: Console, err: Console, teed: bool) -> None:
     files = _files(tmp_path, 1)

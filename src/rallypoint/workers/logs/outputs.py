@@ -86,14 +86,11 @@ CLOSE_TIMEOUT, _BLOCKED = 5.0, 0.1
 """Seconds that `WorkerConsole.end` waits for a console that still takes something, and after which a write counts as
 one that nobody reads: it is not waited for, since the loop of the job calls `end`."""
 
-TAIL_SIZE = 64 * 1024
-"""Bytes of each stream of a worker that are kept for the report."""
+_KEPT = 256 * 1024
+"""Bytes of a stream from which on its end alone is kept for the report (`ends.TAIL_SIZE`)."""
 
 CAPACITY = 1024 * 1024
 """The most that a dead worker leaves unread: a pipe that it has made as large as it may."""
-
-_MAX_LINE = 4 * 1024
-"""Bytes of a line that are kept for the report."""
 
 _CHUNK = 64 * 1024
 _READ_SLICE = 4 * _CHUNK  # read at once, so that a fast worker wakes us less often
@@ -281,14 +278,16 @@ class WorkerOutput:
                 os.close(fd)
 
     def last_lines(self) -> bytes:
-        """The end, at most 64 KiB, of the worker's standard error up to now, wherever it goes; empty if it is gone."""
+        """The end, at most 64 KiB, of the worker's standard error up to now, wherever it goes; empty if it is gone. A
+        traceback that is not in it, and may have ended the program, stands before it, and a line `[...]` between them.
+        """
         relay = self.relays[1]
-        return _tail_of_file(self.log) if relay is None else relay.last_lines()
+        return _end_of_file(self.log) if relay is None else relay.last_lines()
 
     def last_stdout(self) -> bytes:
         """The same of its standard output."""
         relay = self.relays[0]
-        return _tail_of_file(self.files[0]) if relay is None else relay.last_lines()
+        return _end_of_file(self.files[0]) if relay is None else relay.last_lines()
 
     def age(self) -> float:
         """Seconds since the worker has written something that passes through here or goes to a file; -1 if it has not,
@@ -396,13 +395,10 @@ def _open_log(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
 
-def _tail_of_file(path: str) -> bytes:
-    if not path:
-        return b""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - CAPACITY))
-        return without_long_middles(file.read(CAPACITY))[-TAIL_SIZE:]
-    return b""
+def _end_of_file(path: str) -> bytes:
+    from rallypoint.workers.logs.ends import end_of_file
+
+    return end_of_file(path) if path else b""
 
 
 # What passes through this process
@@ -426,6 +422,8 @@ class Relay:
         self._label = b""
         self._in_line = False  # whether what was read last has not ended its line
         self._last = bytearray()
+        self._traceback = b""
+        """The last one that has left it and may have ended the program."""
         self._length = 0
         """Bytes that were read in all."""
         self._ended = False
@@ -476,11 +474,13 @@ class Relay:
         self._wake()
 
     def last_lines(self) -> bytes:
-        """The end of what the worker has written, at most `TAIL_SIZE`, long lines without their middle."""
+        """The end of what the worker has written, as `ends` makes it."""
+        from rallypoint.workers.logs.ends import joined, shortened
+
         self.read(CAPACITY)
         self._wake()
         with self._lock:
-            return without_long_middles(bytes(self._last))[-TAIL_SIZE:]
+            return joined(*shortened(bytes(self._last), self._traceback))
 
     def since(self, at: int) -> tuple[int, bytes]:
         """What was read after so many bytes, as far as it is kept, behind how many bytes. For any thread."""
@@ -503,8 +503,10 @@ class Relay:
         self.read_at = time.monotonic()
         self._last += chunk
         self._length += len(chunk)
-        if len(self._last) > 4 * TAIL_SIZE:  # rarely, since it copies
-            self._last[:] = without_long_middles(bytes(self._last))[-TAIL_SIZE:]
+        if len(self._last) > _KEPT:  # rarely, since it copies
+            from rallypoint.workers.logs.ends import shortened
+
+            self._traceback, self._last[:] = shortened(bytes(self._last), self._traceback)
 
     def _labelled(self, chunk: bytes) -> bytes:
         inside, end = (chunk[:-1], b"\n") if chunk.endswith(b"\n") else (chunk, b"")
@@ -857,15 +859,6 @@ class Pump:
         self._poller.close()
         if self._stopping:
             self.sink.close()
-
-
-def without_long_middles(data: bytes) -> bytes:
-    """The data, if more than `TAIL_SIZE`, with the middle of very long lines cut, so that one does not displace all."""
-    if len(data) <= TAIL_SIZE:
-        return data
-    lines = data.split(b"\n")
-    half = _MAX_LINE // 2
-    return b"\n".join(line if len(line) <= _MAX_LINE else line[:half] + b"[...]" + line[-half:] for line in lines)
 
 
 def _open_channel(stream: ConsoleStream | None) -> tuple[int, int, bool]:

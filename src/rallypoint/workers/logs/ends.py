@@ -1,0 +1,72 @@
+"""The end of what a worker has written, as the report needs it. Imported once workers run: no start waits for it.
+
+Laws:
+- it has `TAIL_SIZE` bytes at most;
+- a long line loses its middle, so that it does not displace all others;
+- a traceback that is not among the last lines, and may have ended the program, stands before them, and a line `[...]`
+  between: libraries that are torn down after an exception may write megabytes.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+
+TAIL_SIZE = 64 * 1024
+"""Bytes of each stream of a worker that the report is made from."""
+_MAX_LINE = 4 * 1024
+"""Bytes of a line that are kept."""
+_HEADING = b"Traceback (most recent call last)"
+_OUTERMOST = b"<module>", b"_run_module_as_main"
+"""Functions, one of which is the first frame of an exception that has ended a program, however that is drawn."""
+_TRACEBACK_SIZE, _ABOVE = 24 * 1024, 4 * 1024
+"""Bytes of a traceback that are kept, and how many of them are above its heading, for the exceptions it came from."""
+_BLOCK, _SEARCHED = 1024 * 1024, 8 * 1024 * 1024
+"""Bytes of a file that are read at once, and those at its end that are searched for a traceback."""
+_GAP = b"\n[...]\n"
+
+
+def end_of_file(path: str) -> bytes:
+    """The end of what is in a file; empty if it cannot be read."""
+    with suppress(OSError), open(path, "rb") as file:
+        fd = file.fileno()
+        size = os.fstat(fd).st_size
+        begin = max(0, size - _BLOCK)
+        traceback, data = shortened(os.pread(fd, _BLOCK, begin))
+        while not traceback and begin and size - begin < _SEARCHED:
+            until, begin = begin, max(0, begin - _BLOCK)
+            traceback = _last_of_a_program(os.pread(fd, until - begin + _TRACEBACK_SIZE, begin), until - begin)
+        return joined(traceback, data)
+    return b""
+
+
+def shortened(data: bytes, traceback: bytes = b"") -> tuple[bytes, bytes]:
+    """The last traceback in the data before its end that may have ended the program, or the one that is given; and the
+    end.
+    """
+    data = _without_long_middles(data)
+    return _last_of_a_program(data, max(0, len(data) - TAIL_SIZE)) or traceback, data[-TAIL_SIZE:]
+
+
+def joined(traceback: bytes, data: bytes) -> bytes:
+    """Both of `shortened` in one."""
+    return traceback + _GAP + data[len(traceback) + len(_GAP) - TAIL_SIZE :] if traceback else data
+
+
+def _last_of_a_program(data: bytes, end: int) -> bytes:
+    """The last traceback that begins before `end`, in the frame with which a program begins; empty if there is none."""
+    at = data.rfind(_HEADING, 0, end + len(_HEADING) - 1)
+    while at >= 0:
+        head = b"\n".join(data[at : at + 500].split(b"\n", 3)[:3])
+        if any(function in head for function in _OUTERMOST):
+            return data[max(0, at - _ABOVE) : at - _ABOVE + _TRACEBACK_SIZE]
+        at = data.rfind(_HEADING, 0, at)
+    return b""
+
+
+def _without_long_middles(data: bytes) -> bytes:
+    if len(data) <= TAIL_SIZE:
+        return data
+    lines = data.split(b"\n")
+    half = _MAX_LINE // 2
+    return b"\n".join(line if len(line) <= _MAX_LINE else line[:half] + b"[...]" + line[-half:] for line in lines)
