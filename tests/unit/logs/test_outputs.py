@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from socket import socketpair
 
@@ -21,6 +22,7 @@ import pytest
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.inotify import Inotify
+from rallypoint.features.collapse.merging import CollapsingSink
 from rallypoint.workers.logs import console as console_module
 from rallypoint.workers.logs import outputs as module
 from rallypoint.workers.logs.outputs import Pump, WorkerConsole, WorkerOutput
@@ -269,6 +271,22 @@ def test_a_teed_progress_bar_is_seen_before_it_ends(tmp_path: Path, out: Console
     worker.communicate(b"\n", DEADLINE)
     outputs.close()
     assert err.end() == b"[0]:\r10%\r\n[0]:20%\n"
+
+
+@pytest.mark.parametrize("collapsed", [False, True])
+def test_a_teed_prompt_is_seen_before_it_is_answered(
+    tmp_path: Path, out: Console, err: Console, collapsed: bool
+) -> None:
+    files = _files(tmp_path, 1)
+    merges = partial(CollapsingSink, 0.2) if collapsed else None
+    dest = LogsDest(stdouts=files, tee_stdouts=files)
+    outputs = Outputs(dest, range(1), {0: "[0]:"}, stdout=out.fd, stderr=err.fd, merges=merges)
+    program = "print('one'); name = input('name? '); print('it is', name)"
+    worker = _start(outputs, 0, program, stdin=subprocess.PIPE)
+    out.wait_for(lambda got: got == b"[0]:one\n[0]:name? \n")
+    worker.communicate(b"x\n", DEADLINE)
+    outputs.close()
+    assert out.end() == b"[0]:one\n[0]:name? \n[0]:it is x\n"
 
 
 @pytest.fixture

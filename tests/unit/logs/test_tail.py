@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rallypoint.workers.logs import tail as module
 from rallypoint.workers.logs.console import Chunk
-from rallypoint.workers.logs.tail import PROGRESS_BAR_DELAY, READ_SIZE, Tail
+from rallypoint.workers.logs.tail import PROGRESS_BAR_DELAY, PROMPT_DELAY, READ_SIZE, LineFilter, Tail
 from tests.effort import examples
 
 WRITES = st.lists(st.binary(max_size=30).map(lambda data: data.replace(b"\x00", b"\n")), max_size=12)
@@ -109,10 +109,83 @@ def test_a_progress_bar_is_shown_after_a_while_and_nothing_of_it_twice(tmp_path:
     with path.open("ab", buffering=0) as file:
         file.write(b"\r10%\r20%")
         assert list(followed.chunks(5.0, bytearray(READ_SIZE))) == []
-        assert followed.progress_bar_deadline() == 5.0 + PROGRESS_BAR_DELAY
-        assert followed.progress_bar() == b"[p]:\r10%\r\n"
-        assert followed.progress_bar_deadline() is None
+        assert followed.unfinished_deadline() == 5.0 + PROGRESS_BAR_DELAY
+        assert followed.unfinished_line() == b"[p]:\r10%\r\n"
+        assert followed.unfinished_deadline() is None
         file.write(b"\r30%\n")
         assert _joined(followed.chunks(7.0, bytearray(READ_SIZE))) == b"[p]:20%\r30%\n"
-        assert followed.progress_bar_deadline() is None
+        assert followed.unfinished_deadline() is None
     followed.close()
+
+
+def test_a_prompt_is_shown_when_nothing_more_comes(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"")
+    followed, space = Tail(str(path), b"[p]:"), bytearray(READ_SIZE)
+    with path.open("ab", buffering=0) as file:
+        file.write(b"> x.py(3)f()\n(Pdb")
+        assert _joined(followed.chunks(5.0, space)) == b"[p]:> x.py(3)f()\n"
+        file.write(b") ")
+        assert list(followed.chunks(5.2, space)) == []
+        assert followed.unfinished_deadline() == 5.2 + PROMPT_DELAY
+        assert followed.unfinished_line() == b"[p]:(Pdb) \n"
+        assert followed.unfinished_deadline() is None
+        assert list(followed.chunks(6.0, space)) == []
+        assert followed.unfinished_deadline() is None, "nothing is shown twice"
+        file.write(b"> x.py(4)f()\n(Pdb) ")
+        assert _joined(followed.chunks(7.0, space)) == b"[p]:> x.py(4)f()\n"
+        assert followed.unfinished_deadline() == 7.0 + PROMPT_DELAY
+    assert _joined(followed.finish(8.0, space)) == b"[p]:(Pdb) \n"
+    followed.close()
+
+
+def test_a_line_that_goes_on_makes_few_lines_and_no_empty_one(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"")
+    followed, space, waits = Tail(str(path), b"[p]:"), bytearray(READ_SIZE), []
+    with path.open("ab", buffering=0) as file:
+        for now in (1.0, 2.0, 4.0):
+            file.write(b".")
+            assert list(followed.chunks(now, space)) == []
+            waits.append((followed.unfinished_deadline() or 0.0) - now)
+            assert followed.unfinished_line() == b"[p]:.\n"
+        assert waits == pytest.approx([PROMPT_DELAY, 4 * PROMPT_DELAY, 16 * PROMPT_DELAY])
+        file.write(b"\ndone\n.")
+        assert _joined(followed.chunks(9.0, space)) == b"[p]:done\n"
+        assert followed.unfinished_deadline() == 9.0 + PROMPT_DELAY
+    followed.close()
+
+
+@pytest.mark.parametrize(("end", "is_shown"), [(b"los", False), (b"name? ", True), (b"(Pdb) ", True)])
+def test_a_line_that_a_block_has_cut_is_none_that_waits_for_a_person(
+    tmp_path: Path, end: bytes, is_shown: bool
+) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"loss 2.3\n" * 1000 + end)
+    followed = Tail(str(path), b"")
+    for _ in followed.chunks(1.0, bytearray(READ_SIZE)):
+        pass
+    assert (followed.unfinished_deadline() is not None) is is_shown
+    followed.close()
+
+
+@given(writes=WRITES, shows=st.lists(st.booleans(), min_size=12, max_size=12))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(200))
+def test_whatever_is_shown_early_no_byte_is_lost_and_the_filter_has_whole_lines(
+    tmp_path: Path, writes: list[bytes], shows: list[bool]
+) -> None:
+    (path := tmp_path / "log").write_bytes(b"")
+    line_filter = LineFilter(str(tmp_path / "filtered"), [""])
+    followed, space, shown = Tail(str(path), b"\0", line_filter), bytearray(40), b""
+    with path.open("ab", buffering=0) as file:
+        for data, show in zip(writes, shows, strict=False):
+            file.write(data)
+            shown += _joined(followed.chunks(0.0, space))
+            if show and followed.unfinished_deadline() is not None:
+                shown += followed.unfinished_line()
+    shown += _joined(followed.finish(0.0, space))
+    text = b"".join(writes)
+    assert shown.translate(None, b"\0\n") == text.replace(b"\n", b"")
+    assert (tmp_path / "filtered").read_bytes() == _twin(text, b"\0")
+    followed.close()
+    line_filter.close()

@@ -4,7 +4,8 @@
 
 1. No line is lost and none is shown twice: each is in one group, with its rank.
 2. The lines of one source come out in the order in which they went in.
-3. No line waits for longer than the time that was given, nor when more than `_MOST_WAITING` bytes wait.
+3. No line waits for longer than the time that was given, nor when more than `_MOST_WAITING` bytes wait. A line that has
+   not ended, such as a prompt, comes here when a tee shows it, and waits as any other: ranks may prompt alike.
 """
 
 from __future__ import annotations

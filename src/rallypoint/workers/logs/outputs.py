@@ -3,7 +3,7 @@
 The path of a stream, by the log specs (contract section 6.4):
 
     redirected   the worker's descriptor is the file itself
-    teed         the same, and the file is followed: whole lines with a prefix appear on the console
+    teed         the same, and the file is followed: lines with a prefix appear on the console, whole if they end soon
     neither      it passes through a relay unchanged, because the report must be able to show the end of what any
                  script has written
     hidden       (local rank filtered out) the same, but it is not shown
@@ -668,7 +668,7 @@ class Pump:
     def _timeout(self) -> float | None:
         if any(file.stream.backlog() < BACKLOG for file in self._unread):
             return 0.0
-        due = [bar for file in self._files if (bar := file.tail.progress_bar_deadline()) is not None]
+        due = [at for file in self._files if (at := file.tail.unfinished_deadline()) is not None]
         deadlines = [self.sink.scheduler.deadline(), *(merger.deadline() for merger in self._mergers)]
         due += [deadline for deadline in deadlines if deadline is not None]
         wait = max(0.0, min(due) - self._clock.monotonic()) if due else None
@@ -787,9 +787,9 @@ class Pump:
             self._unread = dict.fromkeys(self._files)
         for file in list(self._unread):
             self._with_io_errors(file, self._follow, now)
-        due = [file for file in self._files if (at := file.tail.progress_bar_deadline()) is not None and now >= at]
+        due = [file for file in self._files if (at := file.tail.unfinished_deadline()) is not None and now >= at]
         for file in due:
-            self._with_io_errors(file, self._show_progress_bar, now)
+            self._with_io_errors(file, self._show_unfinished, now)
 
     def _read_inotify(self) -> None:
         if self._inotify is None:
@@ -818,8 +818,8 @@ class Pump:
                 file.stream.write_or_queue_chunk(chunk, now)
             self._drop(file, now)
 
-    def _show_progress_bar(self, file: FollowedFile, now: float) -> None:
-        file.stream.write_or_queue(file.tail.progress_bar(), now)
+    def _show_unfinished(self, file: FollowedFile, now: float) -> None:
+        file.stream.write_or_queue(file.tail.unfinished_line(), now)
 
     def _with_io_errors(self, file: FollowedFile, act: Callable[[FollowedFile, float], None], now: float) -> None:
         """Let a file that can no longer be read (on a lost network disk, say) affect only its own output."""

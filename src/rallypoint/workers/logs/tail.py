@@ -1,12 +1,16 @@
 """Follows a log file that a worker writes: its whole lines, each with the worker's prefix.
 
 Laws:
-- bytes are never decoded, and lines are cut at newlines only, however long they are. A line that has not ended is not
-  kept in memory: it is read again when it ends;
+- bytes are never decoded, and lines are cut at newlines only, however long they are, but for the two below. A line that
+  has not ended is not kept in memory: it is read again when it ends;
 - long lines are not copied from the buffer, which all files of a thread share;
 - after the worker's death, `end` and `finish` have all that it wrote shown, and nothing of what still writes;
 - a progress bar (a line with carriage returns) does not wait forever: after `PROGRESS_BAR_DELAY` seconds, what it has
   drawn so far is shown as a line of its own;
+- nor does another line that has not ended, such as a debugger's prompt: when nothing has come for `PROMPT_DELAY`
+  seconds, it is shown as a line of its own. If it goes on, the rest waits longer each time, so that a row of dots makes
+  few lines. A worker that writes whole blocks has not stopped in the middle of a line, so such a line waits for its end
+  unless it looks like a prompt;
 - lines that contain one of some texts go to a file of their own too (contract section 6.6), whole and with their
   prefix, however long they are and in whatever pieces they came. If that file cannot be written it is given up with a
   warning, and nothing else is affected.
@@ -21,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from rallypoint.base.log import get_logger
 from rallypoint.workers.logs.console import Buffer, Chunk
 
-PROGRESS_BAR_DELAY = 1.0
+PROGRESS_BAR_DELAY, PROMPT_DELAY = 1.0, 0.3
 READ_SIZE = 256 * 1024
 """A good size for the buffer of `Tail.chunks`."""
 
@@ -29,6 +33,12 @@ _PROGRESS_BAR = 256 * 1024  # bytes of a progress bar that are shown at once
 _LONG_LINE = 2048  # lines of so many bytes on average are not copied; for shorter ones a copy is cheaper
 _FEW_LINES = 16  # lines, however short
 _FILTER_CHUNK = 256 * 1024
+
+_BLOCK = 4096
+"""Bytes that a buffered writer, of which a line may be cut anywhere, writes at least at once."""
+_LONGEST_PROMPT = 4096
+_LOOKS_LIKE_A_PROMPT = b":", b"?", b">", b")", b"]", b"$", b"#"
+_MORE_PATIENT = 4
 
 _logger = get_logger(__name__)
 
@@ -54,21 +64,30 @@ class Tail:
         self._read = 0  # everything before this one has been searched for a newline
         self._end: int | None = None  # nothing behind this one is read
         self._progress_bar_since: float | None = None  # when the unfinished line was first seen to be a progress bar
+        self._prompt_since: float | None = None  # when the unfinished line has grown last, if it is to be shown
+        self._patience = PROMPT_DELAY
+        self._cut = False  # whether the part of the unfinished line that was shown is all of it that was read
 
     def chunks(self, now: float, buffer: bytearray) -> Iterator[Chunk]:
         """What can be shown of the file now, in chunks not much larger than `buffer`. Stop only after a chunk that ends
         a line.
 
         Args:
-            now: seconds on the clock of `progress_bar_deadline`.
+            now: seconds on the clock of `unfinished_deadline`.
             buffer: what is read into. A chunk may refer to it, and is valid until the next one.
         """
         size = self._size()
         if size < self._read:  # it was truncated
             self._shown = self._read = 0
-            self._progress_bar_since = None
+            self._begin_line()
             if self._filtered is not None:
                 self._filtered.reset()
+        grown = size - self._read
+        if self._cut and grown and os.pread(self._fd, 1, self._read) == b"\n":  # it was shown with one
+            self._shown = self._read = self._read + 1
+            self._begin_line()
+            if self._filtered is not None:
+                self._filtered.feed(b"\n")
         view = memoryview(buffer)
         while self._read < size and (got := os.preadv(self._fd, [view[: size - self._read]], self._read)):
             end = buffer.rfind(b"\n", 0, got) + 1
@@ -76,13 +95,17 @@ class Tail:
                 self._filtered.feed(bytes(view[: end or got]))
             if not end:
                 self._read += got
+                self._cut = False
                 if self._progress_bar_since is None and buffer.find(b"\r", 0, got) >= 0:
                     self._progress_bar_since = now
+                is_prompt = grown < _BLOCK or buffer[:got].rstrip().endswith(_LOOKS_LIKE_A_PROMPT)
+                is_short = self._read - self._shown <= _LONGEST_PROMPT
+                self._prompt_since = now if is_prompt and is_short and self._progress_bar_since is None else None
                 continue
             yield from self._unfinished_line(self._read, len(buffer))
             parts: list[Buffer] = [] if self._shown < self._read else [self._prefix]
             self._shown = self._read = self._read + end
-            self._progress_bar_since = None
+            self._begin_line()
             parts += self._long_lines(buffer, end) or self._short_lines(buffer, end, got)
             yield Chunk(parts, ends=True)
 
@@ -102,17 +125,24 @@ class Tail:
     def ended(self) -> bool:
         return self._end is not None
 
-    def progress_bar_deadline(self) -> float | None:
-        """When to show an unfinished progress bar (call `progress_bar`); None if there is none."""
-        return None if self._progress_bar_since is None else self._progress_bar_since + PROGRESS_BAR_DELAY
+    def unfinished_deadline(self) -> float | None:
+        """When to show a line that has not ended (call `unfinished_line`); None if there is none to show."""
+        if self._progress_bar_since is not None:
+            return self._progress_bar_since + PROGRESS_BAR_DELAY
+        return None if self._prompt_since is None else self._prompt_since + self._patience
 
-    def progress_bar(self) -> bytes:
-        """An unfinished progress bar so far, as a line of its own."""
-        self._progress_bar_since = None
-        drawn = os.pread(self._fd, _PROGRESS_BAR, self._shown)[: self._read - self._shown]
-        end = drawn.rfind(b"\r") + 1
-        self._shown += end
-        return self._prefix + drawn[:end] + b"\n" if end else b""
+    def unfinished_line(self) -> bytes:
+        """What is to be shown of a line that has not ended, as a line of its own."""
+        is_bar = self._progress_bar_since is not None
+        self._progress_bar_since = self._prompt_since = None
+        shown = os.pread(self._fd, _PROGRESS_BAR, self._shown)[: self._read - self._shown]
+        if is_bar:
+            shown = shown[: shown.rfind(b"\r") + 1]
+        else:
+            self._patience *= _MORE_PATIENT
+            self._cut = True
+        self._shown += len(shown)
+        return self._prefix + shown + b"\n" if shown else b""
 
     def finish(self, now: float, buffer: bytearray) -> Iterator[Chunk]:
         """All that is left, a last line without newline included, which gets one; see `chunks`."""
@@ -130,6 +160,10 @@ class Tail:
         if fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(fd)
+
+    def _begin_line(self) -> None:
+        self._progress_bar_since = self._prompt_since = None
+        self._patience, self._cut = PROMPT_DELAY, False
 
     def _size(self) -> int:
         size = os.fstat(self._fd).st_size
