@@ -158,6 +158,11 @@ class PolicyState(NamedTuple):
         )
 
     @property
+    def has_workers(self) -> bool:
+        """Whether there may be workers of a round or of a check of this node, until the end is decided."""
+        return self.phase is not Phase.FORMING or self.waiting or bool(self.stopping)
+
+    @property
     def can_notify_workers(self) -> bool:
         """Whether there are workers to notify, and time for that."""
         return bool(self.notice_timeout) and self.phase is Phase.RUNNING and self.held_failure is None
@@ -216,7 +221,7 @@ def end(status: PolicyState, last: steps.End, *before: steps.Step, by: int = SIG
     if status.stopping:
         ending = status._replace(phase=Phase.ENDING, final_step=last, pending_placement=None)
         return ending, (*before, steps.StopHeld(by, failed))
-    if status.phase is not Phase.FORMING or status.waiting:
+    if status.has_workers:
         stop = steps.StopWorkers(by, failed=failed, shared=isinstance(last.event, SignalArrived))
         return status._replace(phase=Phase.ENDING, final_step=last, stopping=by, waiting=False), (*before, stop)
     return take_final_step(status, last, *before, in_order=True)
@@ -260,6 +265,8 @@ def leave_job(status: PolicyState, number: int, *, saved: bool = False) -> Decis
     """
     by = status.drained_by
     text = f"{_why_it_leaves(status, number)}; ending the workers and leaving the job"
+    if number in INTERRUPTS and status.has_workers:
+        text += "; another interrupt kills them at once"
     before: list[steps.Step] = [warning(text), LeaveRequest(why=f"drained by {by}" if by else "")]
     if status.phase is Phase.RUNNING and number == SIGTERM:
         before.append(steps.PostStopNotice())
@@ -592,9 +599,8 @@ def _on_signal_when_ending(status: PolicyState, event: SignalArrived) -> Decisio
         return status, ()
     if status.interrupted:
         return status, (steps.KillWorkers(),)
-    return status._replace(interrupted=True), (
-        steps.LogLine("the workers are being stopped; once more kills them", warning=True),
-    )
+    told = steps.LogLine("the workers are being stopped; another interrupt kills them at once", warning=True)
+    return status._replace(interrupted=True), (told,)
 
 
 def _on_signal_when_leaving(status: PolicyState, event: SignalArrived) -> Decision:

@@ -333,6 +333,27 @@ def test_a_signal_during_a_restart_adds_to_the_stop_that_runs() -> None:
     assert after(placed(0), ended(0), placed(1), INT, STOPPED)[1][-1:] == [left(SIGINT)], "the place is not taken"
 
 
+@pytest.mark.parametrize(
+    ("before", "number", "is_told"),
+    [
+        ([placed(0)], INT, True),
+        ([placed(0)], QUIT, True),
+        ([placed(0), ended(0)], INT, True),
+        ([placed(0), TERM], INT, True),
+        ([placed(0)], TERM, False),
+        ([placed(0)], HUP, False),
+        ([], INT, False),
+    ],
+)
+def test_the_first_interrupt_says_what_another_one_does(
+    before: list[Event], number: SignalArrived, is_told: bool
+) -> None:
+    steps = after(*before, number)[1]
+    said = "; ".join(step.text for step in steps if isinstance(step, LogLine))
+    assert ("another interrupt kills them at once" in said) is is_told
+    assert (KillWorkers() in after(*before, number, number)[1]) is is_told, "it is true"
+
+
 @pytest.mark.parametrize("first", [INT, QUIT])
 def test_a_second_interrupt_kills(first: Event) -> None:
     assert kinds(placed(0), first, INT)[-1] is KillWorkers
