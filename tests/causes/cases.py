@@ -238,8 +238,17 @@ CASES = (
     Case(
         "child-out-of-memory",
         "child_out_of_memory",
-        ("out-of-memory killer", "exited unexpectedly"),
+        ("out-of-memory killer has killed .*child of (this|a) rank", "exited unexpectedly"),
         1,
+        shell=_IN_GROUP,
+        needs=_MEMORY,
+    ),
+    Case(
+        "child-out-of-memory-silent",
+        "child_out_of_memory_silent",
+        ("out-of-memory killer has killed .*child of (this|a) rank",),
+        1,
+        never=("last lines of standard error",),
         shell=_IN_GROUP,
         needs=_MEMORY,
     ),

@@ -360,10 +360,11 @@ class Actions(Source):
             )
         log.info("[%s] Worker group %s; notifying the other agents", spec.role, self._workers.group.state.value)
         for rank, failure in () if self.last is None else self.last.failures.items():
-            if failure.settle():
-                log.warning("the kernel's log explains the failure of rank %d: %s", rank, failure.text)
+            if found := failure.settle():
+                log.warning("the kernel's log explains the failure of rank %d: %s", rank, found)
                 if rank == cause.rank:
-                    self._announced = cause._replace(message=failure.text)
+                    explained = Cause.from_failure(failure, rank, cause.host)
+                    self._announced = cause._replace(message=explained.message, traceback=explained.traceback)
 
     def _fail_node(self, step: steps.FailNode) -> None:
         limit = 0 if step.ends_job else self._workers.restart_limit()

@@ -79,12 +79,11 @@ def _from_output(failure: ProcessFailure, message: str, recorded: bool) -> tuple
         path = os.path.abspath(failure.stdout) if failure.stdout and not hidden else ""
         text = last_lines(printed, path)
         text = f"{OF_STDOUT}\n{text}" if text else ""
-    detail = "\n".join(filter(None, (text, failure.damaged, context)))
-    if failure.reason or not by_code:
-        return message, detail
-    if traceback:
-        return shown, detail
-    return exit_text(failure.exitcode) + ("" if detail else " and wrote nothing"), detail
+    if by_code and not failure.reason:
+        message = shown or exit_text(failure.exitcode) + ("" if text else " and wrote nothing")
+    notes = [*filter(None, (failure.damaged, context))]
+    # Without a line of the worker's own, notes of ours are none.
+    return (message, "\n".join([text, *notes])) if text else ("; ".join([message, *notes]), "")
 
 
 def _ended_by(printed: list[str], elsewhere: str = "") -> tuple[str, str]:

@@ -129,15 +129,17 @@ class ProcessFailure:
             self.reason = self.message = reason
             self.look_closer = None
 
-    def settle(self) -> bool:
+    def settle(self) -> str:
         """Look closer, if there is something to look at: after the failure was announced, which this would delay.
 
-        Returns whether the explanation is another one.
+        Returns the explanation, empty if it is the same as before.
         """
         look, self.look_closer = self.look_closer, None
-        before, reason = self.reason, None if look is None else look()
-        self.set_reason(reason or "")
-        return self.reason != before
+        before = self.reason, self.context
+        self.set_reason((look() if look is not None else None) or "")
+        if self.reason != before[0]:
+            return self.text
+        return self.context if self.context != before[1] else ""
 
     @property
     def text(self) -> str:
@@ -338,12 +340,25 @@ class OomKills:
             f"killed by somebody, after another process was {_OOM_KILLED} ({facts})" if self._group is not None else ""
         )
 
-    def context(self) -> str:
-        """A sentence for a worker that ended otherwise, if others of its group were killed, such as its children."""
-        if self._group is None or self._count() <= self._before:
+    def context(self, killed: int) -> str:
+        """A sentence for a worker that ended otherwise, if others of its group were killed; `killed` is as above."""
+        count = self._count() - self._before
+        if self._group is None or count <= 0:
             return ""
-        where = f"control group {self._group.name}, {self._group.limit()}"
-        return f"since it was started, the kernel's out-of-memory killer has killed other processes ({where})"
+        who = "another rank" if count <= killed else "another process, most likely a child of a rank"
+        return f"since it was started, the kernel's out-of-memory killer has killed {who} ({self._where()})"
+
+    def child_by_log(self, words: bytes) -> str:
+        """The same by the kernel's log, if a victim's pid is in a worker's last words; else empty."""
+        victims = killed_for_memory() or {}
+        child = next((pid for pid in victims if re.search(rb"\b%d\b" % pid, words)), None)
+        if child is None:
+            return ""
+        held = f"pid {child}, it held {megabytes(victims[child])}"
+        return f"the kernel's out-of-memory killer has killed a child of this rank ({held}, {self._where()})"
+
+    def _where(self) -> str:
+        return "" if self._group is None else f"control group {self._group.name}, {self._group.limit()}"
 
     def _facts(self, before: int, now: int) -> str:
         if self._group is None:
@@ -445,8 +460,9 @@ def explain_signal(failure: ProcessFailure, kills: OomKills | None = None, kille
         kills: counts kills by the out-of-memory killer since the worker's start.
         killed: workers that have died since then of a SIGKILL that was not ours.
     """
-    if failure.exitcode != -signal.SIGKILL and kills is not None:
-        failure.context = "\n".join(filter(None, (failure.context, kills.context())))
+    if failure.exitcode != -signal.SIGKILL and kills is not None and (context := kills.context(killed)):
+        failure.look_closer = partial(_child_by_kernel_log, failure, kills, context)
+        failure.context = "\n".join(filter(None, (failure.context, context)))
     if failure.error_file != NO_FILE:
         return
     why, text = "", failure.text
@@ -458,6 +474,12 @@ def explain_signal(failure: ProcessFailure, kills: OomKills | None = None, kille
         failure.set_reason(f"{text}: {why}")
         if kills is not None and failure.exitcode == -signal.SIGKILL:
             failure.look_closer = partial(_by_kernel_log, text, kills, failure.pid)
+
+
+def _child_by_kernel_log(failure: ProcessFailure, kills: OomKills, context: str) -> None:
+    words = b"\n".join((failure.text.encode(errors="replace"), failure.last_lines, failure.last_stdout))
+    if child := kills.child_by_log(words):
+        failure.context = failure.context.replace(context, child)
 
 
 def _by_kernel_log(text: str, kills: OomKills, pid: int) -> str | None:

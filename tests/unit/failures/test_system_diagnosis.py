@@ -19,6 +19,7 @@ from rallypoint.failures.failure import (
     killed_for_memory,
     write_error_file,
 )
+from rallypoint.failures.report import failure_detail
 
 KILLER = "killed by the kernel's out-of-memory killer"
 LOG = b"""6,1,100,-;usb 1-1: new device
@@ -116,7 +117,7 @@ def test_the_kernel_s_log_decides(machine: Machine, monkeypatch: pytest.MonkeyPa
     somebody = f"killed by somebody, after another process was {KILLER} ("
     for pid, why in ((77, f"{KILLER} (it held 3 MB, "), (78, somebody)):
         failure = ProcessFailure(0, pid, -9, "")
-        explain_signal(failure, kills)
+        explain_signal(failure, kills, killed=0)
         text = f"Signal 9 (SIGKILL) received by PID {pid}: "
         assert failure.text == f"{text}most likely {KILLER} ({facts}", "the log is not read before it is announced"
         assert failure.settle()
@@ -169,13 +170,44 @@ def test_a_worker_that_ended_by_itself_mentions_others_that_were_killed(machine:
     kills = machine.kills()
     path = str(tmp_path / "e")
     write_error_file(path, error_data("RuntimeError: a loader died", "Traceback\nRuntimeError: a loader died\n", 1.0))
-    for error_file, last_lines in ((path, b""), ("", b"words\n")):
+    for error_file, last_lines in ((path, b""), ("", b"words\n"), ("", b"")):
         failure = ProcessFailure(0, 77, 1, error_file, last_lines=last_lines)
         explain_signal(failure, kills)
         assert failure.context == ""
         machine.first("/x", "x", kills=2)
-        explain_signal(failure, kills)
-        text = "killer has killed other processes (control group /x, limit 512 MB)"
-        assert Cause.from_failure(failure, 0, "here").traceback.endswith(text)
+        explain_signal(failure, kills, killed=0)
+        text = "has killed another process, most likely a child of a rank (control group /x, limit 512 MB)"
+        cause = Cause.from_failure(failure, 0, "here")
+        assert failure_detail(cause).endswith(text)
+        assert ("last lines of standard error" in failure_detail(cause)) is bool(last_lines)
         assert failure.reason == ""
         machine.first("/x", "x", kills=0)
+
+
+def test_a_child_that_the_kernel_s_log_names_is_said_to_be_one(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.first("/x", "x", kills=0)
+    kills = machine.kills()
+    machine.first("/x", "x", kills=1)
+    monkeypatch.setattr(failure_module, "killed_for_memory", lambda: {66: 3 << 20})
+    where = "control group /x, limit 512 MB"
+    for said, expected in (
+        (b"DataLoader worker (pid 66) is killed", f"a child of this rank (pid 66, it held 3 MB, {where})"),
+        (b"DataLoader worker (pid 664) is killed", f"another process, most likely a child of a rank ({where})"),
+    ):
+        failure = ProcessFailure(0, 77, 1, "", last_lines=said)
+        explain_signal(failure, kills, killed=0)
+        failure.context += "\nrank 1 had ended with 0 before"
+        assert bool(failure.settle()) is (b"66)" in said)
+        assert failure.context.endswith(f"has killed {expected}\nrank 1 had ended with 0 before")
+        assert not failure.settle()
+
+
+def test_another_rank_that_was_killed_is_no_child(machine: Machine) -> None:
+    machine.first("/x", "x", kills=0)
+    kills = machine.kills()
+    machine.first("/x", "x", kills=1)
+    failure = ProcessFailure(0, 77, 1, "", last_lines=b"Connection closed by peer\n")
+    explain_signal(failure, kills, killed=1)
+    assert "has killed another rank (" in failure.context
