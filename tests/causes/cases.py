@@ -160,7 +160,42 @@ CASES = (
     Case("spawned", "spawned_raises", ("ValueError: shard 0 is empty", "in shard"), 1),
     Case("framed", "framed_traceback", (_LABELS,), 1, fast=True),
     Case("json", "logged_as_json", (_LABELS,), 1, fast=True),
+    Case("json-early", "logged_as_json_early", (_LABELS, "in train"), 1),
+    Case("rich", "draws_with_rich", (_LABELS, "in load_batch"), 1),
+    Case("loguru", "logs_as_loguru", (_LABELS, "in main"), 1),
+    Case("coloured", "coloured_traceback", (_LABELS,), 1),
+    Case("quotes-traceback", "quotes_traceback", ("RuntimeError: the reader on host n7", "KeyError: 'label'"), 1),
+    Case("notes", "raises_with_notes", ("ValueError", "while reading shard 12", "batch 7 has no labels"), 1),
+    Case("warns-at-the-end", "warns_at_the_end", (_LABELS,), 1, never=("ResourceWarning",), fast=True),
+    Case(
+        "many-finalizers",
+        "many_finalizers",
+        ("ZeroDivisionError: the validation set is empty",),
+        1,
+        never=("AttributeError: the cache",),
+        fast=True,
+    ),
+    Case("task-lost", "task_lost", (_LABELS,), 1, never=("ConnectionError",)),
+    Case("says-goodbye", "says_goodbye", (rf"{_LABELS}(.|\n)*goodbye",), 1, fast=True),
+    *(
+        Case(f"survived-{name}", program, ("the quota is used up",), 1, ("ConnectionError",), arguments, fast=fast)
+        for name, program, arguments, fast in (
+            ("in-function", "survived_in_function", (), True),
+            ("long-ago", "survived_at_top", (), True),
+            ("on-stdout", "survived_at_top", ("stdout",), False),
+        )
+    ),
     # Exits
+    Case("returns-exit-code", "returns_exit_code", (rf"{_LABELS}(.|\n)*please report",), 1, fast=True),
+    Case("logs-and-leaves", "logs_and_leaves", ("at least 4 GB in /dev/shm",), 1),
+    Case("panics", "panics", ("panicked at src/loader.rs", "shard 7 has no labels"), 1),
+    Case(
+        "no-command",
+        "bash",
+        ("train_model: command not found",),
+        flags=("--no-python",),
+        arguments=("-c", "set -e\ntrain_model --lr 1"),
+    ),
     Case("exits-with-message", "exits_with_message", ("global batch size 30 is not a multiple",), 1, fast=True),
     Case("exit-3", "exit_code", (r"exitcode  : 3 ",), 1, arguments=("exit", "3"), fast=True),
     Case("exit-77-at-once", "exit_code", (r"exitcode  : 77 ",), 1, arguments=("_exit", "77")),
@@ -225,6 +260,8 @@ CASES = (
     Case("processor-time", "cpu_limit", (r"SIGXCPU",), 1),
     Case("null-pointer", "null_pointer", ("SIGSEGV", "in fused_kernel"), 1, fast=True),
     Case("heap", "heap_corrupted", ("SIGABRT", r"free\(\): invalid", "in release"), 1),
+    Case("terminates", "terminates", ("SIGABRT", r"what\(\): +CUDA error: an illegal memory access"), 1),
+    Case("raises-then-aborts", "raises_then_aborts", ("SIGABRT", _LABELS), 1, fast=True),
     # Memory, disks, limits
     Case("memory-error", "memory_error", ("MemoryError",), 1, fast=True),
     Case(

@@ -56,7 +56,7 @@ def imports(case: Case) -> set[str]:
     return set(_FOREIGN.findall(path.read_text())) if path.exists() else set()
 
 
-_FOREIGN = re.compile(r"^(?:import|from) (torch|accelerate|lightning|transformers|deepspeed)\b", re.MULTILINE)
+_FOREIGN = re.compile(r"^(?:import|from) (torch|accelerate|lightning|transformers|deepspeed|rich)\b", re.MULTILINE)
 
 
 def _can_mount() -> bool:

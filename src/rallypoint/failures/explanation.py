@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from rallypoint.failures.failure import NO_FILE, ProcessFailure
@@ -16,12 +17,15 @@ from rallypoint.failures.tracebacks import (
     is_said_after,
     last_lines,
     last_stacks,
+    last_thrown,
     last_words,
     tracebacks,
     unfold_json,
 )
 
 _HIDDEN = "(standard output, which --local-ranks-filter keeps from the console)"
+_CRASHES = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
+"""Signals by which a program ends itself."""
 _MOST_LOOKED_AT = 8
 """Tracebacks whose source is looked at."""
 
@@ -31,8 +35,9 @@ def message_and_traceback(failure: ProcessFailure) -> tuple[str, str]:
 
     The traceback comes from the error file; without one, an exit by code is explained by the last Python traceback on
     standard error or standard output, or by what a worker that has survived that exception has said after it; a death
-    by signal by the last lines on standard error, with the stacks that the interpreter left (a traceback further up was
-    an exception that the worker survived). A failure's `reason` is its message in any case.
+    by signal by the last lines on standard error, with the stacks that the interpreter left. A traceback further up was
+    an exception that the worker survived, unless its program ended with that and crashed then. A failure's `reason` is
+    its message in any case.
     """
     message, traceback = failure.text, failure.callstack
     if not traceback:
@@ -75,6 +80,11 @@ def _from_output(failure: ProcessFailure, message: str, recorded: bool) -> tuple
         return message, traceback
     text = traceback if by_code else last_stacks(lines)
     text = text or last_lines(lines, os.path.abspath(failure.log) if failure.log else "")
+    if -failure.exitcode in _CRASHES:
+        raised = _raised_before_crash(lines)
+        above = [each for each in (raised, last_thrown(lines)) if each and each not in text]
+        text = f"\n{TRUNCATION_MARK}\n".join([*above, text])
+        message += f", after {exception_line(raised)}" if raised and not failure.reason else ""
     if not text and by_code:
         path = os.path.abspath(failure.stdout) if failure.stdout and not hidden else ""
         text = last_lines(printed, path)
@@ -107,6 +117,14 @@ def _ended_by(printed: list[str], elsewhere: str = "") -> tuple[str, str]:
         earlier = (each for each in candidates[1:_MOST_LOOKED_AT] if each.is_of_program and not _is_survived(each))
         ended = next(earlier, last)
     return exception_line(ended.text), ended.text
+
+
+def _raised_before_crash(lines: list[str]) -> str:
+    """The traceback that ended a program which then crashed while it was torn down; empty if there is none."""
+    last = next((each for each in tracebacks(lines) if not each.is_lesser), None)
+    if last is None or not last.is_of_program or TRUNCATION_MARK in lines[last.behind :] or _is_survived(last):
+        return ""
+    return last.text
 
 
 def _is_survived(traceback: Traceback) -> bool:

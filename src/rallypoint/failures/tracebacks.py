@@ -57,7 +57,8 @@ _OTHER = re.compile(
     r'|\{.*"(?:level|levelname|severity|timestamp|time|ts)": ?'
     r"|\S.*:\d+: \w*Warning: |ResourceWarning: Enable tracemalloc"
     r"|\S+:\d+:\d+ \[\d+\] NCCL |wandb: "
-    r"|terminate called |Fatal Python error: |\*\*\* (?:SIG|Error)|Process [\w-]+:$"
+    r"|(?:Task|Future) exception was never retrieved|Process [\w-]+:$"
+    r"|terminate called |Fatal Python error: |\*\*\* (?:SIG|Error)"
     rf"|{'|'.join(map(re.escape, _CHAIN))}"
     r"|.*\d+%\|.*\| [\d.]+\w?/"  # a progress bar
 )
@@ -70,6 +71,9 @@ _LOG_HEAD = 300
 """Characters of a line that are looked at for what it is: a pattern takes quadratic time."""
 
 _FATAL = "Fatal Python error: "
+_THROWN = ("terminate called ", "libc++abi: terminating ", "thread '")
+_OF_THROWN = 4
+"""Lines that say what a library has thrown; below them there may be a hundred frames."""
 _STACK = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$")
 
 LINES = 30
@@ -140,6 +144,15 @@ def last_stacks(lines: list[str]) -> str:
     return "\n".join(
         line if len(line) <= _MAX_WIDTH else line[:_MAX_WIDTH] + TRUNCATION_MARK for line in [*above, *cut]
     ).rstrip()
+
+
+def last_thrown(lines: list[str]) -> str:
+    """The lines in which a library said last why it ends the process; empty if it has not."""
+    found = next((number for number in range(len(lines) - 1, -1, -1) if lines[number].startswith(_THROWN)), None)
+    if found is None:
+        return ""
+    frames = (number for number, line in enumerate(lines[found:], found) if line.startswith(("frame #", _FATAL)))
+    return "\n".join(lines[found : min(next(frames, len(lines)), found + _OF_THROWN)]).rstrip()
 
 
 # Tracebacks
@@ -269,11 +282,13 @@ def _at(lines: list[str], header: int, mark: str) -> Traceback:
     while (earlier := _chained_header(lines, first, mark)) is not None:
         first = earlier
     heading = lines[first - 1] if first else ""
+    is_cut = TRUNCATION_MARK in lines[max(0, first - 2) : first]  # the heading may be what is missing
     frames = _behind_frames(lines, header, mark)
-    behind = frames + 1
+    is_group = lines[header].removeprefix(mark).startswith("  +")  # which ends with its frame
+    behind = frames + (not is_group)
     while behind < len(lines) and lines[behind].removeprefix(mark).startswith((" ", "\t")):
         behind += 1
-    end = _behind_marked(lines, frames, mark) if mark else _behind_text(lines, frames)
+    end = frames if is_group else _behind_marked(lines, frames, mark) if mark else _behind_text(lines, frames)
     text = "\n".join(_without_chain_mark(line, mark) for line in lines[first:end])
     outermost = _OUTERMOST_IN_A_BOX if _is_box(lines[header]) else _OUTERMOST
     top = next(
@@ -284,7 +299,7 @@ def _at(lines: list[str], header: int, mark: str) -> Traceback:
         file=top["file"] if top else "",
         line=int(top["line"]) if top else 0,
         function=top["function"] if top else "",
-        is_lesser=heading.startswith(_LESSER),
+        is_lesser=is_cut or heading.startswith(_LESSER),
         is_ignored=heading.startswith(_IGNORED),
     )
 

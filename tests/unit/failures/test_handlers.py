@@ -116,3 +116,28 @@ def test_an_exception_that_was_survived_long_ago_is_no_reason(tmp_path: Path) ->
     assert _cause(tmp_path, after).message == "it exited with code 1"
     assert "no server" not in _cause(tmp_path, after).traceback
     assert _cause(tmp_path, after, line=6).message == "E: no server"
+
+
+FRAMES = "".join(f"frame #{number}: in libtorch.so\n" for number in range(60))
+
+
+def _crash(text: str, exitcode: int = -6) -> Cause:
+    return Cause.from_failure(ProcessFailure(1, 77, exitcode, "", last_lines=text.encode()), 5, "node7")
+
+
+def test_a_program_that_raised_and_then_crashed_failed_by_what_it_raised(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text(SURVIVED)
+    for line, is_named in ((6, True), (3, False)):
+        raised = f'Traceback (most recent call last):\n  File "{tmp_path}/x.py", line {line}, in <module>\nE: boom\n'
+        cause = _crash(f"{raised}terminate called without an active exception\n{FRAMES}")
+        assert cause.message == "Signal 6 (SIGABRT) received by PID 77" + ", after E: boom" * is_named
+        assert (raised.rstrip() in cause.traceback) is is_named
+        assert "terminate called without an active exception\n[...]\n" in cause.traceback
+        assert _crash(raised + FRAMES, -9).message == "Signal 9 (SIGKILL) received by PID 77"
+
+
+def test_what_a_library_has_thrown_is_shown_above_its_frames() -> None:
+    thrown = "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error\nRaised from x.cpp:43"
+    assert _crash(f"{thrown}\n{FRAMES}").traceback.startswith(f"{thrown}\n[...]\nframe #30")
+    assert _crash(thrown).traceback == thrown
+    assert _crash("words\n" + FRAMES).traceback.startswith("frame #30")

@@ -273,3 +273,26 @@ def test_what_was_said_last_is_neither_noise_nor_a_traceback() -> None:
 def test_a_line_that_was_cut_has_a_name_all_the_same() -> None:
     found = truncate(f"{HEAD}ValueError: {'x' * 1000}", 9999, "/logs/attempt_1")
     assert exception_line(found).startswith("ValueError: xxx")
+
+
+def test_a_group_ends_with_its_frame() -> None:
+    try:
+        raise ExceptionGroup("several", [ValueError("one")])
+    except ExceptionGroup as error:
+        group = "".join(traceback.format_exception(error)).rstrip()
+    lines = clean_lines(f"{group}\nthe quota is used up\n".encode())
+    found = [*tracebacks(lines)]
+    assert found[0].text == group
+    assert last_words(lines, found, found[0].behind) == "the quota is used up"
+
+
+def test_a_traceback_whose_heading_is_cut_counts_less_than_a_whole_one() -> None:
+    kept = f"{HEAD}ValueError: the reason\n[...]\n"
+    for cut in ("", "ored in: <function A.__del__ at 0x7>\n"):
+        ignored = f"{cut}{HEAD}KeyError: 'noise'\nException ignored in: <A>\n{HEAD}KeyError: 'noise'\n"
+        assert last_traceback(clean_lines((kept + ignored).encode())) == f"{HEAD}ValueError: the reason"
+
+
+def test_what_asyncio_says_of_lost_tasks_is_no_part_of_a_text() -> None:
+    lost = f"Task exception was never retrieved\nfuture: <Task finished>\n{HEAD}KeyError: 'noise'\n"
+    assert last_traceback(clean_lines(f"{HEAD}ValueError: x\n{lost}".encode())) == f"{HEAD}ValueError: x"

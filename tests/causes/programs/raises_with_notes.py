@@ -1,0 +1,11 @@
+"""The exception of rank 1 has notes (PEP 678), one of them of several lines, which say what is wrong."""
+
+import os
+import time
+
+if os.environ["RANK"] == "1":
+    error = ValueError()
+    error.add_note("while reading shard 12")
+    error.add_note("the index has:\n\n  batch 7 has no labels")
+    raise error
+time.sleep(60)

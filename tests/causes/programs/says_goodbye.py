@@ -1,0 +1,11 @@
+"""After the traceback of rank 1, what it has registered for its end says something that looks like no log."""
+
+import atexit
+import os
+import sys
+import time
+
+if os.environ["RANK"] == "1":
+    atexit.register(print, "all temporary files are removed\ngoodbye", file=sys.stderr)
+    raise ValueError("batch 7 has no labels")
+time.sleep(60)
