@@ -160,6 +160,8 @@ CASES = (
     Case("spawned", "spawned_raises", ("ValueError: shard 0 is empty", "in shard"), 1),
     Case("framed", "framed_traceback", (_LABELS,), 1, fast=True),
     Case("json", "logged_as_json", (_LABELS,), 1, fast=True),
+    Case("behind-a-bar", "raises_behind_a_bar", (_LABELS,), 1, fast=True),
+    Case("each-line-logged", "logs_each_line", (_LABELS,), 1),
     Case("json-early", "logged_as_json_early", (_LABELS, "in train"), 1),
     Case("rich", "draws_with_rich", (_LABELS, "in load_batch"), 1),
     Case("loguru", "logs_as_loguru", (_LABELS, "in main"), 1),

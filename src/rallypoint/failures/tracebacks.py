@@ -5,7 +5,8 @@ Laws:
   end of the exception's own text. One that Python itself calls ignored, or that ended a thread only, counts if there is
   no other;
 - an exception's text goes on behind a blank line, until a line that is clearly of something else, as of a log;
-- text that a carriage return has overwritten, and colours, are left out;
+- text that a carriage return has overwritten, and colours, are left out, and so is what a logger or a launcher puts
+  before each line of a traceback; a traceback that begins behind an unfinished line begins a line of its own;
 - if the interpreter left the stacks of many threads, that of the thread which died comes first.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from rallypoint.base.light_typing import NamedTuple
 from rallypoint.failures.texts import CUT_NOTE, TRUNCATION_MARK, first_line
@@ -27,6 +29,12 @@ _HEADER = re.compile(
     r"|(?P<box>[╭+]?[─-]+ Traceback \(most recent call last\) [─-]+[╮+]?)$"
 )
 _HEADING = "Traceback (most recent call last):"
+_BEHIND_ANYTHING = re.compile(
+    r"(?:\[rank\d+\]: )?(?:  [+|] )?(?:Exception Group )?Traceback \(most recent call last\):$"
+)
+_FRAME_BELOW = re.compile(r'(?:\[rank\d+\]: )?  (?:\| +)?(?:  )?File "')
+_OF_A_LIBRARY = re.compile(r"\s*[A-Z][a-z]+ $")
+"""What a library says before a traceback that it quotes: `Original Traceback (most recent call last):`."""
 _FRAME = re.compile(r'  File ".*", line \d+, in ')
 _OUTERMOST = re.compile(r'[> |]* File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)')
 _OUTERMOST_IN_A_BOX = re.compile(r"[│|] (?P<file>\S.*?):(?P<line>\d+) in (?P<function>\S+)")
@@ -94,7 +102,26 @@ def clean_lines(last_bytes: bytes) -> list[str]:
         lines.pop()
     while lines and not lines[0]:
         lines.pop(0)
-    return lines
+    return _with_plain_headers(lines)
+
+
+def _with_plain_headers(lines: list[str]) -> list[str]:
+    plain: list[str] = []
+    prefix = ""
+    for line, below in pairwise([*lines, ""]):
+        if line.endswith(_HEADING) and not _HEADER.match(line):
+            header = _BEHIND_ANYTHING.search(line)
+            before = line[: header.start()] if header is not None else ""
+            if before.endswith("  "):  # that of one exception of a group
+                before = ""
+            prefix = before if below.startswith(f"{before}  ") else ""
+            if before and not prefix and _FRAME_BELOW.match(below) and not _OF_A_LIBRARY.match(before):
+                plain += [before.rstrip(), line[len(before) :]]
+                continue
+        elif prefix and not line.startswith(prefix.rstrip()):
+            prefix = ""
+        plain.append(line.removeprefix(prefix).removeprefix(prefix.rstrip()) if prefix else line)
+    return plain
 
 
 def unfold_json(lines: Sequence[str]) -> list[str]:
@@ -385,6 +412,7 @@ def _behind_marked(lines: list[str], begin: int, mark: str) -> int:
             break
         number += 1
         behind_blank = number + 1
-        if behind_blank < len(lines) and not lines[number] and lines[behind_blank].startswith(mark):
+        is_blank = behind_blank < len(lines) and lines[number] in ("", mark.rstrip())
+        if is_blank and lines[behind_blank].startswith(mark):
             number = behind_blank
     return number

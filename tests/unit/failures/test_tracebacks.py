@@ -277,12 +277,16 @@ def test_a_line_that_was_cut_has_a_name_all_the_same() -> None:
 
 def test_a_group_ends_with_its_frame() -> None:
     try:
-        raise ExceptionGroup("several", [ValueError("one")])
+        try:
+            raise ValueError("one")
+        except ValueError as one:
+            raise ExceptionGroup("several", [one, ExceptionGroup("more", [one])]) from None
     except ExceptionGroup as error:
         group = "".join(traceback.format_exception(error)).rstrip()
     lines = clean_lines(f"{group}\nthe quota is used up\n".encode())
     found = [*tracebacks(lines)]
     assert found[0].text == group
+    assert last_traceback(clean_lines(f"[rank0]: {group}".replace("\n", "\n[rank0]: ").encode())) == group
     assert last_words(lines, found, found[0].behind) == "the quota is used up"
 
 
@@ -296,3 +300,33 @@ def test_a_traceback_whose_heading_is_cut_counts_less_than_a_whole_one() -> None
 def test_what_asyncio_says_of_lost_tasks_is_no_part_of_a_text() -> None:
     lost = f"Task exception was never retrieved\nfuture: <Task finished>\n{HEAD}KeyError: 'noise'\n"
     assert last_traceback(clean_lines(f"{HEAD}ValueError: x\n{lost}".encode())) == f"{HEAD}ValueError: x"
+
+
+PLAIN = f"{HEAD}ValueError: x\n\ny"
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["\r 50%|### | 1/2 [00:01<00:01,  1.0s/it]", "loading model ", "2024-01-01 12:00:00 ERROR ", "a? [rank0]: "],
+)
+def test_a_traceback_behind_an_unfinished_line_begins_its_own(before: str) -> None:
+    mark = "[rank0]: " if before.endswith("[rank0]: ") else ""
+    text = f"{before}{PLAIN}\nWARNING:root:late\n"
+    if mark:
+        text = text.replace("\n", f"\n{mark}").removesuffix(mark).replace(f"{mark}WARNING", "WARNING")
+    lines = clean_lines(text.encode())
+    assert last_traceback(lines) == PLAIN
+    assert lines[0] == before.lstrip("\r").removesuffix(mark).rstrip()
+
+
+@pytest.mark.parametrize("before", ["(trainer pid=7) ", "2024-01-01 12:00:00,123 | ERROR | ", "n1: "])
+def test_what_stands_before_each_line_of_a_traceback_is_left_out(before: str) -> None:
+    text = "\n".join((before + line).rstrip() for line in ("failed", *PLAIN.split("\n")))
+    lines = clean_lines(f"{text}\n2024-01-01 12:00:00,124 | INFO | late\n".encode())
+    assert last_traceback(lines) == PLAIN
+    assert (lines[0], lines[-1]) == (f"{before}failed", "2024-01-01 12:00:00,124 | INFO | late")
+
+
+def test_a_traceback_that_a_library_quotes_stays_in_its_text() -> None:
+    text = f"{HEAD}KeyError: Caught KeyError in DataLoader worker process 0.\nOriginal {HEAD}KeyError: 'label'"
+    assert last_traceback(clean_lines(text.encode())) == text
