@@ -386,6 +386,7 @@ CASES = (
         issue="C8",
     ),
     Case(
+        "ends-early-status",
         "ends_early_quietly",
         (r"rank 1 .*(ended|exited|finished) with 0",),
         source=Source.STATUS,
@@ -549,8 +550,5 @@ CASES = (
     Case("deepspeed", "by_deepspeed", ("ValueError: batch 2 has no labels",), 1, seconds=120),
 )
 
-OPEN: dict[str, str] = {
-    # Failures of the living
-    # Silence
-}
+OPEN: dict[str, str] = {}
 """The cases that are not answered rightly yet, each with what is missing."""

@@ -13,7 +13,8 @@ from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger, ranges
 from rallypoint.failures.explanation import message_and_traceback
 from rallypoint.failures.failure import NO_FILE
-from rallypoint.failures.texts import clean_lines, first_line, is_last_traceback
+from rallypoint.failures.texts import first_line
+from rallypoint.failures.tracebacks import clean_lines, is_last_traceback
 from rallypoint.features.console import waiting_for_console
 
 if TYPE_CHECKING:
