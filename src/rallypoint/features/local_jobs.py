@@ -1,173 +1,56 @@
 """What commands find of the jobs of this machine: a file of each agent that runs, and one of each agent that has ended.
 
-Both are in one folder for each user. A file has a line for each field, `name: value`. Laws:
+Both are in one folder for each user (`job_folders`). A file has a line for each field, `name: value`. Laws:
 
-1. A folder counts only if it belongs to the user whose id is in its name, and nobody else has access to it; a file
-   counts only if it belongs to the same user. If another user has taken the name of a folder, a second name is used.
-2. A user reads their own folder; root reads all users' folders. What another user has written is bounded in size and
-   number, its fields are checked, and its process must belong to that user. Nothing in such a folder can keep a command
-   waiting: nothing is followed, no pipe is waited for, and a file system that is mounted there is left alone.
-3. The agent holds its file by `flock` while it runs, so the kernel says whether it does: a file that nobody holds was
+1. A user reads their own folder; root reads all users' folders. What another user has written is bounded in size and
+   number, its fields are checked, and its process must belong to that user.
+2. The agent holds its file by `flock` while it runs, so the kernel says whether it does: a file that nobody holds was
    left by an agent that was killed. It is removed by the next command or agent of its user.
-4. No name is used twice, and a file is complete and held before it has its name, so that it can be removed by name.
-5. A job's token is in the file, and never in log lines or in lists of jobs.
-6. No job fails, waits or ends by any of this. The disk is used on a thread of its own. What fails is tried again later,
+3. No name is used twice, and a file is complete and held before it has its name, so that it can be removed by name.
+4. A job's token is in the file, and never in log lines or in lists of jobs.
+5. No job fails, waits or ends by any of this. The disk is used on a thread of its own. What fails is tried again later,
    and logged once.
-7. There are at most `_MOST_ENDED` files of ended agents, of at most `_LARGEST` bytes, none older than `_KEPT` seconds:
+6. There are at most `_MOST_ENDED` files of ended agents, of at most `_LARGEST` bytes, none older than `_KEPT` seconds:
    the agent that writes one removes the others. Nothing is removed whose name is not of a form that is written here.
-8. An agent that ends imports nothing for it but this file.
-9. An agent that is killed writes nothing: its reaper has the text of its last file, from the first start of workers on.
+7. An agent that ends imports nothing for it but this file.
+8. An agent that is killed writes nothing: its reaper has the text of its last file, from the first start of workers on.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
 import select
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from itertools import islice
+from contextlib import suppress
 
 from rallypoint.agent.feature import Agent, Feature
 from rallypoint.agent.steps import WorkersStarted
-from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, SignalException, UserError
+from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, SignalException
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.log import get_logger, printable
-from rallypoint.base.private_files import make_private, replace_file
+from rallypoint.base.private_files import replace_file
 from rallypoint.control.protocol.errors import RendezvousClosedError
 from rallypoint.failures.cause import Ending
+from rallypoint.features.job_folders import make_folder, names_in, opened, user_folders
 from rallypoint.rendezvous.handler import LocalJob
-from rallypoint.workers.logs.specs import temporary_folder
 
 if TYPE_CHECKING:
     from rallypoint.agent.workers import WorkerController
 
 _log = get_logger(__name__)
 
-# The folders
+# Their fields
 
-FOLDER = "RALLYPOINT_JOBS_DIR"
-"""The variable that names the folder in which the folders of users are."""
-_SHARED = "/tmp"
-_FOLDER_NAME = re.compile(r"rallypoint-([0-9]{1,10})(-[0-9a-f]{16})?")
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_MOST_OF_ANOTHER = 1000
-"""Files of another user that root looks at."""
 _LARGEST = 16 * 1024
 _LONGEST = 1024
 """Characters of a text."""
 _NUMBER = re.compile(r"[0-9]{1,10}")
 _LAST_MOMENT = 253402214400.0
 """The year 9999, in seconds since 1970."""
-_OPEN_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def _places() -> list[str]:
-    """The parents of users' folders; an agent uses the first one in which it can make its own. They do not depend on
-    `TMPDIR`, which often differs between a job and the commands of its user.
-    """
-    if given := os.environ.get(FOLDER, ""):
-        return [given]
-    with suppress(UserError):
-        if (fallback := temporary_folder()) != _SHARED:
-            return [_SHARED, fallback]
-    return [_SHARED]
-
-
-def _make_folder() -> str:
-    """The folder of this user, made if there is none. Raises OSError."""
-    refusal: OSError | None = None
-    for place in _places():
-        usual = os.path.join(place, f"rallypoint-{os.geteuid()}")
-        try:
-            make_private(usual)
-            return usual
-        except OSError as error:
-            refusal = refusal or error
-        if os.path.lexists(usual):  # another user was here first
-            with suppress(OSError):
-                own = sorted(path for path, _ in _folders_at(place, os.geteuid()))
-                if not own:
-                    own = [f"{usual}-{os.urandom(8).hex()}"]
-                    os.mkdir(own[0], 0o700)
-                return own[0]
-    assert refusal is not None
-    raise refusal
-
-
-def _folders_at(place: str, user: int | None) -> Iterator[tuple[str, int]]:
-    """The folders of a user, or of all (None), each with its user."""
-    us = os.geteuid()
-    with suppress(OSError):
-        with os.scandir(place) as entries:
-            matches = [match for entry in entries if (match := _FOLDER_NAME.fullmatch(entry.name))]
-        found = [(match[0], int(match[1])) for match in matches if user in {None, int(match[1])}]
-        mounted = _mounts_below(place) if any(owner != us for _, owner in found) else set[str]()
-        for name, owner in found:
-            if owner == us or name not in mounted:
-                with suppress(OSError):
-                    path = os.path.join(place, name)
-                    if _is_folder_of(os.lstat(path), owner):
-                        yield path, owner
-
-
-def _is_folder_of(seen: os.stat_result, owner: int) -> bool:
-    return stat.S_ISDIR(seen.st_mode) and seen.st_uid == owner and not seen.st_mode & _OTHERS
-
-
-def _mounts_below(place: str) -> set[str]:
-    """The names at a place where a file system is mounted, or below which one is: what serves it may be a program of
-    another user that never answers. Raises OSError.
-    """
-    begin = os.path.realpath(place).rstrip("/") + "/"
-    with open("/proc/self/mountinfo", errors="replace") as mounts:
-        points = [line.split()[4] for line in mounts]
-    return {point.removeprefix(begin).partition("/")[0] for point in points if point.startswith(begin)}
-
-
-@contextmanager
-def _folders(user: int | None) -> Iterator[list[tuple[int, int]]]:
-    """The descriptors of the folders of a user, or of all (None), each with its user."""
-    opened: list[tuple[int, int]] = []
-    try:
-        for path, owner in (found for place in _places() for found in _folders_at(place, user)):
-            with suppress(OSError):
-                opened.append((os.open(path, _OPEN_FOLDER), owner))
-        # Its owner may have put another one there since it was looked at.
-        yield [(fd, owner) for fd, owner in opened if _is_folder_of(os.fstat(fd), owner)]
-    finally:
-        for fd, _ in opened:
-            os.close(fd)
-
-
-def _names(folder: int, owner: int, form: re.Pattern[str]) -> list[str]:
-    """The names of a form in a folder, in order."""
-    most = None if owner == os.geteuid() else _MOST_OF_ANOTHER
-    with suppress(OSError), os.scandir(folder) as entries:
-        names = [entry.name for entry in islice(entries, most)]
-        if len(names) == most and next(entries, None) is not None:
-            _log.warning("user id %d has more than %d files for commands; the others were not read", owner, most)
-        return sorted(name for name in names if form.fullmatch(name))
-    return []
-
-
-@contextmanager
-def _opened(folder: int, name: str, owner: int) -> Iterator[int]:
-    """Raises OSError: the file cannot be opened, or is no regular file of that user."""
-    fd = os.open(name, _OPEN_FILE, dir_fd=folder)
-    try:
-        seen = os.fstat(fd)
-        if not stat.S_ISREG(seen.st_mode) or seen.st_uid != owner:
-            raise PermissionError(errno.EPERM, "it is not a regular file of its folder's user", name)
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _fields_in(fd: int) -> dict[str, str]:
@@ -307,7 +190,7 @@ class LocalFile:
         job = job_of(self._workers)
         if job is None or not job.endpoint:
             return False
-        folder = _make_folder()
+        folder = make_folder()
         path = os.path.join(folder, f"running-{job.pid}-{os.urandom(8).hex()}")
         self._file = os.open(new := f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -376,10 +259,10 @@ def _token_of(job: str) -> str:
 def _running(user: int | None) -> Iterator[tuple[LocalJob, str]]:
     """The jobs of a user's agents that run, or of all users (None), with their tokens."""
     here = _network()
-    with _folders(user) as folders:
+    with user_folders(user) as folders:
         for folder, owner in folders:
-            for name in _names(folder, owner, _RUNNING):
-                with suppress(OSError, ValueError, LookupError), _opened(folder, name, owner) as file:
+            for name in names_in(folder, owner, _RUNNING):
+                with suppress(OSError, ValueError, LookupError), opened(folder, name, owner) as file:
                     if _is_held(file):
                         fields = _fields_in(file)
                         job = _job_in(fields, owner)
@@ -465,7 +348,7 @@ def record_end(workers: WorkerController, error: BaseException | None) -> None:
         if error is not None:
             outcome, detail, restarts = _of_error(error, restarts)
         ended = _end_of(workers, outcome, detail, restarts, _ending_of(error))
-        folder = _make_folder()
+        folder = make_folder()
         path = os.path.join(folder, f"{int(1000 * ended.ended):014}-{ended.job.pid}")
         replace_file(path, f"{_record(ended)}ended: {ended.ended}\n".encode())
         _clean(ended.ended)
@@ -480,7 +363,7 @@ def record_if_killed(workers: WorkerController, folder: str) -> str:
         The folder; empty if it could not be made.
     """
     try:
-        folder = folder or _make_folder()
+        folder = folder or make_folder()
         detail = "its agent was killed, or crashed; what became of other nodes is not known here"
         ended = _end_of(workers, "killed", detail, workers.group.restarts)
         workers.ensure_reaper().set_record(folder, _record(ended))
@@ -491,14 +374,14 @@ def record_if_killed(workers: WorkerController, folder: str) -> str:
 
 def ended_jobs() -> Iterator[EndedJob]:
     """What agents of this user have left here, the newest first."""
-    with _folders(os.geteuid()) as folders:
+    with user_folders(os.geteuid()) as folders:
         for name, folder in sorted(_ended_in(folders), reverse=True):
-            with suppress(OSError, ValueError, LookupError), _opened(folder, name, os.geteuid()) as file:
+            with suppress(OSError, ValueError, LookupError), opened(folder, name, os.geteuid()) as file:
                 yield _ended_job_in(_fields_in(file))
 
 
 def _ended_in(folders: Iterable[tuple[int, int]]) -> Iterator[tuple[str, int]]:
-    return ((name, folder) for folder, owner in folders for name in _names(folder, owner, _ENDED))
+    return ((name, folder) for folder, owner in folders for name in names_in(folder, owner, _ENDED))
 
 
 def _record(ended: EndedJob) -> str:
@@ -560,7 +443,7 @@ def _of_error(error: BaseException, restarts: int) -> tuple[str, str, int]:
 
 def _clean(now: float) -> None:
     """Remove the oldest records, and those that are too old."""
-    with _folders(os.geteuid()) as folders:
+    with user_folders(os.geteuid()) as folders:
         for place, (name, folder) in enumerate(sorted(_ended_in(folders), reverse=True)):
             found = _ENDED.fullmatch(name)
             if place >= _MOST_ENDED or (found and int(found[1]) / 1000 < now - _KEPT):

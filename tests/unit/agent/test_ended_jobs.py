@@ -16,7 +16,8 @@ from rallypoint.control.protocol.errors import RendezvousClosedError, Rendezvous
 from rallypoint.failures.cause import Cause, Ending, Restarts
 from rallypoint.failures.report import ChildFailedError
 from rallypoint.features import local_jobs as module
-from rallypoint.features.local_jobs import FOLDER, EndedJob, ended_jobs, record_end, record_if_killed
+from rallypoint.features.job_folders import FOLDER
+from rallypoint.features.local_jobs import EndedJob, ended_jobs, record_end, record_if_killed
 from rallypoint.rendezvous.handler import LocalJob
 from rallypoint.workers.reaper.program import write_record
 

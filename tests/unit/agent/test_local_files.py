@@ -16,8 +16,10 @@ import pytest
 
 from rallypoint.base.errors import UsageError
 from rallypoint.base.secrets import SECRET, Secret, new_secret, read_job_secret, token
+from rallypoint.features import job_folders
 from rallypoint.features import local_jobs as module
-from rallypoint.features.local_jobs import FOLDER, LocalFile, local_jobs, local_token
+from rallypoint.features.job_folders import FOLDER, user_folders
+from rallypoint.features.local_jobs import LocalFile, local_jobs, local_token
 from rallypoint.rendezvous.handler import LocalJob
 from tests.waiting import until
 
@@ -139,7 +141,7 @@ def test_a_file_that_was_removed_is_written_again(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(module, "_DAY", 0.01)
     with running():
         first = files(folder)[0].name
-        with module._folders(os.geteuid()) as ((fd, _),):
+        with user_folders(os.geteuid()) as ((fd, _),):
             os.unlink(first, dir_fd=fd)
         until(lambda: list(local_jobs()) == [JOB], "the file is there again")
 
@@ -204,7 +206,7 @@ def test_a_disk_that_does_not_answer_delays_the_end_for_a_moment(monkeypatch: py
         answers.wait(60)
         raise OSError(errno.EIO, "it has answered")
 
-    monkeypatch.setattr(module, "_make_folder", hang)
+    monkeypatch.setattr(module, "make_folder", hang)
     written = LocalFile(Workers())  # type: ignore[arg-type]
     written.open()
     assert asked.wait(60)
@@ -291,7 +293,7 @@ def test_without_the_variable_a_job_is_found_whatever_the_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(FOLDER)
-    monkeypatch.setattr(module, "_SHARED", str(tmp_path / "shared"))
+    monkeypatch.setattr(job_folders, "_SHARED", str(tmp_path / "shared"))
     for name in ("shared", "one", "other"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "one"))

@@ -1,0 +1,138 @@
+"""The folders in which agents leave files for the commands of this machine: one for each user.
+
+Laws:
+
+1. A folder counts only if it belongs to the user whose id is in its name, and nobody else has access to it; a file
+   counts only if it belongs to the same user. If another user has taken the name of a folder, a second name is used.
+2. Nothing in another user's folder can keep a command waiting: nothing is followed, no pipe is waited for, a file
+   system that is mounted there is left alone, and so many files are read at most.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
+
+from rallypoint.base.errors import UserError
+from rallypoint.base.log import get_logger
+from rallypoint.base.private_files import make_private
+from rallypoint.workers.logs.specs import temporary_folder
+
+_log = get_logger(__name__)
+
+FOLDER = "RALLYPOINT_JOBS_DIR"
+"""The variable that names the folder in which the folders of users are."""
+_SHARED = "/tmp"
+_FOLDER_NAME = re.compile(r"rallypoint-([0-9]{1,10})(-[0-9a-f]{16})?")
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MOST_OF_ANOTHER = 1000
+"""Files of another user that root looks at."""
+_OPEN_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def _places() -> list[str]:
+    """The parents of users' folders; an agent uses the first one in which it can make its own. They do not depend on
+    `TMPDIR`, which often differs between a job and the commands of its user.
+    """
+    if given := os.environ.get(FOLDER, ""):
+        return [given]
+    with suppress(UserError):
+        if (fallback := temporary_folder()) != _SHARED:
+            return [_SHARED, fallback]
+    return [_SHARED]
+
+
+def make_folder() -> str:
+    """The folder of this user, made if there is none. Raises OSError."""
+    refusal: OSError | None = None
+    for place in _places():
+        usual = os.path.join(place, f"rallypoint-{os.geteuid()}")
+        try:
+            make_private(usual)
+            return usual
+        except OSError as error:
+            refusal = refusal or error
+        if os.path.lexists(usual):  # another user was here first
+            with suppress(OSError):
+                own = sorted(path for path, _ in _folders_at(place, os.geteuid()))
+                if not own:
+                    own = [f"{usual}-{os.urandom(8).hex()}"]
+                    os.mkdir(own[0], 0o700)
+                return own[0]
+    assert refusal is not None
+    raise refusal
+
+
+def _folders_at(place: str, user: int | None) -> Iterator[tuple[str, int]]:
+    """The folders of a user, or of all (None), each with its user."""
+    us = os.geteuid()
+    with suppress(OSError):
+        with os.scandir(place) as entries:
+            matches = [match for entry in entries if (match := _FOLDER_NAME.fullmatch(entry.name))]
+        found = [(match[0], int(match[1])) for match in matches if user in {None, int(match[1])}]
+        mounted = _mounts_below(place) if any(owner != us for _, owner in found) else set[str]()
+        for name, owner in found:
+            if owner == us or name not in mounted:
+                with suppress(OSError):
+                    path = os.path.join(place, name)
+                    if _is_folder_of(os.lstat(path), owner):
+                        yield path, owner
+
+
+def _is_folder_of(seen: os.stat_result, owner: int) -> bool:
+    return stat.S_ISDIR(seen.st_mode) and seen.st_uid == owner and not seen.st_mode & _OTHERS
+
+
+def _mounts_below(place: str) -> set[str]:
+    """The names at a place where a file system is mounted, or below which one is: what serves it may be a program of
+    another user that never answers. Raises OSError.
+    """
+    begin = os.path.realpath(place).rstrip("/") + "/"
+    with open("/proc/self/mountinfo", errors="replace") as mounts:
+        points = [line.split()[4] for line in mounts]
+    return {point.removeprefix(begin).partition("/")[0] for point in points if point.startswith(begin)}
+
+
+@contextmanager
+def user_folders(user: int | None) -> Iterator[list[tuple[int, int]]]:
+    """The descriptors of the folders of a user, or of all (None), each with its user."""
+    opened: list[tuple[int, int]] = []
+    try:
+        for path, owner in (found for place in _places() for found in _folders_at(place, user)):
+            with suppress(OSError):
+                opened.append((os.open(path, _OPEN_FOLDER), owner))
+        # Its owner may have put another one there since it was looked at.
+        yield [(fd, owner) for fd, owner in opened if _is_folder_of(os.fstat(fd), owner)]
+    finally:
+        for fd, _ in opened:
+            os.close(fd)
+
+
+def names_in(folder: int, owner: int, form: re.Pattern[str]) -> list[str]:
+    """The names of a form in a folder, in order."""
+    most = None if owner == os.geteuid() else _MOST_OF_ANOTHER
+    with suppress(OSError), os.scandir(folder) as entries:
+        names = [entry.name for entry in islice(entries, most)]
+        if len(names) == most and next(entries, None) is not None:
+            _log.warning("user id %d has more than %d files for commands; the others were not read", owner, most)
+        return sorted(name for name in names if form.fullmatch(name))
+    return []
+
+
+@contextmanager
+def opened(folder: int, name: str, owner: int) -> Iterator[int]:
+    """Raises OSError: the file cannot be opened, or is no regular file of that user."""
+    fd = os.open(name, _OPEN_FILE, dir_fd=folder)
+    try:
+        seen = os.fstat(fd)
+        if not stat.S_ISREG(seen.st_mode) or seen.st_uid != owner:
+            raise PermissionError(errno.EPERM, "it is not a regular file of its folder's user", name)
+        yield fd
+    finally:
+        os.close(fd)
