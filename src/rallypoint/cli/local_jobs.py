@@ -18,11 +18,12 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rallypoint.base.errors import RallypointError, UsageError
+from rallypoint.base.log import printable
 from rallypoint.base.procfs import read_proc_state
 from rallypoint.cli.exit import print_answer
 from rallypoint.features.local_jobs import EndedJob, ended_jobs, local_jobs, local_token
@@ -33,6 +34,7 @@ from rallypoint.rendezvous.handler import LocalJob
 
 if TYPE_CHECKING:
     from rallypoint.control.client.dialing import DialTarget
+    from rallypoint.features.kept_reports import KeptReport, RankEnd
 
 _T = TypeVar("_T")
 _ENDPOINT = re.compile(r".+:[0-9]+")
@@ -44,6 +46,8 @@ _LEAST_PREFIX = 4
 _MOST_CANDIDATES = 8
 _LOOK, _SHORT_LOOK = 3.0, 0.5
 """Seconds to wait for the coordinators' answers; the second for jobs of other users and of stopped agents."""
+_LINES, _MOST_RANKS = 10, 8
+"""Lines of each output, and ranks, that are shown of a job that has ended, unless all are asked for."""
 _MOST_LOOKS = 200
 """Jobs that are asked."""
 OUTCOME_CODES = {"succeeded": 5, "failed": 4, "stopped": 4, "left": 1, "killed": 1}
@@ -168,7 +172,10 @@ def job_named(word: str, job: str) -> RunningJob | None:
         raise UsageError(f"{which} on this machine; give {how}:\n{_candidates(matches)}")
     if past := past_jobs_named(word, job) if what else []:
         logs = f"; its logs are in {past[0].log_dir}" if past[0].log_dir else ""
-        raise NoJobError(f"no job {what!r} runs on this machine; the last one {_ending(past[0], time.time())}{logs}")
+        more = f"; 'rallyctl status {what}' shows its report"
+        raise NoJobError(
+            f"no job {what!r} runs on this machine; the last one {_ending(past[0], time.time())}{logs}{more}"
+        )
     if word and not word.isdecimal() and os.sep not in word and not word.endswith(".py"):
         return None
     named = f" is named {what!r} (by id, number, port or script)" if what else ""
@@ -278,9 +285,15 @@ def _is_stopped(agent: LocalJob) -> bool:
 # How they are shown
 
 
-def jobs_here_json(jobs: Sequence[RunningJob], past: Sequence[EndedJob], now: float) -> str:
-    rows = {"jobs": [_running_fields(job, now) for job in jobs], "ended": [_past_fields(job) for job in past]}
-    return json.dumps({"version": VERSION, **rows}, indent=2)
+def jobs_here_json(
+    jobs: Sequence[RunningJob], past: Sequence[EndedJob], now: float, reports: Sequence[KeptReport] | None = None
+) -> str:
+    """`reports`: what the agents of the only job of `past` have kept; None where they were not asked for."""
+    kept = {} if reports is None else _kept_fields(reports)
+    ended = [_past_fields(job) | kept for job in past]
+    return json.dumps(
+        {"version": VERSION, "jobs": [_running_fields(job, now) for job in jobs], "ended": ended}, indent=2
+    )
 
 
 def show_jobs(jobs: Sequence[RunningJob], past: Sequence[EndedJob], options: argparse.Namespace) -> None:
@@ -292,7 +305,7 @@ def show_jobs(jobs: Sequence[RunningJob], past: Sequence[EndedJob], options: arg
     none = "no job of this user runs on this machine; give the --rdzv-endpoint of one that runs elsewhere"
     lines = _running_lines(jobs, now) if jobs else [none]
     if options.all and past:
-        lines += ["", "ended", *_past_lines(past, now)]
+        lines += ["", "ended", *_past_lines(past, now), "'rallyctl status NUMBER' shows the report of one"]
     elif past:
         lines.append(f"{len(past)} {'has' if len(past) == 1 else 'have'} ended here: rallyctl status --all")
     print_answer("\n".join(lines))
@@ -331,9 +344,10 @@ def _past_lines(jobs: Sequence[EndedJob], now: float) -> list[str]:
 
 
 def show_past(job: EndedJob, options: argparse.Namespace) -> int:
-    """Print how a job has ended; returns the exit code."""
+    """Print how a job has ended, with its report; returns the exit code."""
+    reports = _reports_of(job)
     if options.json:
-        print_answer(jobs_here_json([], [job], time.time()))
+        print_answer(jobs_here_json([], [job], time.time(), reports))
         return OUTCOME_CODES[job.outcome]
     rows = {
         "job": job.job.job,
@@ -345,8 +359,63 @@ def show_past(job: EndedJob, options: argparse.Namespace) -> int:
         "agent": f"{job.job.pid} on this machine",
         "logs": job.log_dir or "none",
     }
-    print_answer("\n".join(f"{name:<8}  {text}" for name, text in rows.items()))
+    lines = [f"{name:<8}  {text}" for name, text in rows.items()]
+    print_answer("\n".join([*lines, *_kept_lines(job, reports, all_ranks=options.all)]))
     return OUTCOME_CODES[job.outcome]
+
+
+def _reports_of(job: EndedJob) -> list[KeptReport]:
+    """What the agents of a job have kept here: first the one that has its first failure, then the one that knew its
+    end.
+    """
+    from rallypoint.features.kept_reports import kept_report
+
+    agents = next((agents for agents in _past_agents() if job in agents), [job])
+    found = [kept_report(agent.job) for agent in sorted(agents, key=lambda agent: agent != job)]
+    return sorted((kept for kept in found if kept is not None), key=lambda kept: not kept.has_cause)
+
+
+def _kept_lines(job: EndedJob, reports: Sequence[KeptReport], *, all_ranks: bool) -> list[str]:
+    """The report, and what ranks wrote last: those that failed, or all if none has; nothing more of a success."""
+    report = next((kept.report for kept in reports if kept.report), ())
+    lines: list[str] = []
+    if report and (job.outcome == "failed" or len(report) > 1):
+        lines.append("")
+        if job.outcome == "killed":
+            lines.append(f"its last failure before that, in round {reports[0].round}:")
+        lines += report
+    ends = sorted((end for kept in reports for end in kept.ranks), key=lambda end: end.rank)
+    chosen = ends
+    if not all_ranks:
+        failed = [end for end in ends if end.ending == "failed"]
+        chosen = [] if job.outcome == "succeeded" else (failed or ends)[:_MOST_RANKS]
+    known = {line.strip().removeprefix("traceback : ") for line in report}
+    for end in chosen:
+        lines += _rank_lines(end, known, whole=all_ranks)
+    if not all_ranks and any(end.stdout or end.stderr for end in ends):
+        lines += ["", f"'rallyctl status {job.job.pid} --all' shows what each rank wrote last"]
+    return lines
+
+
+def _rank_lines(end: RankEnd, known: Collection[str], *, whole: bool) -> Iterator[str]:
+    """The last lines of each output of a rank, unless the report has them."""
+    code = "" if end.exit_code is None else f", {_exit_words(end.exit_code)}"
+    for name, lines, path in (
+        ("standard output", end.stdout, end.stdout_file),
+        ("standard error", end.stderr, end.stderr_file),
+    ):
+        shown = lines if whole else lines[-_LINES:]
+        if not shown or (not whole and all(line.strip() in known for line in shown)):
+            continue
+        yield ""
+        yield f"rank {end.rank} ({end.ending or 'ended'}{code}), {name}{f', all of it in {path}' if path else ''}:"
+        yield from (f"  {printable(line, len(line))}" for line in shown)
+
+
+def _exit_words(code: int) -> str:
+    from rallypoint.base.signals import signal_name
+
+    return signal_name(-code) if code < 0 else f"exit code {code}"
 
 
 def sentence_of(job: EndedJob) -> str:
@@ -396,6 +465,16 @@ def _running_fields(job: RunningJob, now: float) -> dict[str, Any]:
         "nodes": None if seen is None else seen.totals.in_round,
         "max_nodes": None if seen is None else seen.max_nodes,
     }
+
+
+def _kept_fields(reports: Sequence[KeptReport]) -> dict[str, Any]:
+    ranks = [
+        end._asdict() | {"host": kept.host, "stdout": "\n".join(end.stdout), "stderr": "\n".join(end.stderr)}
+        for kept in reports
+        for end in kept.ranks
+    ]
+    report = next(("\n".join(kept.report) for kept in reports if kept.report), None)
+    return {"report": report, "ranks": sorted(ranks, key=lambda fields: fields["rank"])}
 
 
 def _past_fields(job: EndedJob) -> dict[str, Any]:

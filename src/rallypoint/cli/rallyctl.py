@@ -178,7 +178,8 @@ VERBS = (
         _switch(
             "--all",
             "show all nodes (of more than 100, otherwise those that need attention), and at 'rallyctl serve' the jobs "
-            "that have ended; without an endpoint all jobs of this machine, those that have ended too",
+            "that have ended; without an endpoint all jobs of this machine, those that have ended too; of a job that "
+            "has ended here, what each rank wrote last",
         ),
         _value("--node", "NODE", "show this node: its name, host, address or group rank", default=""),
         _switch(

@@ -12,7 +12,7 @@ Both are in one folder for each user (`job_folders`). A file has a line for each
    and logged once.
 6. There are at most `_MOST_ENDED` files of ended agents, of at most `_LARGEST` bytes, none older than `_KEPT` seconds:
    the agent that writes one removes the others. Nothing is removed whose name is not of a form that is written here.
-7. An agent that ends imports nothing for it but this file.
+7. An agent that ends imports nothing for it but this file, and what this file imports with the first workers.
 8. An agent that is killed writes nothing: its reaper has the text of its last file, from the first start of workers on.
 """
 
@@ -40,6 +40,7 @@ from rallypoint.rendezvous.handler import LocalJob
 
 if TYPE_CHECKING:
     from rallypoint.agent.workers import WorkerController
+    from rallypoint.features.kept_reports import ReportKeeper
 
 _log = get_logger(__name__)
 
@@ -98,6 +99,8 @@ class LocalJobs(Feature):
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
         self._file = LocalFile(self.workers)
+        self._reports: ReportKeeper | None = None
+        """None before the first start of workers."""
         self._folder = ""
         """Where the reaper leaves a record if this agent is killed; empty before the first start of workers."""
         if self.workers.rendezvous.local_job() is not None:  # else no command could reach it
@@ -110,11 +113,18 @@ class LocalJobs(Feature):
         if not self.workers.is_launched:  # else a command must find one of the two: see `finish`
             self._file.close()
 
-    def _on_workers_started(self, _event: WorkersStarted) -> None:
+    def _on_workers_started(self, event: WorkersStarted) -> None:
         if self.workers.is_launched:
+            if self._reports is None:
+                from rallypoint.features.kept_reports import ReportKeeper
+
+                self._reports = ReportKeeper(self.workers)
+            self._reports.on_workers_started(event.round)
             self._folder = record_if_killed(self.workers, self._folder)
 
     def finish(self, error: BaseException | None) -> None:
+        if self._reports is not None:  # before the record, by which commands find it
+            self._reports.keep(error)
         record_end(self.workers, error)
         self._file.close()
 

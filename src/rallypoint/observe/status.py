@@ -295,6 +295,11 @@ def _head(snapshot: Snapshot, screen: OnScreen | None) -> Iterator[Line]:
         yield Line(f"command   {totals.command}")
     if totals.log_folder:
         yield Line(f"logs      {totals.log_folder}{' on the node of rank 0' if totals.in_round > 1 else ''}")
+    last = snapshot.failures[-1] if snapshot.failures else None
+    if snapshot.phase is JobPhase.FAILED and last is not None and last.rank >= 0:
+        yield Line(
+            f"report    on {last.host or last.node}, with the last lines of its ranks: rallyctl status {snapshot.job}"
+        )
     if totals.in_place_of:
         yield Line(f"launcher  rallyrun, in place of {' and '.join(totals.in_place_of)} (rallyctl shim)")
     least, most = totals.least_step, totals.most_step

@@ -283,6 +283,10 @@ class PContext(ABC):
         """
         return self._outputs[local_rank].last_lines if local_rank in self._outputs else bytes
 
+    def output(self, local_rank: int) -> WorkerOutput | None:
+        """Where a worker writes, also after `close`; None for one that has not been started."""
+        return self._outputs.get(local_rank)
+
     def relay(self, local_rank: int, stream: int) -> Relay | None:
         """The relay of standard output (0) or standard error (1), if that has one."""
         return self._outputs[local_rank].relays[stream] if local_rank in self._outputs else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ from rallypoint.cli.local_jobs import (
     show_past,
 )
 from rallypoint.cli.rallyctl import build_parser, main
+from rallypoint.features import kept_reports
+from rallypoint.features.kept_reports import KeptReport, RankEnd
 from rallypoint.features.local_jobs import EndedJob
 from rallypoint.rendezvous.handler import LocalJob
 
@@ -203,11 +206,12 @@ def test_the_list_says_what_people_know_a_job_by(machine: list[EndedJob], capsys
     assert [each.split()[-1] for each in rows] == ["13", "14", "12", "15"]
     assert note == "1 has ended here: rallyctl status --all"
     show_jobs([], past_jobs(), parsed("status", "--all"))
-    none, _, title, head, row = capsys.readouterr().out.splitlines()
+    none, _, title, head, row, note = capsys.readouterr().out.splitlines()
     assert (none.partition(";")[0], title) == ("no job of this user runs on this machine", "ended")
     assert head.split() == ["JOB", "OUTCOME", "ENDED", "TOOK", "RESTARTS", "SCRIPT", "NUMBER", "WHY"]
     assert row.split()[:2] == ["gone", "failed"]
     assert row.endswith("rank 0 failed")
+    assert note == "'rallyctl status NUMBER' shows the report of one"
 
 
 @pytest.mark.parametrize(
@@ -220,3 +224,86 @@ def test_how_a_job_has_ended_is_an_exit_code(outcome: str, code: int, capsys: py
     for text in ("opjob", "10s", "1 of 3 used", "__main__", "/logs", "rank 0 failed"):
         assert text in said
     assert is_endpoint(found.job.endpoint)
+
+
+# The report of a job that has ended
+
+TRACEBACK = "Traceback (most recent call last):"
+REPORT = ("=====", "train.py FAILED", f"  traceback : {TRACEBACK}", "  ValueError: boom", "=====")
+FAILED = RankEnd(1, 1, 101, 1, "failed", "/logs/1/out", "", tuple(map(str, range(30))), (TRACEBACK, "ValueError: boom"))
+STOPPED = RankEnd(0, 0, 100, -15, "stopped", "", "", ("of rank 0",), ())
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> dict[int, KeptReport]:
+    """What agents have kept, by their pids."""
+    reports: dict[int, KeptReport] = {}
+    monkeypatch.setattr(kept_reports, "kept_report", lambda job: reports.get(job.pid))
+    return reports
+
+
+def shown(capsys: pytest.CaptureFixture[str], job: EndedJob, *words: str) -> list[str]:
+    """What is shown of a job below its own lines."""
+    show_past(job, parsed("status", *words))
+    return capsys.readouterr().out.rstrip("\n").split("\n")[8:]
+
+
+def test_a_job_that_has_ended_is_shown_with_its_report(
+    kept: dict[int, KeptReport], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept[15] = KeptReport("node1", 0, True, REPORT, (FAILED, STOPPED))
+    job = ended(AGENTS[3], 1012.0)
+    assert shown(capsys, job) == [
+        "",
+        *REPORT,
+        "",
+        "rank 1 (failed, exit code 1), standard output, all of it in /logs/1/out:",
+        *(f"  {number}" for number in range(20, 30)),
+        "",
+        "'rallyctl status 15 --all' shows what each rank wrote last",
+    ], "what the report has is not repeated"
+    lines = shown(capsys, job, "--all")
+    assert lines[7:9] == ["rank 0 (stopped, SIGTERM), standard output:", "  of rank 0"]
+    assert lines[-3] == "rank 1 (failed, exit code 1), standard error:"
+    assert lines[-1] == "  ValueError: boom"
+    assert "  0" in lines
+    show_past(job, parsed("status", "--json"))
+    (fields,) = json.loads(capsys.readouterr().out)["ended"]
+    assert fields["report"] == "\n".join(REPORT)
+    assert [(rank["rank"], rank["ending"], rank["host"]) for rank in fields["ranks"]] == [
+        (0, "stopped", "node1"),
+        (1, "failed", "node1"),
+    ]
+    assert fields["ranks"][1]["stdout"].endswith("\n29")
+
+
+def test_the_report_of_several_agents_is_that_of_the_first_failure(
+    machine: list[EndedJob], kept: dict[int, KeptReport], capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine.extend([ended(AGENTS[3], 1012.0), ended(AGENTS[4], 1011.0)])
+    kept[15] = KeptReport("node1", 0, False, ("on another node",), (STOPPED,))
+    kept[16] = KeptReport("node2", 0, True, REPORT, (FAILED,))
+    (job,) = past_jobs()
+    assert shown(capsys, job)[1 : 1 + len(REPORT)] == [*REPORT]
+    assert "rank 0 (stopped, SIGTERM), standard output:" in shown(capsys, job, "--all")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "first"), [("killed", "its last failure before that, in round 2:"), ("stopped", "=====")]
+)
+def test_what_a_job_without_a_failed_rank_wrote_last_is_shown(
+    outcome: str, first: str, kept: dict[int, KeptReport], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept[15] = KeptReport("node1", 2, False, REPORT, (STOPPED,))
+    lines = shown(capsys, ended(AGENTS[3], 1012.0, outcome))
+    assert lines[1] == first
+    assert "rank 0 (stopped, SIGTERM), standard output:" in lines
+
+
+def test_of_a_success_the_last_lines_are_shown_on_request(
+    kept: dict[int, KeptReport], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept[15] = KeptReport("node1", 0, False, (), (STOPPED._replace(exit_code=0, ending="succeeded"),))
+    job = ended(AGENTS[3], 1012.0, "succeeded")
+    assert shown(capsys, job) == ["", "'rallyctl status 15 --all' shows what each rank wrote last"]
+    assert shown(capsys, job, "--all")[1:] == ["rank 0 (succeeded, exit code 0), standard output:", "  of rank 0"]

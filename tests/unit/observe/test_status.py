@@ -14,6 +14,7 @@ from rallypoint.cli.job_verbs import PHASE_CODES
 from rallypoint.cli.local_jobs import OUTCOME_CODES, RunningJob, jobs_here_json
 from rallypoint.control.membership.state import Reason
 from rallypoint.control.protocol.messages import MissingNode, NodeReport
+from rallypoint.features.kept_reports import KeptReport, RankEnd
 from rallypoint.features.local_jobs import OUTCOMES, EndedJob
 from rallypoint.observe.status import (
     ChangeLines,
@@ -66,6 +67,7 @@ ENDED = EndedJob(HERE, 1e9 + 5, "failed", "rank 0 failed", 2, 2, 3, "/logs")
 
 REMOVED = (MissingNode("n7 (rank 2)", Reason.DEPARTED, 12.0, ended_with_0=True),)
 PARTLY_ENDED = NodeReport(4, (10, 11), output_ages=(1.0, 1.0), steps=(7, 7), ended=((1, 0, 12.0),))
+KEPT = KeptReport("node1", 2, True, ("report",), (RankEnd(0, 0, 8, 1, "failed", "", "", (), ("boom",)),))
 
 KINDS = {"integer": int, "string": str, "boolean": bool, "object": dict, "list": list}
 
@@ -75,7 +77,7 @@ KINDS = {"integer": int, "string": str, "boolean": bool, "object": dict, "list":
     [
         ("A job", status_json(snapshot(nodes=(node(0, report=PARTLY_ENDED), node(1)), removed=REMOVED), 1e9)),
         ("The jobs of a control plane", jobs_json(JobList((SUMMARY,), (SUMMARY,)), 1e9)),
-        ("The jobs of this machine", jobs_here_json([RunningJob((HERE,), snapshot())], [ENDED], 1e9)),
+        ("The jobs of this machine", jobs_here_json([RunningJob((HERE,), snapshot())], [ENDED], 1e9, [KEPT])),
     ],
     ids=["a job", "jobs", "jobs here"],
 )
@@ -160,6 +162,17 @@ def test_workers_that_have_ended_or_wait_for_the_console_are_named() -> None:
     pids = [line.split()[-2:] for line in lines if line.startswith(("1  ", "2  ", "3  "))]
     assert pids == [["-", "-"], ["-", "-"], ["30", "31"]]
     assert "workers" not in status_lines(snapshot())
+
+
+def test_a_job_that_has_failed_says_who_keeps_its_report() -> None:
+    seen = snapshot(JobPhase.FAILED, detail="the job has failed")
+    (lost,) = seen.failures[-1:]
+    failed = lost._replace(rank=3, host="node3")
+    line = f"report    on node3, with the last lines of its ranks: rallyctl status {seen.job}"
+    assert line in status_lines(seen._replace(failures=(failed,)))
+    for other in (failed._replace(rank=-1),), ():
+        assert not any(each.startswith("report") for each in status_lines(seen._replace(failures=other)))
+    assert line not in status_lines(snapshot(failures=(failed,)))
 
 
 def test_a_node_that_is_drained_and_a_size_that_is_pending_say_so() -> None:

@@ -1,0 +1,297 @@
+"""What an agent keeps of a job for those who ask later: the report, and what each of its workers wrote last.
+
+It is a file beside the record of how the job has ended (`local_jobs`), for the same user alone. Its lines are
+`name: value`, those of a text are below `name:` and begin with two spaces, and each `rank` begins another worker. Laws:
+
+1. A file has about a megabyte at most, of one worker 64 KiB. A user has `_MOST` of them, none older than `_KEPT`
+   seconds: the agent that writes one removes the others.
+2. An agent writes it when its launch ends. It also does when workers have been started after a failure, on a thread of
+   its own, so that no restart waits: an agent that is killed later leaves at least that.
+3. What is read was written by the same user, and is checked and printable all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
+from rallypoint.base.log import get_logger, printable
+from rallypoint.base.private_files import replace_file
+from rallypoint.failures.cause import Restarts
+from rallypoint.failures.report import ChildFailedError
+from rallypoint.failures.texts import clean_lines, truncate
+from rallypoint.features.job_folders import make_folder, names_in, opened, user_folders
+
+if TYPE_CHECKING:
+    from rallypoint.agent.workers import WorkerController
+    from rallypoint.rendezvous.handler import LocalJob
+    from rallypoint.workers.context import PContext
+    from rallypoint.workers.logs.outputs import WorkerOutput
+
+_log = get_logger(__name__)
+
+_MOST, _KEPT = 64, 7 * 86400.0
+_LARGEST_REPORT, _LARGEST_OF_RANK, _LARGEST_OF_RANKS = 64 * 1024, 64 * 1024, 896 * 1024
+_LARGEST = 2 * 1024 * 1024
+"""Bytes that are read: names and indentation come on top of those above."""
+_LONGEST = 8 * 1024
+"""Characters of a line."""
+_PATIENCE = 1.0
+"""Seconds that the end of a job waits for a report of an earlier round to be written."""
+_NAME = re.compile(r"report-[0-9]{14}-[0-9]+(\.[0-9]+\.[0-9a-f]{16})?")
+"""When the agent began, in milliseconds since 1970, and its pid; the rest is of one that is being written."""
+_INDENT = "  "
+
+
+class RankEnd(NamedTuple):
+    """How one worker has ended, and what it wrote last.
+
+    `exit_code` is None if it is not known, `ending` is failed, stopped (by the launcher), succeeded, or empty. The
+    files are those with all that it wrote, empty if there are none.
+    """
+
+    rank: int
+    local_rank: int
+    pid: int
+    exit_code: int | None
+    ending: str
+    stdout_file: str
+    stderr_file: str
+    stdout: tuple[str, ...]
+    stderr: tuple[str, ...]
+
+
+class KeptReport(NamedTuple):
+    """What one agent has kept of its job.
+
+    `round` is that of the workers, `has_cause` whether the first failure of the job is one of theirs, `report` what the
+    launcher printed at the end, empty for a job that has succeeded.
+    """
+
+    host: str
+    round: int
+    has_cause: bool
+    report: tuple[str, ...]
+    ranks: tuple[RankEnd, ...]
+
+
+# Keep
+
+
+class _Ended(NamedTuple):
+    """One worker, as far as the loop has to look at it."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    exit_code: int | None
+    ending: str
+    output: WorkerOutput | None
+
+
+class ReportKeeper:
+    """Keeps the reports of one agent. All is called on its loop's thread."""
+
+    def __init__(self, workers: WorkerController) -> None:
+        self._workers = workers
+        self._round = -1
+        self._context: PContext | None = None
+        """The last workers that were started; those of the controller may already be none."""
+        self._ranks: Mapping[int, int] = {}
+        """Their global ranks, by local rank."""
+        self._thread: threading.Thread | None = None
+
+    def on_workers_started(self, round_: int) -> None:
+        """The workers of a round have been started: keep the end of those before them, if that was a failure."""
+        if self._context is not None and (found := self._context.poll()) is not None and found.failures:
+            spec, ended = self._workers.group.spec, self._ended(self._context)
+            failures = {self._ranks.get(rank, rank): failure for rank, failure in found.failures.items()}
+            stopped = [worker.rank for worker in ended if worker.ending == "stopped"]
+            restarts = Restarts(max(0, self._workers.group.restarts - 1), spec.max_restarts)
+            error = ChildFailedError(spec.get_program_name(), failures, stopped=stopped, restarts=restarts)
+            write = self._writer(ended, error)
+            self._thread = threading.Thread(target=_quietly, args=(write,), name="rallypoint-report", daemon=True)
+            self._thread.start()
+        self._round, self._context = round_, self._workers.pcontext
+        self._ranks = dict(self._workers.global_ranks())
+
+    def keep(self, error: BaseException | None) -> None:
+        """The launch has ended, with this error or without one. Raises nothing."""
+        if self._thread is not None:
+            self._thread.join(_PATIENCE)
+            if self._thread.is_alive():  # the disk does not answer; and what it writes would replace what we write
+                return
+        if self._context is not None:
+            _quietly(self._writer(self._ended(self._context), error))
+
+    def _ended(self, context: PContext) -> list[_Ended]:
+        found, codes, stopped = context.poll(), context.exit_codes, context.stopped
+        failed = () if found is None else found.failures
+
+        def ending(rank: int) -> str:
+            if rank in failed or rank in stopped:
+                return "failed" if rank in failed else "stopped"
+            return "succeeded" if codes.get(rank) == 0 else ""
+
+        return [
+            _Ended(self._ranks.get(rank, rank), rank, pid, codes.get(rank), ending(rank), context.output(rank))
+            for rank, pid in context.pids().items()
+        ]
+
+    def _writer(self, ended: Sequence[_Ended], error: BaseException | None) -> Callable[[], None]:
+        """What reads the outputs and writes the file, for any thread."""
+        round_, name = self._round, _name(self._workers.began_at, os.getpid())
+
+        def write() -> None:
+            cause = error.root_cause() if isinstance(error, ChildFailedError) else None
+            has_cause = cause is not None and any((cause.rank, cause.pid) == (each.rank, each.pid) for each in ended)
+            share = min(_LARGEST_OF_RANK, _LARGEST_OF_RANKS // max(1, len(ended)))
+            ranks = tuple(_rank_end(each, share) for each in ended)
+            kept = KeptReport(os.uname().nodename, round_, has_cause, _report_lines(error), ranks)
+            replace_file(os.path.join(make_folder(), name), _text(kept).encode(errors="replace"))
+            _clean(time.time())
+
+        return write
+
+
+def _quietly(write: Callable[[], None]) -> None:
+    try:
+        write()
+    except Exception as trouble:  # such as a full disk
+        _log.debug("the report is not kept on this machine: %s", trouble)
+
+
+def _name(began: float, pid: int) -> str:
+    return f"report-{int(1000 * began):014}-{pid}"
+
+
+def _report_lines(error: BaseException | None) -> tuple[str, ...]:
+    if error is None:
+        return ()
+    text = error.format_msg() if isinstance(error, ChildFailedError) else str(error) or type(error).__name__
+    return _printable(truncate(text, _LARGEST_REPORT).strip("\n").split("\n"))
+
+
+def _rank_end(ended: _Ended, share: int) -> RankEnd:
+    output = ended.output
+    stdout_file = stderr_file = ""
+    stdout: tuple[str, ...] = ()
+    stderr: tuple[str, ...] = ()
+    if output is not None:
+        stdout_file, stderr_file = map(_path, output.files)
+        stdout, stderr = _end(output.last_stdout(), share // 2), _end(output.last_lines(), share // 2)
+    return RankEnd(
+        *(ended.rank, ended.local_rank, ended.pid, ended.exit_code, ended.ending),
+        *(stdout_file, stderr_file, stdout, stderr),
+    )
+
+
+def _path(path: str) -> str:
+    return "" if path in ("", os.devnull) else printable(os.path.abspath(path), _LONGEST)
+
+
+def _end(data: bytes, most: int) -> tuple[str, ...]:
+    """The last lines of an output, of so many bytes at most."""
+    kept: list[str] = []
+    for line in reversed(_printable(clean_lines(data))):
+        most -= len(line.encode(errors="replace")) + 1
+        if most < 0:
+            break
+        kept.append(line)
+    return tuple(reversed(kept))
+
+
+def _printable(lines: Iterable[str]) -> tuple[str, ...]:
+    return tuple(printable(line.expandtabs(), _LONGEST) for line in lines)
+
+
+def _clean(now: float) -> None:
+    """Remove the oldest files, and those that are too old."""
+    with user_folders(os.geteuid()) as folders:
+        found: list[tuple[float, str, int]] = []
+        for folder, owner in folders:
+            for name in names_in(folder, owner, _NAME):
+                with suppress(FileNotFoundError):  # another agent cleans too
+                    seen = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    found.append((seen.st_mtime, name, folder))
+        for place, (written, name, folder) in enumerate(sorted(found, reverse=True)):
+            if place >= _MOST or written < now - _KEPT:
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=folder)
+
+
+# Its text
+
+
+def _text(kept: KeptReport) -> str:
+    lines = [f"host: {printable(kept.host)}", f"round: {kept.round}", f"has_cause: {kept.has_cause}"]
+    lines += _text_field("report", kept.report)
+    for end in kept.ranks:
+        fields = list(zip(RankEnd._fields, end, strict=True))[:-2]
+        lines += [f"{name}: {'' if value is None else value}" for name, value in fields]
+        lines += [*_text_field("stdout", end.stdout), *_text_field("stderr", end.stderr)]
+    return "\n".join(lines) + "\n"
+
+
+def _text_field(name: str, lines: Iterable[str]) -> list[str]:
+    return [f"{name}:", *(f"{_INDENT}{line}" for line in lines)]
+
+
+# Read
+
+
+def kept_report(job: LocalJob) -> KeptReport | None:
+    """What the agent of a job of this user has kept; None for nothing."""
+    with user_folders(os.geteuid()) as folders:
+        for folder, owner in folders:
+            with suppress(OSError, ValueError, LookupError), opened(folder, _name(job.began, job.pid), owner) as file:
+                return _report_in(file)
+    return None
+
+
+def _report_in(fd: int) -> KeptReport:
+    """Raises OSError, ValueError or LookupError: it cannot be read, is too large, or is no report of ours."""
+    with open(os.dup(fd), "rb") as file:
+        data = file.read(_LARGEST + 1)
+    lines = data.decode().removesuffix("\n").split("\n")
+    if len(data) > _LARGEST or not all(line.isprintable() for line in lines):
+        raise ValueError("it is too large, or has what cannot be printed")
+    head, *ranks = _groups(lines)
+    return KeptReport(
+        head["host"][0],
+        int(head["round"][0]),
+        head["has_cause"][0] == "True",
+        tuple(head["report"][1]),
+        tuple(_rank_in(fields) for fields in ranks),
+    )
+
+
+def _groups(lines: Iterable[str]) -> Iterator[dict[str, tuple[str, list[str]]]]:
+    """The fields before the first rank, then those of each rank: value and lines."""
+    fields: dict[str, tuple[str, list[str]]] = {}
+    text: list[str] = []
+    for line in lines:
+        if line.startswith(_INDENT):
+            text.append(line.removeprefix(_INDENT))
+            continue
+        name, _, value = line.partition(":")
+        if name == "rank":
+            yield fields
+            fields = {}
+        text = []
+        fields[name] = value.removeprefix(" "), text
+    yield fields
+
+
+def _rank_in(fields: Mapping[str, tuple[str, list[str]]]) -> RankEnd:
+    values = {name: value for name, (value, _) in fields.items()}
+    rank, local_rank, pid = (int(values[name]) for name in ("rank", "local_rank", "pid"))
+    code = int(values["exit_code"]) if values["exit_code"] else None
+    files = values["stdout_file"], values["stderr_file"]
+    stdout, stderr = (tuple(fields[name][1]) for name in ("stdout", "stderr"))
+    return RankEnd(rank, local_rank, pid, code, values["ending"], *files, stdout, stderr)
