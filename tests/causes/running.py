@@ -110,7 +110,7 @@ def run(case: Case, tool: str) -> Outcome:
         with _agents(case, tool, launcher) as agents:
             said = _follow(case, tool, launcher, agents)
             consoles = [agent.console() for agent in agents]
-        left = _left(launcher) if tool == "rallyrun" else []
+        left = [*_left(launcher), *_defects(consoles)] if tool == "rallyrun" else []
         for pid in launcher.pids():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -200,6 +200,11 @@ def _left(launcher: Launcher) -> list[str]:
         r"torchelastic_|tmp\w*$|pymp-|pytorch-errorfile|torchinductor"
     )  # folders of logs, and what is the programs' own
     return [*launcher.left(), *(name for name in launcher.left_files() if not kept.search(name))]
+
+
+def _defects(consoles: list[str]) -> list[str]:
+    """What the launcher calls a defect of its own: no report of a failure is one."""
+    return [line for console in consoles for line in console.split("\n") if "a defect of Rallypoint" in line]
 
 
 def _gone(launcher: Launcher) -> None:

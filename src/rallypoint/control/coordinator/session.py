@@ -30,7 +30,7 @@ from rallypoint.control.protocol.messages import Heartbeat, JoinRequest, LeaveRe
 if TYPE_CHECKING:
     from rallypoint.control.coordinator.dispatcher import Dispatcher
     from rallypoint.control.coordinator.jobs import ServedJobs
-    from rallypoint.control.protocol.handshake import Hello, Keys
+    from rallypoint.control.protocol.handshake import Keys
     from rallypoint.control.protocol.signing import Signers
 
 
