@@ -147,6 +147,7 @@ def test_a_launch_keeps_its_report(capfd: pytest.CaptureFixture[str]) -> None:
     program = (
         "import os, sys, time\n"
         "print('rank', os.environ['RANK'], 'is here', file=sys.stderr, flush=True)\n"
+        "print('step 1', flush=True)\n"
         "if os.environ['RANK'] == '1': raise ValueError('boom')\n"
         "time.sleep(600)\n"
     )
@@ -159,7 +160,7 @@ def test_a_launch_keeps_its_report(capfd: pytest.CaptureFixture[str]) -> None:
     assert "\n".join(kept.report) == str(failed.value).strip("\n")
     other, root = kept.ranks
     assert [root.rank, root.ending, root.exit_code, root.stderr[0]] == [1, "failed", 1, "rank 1 is here"]
-    assert root.stderr[-1] == "ValueError: boom"
+    assert (root.stderr[-1], root.stdout) == ("ValueError: boom", ("step 1",))
     assert [other.rank, other.ending, other.exit_code] == [0, "stopped", -signal.SIGTERM]
 
 
