@@ -5,7 +5,8 @@ Both are in one folder for each user (`job_folders`). A file has a line for each
 1. A user reads their own folder; root reads all users' folders. What another user has written is bounded in size and
    number, its fields are checked, and its process must belong to that user.
 2. The agent holds its file by `flock` while it runs, so the kernel says whether it does: a file that nobody holds was
-   left by an agent that was killed. It is removed by the next command or agent of its user.
+   left by an agent that was killed. It is removed by the next command or agent of its user, which leaves a record if
+   there is none: the reaper, which would have written it, was killed too.
 3. No name is used twice, and a file is complete and held before it has its name, so that it can be removed by name.
 4. A job's token is in the file, and never in log lines or in lists of jobs.
 5. No job fails, waits or ends by any of this. The disk is used on a thread of its own. What fails is tried again later,
@@ -280,6 +281,7 @@ def _running(user: int | None) -> Iterator[tuple[LocalJob, str]]:
                             yield job, fields["token"]
                     elif owner == os.geteuid():
                         os.unlink(name, dir_fd=folder)
+                        _record_lost(_job_in(_fields_in(file), owner))
 
 
 def _network() -> str:
@@ -308,6 +310,10 @@ def _is_of(pid: int, user: int) -> bool:
 # Those that have ended
 
 _MOST_ENDED, _KEPT = 100, 30 * 86400.0
+_ALL_KILLED = (
+    "all of its processes on this machine were killed at once, as with a container or the machine itself, at some time "
+    "before this was found"
+)
 _NOT_KEPT = "how the job has ended is not kept on this machine: %s"
 _ENDED = re.compile(r"([0-9]{14})-[0-9]+")
 """The milliseconds since 1970 at which an agent ended, and its pid."""
@@ -380,6 +386,15 @@ def record_if_killed(workers: WorkerController, folder: str) -> str:
     except Exception as trouble:
         _log.debug(_NOT_KEPT, trouble)
     return folder
+
+
+def _record_lost(job: LocalJob) -> None:
+    """Record that an agent was killed and so was its reaper, unless there is a record. Raises OSError."""
+    if any((ended.job.pid, ended.job.began) == (job.pid, job.began) for ended in ended_jobs()):
+        return
+    ended = EndedJob(job, time.time(), "killed", _ALL_KILLED, -1, 0, 0, "")
+    path = os.path.join(make_folder(), f"{int(1000 * ended.ended):014}-{job.pid}")
+    replace_file(path, f"{_record(ended)}ended: {ended.ended}\n".encode())
 
 
 def ended_jobs() -> Iterator[EndedJob]:

@@ -19,7 +19,7 @@ from rallypoint.base.secrets import SECRET, Secret, new_secret, read_job_secret,
 from rallypoint.features import job_folders
 from rallypoint.features import local_jobs as module
 from rallypoint.features.job_folders import FOLDER, user_folders
-from rallypoint.features.local_jobs import LocalFile, local_jobs, local_token
+from rallypoint.features.local_jobs import LocalFile, ended_jobs, local_jobs, local_token
 from rallypoint.rendezvous.handler import LocalJob
 from tests.waiting import until
 
@@ -90,10 +90,26 @@ def test_a_job_is_found_while_its_agent_runs(folder: Path) -> None:
 def test_what_a_killed_agent_has_left_is_not_found_and_is_removed(folder: Path) -> None:
     with running():
         (mine,) = files(folder)
-        (folder / f"running-7-{'0' * 16}").write_bytes(mine.read_bytes())
-        (folder / "running").write_bytes(mine.read_bytes())
+        lost = mine.read_bytes().replace(b"pid: %d\n" % os.getpid(), b"pid: 7\n")
+        for name in (f"running-7-{'0' * 16}", f"running-7-{'1' * 16}", "running"):
+            (folder / name).write_bytes(lost)
         assert list(local_jobs()) == [JOB]
-        assert [each.name for each in files(folder)] == ["running", mine.name], "what has another name stays"
+        record, other, kept = files(folder)
+        assert [other.name, kept.name] == ["running", mine.name], "what has another name stays"
+        assert record.stat().st_mode & 0o777 == 0o600
+    (ended,) = ended_jobs()
+    assert (ended.job, ended.outcome, ended.round) == (JOB._replace(pid=7), "killed", -1), "once"
+    assert ended.detail.startswith("all of its processes on this machine were killed at once")
+
+
+def test_what_an_agent_has_left_that_has_a_record_is_removed_alone(folder: Path) -> None:
+    with running():
+        (mine,) = files(folder)
+        text = mine.read_bytes()
+    for _ in range(2):
+        (folder / mine.name).write_bytes(text)
+        assert list(local_jobs()) == []
+    assert len(files(folder)) == 1
 
 
 @pytest.mark.parametrize("given", ["secret", "token"])
