@@ -26,6 +26,8 @@ TRUSTED: Mapping[str, str] = {
     "base/process_table.py": _KERNEL,
     "base/python_memory.py": "memory of processes of its user: types are compared, and loops and lengths have bounds",
     "base/netlink.py": _KERNEL,
+    "failures/texts.py": "texts that were read elsewhere, as UTF-8 and back",
+    "workers/logs/outputs.py": "a number that the kernel fills in",
     "cli/demo/job.py": "what the demo's own workers tell, through a pipe in a folder of its user",
     "cli/demo/worker.py": "its own checkpoint, and numbers of the demo's own workers, over loopback",
     "inprocess/rounds.py": "lines and a file of the agent, in a folder that only its user may enter; each is checked",

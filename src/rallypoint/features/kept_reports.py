@@ -24,7 +24,8 @@ from rallypoint.base.log import get_logger, printable
 from rallypoint.base.private_files import replace_file
 from rallypoint.failures.cause import Restarts
 from rallypoint.failures.report import ChildFailedError
-from rallypoint.failures.texts import clean_lines, truncate
+from rallypoint.failures.texts import truncate
+from rallypoint.failures.tracebacks import clean_lines
 from rallypoint.features.job_folders import make_folder, names_in, opened, user_folders
 
 if TYPE_CHECKING:
