@@ -24,15 +24,18 @@ A thread reads the memory of workers: one that is in the middle of a large `munm
 from __future__ import annotations
 
 import math
+import os
 import re
 import time
 from collections.abc import Iterable, Mapping
 
+from rallypoint.agent.facts import attempt_folder
 from rallypoint.agent.spec import RunResult, WorkerState
 from rallypoint.base.light_typing import TYPE_CHECKING
-from rallypoint.base.log import printable, ranges
+from rallypoint.base.log import get_logger, printable, ranges
 from rallypoint.base.side_thread import start_thread
 from rallypoint.control.protocol.messages import CauseClues, CauseSought
+from rallypoint.control.protocol.ranges import MOST_ANSWERS
 from rallypoint.failures.failure import NO_FILE, ProcessFailure
 from rallypoint.failures.kinds import is_consequence_text, may_be_consequence
 from rallypoint.failures.tracebacks import clean_lines, is_last_traceback
@@ -42,9 +45,13 @@ if TYPE_CHECKING:
     from rallypoint.base.python_memory import HandledException, PythonThread
     from rallypoint.failures.cause import Cause
 
+log = get_logger(__name__)
+
 _WITHIN, _LOOKS_AGAIN = 0.5, 0.05
 """Seconds for which an original failure is awaited, and between two looks at living workers."""
-_OTHERS_FIRST = 0.3
+_FOR_CLUES = 0.5
+"""Seconds that the node which asks waits longer for others that have not answered."""
+_OTHERS_FIRST = 0.8
 """Seconds that this node waits longer where another one has asked it: that one announces, with what all have seen."""
 _SHOWN = 12
 """Groups of workers that are named in the report."""
@@ -71,10 +78,12 @@ class CauseSearch:
         """The last round in which another node has asked."""
         self._answered = -1
         self._reading: _Reading | None = None
-        self._seen: dict[int, PythonThread] | None = None
-        """The main threads of workers, by local rank, as they were read last in this round."""
+        self._seen: dict[int, tuple[PythonThread, ...]] | None = None
+        """The threads of workers, by local rank, as they were read last in this round."""
         self._clues: Clues = []
         """Those of other nodes, in this round."""
+        self._awaited = 0
+        """The number of nodes whose clues are awaited."""
 
     def hear(self, event: CauseSought | CauseClues) -> None:
         """Another node seeks the cause of a failure of its own, or tells what its workers were in."""
@@ -84,6 +93,7 @@ class CauseSearch:
             self._asked_by_other = event.round
         elif event.round == self._round:
             self._clues += event.clues
+            self._awaited -= 1
 
     def answer(self, result: RunResult, round_: int, now: float) -> tuple[RunResult, float]:
         """If another node has asked in this round: look for it, while no worker of this node has ended with a failure.
@@ -107,13 +117,14 @@ class CauseSearch:
         cause = result.first_cause()
         if not may_be_consequence(cause):
             return cause, now
-        others = (self._workers.group.group_world_size or 1) > 1
+        others = (self._workers.group.group_world_size or 1) - 1
         if self._round != round_:
-            self._round, self._until, self._clues = round_, now + _WITHIN, []
+            self._round, self._until, self._clues, self._awaited = round_, now + _WITHIN, [], 0
             self._reading = self._seen = None
             if self._asked_by_other == round_:
                 self._until += _OTHERS_FIRST
             elif others:
+                self._awaited = min(others, MOST_ANSWERS)
                 self._workers.rendezvous.send(CauseSought(round_))
         found, looked = self._look()
         result.failures |= found
@@ -122,8 +133,9 @@ class CauseSearch:
             return cause, now
         if looked is not None and self._is_asked(round_):
             self._send_clues(round_, [*_failed_clues(result.failures), *_clues(looked)])
-        if now < self._until and (others or looked is None or self._workers.running()):
-            return None, min(now + _LOOKS_AGAIN, self._until)
+        until = self._until + (_FOR_CLUES if self._awaited > 0 else 0.0)
+        if now < until and (others or looked is None or self._workers.running()):
+            return None, min(now + _LOOKS_AGAIN, until)
         self._add_clues(result.failures, [*_clues(looked or {}), *self._clues])
         return result.first_cause(), now
 
@@ -147,11 +159,13 @@ class CauseSearch:
         if self._reading is None:
             self._reading = _Reading({rank: context.pids()[rank] for rank in context.running})
         for rank in context.running:
-            if (failure := self._living_failure(rank, (self._seen or {}).get(rank))) is not None:
+            main = next(iter((self._seen or {}).get(rank, ())), None)
+            if (failure := self._living_failure(rank, main)) is not None:
                 found[by_rank[rank]] = failure
         if self._seen is None:
             return found, None
-        return found, {by_rank[rank]: thread for rank, thread in self._seen.items() if by_rank[rank] not in found}
+        mains = ((by_rank[rank], threads[0]) for rank, threads in self._seen.items())
+        return found, {rank: main for rank, main in mains if rank not in found}
 
     def _living_failure(self, rank: int, thread: PythonThread | None) -> ProcessFailure | None:
         """What a worker that has not ended has left of an exception, or handles."""
@@ -180,17 +194,29 @@ class CauseSearch:
         lines += (_sentence(text, ranks) for text, ranks in _merged([*own, *clues])[:_SHOWN])
         if not lines:
             return
-        note = "\n".join(["Another failure has most likely led to this one, and no exception of it was found:", *lines])
+        lines.insert(0, "Another failure has most likely led to this one, and no exception of it was found:")
+        if path := self._keep_stacks():
+            lines.append(f"all stacks of this node: {path}")
+        note = "\n".join(lines)
         for failure in failures.values():
             failure.context = "\n".join(filter(None, (failure.context, note)))
 
+    def _keep_stacks(self) -> str:
+        """Begin to write the stacks that were read to a file among the logs; returns its path, empty without logs."""
+        context, by_rank = self._workers.pcontext, self._workers.global_ranks()
+        folder = "" if context is None else attempt_folder(context.error_files.values())
+        if not self._seen or not folder or self._workers.logs_specs.temporary:
+            return ""
+        path, seen = os.path.abspath(f"{folder}/stacks.txt"), {by_rank[rank]: all_ for rank, all_ in self._seen.items()}
+        return path if start_thread(lambda: _write_stacks(path, seen), "rallypoint-stacks") is not None else ""
+
 
 class _Reading:
-    """One read of the main threads of some workers (pids by local rank), on a thread of its own."""
+    """One read of some workers (pids by local rank), on a thread of its own."""
 
     def __init__(self, pids: Mapping[int, int]) -> None:
-        self.threads: dict[int, PythonThread] = {}
-        """The main threads of those that could be read, once it is done."""
+        self.threads: dict[int, tuple[PythonThread, ...]] = {}
+        """The threads of those that could be read, the main one first, once it is done."""
         self.done = start_thread(lambda: self._read(pids), "rallypoint-causes") is None
 
     def _read(self, pids: Mapping[int, int]) -> None:
@@ -199,11 +225,26 @@ class _Reading:
 
             for rank, pid in pids.items():
                 try:
-                    self.threads[rank] = read_python(pid)[0]
+                    self.threads[rank] = read_python(pid)
                 except Unreadable:  # another program, or one that may not be read: it leaves no clue
                     continue
         finally:
             self.done = True
+
+
+def _write_stacks(path: str, ranks: Mapping[int, Iterable[PythonThread]]) -> None:
+    lines: list[str] = []
+    for rank, threads in ranks.items():
+        for thread in threads:
+            lines.append(f"rank {rank}, thread {thread.native_id}, the innermost call first:")
+            lines += (f"    {frame.function} ({frame.file}:{frame.line})" for frame in thread.frames)
+            for exception in thread.exceptions:
+                lines += ["  it handles:", *(f"    {line}" for line in exception.traceback.split("\n"))]
+    try:
+        with open(path, "w", encoding="utf-8", errors="replace") as file:
+            file.write("\n".join([*lines, ""]))
+    except OSError as error:
+        log.warning("the stacks of the workers cannot be kept in %s: %s", path, error.strerror or error)
 
 
 def _original(exceptions: Iterable[HandledException]) -> HandledException | None:

@@ -53,7 +53,7 @@ def test_what_comes_after_the_round_or_for_a_node_that_has_gone_is_dropped() -> 
 
 
 def test_of_a_large_job_some_answers_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cause_search, "_MOST_ANSWERS", 1)
+    monkeypatch.setattr(cause_search, "MOST_ANSWERS", 1)
     job = _running()
     job.hears("b", ASKED)
     assert [bool(job.hears(name, _clues(ord(name) - A))) for name in "ac"] == [True, False]

@@ -16,6 +16,8 @@ MAX_NODES = 65536
 """Nodes that one job may have; what a coordinator keeps for each is some hundred bytes."""
 MAX_WORKERS = 65536
 """Workers that one node may have, so that a world has fewer than 2**32."""
+MOST_ANSWERS = 256
+"""Nodes whose clues to a cause are passed on: the first that answer."""
 
 MAX_LINE = 4 * 1024
 """Bytes of UTF-8 that a text of one line may have, such as a job's id."""

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING
 
 from rallypoint.control.coordinator.extension import Extension
 from rallypoint.control.protocol.messages import CauseClues, CauseSought
+from rallypoint.control.protocol.ranges import MOST_ANSWERS
 
 if TYPE_CHECKING:
     from rallypoint.control.coordinator.coordinator import Coordinator
     from rallypoint.control.coordinator.sessions import SessionRecord
     from rallypoint.control.membership.state import NodeId
-
-_MOST_ANSWERS = 256
-"""Nodes whose clues are passed on: the first that answer."""
 
 
 class CauseExtension(Extension):
@@ -52,7 +50,7 @@ class CauseExtension(Extension):
         self._awaited.discard(speaker.node)
         state = self._job.state
         runs = state.complete and state.round == answer.round
-        if runs and self._asks is not None and len(state.participants) - len(self._awaited) <= _MOST_ANSWERS + 1:
+        if runs and self._asks is not None and len(state.participants) - len(self._awaited) <= MOST_ANSWERS + 1:
             self._job.send_to([self._asks], answer)
 
     def forget(self, node: NodeId, _now: float) -> None:
