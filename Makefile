@@ -62,7 +62,7 @@ inprocess-kills: $(READY)  ## training that continues in process, without and wi
 hops: $(READY)  ## through how many functions and files one event runs (ARGS="kill term" for some)
 	@$(BIN)/python -m tests.hops $(ARGS)
 
-causes: $(READY)  ## does the report name what to fix? 130 ways to end, right, silent or wrong (ARGS="--tool torchrun C1 C5" for some)
+causes: $(READY)  ## does the report name what to fix? 160 ways to end, right, silent or wrong (ARGS="--tool torchrun C1 C5" for some)
 	@$(BIN)/python -m tests.causes $(ARGS)
 
 sim: $(DEV)  ## 10,000 jobs in virtual time, with faults from seeds

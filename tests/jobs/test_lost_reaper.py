@@ -59,17 +59,15 @@ def test_hangs_are_found(rallyrun: Launcher) -> None:
     assert job.ends() == 124, job.err
 
 
-SLOW_PROGRAM = f"""#!{sys.executable}
-import os, time
-open("asked", "w").close()
-while not os.path.exists("answer"):
-    time.sleep(0.02)
-"""
-"""In place of py-spy: it reads stacks until it is told that it is done."""
 READS_SLOWLY = """
-import sys
-from rallypoint.observe.hangs import evidence as stacks
-stacks._program = lambda: "./slow"
+import os, sys, time
+from rallypoint.observe.hangs import evidence
+def read_slowly(pid):
+    open("asked", "w").close()
+    while not os.path.exists("answer"):
+        time.sleep(0.02)
+    return ()
+evidence.read_python = read_slowly
 from rallypoint.cli.rallyrun import main
 sys.exit(main())
 """
@@ -82,8 +80,6 @@ def written(job: Job, round_: int) -> bool:
 
 def test_an_incident_that_is_being_written_delays_no_round(rallyrun: Launcher) -> None:
     """The stacks of a worker of the first round are still being read when the reaper is lost in the second."""
-    (rallyrun.folder / "slow").write_text(SLOW_PROGRAM)
-    (rallyrun.folder / "slow").chmod(0o700)
     script = rallyrun.script(
         WORKER + "asked = pathlib.Path('asked').exists\n"
         "if (count, os.environ['RANK']) == (0, '1'): sys.exit(3)\n"
