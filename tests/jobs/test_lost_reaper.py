@@ -66,7 +66,7 @@ def read_slowly(pid):
     open("asked", "w").close()
     while not os.path.exists("answer"):
         time.sleep(0.02)
-    return ()
+    raise evidence.Unreadable("it is too late")
 evidence.read_python = read_slowly
 from rallypoint.cli.rallyrun import main
 sys.exit(main())
