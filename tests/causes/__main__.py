@@ -19,7 +19,10 @@ def main() -> int:
     """Print a table of scores; 1 if rallyrun's differ from what `OPEN` says, or if a job of it has left something."""
     parser = argparse.ArgumentParser(prog="python -m tests.causes", description=__doc__)
     parser.add_argument(
-        "--tool", action="append", choices=TOOLS, help="rallyrun (default) or torchrun; may be repeated"
+        "--tool",
+        action="append",
+        choices=TOOLS,
+        help="rallyrun (default), torchrun, or ft_launcher where that is on the path; may be repeated",
     )
     parser.add_argument("--fast", action="store_true", help="only the half that `make test` runs")
     parser.add_argument("--keep", metavar="FOLDER", type=Path, help="keep what each console has shown")

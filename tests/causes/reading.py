@@ -43,7 +43,9 @@ def answer(console: str, launcher: int) -> str:
 def _logged(console: str, launcher: int) -> Iterator[str]:
     """The error sentence and the log lines, with those below them that belong to them."""
     yield from _OWN_ERROR.findall(console)
-    head = re.compile(rf"^[IWEC]\d{{4}} [\d:.]+ {launcher} [^\]]*\] ")
+    of_torch = rf"[IWEC]\d{{4}} [\d:.]+ {launcher} [^\]]*\] "
+    of_ft_launcher = rf"\[[^\]]*\] \[[A-Z]+\] \[ft_launcher{launcher}@[^\]]*\] "
+    head = re.compile(f"^(?:{of_torch}|{of_ft_launcher})")
     ours = False
     for line in console.split("\n"):
         begun = head.match(line)

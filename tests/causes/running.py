@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from tests.ports import free_port
 
 PROGRAMS = Path(__file__).parent / "programs"
 TOOLS = {"rallyrun": RALLYRUN, "torchrun": [sys.executable, "-m", "torch.distributed.run"]}
+if (_FT_LAUNCHER := shutil.which("ft_launcher")) is not None:  # of nvidia-resiliency-ext
+    TOOLS["ft_launcher"] = [_FT_LAUNCHER, "--ignore-missing-fault-tol-cfg"]
 READY = "READY"
 _LOOK = 0.25
 _ASK = 2.0

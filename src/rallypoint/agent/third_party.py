@@ -112,8 +112,8 @@ class PollingRendezvousClient(RendezvousClient):
                 self._execute(lambda: self._drain(round_))
             case ReportQuiet(quiet=True):
                 log.warning(
-                    "no rank of this node has given a sign of life for its --hang-timeout; its rendezvous handler "
-                    "cannot ask the other nodes, so nothing is done"
+                    "no rank of this node has given a sign of life for its --hang-timeout or --silence-timeout; its "
+                    "rendezvous handler cannot ask the other nodes, so nothing is done"
                 )
             case messages.LeaveRequest(wants_reply=True):
                 self._notify(messages.LeaveReply(False, 0))
