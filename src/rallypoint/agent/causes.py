@@ -64,6 +64,7 @@ _USUAL = re.compile(
 )
 """Exceptions that programs catch in their ordinary course: what is in an `except` of such a one has not failed."""
 _STILL = "still in "
+"""How the clue of a worker that has not ended begins."""
 Clues = list[tuple[str, tuple[int, ...]]]
 """What workers were in, each with its global ranks."""
 
@@ -217,7 +218,9 @@ class _Reading:
     def __init__(self, pids: Mapping[int, int]) -> None:
         self.threads: dict[int, tuple[PythonThread, ...]] = {}
         """The threads of those that could be read, the main one first, once it is done."""
-        self.done = start_thread(lambda: self._read(pids), "rallypoint-causes") is None
+        self.done = False  # before the thread starts, which may be done at once
+        if start_thread(lambda: self._read(pids), "rallypoint-causes") is None:
+            self.done = True
 
     def _read(self, pids: Mapping[int, int]) -> None:
         try:
