@@ -104,12 +104,12 @@ class CauseSearch:
         if not self._is_asked(round_):
             return result, math.inf
         found, looked = self._look()
+        if looked is None:
+            return result, now + _LOOKS_AGAIN
         if found:
             return RunResult(WorkerState.FAILED, failures=found), math.inf
-        if looked is not None:
-            self._send_clues(round_, _clues(looked))
-            return result, math.inf
-        return result, now + _LOOKS_AGAIN
+        self._send_clues(round_, _clues(looked))
+        return result, math.inf
 
     def step(self, result: RunResult, round_: int, now: float) -> tuple[Cause | None, float]:
         """The cause among the failures of a result and of living workers, or None while an original is awaited; and
@@ -128,6 +128,8 @@ class CauseSearch:
                 self._awaited = min(others, MOST_ANSWERS)
                 self._workers.rendezvous.send(CauseSought(round_))
         found, looked = self._look()
+        if looked is None and now < self._until:
+            return None, now + _LOOKS_AGAIN
         result.failures |= found
         cause = result.first_cause()
         if not may_be_consequence(cause):
@@ -135,7 +137,7 @@ class CauseSearch:
         if looked is not None and self._is_asked(round_):
             self._send_clues(round_, [*_failed_clues(result.failures), *_clues(looked)])
         until = self._until + (_FOR_CLUES if self._awaited > 0 else 0.0)
-        if now < until and (others or looked is None or self._workers.running()):
+        if now < until and (others or self._workers.running()):
             return None, min(now + _LOOKS_AGAIN, until)
         self._add_clues(result.failures, [*_clues(looked or {}), *self._clues])
         return result.first_cause(), now
@@ -179,27 +181,33 @@ class CauseSearch:
             failure.moment -= max(0.0, ago)
         elif thread is not None and (exception := _original(thread.exceptions)) is not None:
             failure.message, failure.callstack = printable(exception.line), _printable_lines(exception.traceback)
-            failure.not_ended = f"the worker has not ended{_place(thread)}"
+            failure.remark = f"the worker has not ended{_place(thread)}"
             return failure
         else:
             return None
-        failure.not_ended = f"raised {max(0.0, ago):.1f} s earlier, and the worker has not ended{_place(thread)}"
+        failure.remark = f"raised {max(0.0, ago):.1f} s earlier, and the worker has not ended{_place(thread)}"
         return failure
 
     def _add_clues(self, failures: Mapping[int, ProcessFailure], clues: Clues) -> None:
         """Add to failures for which there is no original what is known of the other workers."""
         by_rank, context = self._workers.global_ranks(), self._workers.pcontext
-        ended = [by_rank[rank] for rank in (() if context is None else context.succeeded)]
-        lines = [f"{_ranks(ended)} had ended with 0 before"] if ended else []
+        ended = () if context is None else context.succeeded
+        lines: list[str] = []
+        if context is not None and ended:
+            ago = time.monotonic() - max(context.ended_at(rank) for rank in ended)
+            lines.append(f"{_ranks(by_rank[rank] for rank in ended)} had ended with 0, {ago:.1f} s before")
         own = _failed_clues(failures) if len(failures) > 1 or clues else []
-        lines += (_sentence(text, ranks) for text, ranks in _merged([*own, *clues])[:_SHOWN])
+        merged = _merged([*own, *clues])
+        lines += (_sentence(text, ranks) for text, ranks in merged[:_SHOWN])
         if not lines:
             return
         lines.insert(0, "Another failure has most likely led to this one, and no exception of it was found:")
         if path := self._keep_stacks():
             lines.append(f"all stacks of this node: {path}")
         note = "\n".join(lines)
+        remark = lines[1] if ended else next((_sentence(*clue) for clue in merged if clue[0].startswith(_STILL)), "")
         for failure in failures.values():
+            failure.remark = failure.remark or remark
             failure.context = "\n".join(filter(None, (failure.context, note)))
 
     def _keep_stacks(self) -> str:

@@ -47,8 +47,8 @@ def message_and_traceback(failure: ProcessFailure) -> tuple[str, str]:
     if message.removeprefix("bdb.").startswith("BdbQuit"):
         message, traceback = "it was ended by its debugger", ""
     message += _environment_note(message)
-    if failure.not_ended:
-        message += f" ({failure.not_ended})"
+    if failure.remark:
+        message += f" ({failure.remark})"
     return message, traceback
 
 

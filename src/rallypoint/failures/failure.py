@@ -98,9 +98,9 @@ class ProcessFailure:
     def __post_init__(self) -> None:
         self.look_closer: Callable[[], str | None] | None = None
         """Finds a better explanation where that takes milliseconds; see `settle`."""
-        self.not_ended = ""
-        """Of a worker that has failed and has not ended: what is known of that; `exitcode` is then what Python would
-        end it with."""
+        self.remark = ""
+        """What follows the message in parentheses, such as that the worker has not ended; `exitcode` is then what
+        Python would end it with."""
         reply = read_error_file(self.error_file)
         if isinstance(reply, ErrorFile):
             self.error_file_data = reply.data

@@ -181,7 +181,8 @@ def failure_detail(cause: Cause) -> str:
     if not cause.traceback:
         return cause.message
     if is_traceback(cause.traceback) and cause.message.startswith(line := exception_line(cause.traceback)):
-        return "\n".join(filter(None, (cause.traceback, cause.message[len(line) :].strip())))
+        remark = cause.message[len(line) :].strip().removeprefix("(").removesuffix(")")
+        return cause.traceback if remark in cause.traceback else f"{cause.traceback}\n({remark})"
     is_whole = is_traceback(cause.traceback) and cause.message in cause.traceback
     if cause.error_file or (is_whole and not is_said_after(cause.message, cause.traceback)):
         return cause.traceback

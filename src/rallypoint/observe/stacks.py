@@ -95,6 +95,8 @@ def in_words(frames: Sequence[Frame]) -> str:
 def calls_in_words(calls: Sequence[Call]) -> str:
     """The same of calls."""
     name, comma, place = summary_of(calls).partition(", ")
+    if name == "<module>":
+        return place
     own = next((call.function for call in calls if call.line), "")
     inside = f", in {own}" if own not in ("", name, "<module>") else ""
     return f"{name} ({place}{inside})" if comma else name
