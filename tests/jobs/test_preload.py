@@ -188,8 +188,8 @@ def test_inherited_signals_and_descriptors(rallyrun: Launcher) -> None:
     script = rallyrun.script(PROBE)
     found = []
     for flags in ([], [f"--preload={MODULES}"]):
-        command = " ".join([*RALLYRUN, "--standalone", *flags, script])
-        job = rallyrun.command(["sh", "-c", f"umask 027; trap '' HUP USR1 INT; exec {command} <&- >file"])
+        command = " ".join([*RALLYRUN, "--standalone", "--redirects=1", "--log-dir=logs", *flags, script])
+        job = rallyrun.command(["sh", "-c", f"umask 027; trap '' HUP USR1 INT; exec {command} <&-"])
         assert job.ends() == 0, job.err
         found.append(seen(rallyrun.folder))
     alike(found[1], found[0])

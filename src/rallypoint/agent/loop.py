@@ -193,6 +193,8 @@ class AgentLoop:
         before, actions = self._state, self._actions
         if event is not None:
             if isinstance(event, WorkersStarted):
+                if self._progress_probe is not None:  # readiness does not wait for the imports of features
+                    self._progress_probe.going_to_sleep(self._clock.monotonic(), self._workers.look().status())
                 self._features.load(Load.WHEN_PLACED)  # before the workers can fail, which then costs no import
                 self._features.load(Load.WHEN_STARTED)
             self._features.load_for(event)
