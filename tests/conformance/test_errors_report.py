@@ -77,7 +77,8 @@ def _lines(report: object) -> list[str]:
     said_nothing = re.compile(
         r"it exited with code \d+ and wrote nothing[^\n]*|To enable traceback see: .*",
     )
-    return [said_nothing.sub("(nothing)", line) for line in str(report).split("\n") if line != "  "]
+    lines = (said_nothing.sub("(nothing)", line) for line in str(report).split("\n") if line != "  ")
+    return [line if line.strip("=-") else line[:1] for line in lines]  # a bar is as wide as the widest line
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,8 @@ def failure_detail(cause: Cause) -> str:
     """All that is known of why a worker failed: its traceback, or its message and last lines."""
     if not cause.traceback:
         return cause.message
-    if is_traceback(cause.traceback) and cause.message.startswith(line := exception_line(cause.traceback)):
+    line = exception_line(cause.traceback) if is_traceback(cause.traceback) else ""
+    if line and line in cause.traceback and cause.message.startswith(line):
         remark = cause.message[len(line) :].strip().removeprefix("(").removesuffix(")")
         return cause.traceback if remark in cause.traceback else f"{cause.traceback}\n({remark})"
     is_whole = is_traceback(cause.traceback) and cause.message in cause.traceback
