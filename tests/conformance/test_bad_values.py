@@ -140,6 +140,9 @@ OF_OURS = [("lease", "x"), ("lease", "0"), ("notice_timeout", "-1"), ("same_fail
 """Keys of --rdzv-conf that torchrun does not have, and what they cannot be."""
 
 ONLY_OURS = [
+    value("--nnodes", "2", "--standalone", "leave one of them out", also=("--standalone",), code=2),
+    value("--rdzv-id", "$SLURM_JOB_ID", "nothing has expanded", code=2),
+    value("--rdzv-id", "", "is empty", also=("--nnodes=2",), code=2),
     value("--node-rank", "2", "from 0 to 1", also=("--nnodes=2", "--master-port=1"), code=2),
     *[bad([f"--rdzv-conf={key}={text}", "--standalone"], key, text)._replace(code=2) for key, text in OF_OURS],
     value("--signals-to-handle", "SIGKILL", "leave it out"),
@@ -162,8 +165,8 @@ OF_LAUNCH = [
 ]
 """Those of the deprecated command; what torch's makes of them is in `side_by_side`."""
 
-ANYTHING_GOES = {"rdzv_id", "role", "local_addr", "log_line_prefix_template"}
-"""Flags for which torchrun and we take any text."""
+ANYTHING_GOES = {"role", "local_addr", "log_line_prefix_template"}
+"""Flags for which torchrun and we take any text that a shell has expanded."""
 
 
 def test_every_flag_has_its_bad_values() -> None:

@@ -42,6 +42,11 @@ STATIC_PORT = 29500
 _RESERVED = ("backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr")
 """Options that the launcher itself sets."""
 
+_OF_SEVERAL_NODES = {
+    *("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "master_addr", "master_port", "segment"),
+}
+"""Options for jobs of several nodes, which may contradict others."""
+
 EntryPoint = str | Callable[..., None]
 
 
@@ -51,6 +56,10 @@ def config_from_options(
     """The configuration, the program or function to run, and its arguments, with `${local_rank}` still in them. Raises
     UserError: a value that cannot work.
     """
+    if not _OF_SEVERAL_NODES.isdisjoint(options.sources) or set("$`").intersection(str(options.flat())):
+        from rallypoint.cli.consistency import consistent
+
+        options = consistent(options)
     low, high = parse_nnodes(options.nnodes, options.source("nnodes"))
     own = _check(options, environ)
     program, arguments = entry_point(options, environ)

@@ -1,0 +1,105 @@
+"""Values that cannot be meant: what no shell has expanded, what is empty, and flags that contradict `--standalone`.
+
+Without this a job of several nodes waits for its join timeout, each node under an id or at an endpoint of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from rallypoint.base.errors import UsageError, UserError
+from rallypoint.base.log import get_logger
+from rallypoint.cli.parse import Options, parse_nnodes
+
+_log = get_logger(__name__)
+
+_UNEXPANDED = re.compile(r"\$(?:[A-Za-z_]\w*|\{[^{}]*\}|\([^()]*\))|`[^`]+`", re.ASCII)
+"""`$NAME`, `${NAME}`, `$(COMMAND)`, which is also Kubernetes's form of a variable, and a command in backquotes."""
+
+_PLAIN_TEXTS = (
+    *("nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "local_addr"),
+    *("role", "log_dir", "logs_specs", "event_log_handler", "master_addr"),
+    *("incident_dir", "progress_file", "node_domain"),
+)
+"""Options in which a `$` means nothing to us. It does in templates, filters, commands and the script's arguments."""
+
+_PASSWORD = re.compile(r"\bpassword\s*=[^,]*")
+
+_MEETING = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "master_addr", "master_port")
+"""Options that say where and as which node this one meets others."""
+_OF_STANDALONE = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "node_rank": 0, "master_addr": "localhost"}
+"""What `--standalone` does anyway; so does what is the default."""
+
+
+def consistent(options: Options) -> Options:
+    """The options without those that `--standalone` overrides, which one line names.
+
+    Raises:
+        UserError: a value cannot be meant.
+    """
+    values = options.flat()
+    for dest in _PLAIN_TEXTS:
+        if dest in options.sources:
+            _refuse_unexpanded(options.source(dest), values[dest])
+    return _alone(options, values) if options.standalone else _checked_meeting(options)
+
+
+def _refuse_unexpanded(source: str, value: object) -> None:
+    text = _PASSWORD.sub("", value) if isinstance(value, str) else ""
+    if (found := _UNEXPANDED.search(text)) is not None:
+        raise UsageError(
+            f"{source}={value!r} has {found[0]}, which nothing has expanded; in a shell write double quotes instead "
+            "of single ones, in a template define the variable"
+        )
+
+
+def _alone(options: Options, values: dict[str, Any]) -> Options:
+    """Let `--standalone` win where the other value comes from the environment, or the job can run nevertheless."""
+    changes: dict[str, Any] = {}
+    low, high = parse_nnodes(options.nnodes, options.source("nnodes"))
+    if high > 1:
+        if low > 1 and options.source("nnodes") == "--nnodes":
+            raise UsageError(
+                f"{_shown(options, values, 'nnodes')} needs {low} nodes, and {options.source('standalone')} runs the "
+                "job on this one alone; leave one of them out"
+            )
+        changes["nnodes"] = "1:1"
+    if values["segment"] != 1 and options.source("segment") == "PET_SEGMENT":
+        changes["features"] = options.features._replace(topology=options.features.topology.replace(segment=1))
+    overridden = [
+        *(["nnodes"] if "nnodes" in changes else []),
+        *(["segment"] if "features" in changes else []),
+        *(dest for dest in _MEETING if dest in options.sources and not _is_meant(dest, values[dest])),
+    ]
+    if overridden:
+        named = ", ".join(_shown(options, values, dest) for dest in overridden)
+        _log.warning("%s runs the job on this node alone: %s has no effect", options.source("standalone"), named)
+    return options.replace(**changes) if changes else options
+
+
+def _is_meant(dest: str, value: object) -> bool:
+    default = next(flag.default for flag in Options.flags if flag.dest == dest)
+    return value in (default, _OF_STANDALONE.get(dest, default))
+
+
+def _shown(options: Options, values: dict[str, Any], dest: str) -> str:
+    return f"{options.source(dest)}={values[dest]}"
+
+
+def _checked_meeting(options: Options) -> Options:
+    try:
+        _, high = parse_nnodes(options.nnodes, options.source("nnodes"))
+    except UserError:
+        high = 1  # it is refused where the number is used
+    if high > 1 and not options.rdzv_id.strip():
+        raise UsageError(
+            f"{options.source('rdzv_id')} is empty, and the nodes of a job need one id; give the same on all of them"
+        )
+    by_address = options.rdzv_backend == "static" and "master_addr" in options.sources
+    if high > 1 and "rdzv_endpoint" in options.sources and not options.rdzv_endpoint.strip() and not by_address:
+        raise UsageError(
+            f"{options.source('rdzv_endpoint')} is empty, so that each node would wait at its own address; give the "
+            "address of one node, the same on all of them"
+        )
+    return options

@@ -1,0 +1,132 @@
+"""Values that cannot be meant are refused at once, and what `--standalone` overrides is named in one line."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from rallypoint.agent.launch import LaunchConfig
+from rallypoint.base.errors import UsageError
+from rallypoint.cli.convert import config_from_options
+from rallypoint.cli.parse import parse
+
+MEETING = ("--rdzv-backend=c10d", "--rdzv-endpoint=node0:29400", "--rdzv-id=job")
+
+
+def launched(*arguments: str, **environ: str) -> LaunchConfig:
+    return config_from_options(parse([*arguments, "s.py"], environ), environ)[0]
+
+
+@pytest.mark.parametrize("text", ["$SLURM_JOB_ID", "job-${X}", "$(JOB_NAME)-a", "${X:-1}", "`hostname`"])
+@pytest.mark.parametrize("flag", ["--rdzv-id", "--rdzv-endpoint", "--log-dir", "--incident-dir", "--local-addr"])
+def test_what_the_shell_did_not_expand(flag: str, text: str) -> None:
+    with pytest.raises(UsageError, match=flag) as refused:
+        launched(*MEETING, f"{flag}={text}")
+    assert repr(text) in str(refused.value)
+
+
+def test_what_a_template_did_not_expand() -> None:
+    with pytest.raises(UsageError, match=r"PET_RDZV_ID='\$\(JOB\)' has \$\(JOB\), which nothing has expanded"):
+        launched(PET_NNODES="2", PET_RDZV_ID="$(JOB)")
+    with pytest.raises(UsageError, match="PET_LOG_DIR"):
+        launched(PET_LOG_DIR="/logs/$USER")
+
+
+def test_a_number_of_nodes_that_was_not_expanded() -> None:
+    with pytest.raises(UsageError, match=r"--nnodes='\$SLURM_NNODES' has \$SLURM_NNODES"):
+        launched("--nnodes=$SLURM_NNODES")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--log-line-prefix-template=[${rank}]: "],
+        ["--node-check=test -n $HOME"],
+        ["--duplicate-stdout-filters=$HOME"],
+        ["--rdzv-id=5$"],
+        ["--rdzv-id=a$-b"],
+        ["--rdzv-conf=user=u,password=pa$word"],
+    ],
+)
+def test_a_dollar_that_means_something(arguments: list[str]) -> None:
+    launched(*MEETING, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--rdzv-id="], "--rdzv-id is empty"),
+        (["--rdzv-id= "], "--rdzv-id is empty"),
+        (["--rdzv-endpoint="], "--rdzv-endpoint is empty"),
+        (["--rdzv-backend=static", "--rdzv-endpoint="], "--rdzv-endpoint is empty"),
+    ],
+)
+def test_what_is_empty_is_refused_for_several_nodes(flags: list[str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        launched(*MEETING, "--nnodes=1:2", *flags)
+    launched(*MEETING, *flags)
+
+
+def test_an_empty_endpoint_beside_a_master_address() -> None:
+    config = launched("--nnodes=2", "--rdzv-endpoint=", "--master-addr=node0")
+    assert config.rdzv_endpoint == "node0:29500"
+
+
+def test_variables_are_named_where_they_are_empty() -> None:
+    with pytest.raises(UsageError, match="PET_RDZV_ID is empty"):
+        launched(*MEETING[:2], PET_NNODES="2", PET_RDZV_ID="")
+
+
+# --standalone
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ"), [(["--standalone", "--nnodes=2"], {}), (["--nnodes=2"], {"PET_STANDALONE": "1"})]
+)
+def test_standalone_with_more_nodes_is_refused(flags: list[str], environ: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match=r"--nnodes=2 needs 2 nodes, and (--standalone|PET_STANDALONE) runs"):
+        launched(*flags, **environ)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "named"),
+    [
+        (["--standalone"], {"PET_NNODES": "2"}, "PET_NNODES=2 has"),
+        (["--standalone"], {"PET_NNODES": "2", "PET_SEGMENT": "2"}, "PET_NNODES=2, PET_SEGMENT=2 has"),
+        (["--standalone", "--nnodes=1:4"], {}, "--nnodes=1:4 has"),
+        ([], {"PET_STANDALONE": "1", "PET_NNODES": "3"}, "PET_NNODES=3 has"),
+        (
+            ["--standalone", "--rdzv-endpoint=h:1", "--rdzv-id=x", "--master-addr=h"],
+            {"PET_NODE_RANK": "3"},
+            "--rdzv-endpoint=h:1, --rdzv-id=x, PET_NODE_RANK=3, --master-addr=h has",
+        ),
+        (["--standalone", "--rdzv-backend=etcd"], {}, "--rdzv-backend=etcd has"),
+    ],
+)
+def test_standalone_wins(
+    flags: list[str], environ: dict[str, str], named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = launched(*flags, **environ)
+    assert (config.min_nodes, config.max_nodes, config.rdzv_endpoint) == (1, 1, "localhost:0")
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert f"runs the job on this node alone: {named} no effect" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    "flags", [[], ["--nnodes=1"], ["--nnodes=1:1", "--rdzv-backend=c10d"], ["--rdzv-endpoint=localhost:0"]]
+)
+def test_standalone_with_what_it_does_anyway(flags: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    launched("--standalone", *flags)
+    assert not caplog.records
+
+
+def test_a_segment_that_was_typed_with_standalone_is_refused() -> None:
+    with pytest.raises(UsageError, match="--segment=2"):
+        launched("--standalone", "--segment=2", PET_NNODES="4")
+
+
+def test_requeue_outside_of_slurm_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"PET_REQUEUE=3 requeues a job of Slurm, and this is not one"):
+        launched("--preempt-signals=SIGUSR2", PET_REQUEUE="3")
