@@ -6,6 +6,7 @@ import os
 
 _STEERING = (
     *("PET_", "RALLYPOINT", "TORCH", "LOGLEVEL", "OMP_", "PYTHON_EXEC", "SLURM_"),
+    *("VIRTUAL_ENV", "CONDA_PREFIX", "UV_PROJECT_ENVIRONMENT"),
     *("MASTER_", "RANK", "WORLD_SIZE", "GROUP_", "ROLE_", "LOCAL_"),
 )
 

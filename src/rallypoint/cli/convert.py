@@ -47,6 +47,9 @@ _OF_SEVERAL_NODES = {
 }
 """Options for jobs of several nodes, which may contradict others."""
 
+_ENVIRONMENTS = ("VIRTUAL_ENV", "CONDA_PREFIX", "UV_PROJECT_ENVIRONMENT")
+"""Variables that may name another environment than the launcher's."""
+
 EntryPoint = str | Callable[..., None]
 
 
@@ -124,7 +127,13 @@ def entry_point(options: Options, environ: Mapping[str, str]) -> tuple[EntryPoin
             no_python, module = options.source("no_python"), options.source("module")
             raise UserError(f"{no_python} runs a program and {module} a Python module; use one of the two")
         return script, arguments
-    python = environ.get("PYTHON_EXEC", sys.executable)
+    python = environ.get("PYTHON_EXEC")
+    if python is None:
+        python = sys.executable
+        if any(environ.get(name, sys.prefix) != sys.prefix for name in _ENVIRONMENTS):
+            from rallypoint.cli.worker_python import worker_python
+
+            python = worker_python(environ)
     module_flag = ("-m",) if options.module else ()
     return python, ("-u", *module_flag, script, *arguments)
 

@@ -26,6 +26,8 @@ from rallypoint.failures.tracebacks import (
 _HIDDEN = "(standard output, which --local-ranks-filter keeps from the console)"
 _CRASHES = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
 """Signals by which a program ends itself."""
+TOOL_FILES = ("uv-receipt.toml", "pipx_metadata.json")
+"""Files that `uv tool` and `pipx` leave in an environment that they have made for one program."""
 _MOST_LOOKED_AT = 8
 """Tracebacks whose source is looked at."""
 
@@ -46,22 +48,29 @@ def message_and_traceback(failure: ProcessFailure) -> tuple[str, str]:
         traceback = f"{traceback.rstrip()}\n{failure.context}"
     if message.removeprefix("bdb.").startswith("BdbQuit"):
         message, traceback = "it was ended by its debugger", ""
-    message += _environment_note(message)
+    message += _environment_note(message, failure.program or sys.executable)
     if failure.remark:
         message += f" ({failure.remark})"
     return message, traceback
 
 
-def _environment_note(message: str) -> str:
+def _environment_note(message: str, python: str) -> str:
     """For a missing module: that the workers' Python is not that of the active environment, if it is not."""
+    name = os.path.basename(python)
+    if not (message.startswith("ModuleNotFoundError: ") and name.startswith("python") and os.path.isabs(python)):
+        return ""
     active = os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX")
-    if not message.startswith("ModuleNotFoundError: ") or not active:
-        return ""
-    python = os.environ.get("PYTHON_EXEC") or sys.executable
-    if os.path.realpath(active) in {os.path.realpath(sys.prefix), os.path.realpath(os.path.dirname(python) + "/..")}:
-        return ""
-    advice = "install Rallypoint there, and use its rallyrun"
-    return f" (workers run {python}, and the active environment is {active}; {advice})"
+    theirs = os.path.realpath(os.path.dirname(python) + "/..")
+    ours = {os.path.realpath(sys.prefix)} if python == sys.executable else set()
+    if active:
+        if os.path.realpath(active) in ours | {theirs}:
+            return ""
+        advice = f"set PYTHON_EXEC={active}/bin/python to run them there"
+        return f" (workers run {python}, and the active environment is {active}; {advice})"
+    if python == sys.executable and any(os.path.exists(f"{sys.prefix}/{name}") for name in TOOL_FILES):
+        advice = "activate the environment that has the module, or set PYTHON_EXEC to its Python"
+        return f" (workers run {python}, where only Rallypoint is installed; {advice})"
+    return ""
 
 
 def _from_output(failure: ProcessFailure, message: str, recorded: bool) -> tuple[str, str]:

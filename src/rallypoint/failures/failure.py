@@ -69,6 +69,7 @@ class ProcessFailure:
         last_stdout: the end of its standard output, as bytes.
         log: the file with all of its standard error; empty if there is none.
         stdout: the file with all of its standard output; empty for the console, `/dev/null` if it was not shown.
+        program: the program that the worker ran; empty for a function.
         noticed_at: when the failure was noticed, in epoch seconds with fractions.
 
     `error_file_data`, `message` and `timestamp` (whole epoch seconds) are the contract's; `callstack` is the traceback
@@ -85,6 +86,7 @@ class ProcessFailure:
     last_stdout: bytes = field(default=b"", kw_only=True, repr=False)
     log: str = field(default="", kw_only=True, repr=False)
     stdout: str = field(default="", kw_only=True, repr=False)
+    program: str = field(default="", kw_only=True, repr=False)
     noticed_at: float = field(default_factory=time.time, kw_only=True)
     error_file_data: JsonObject = field(init=False, repr=False)
     message: str | JsonObject = field(init=False)

@@ -467,6 +467,7 @@ class PContext(ABC):
             last_stdout=output.last_stdout(),
             log=output.log,
             stdout=output.files[0],
+            program=self.entrypoint if isinstance(self.entrypoint, str) else "",
         )
         if exitcode:
             from rallypoint.failures.failure import explain_signal

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rallypoint.agent.spec import node_failure
 from rallypoint.failures.cause import MAX_MESSAGE, MAX_TRACEBACK, Cause, Ending
+from rallypoint.failures.explanation import message_and_traceback
 from rallypoint.failures.failure import ProcessFailure, error_data, write_error_file
 from rallypoint.failures.kinds import cannot_change, signature
 from rallypoint.observe.status import failure_text
@@ -54,9 +55,26 @@ def test_a_missing_module_is_explained_by_another_active_environment(monkeypatch
     assert cause.message.startswith("ModuleNotFoundError: No module named 'apex' (workers run ")
     assert "the active environment is /home/ann/.venv" in cause.message
     assert cannot_change(cause)
+    assert "set PYTHON_EXEC=/home/ann/.venv/bin/python" in cause.message
     monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
     assert _of(1, MISSING.encode()).message == "ModuleNotFoundError: No module named 'apex'"
     assert _of(1, TRACE.encode()).message == "ValueError: boom"
+
+
+@pytest.mark.parametrize("program", ["/home/ann/.venv/bin/python", "sh", "/usr/bin/uv", "python3"])
+def test_workers_of_the_active_environment_are_told_of_no_other(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VIRTUAL_ENV", "/home/ann/.venv")
+    failure = ProcessFailure(0, 77, 1, "<N/A>", last_lines=MISSING.encode(), program=program)
+    assert message_and_traceback(failure)[0] == "ModuleNotFoundError: No module named 'apex'"
+
+
+def test_a_launcher_that_is_a_tool_has_no_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert _of(1, MISSING.encode()).message == "ModuleNotFoundError: No module named 'apex'"
+    (tmp_path / "uv-receipt.toml").touch()
+    assert "where only Rallypoint is installed; activate the environment" in _of(1, MISSING.encode()).message
 
 
 def test_a_worker_that_its_debugger_has_ended_has_no_failure_of_its_own() -> None:

@@ -1,0 +1,130 @@
+"""Which Python workers run where another environment is active than the launcher's (docs/how-to/environments.md).
+
+The rule, where `PYTHON_EXEC` is not set:
+
+1. Workers run the launcher's own Python, as under torchrun.
+2. But where the launcher has no torch, they run that of the active environment, if that has torch, or if the launcher
+   was installed as a tool, alone in an environment of its own (`uv tool`, `pipx`).
+3. Where both have torch, one line says which is used, and how to choose.
+
+Nothing is imported or started to find that out: files are looked for. A torch on PYTHONPATH belongs to no environment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+
+from rallypoint.base.log import get_logger
+from rallypoint.base.procfs import read_text
+from rallypoint.failures.explanation import TOOL_FILES
+
+_log = get_logger(__name__)
+
+_PACKAGES = ("site-packages", "dist-packages")
+_SYSTEM_PACKAGES = ("lib", "lib64", "local/lib")
+
+
+def worker_python(environ: Mapping[str, str]) -> str:
+    """The interpreter of workers, without `PYTHON_EXEC`. Says so in one line if that is not beyond doubt."""
+    is_tool = any(os.path.exists(f"{sys.prefix}/{name}") for name in TOOL_FILES)
+    has_torch: bool | None = None
+    for variable, prefix in _active(environ):
+        if os.path.realpath(prefix) == os.path.realpath(sys.prefix):
+            break  # the launcher is the active environment's own
+        python = _python_of(prefix)
+        if not python:
+            continue
+        if has_torch is None:
+            has_torch = _launcher_has_torch(environ)
+        there = _has_torch(prefix)
+        if not has_torch and (there or is_tool):
+            _log.warning(
+                "workers run %s, the Python of %s=%s: the launcher's own (%s) has no torch; PYTHON_EXEC chooses "
+                "another",
+                *(python, variable, environ[variable], sys.executable),
+            )
+            return python
+        if has_torch and there:
+            _log.warning(
+                "workers run %s, the launcher's own Python, and %s=%s has torch too; set PYTHON_EXEC=%s to use that, "
+                "or PYTHON_EXEC=%s to say that this is meant",
+                *(sys.executable, variable, environ[variable], python, sys.executable),
+            )
+            break
+    return sys.executable
+
+
+def _active(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Variables that name an environment, and its folder: the innermost first."""
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        if environ.get(variable):
+            yield variable, environ[variable]
+    if named := environ.get("UV_PROJECT_ENVIRONMENT"):
+        yield "UV_PROJECT_ENVIRONMENT", _of_project(named)
+
+
+def _of_project(named: str) -> str:
+    """The folder of uv's environment, which is relative to the project's; that may be above the present one."""
+    here = folder = os.getcwd()
+    while True:
+        found = os.path.join(folder, named)
+        if os.path.exists(f"{folder}/pyproject.toml") and _python_of(found):
+            return found
+        if folder == os.path.dirname(folder):
+            return os.path.join(here, named)
+        folder = os.path.dirname(folder)
+
+
+def _python_of(prefix: str) -> str:
+    """The interpreter of an environment; empty if it has none that can be run."""
+    paths = (os.path.abspath(f"{prefix}/bin/{name}") for name in ("python", "python3"))
+    return next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), "")
+
+
+def _launcher_has_torch(environ: Mapping[str, str]) -> bool:
+    from importlib.util import find_spec
+
+    try:
+        spec = find_spec("torch")
+    except (ImportError, ValueError):
+        return False
+    if spec is None or spec.origin is None:  # nothing, or any folder of that name
+        return False
+    shared = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
+    return not any(spec.origin.startswith(os.path.join(os.path.abspath(folder), "torch/")) for folder in shared)
+
+
+def _has_torch(prefix: str) -> bool:
+    """Whether an environment has torch, or sees that of the Python that it was made from."""
+    if any(map(_holds_torch, _package_folders(prefix, ("lib",)))):
+        return True
+    config = {
+        name.strip().lower(): value.strip()
+        for name, _, value in (line.partition("=") for line in read_text(f"{prefix}/pyvenv.cfg").splitlines())
+    }
+    if config.get("include-system-site-packages", "").lower() != "true" or "home" not in config:
+        return False
+    return any(map(_holds_torch, _package_folders(os.path.dirname(config["home"]), _SYSTEM_PACKAGES)))
+
+
+def _package_folders(prefix: str, libraries: tuple[str, ...]) -> Iterator[str]:
+    for library in (f"{prefix}/{name}" for name in libraries):
+        for name in _names(library):
+            if name.startswith("python3"):
+                yield from (f"{library}/{name}/{packages}" for packages in _PACKAGES)
+
+
+def _holds_torch(folder: str) -> bool:
+    """Also where it was installed from a checkout: then there are only its metadata."""
+    return os.path.exists(f"{folder}/torch/__init__.py") or any(
+        name.startswith("torch-") and name.endswith((".dist-info", ".egg-info")) for name in _names(folder)
+    )
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
