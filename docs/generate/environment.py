@@ -26,6 +26,8 @@ NO_VARIABLES = frozenset(
         # Operations of CPython
         *("BEFORE_ASYNC_WITH", "BEFORE_WITH", "LOAD_SPECIAL", "PUSH_EXC_INFO", "RAISE_VARARGS", "RETURN_CONST"),
         *("RETURN_VALUE", "WITH_EXCEPT_START"),
+        # The beginning of names
+        "SLURM_PMI",
         # Ends of names, which `OURS` of cli/convert.py puts together
         *(
             "ETCD_PASSWORD",

@@ -36,7 +36,7 @@ _NO_REQUESTS = (
 )
 """Signals that cannot be handled, or that the kernel sends for reasons of its own."""
 
-FRAMEWORKS = ("jax", "tf", "ompi")
+FRAMEWORKS = ("jax", "tf", "ompi", "inherit")
 """Kinds of variables besides torch's, in the order in which workers get them."""
 
 
@@ -200,7 +200,7 @@ class FrameworkOptions(OptionRecord):
 
     worker_env: Flag[tuple[str, ...]] = Flag(
         framework_kinds,
-        "Variables that workers get beside torch's: jax (for jax.distributed.initialize()), tf, ompi",
+        "Variables that workers get beside torch's: jax (for jax.distributed.initialize()), tf, ompi, inherit",
         metavar="KIND,...",
         default=(),
         samples=("jax,tf", "ompi"),

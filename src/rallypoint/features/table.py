@@ -10,6 +10,12 @@ from rallypoint.agent.feature import Load, Row
 NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
 """One of these exists where programs can reach NVIDIA's driver: on Linux, and in the Linux of Windows."""
 
+OF_A_TASK = (
+    *("PMIX_RANK", "PMI_RANK", "PMI_FD", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID"),
+    "FLUX_TASK_RANK",
+)
+"""One of these is set where an MPI launcher, or srun with MPI, has started this process as one of its tasks."""
+
 
 def sees_gpus(environ: Mapping[str, str]) -> bool:
     """Whether workers may see GPUs of NVIDIA; cheap, and True if that is not certain."""
@@ -55,6 +61,13 @@ FEATURES = (
         ":WorkerEnv",
         wanted=lambda options: bool(options.frameworks.worker_env),
         example="--worker-env=ompi",
+    ),
+    Row(
+        "task_variables",
+        wanted=lambda options: (
+            not os.environ.keys().isdisjoint(OF_A_TASK) and "inherit" not in options.frameworks.worker_env
+        ),
+        admits=":take_away",
     ),
     Row(
         "socket_ifname",

@@ -13,6 +13,8 @@ and `JAX_PROCESS_ID` are for programs that pass them on themselves (Kubeflow Tra
 Under Slurm, the numbers of the agent's task are replaced by the worker's: another version of jax may look there first,
 and other programs read them too.
 
+inherit: no variable of ours, but those of the MPI launcher that has started this agent (`task_variables`).
+
 tf: `TF_CONFIG`, which TensorFlow's `TFConfigClusterResolver` and the multi-worker strategies read.
 
 It names every worker, so each node needs the record of every other one: n times n reads in a round of n nodes.
@@ -186,10 +188,20 @@ _TENSORFLOW_KIND = Kind(
 )
 
 
+# Those by which an MPI launcher knows this agent: `task_variables` takes them away, unless this kind was asked for.
+
+_INHERITED_KIND = Kind(frozenset(), lambda _place: {})
+
+
 # The table
 
 
-KINDS: Mapping[str, Kind] = {_JAX: _JAX_KIND, _TENSORFLOW: _TENSORFLOW_KIND, "ompi": _OMPI_KIND}
+KINDS: Mapping[str, Kind] = {
+    _JAX: _JAX_KIND,
+    _TENSORFLOW: _TENSORFLOW_KIND,
+    "ompi": _OMPI_KIND,
+    "inherit": _INHERITED_KIND,
+}
 """The kinds besides torch's variables, which every worker gets."""
 
 

@@ -1,0 +1,84 @@
+"""Variables by which an MPI launcher knows this agent as one of its tasks are taken away from the workers.
+
+    started by         says who this process is            and how it reaches its launcher
+    -----------------  ----------------------------------  ------------------------------------------------
+    Open MPI, PRRTE    PMIX_RANK, OMPI_COMM_WORLD_RANK     PMIX_SERVER_URI*, OMPI_MCA_orte_*
+    Hydra, MVAPICH     PMI_RANK, MPI_LOCALRANKID, MV2_*    PMI_FD, a descriptor that no worker has
+    PALS (Cray)        PALS_RANKID, PMI_RANK               PALS_*, PMI_CONTROL_PORT
+    Flux               FLUX_TASK_RANK, PMI_RANK            PMI_FD
+    srun --mpi=...     PMIX_RANK or PMI_RANK               SLURM_PMIX*, PMI_FD
+
+Why, with two workers below a `mpirun` that has started one agent:
+
+1. both inherit PMIX_RANK=0, and each calls MPI_Init: two processes are rank 0 of 1;
+2. one dies, and both are started again;
+3. MPI_Init asks the launcher for a rank that has been there already, and waits for ever. With Hydra it fails at once.
+
+Without these variables MPI_Init makes each worker a world of its own, as it does where no MPI launcher is.
+
+Workers keep settings (`OMPI_MCA_btl`), compilers (`OMPI_CC`) and installations (`PMIX_HOME`). They keep Slurm's own
+variables too, such as SLURM_PROCID: programs read them, torchrun passes them on, and with one task a node that is the
+number of the node, also after a restart.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from rallypoint.base.log import get_logger
+
+if TYPE_CHECKING:
+    from rallypoint.agent.launch import LaunchConfig
+    from rallypoint.rendezvous.params import RendezvousParameters
+
+_log = get_logger(__name__)
+
+_PREFIXES = (
+    *("PMIX_", "PMI_", "PMI2_", "OMPI_", "PRTE_", "HYDI_", "MV2_COMM_WORLD_", "PALS_"),
+    *("SLURM_PMI", "FLUX_TASK_", "MPI_LOCALNRANKS", "MPI_LOCALRANKID"),
+)
+_SETTINGS = re.compile(
+    r"(?:OMPI|PMIX|PRTE)_MCA_(?!orte_|ess|pmix|plm|initial_wdir|num_procs|cpu_type|hwloc_base_|shmem_RUNTIME_|mpi_over)"
+    r"|OMPI_(?:ALLOW_\w+|(?:CC|CXX|FC|F77|F90|MPICC|MPICXX|MPIFC)|(?:C|CXX|FC|F|CPP|LD)FLAGS|LIBS)$"
+    r"|(?:OMPI|PMIX|PMI|PRTE)_(?:HOME|ROOT|DIR|PREFIX|INSTALL_PREFIX|LIB|INC|PATH)$"
+)
+"""Names with one of the prefixes that a user or a module file sets."""
+
+_RANKS = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "FLUX_TASK_RANK")
+
+
+def of_the_task(names: Iterable[str]) -> list[str]:
+    """Those of these variables by which a process is a task of an MPI launcher."""
+    return sorted(name for name in names if name.startswith(_PREFIXES) and not _SETTINGS.match(name))
+
+
+def take_away(config: LaunchConfig, _parameters: RendezvousParameters) -> None:
+    """Take them out of the environment, before anything inherits it, and say so once for all tasks."""
+    if _is_the_task(config, os.environ):
+        return
+    rank = next((os.environ[name] for name in _RANKS if name in os.environ), "0")
+    names = of_the_task(os.environ)
+    for name in names:
+        del os.environ[name]
+    say = _log.warning if rank == "0" else _log.info
+    say(
+        "workers do not inherit %s: these make this agent a task of its MPI launcher, and MPI_Init in a worker would "
+        "take its place; --worker-env=inherit passes them on",
+        _summary(names),
+    )
+
+
+def _is_the_task(config: LaunchConfig, environ: Mapping[str, str]) -> bool:
+    """Whether the one worker can be the task in place of this agent: it is alone, is not started twice, and reaches the
+    launcher by an address.
+    """
+    return config.nproc_per_node == 1 and config.max_restarts == 0 and "PMI_FD" not in environ
+
+
+def _summary(names: list[str]) -> str:
+    """`PMIX_RANK and 12 more`: which rank this was, if any says that."""
+    shown = next((name for name in _RANKS if name in names), names[0])
+    return shown if len(names) == 1 else f"{shown} and {len(names) - 1} more of its kind"
