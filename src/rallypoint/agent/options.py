@@ -257,6 +257,13 @@ class RecoveryOptions(OptionRecord):
         default=10.0,
         bad=("-1", "nan", "3601", "x"),
     )
+    leftover_timeout = Flag(
+        seconds,
+        "Time at the end for busy processes that workers which succeeded have left; 0: end them at once",
+        metavar="SECONDS",
+        default=30.0,
+        bad=("-1", "nan", "3601", "x"),
+    )
     progress_file = Flag(
         str,
         "File that workers write when they have saved: an integer (as Megatron does) or any content",

@@ -529,7 +529,10 @@ class WorkerController:
         if step.restarts and not step.ends_all and (keeper := self._find_keeper()) is not None:
             self._keeper = keeper
             return keeper.begin_release(self.pcontext, death_sig, timeout, limit, sent=sent)
-        return self.pcontext.begin_close(death_sig, timeout, limit, sent=sent)
+        # A restart does not wait: the new workers may need what the old ones have left, and write the same files.
+        wanted = self.group.spec.features.recovery.leftover_timeout
+        left = 0.0 if step.restarts else self.grace.within(wanted)
+        return self.pcontext.begin_close(death_sig, timeout, limit, sent=sent, leftover_time=left)
 
     def stop_held(self, number: int, *, failed: bool) -> None:
         """Let no worker continue in its process after the stop in progress, whatever its reason."""

@@ -129,7 +129,7 @@ class RestartOptions(OptionRecord):
     )
     shutdown_timeout = Flag(
         whole_number,
-        "Grace period before SIGKILL (default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30)",
+        "Grace period before SIGKILL, except after a failure (default: TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30)",
         metavar="SECONDS",
         default=None,
     )

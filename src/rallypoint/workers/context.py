@@ -234,6 +234,7 @@ class PContext(ABC):
             import rallypoint.failures.kinds
             import rallypoint.failures.report
             import rallypoint.failures.tracebacks
+            import rallypoint.workers.leftovers
             import rallypoint.workers.logs.ends
             import rallypoint.workers.stop  # noqa: F401
             from rallypoint.failures.failure import OomKills
@@ -491,6 +492,7 @@ class PContext(ABC):
         sent: bool = False,
         leaving: LeavingWorkers | None = None,
         leaving_time: float = 0.0,
+        leftover_time: float = 0.0,
     ) -> Stop:
         """Begin to close, and return the stop to drive to its end. If it has begun already, those that are held, or
         were to be, are stopped too.
@@ -499,6 +501,7 @@ class PContext(ABC):
             death_sig, timeout, sent: see `close`.
             limit: seconds for which a process that is writing a file is spared, if that is more than `timeout`.
             leaving: workers that were told to leave their round; those that do, in `leaving_time` seconds, are `held`.
+            leftover_time: seconds for processes that workers which had succeeded have left, while they do something.
         """
         number = death_sig or signal.SIGTERM
         if self.stopping is not None:
@@ -509,6 +512,13 @@ class PContext(ABC):
             return self.stopping
         from rallypoint.workers.stop import Stop
 
+        leftovers = None
+        if leftover_time > 0 and self._reaper is not None and (succeeded := self.succeeded):
+            from rallypoint.workers.leftovers import Leftovers
+
+            ranks = {process.pid: int(self.envs[rank].get("RANK", rank)) for rank, process in self._processes.items()}
+            waited = {ranks[self._processes[rank].pid] for rank in succeeded}
+            leftovers = Leftovers(self._reaper.pid, self._reaper.excluded, ranks, waited, leftover_time)
         self.stopping = Stop(
             self._processes,
             self._sweep(),
@@ -519,6 +529,7 @@ class PContext(ABC):
             leaving=leaving,
             leaving_time=leaving_time,
             finish=self._on_stopped,
+            leftovers=leftovers,
         )
         return self.stopping
 

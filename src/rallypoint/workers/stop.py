@@ -14,7 +14,8 @@
 A worker that has ended is in none of them.
 
 When no worker has time left, the sweep ends whatever workers have spawned, in whatever session: by SIGTERM, and after
-`SWEEP_GRACE_PERIOD` seconds by SIGKILL. Then the stop is done, though not all that is left may end even on SIGKILL.
+`SWEEP_GRACE_PERIOD` seconds by SIGKILL. It waits before that for what workers have left that still does something, if
+the stop is to (`leftovers`). Then the stop is done, though not all that is left may end even on SIGKILL.
 
 Laws:
 
@@ -78,6 +79,15 @@ if TYPE_CHECKING:
         def poll(self) -> int | None: ...
 
         def signal(self, number: int) -> None: ...
+
+    class LeftProcesses(Protocol):
+        """What workers have left that have all ended (`leftovers.Leftovers`)."""
+
+        def are_busy(self) -> bool: ...
+
+        def wake_at(self) -> float: ...
+
+        def shorten(self, until: float) -> None: ...
 
     class LeavingWorkers(Protocol):
         """Workers that are told to leave their round: `told` and `left` are local ranks."""
@@ -191,6 +201,7 @@ class Stop:
         leaving: workers that were told to leave their round instead; None for none.
         leaving_time: seconds within which these have to leave.
         finish: called each time that the stop is done; `held` says who waits then.
+        leftovers: what the sweep waits for when all workers have ended; None for nothing.
     """
 
     def __init__(
@@ -206,8 +217,10 @@ class Stop:
         leaving: LeavingWorkers | None = None,
         leaving_time: float = 0.0,
         finish: Callable[[], None] = lambda: None,
+        leftovers: LeftProcesses | None = None,
     ) -> None:
         now = clock.monotonic()
+        self._leftovers = leftovers
         self._sweep = sweep
         self._limit = max(limit, grace)
         self._clock = clock
@@ -232,7 +245,7 @@ class Stop:
         told = frozenset[int]() if leaving is None else leaving.told
         self._signal_all([worker for worker in self._workers if worker.rank not in told], death_sig, grace, sent)
         if not self._workers and self._sweep_until is None:
-            self._begin_sweep(SWEEP_GRACE_PERIOD)
+            self._sweep_leftovers()
 
     # For the loop
 
@@ -258,6 +271,8 @@ class Stop:
         polled = self._leaving is not None and self._leaving.must_be_polled and bool(self._in(Stage.LEAVING))
         if polled or any(worker.process.held_by_debugger or not worker.is_sent for worker in self._workers):
             times.append(self._clock.monotonic() + _POLL_INTERVAL)
+        if self._leftovers is not None and self._sweep_until is None and not self._workers:
+            times.append(self._leftovers.wake_at())
         return min(times, default=math.inf if self.done else 0.0)
 
     def step(self) -> bool:
@@ -269,8 +284,10 @@ class Stop:
         self._end_waits(now)
         if self._sweep_until is None and not self._in(*_BEFORE_THE_SWEEP):
             killed = self._in(Stage.KILLED)
-            if all(now >= worker.until for worker in killed):
-                self._begin_sweep(0.0 if killed else SWEEP_GRACE_PERIOD)
+            if not killed:
+                self._sweep_leftovers()
+            elif all(now >= worker.until for worker in killed):
+                self._begin_sweep(0.0)
         if self._sweep_until is not None and not self.done:
             nothing_left = not self._in(Stage.KILLED) and self._sweep.done()
             if not nothing_left and self._clock.monotonic() >= self._sweep_until:
@@ -287,6 +304,8 @@ class Stop:
         self._spared_until = min(self._spared_until, until)
         for worker in self._in(Stage.LEAVING, Stage.SIGNALLED):
             worker.until = min(worker.until, until)
+        if self._leftovers is not None:
+            self._leftovers.shorten(until)
 
     def kill_now(self) -> None:
         """Give no more time, and hold no worker: SIGKILL to all that is left."""
@@ -474,6 +493,11 @@ class Stop:
         return True
 
     # The sweep
+
+    def _sweep_leftovers(self) -> None:
+        """Begin the sweep, unless it waits for what is left. No worker is in the way any more."""
+        if self._leftovers is None or self._sweep.cannot_find_all or not self._leftovers.are_busy():
+            self._begin_sweep(SWEEP_GRACE_PERIOD)
 
     def _kills_later(self) -> bool:
         """Whether something has time left: a sweep that has begun with SIGTERM, or one that has not begun."""

@@ -103,6 +103,47 @@ def test_those_that_do_not_end_go_through_all_stages_and_nobody_waits_for_them(p
     assert stop.step()
 
 
+class Left:
+    """What workers have left: busy until a test says otherwise, or the time is over."""
+
+    def __init__(self, clock: HandClock, until: float) -> None:
+        self.clock, self.until, self.busy = clock, until, True
+
+    def are_busy(self) -> bool:
+        return self.busy and self.clock.now < self.until
+
+    def wake_at(self) -> float:
+        return self.until
+
+    def shorten(self, until: float) -> None:
+        self.until = min(self.until, until)
+
+
+def test_the_sweep_waits_for_what_is_left_and_busy(processes: dict[int, Process]) -> None:
+    clock, sweep = HandClock(), Swept()
+    left = Left(clock, clock.now + 30.0)
+    for process in processes.values():
+        process.exitcode = 0
+    stop = Stop(processes, sweep, SIGTERM, 5.0, clock=clock, leftovers=left)
+    assert (stop.step(), sweep.begun, stop.wake_at()) == (False, [], left.until)
+    stop.shorten(clock.now + 4.0)
+    clock.now += 3.9
+    assert (stop.step(), sweep.begun) == (False, [])
+    left.busy = False
+    assert stop.step()
+    assert sweep.begun == [(SWEEP_GRACE_PERIOD, set())]
+
+
+def test_who_gives_no_more_time_waits_for_nothing_that_is_left(processes: dict[int, Process]) -> None:
+    clock, sweep = HandClock(), Swept()
+    for process in processes.values():
+        process.exitcode = 0
+    stop = Stop(processes, sweep, SIGTERM, 5.0, clock=clock, leftovers=Left(clock, clock.now + 30.0))
+    stop.kill_now()
+    assert stop.step()
+    assert sweep.begun == [(0.0, set())]
+
+
 def test_the_last_wakes_the_stop_for_all_and_each_that_waits_for_itself(processes: dict[int, Process]) -> None:
     leaving = Leaving({7, 8})
     clock, fds = HandClock(), {rank: os.dup(0) for rank in processes}

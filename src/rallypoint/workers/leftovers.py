@@ -1,0 +1,224 @@
+"""Processes that workers have left when all of them have ended: a profiler's exporter, a tracker's helper.
+
+They are waited for before the sweep ends them, where a worker has succeeded, for as long as they do something: a job
+that has succeeded is not complete before its last trace is written.
+
+Laws:
+
+1. Only /proc is read, and only what is below the reaper. Nothing is signalled here.
+2. A process does something if it has used the processor, has read or written, or holds a file open for writing (that
+   can be more than a log, as in `workers.stop`). All others are not waited for: a `sleep` would cost each job the whole
+   time.
+3. Nothing is looked at where nothing is left, which two small files of /proc tell.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Iterable, Mapping
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.light_typing import NamedTuple
+from rallypoint.base.log import get_logger, printable
+from rallypoint.base.process_table import ProcessStat, descendants, process_table
+from rallypoint.base.procfs import read_text
+from rallypoint.workers.stop import write_progress
+
+log = get_logger(__name__)
+
+LOOK_INTERVAL = 0.25
+"""Seconds between two looks, and until the first verdict on a process."""
+BUSY_TIME = 1.0
+"""Seconds for which a process that has done something counts as busy."""
+WARN_AFTER = 2.0
+"""Seconds until a person is told what is waited for."""
+_MIN_TICKS = 1
+"""Clock ticks (10 ms) of processor time between two looks that count."""
+_MIN_BYTES = 4096
+"""Bytes read and written between two looks that count: a log line is less."""
+
+
+class Leftovers:
+    """What some workers have left, and how long a sweep waits for it.
+
+    Args:
+        reaper: its pid, which is that of its supervisor.
+        excluded: pids below the reaper that belong to nobody's round.
+        ranks: global ranks by pid of worker.
+        waited: the global ranks whose leftovers are waited for.
+        seconds: how long.
+        clock: of `wake_at`.
+    """
+
+    def __init__(
+        self,
+        reaper: int,
+        excluded: Collection[int],
+        ranks: Mapping[int, int],
+        waited: Collection[int],
+        seconds: float,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._reaper, self._excluded, self._ranks, self._waited = reaper, excluded, ranks, waited
+        self._seconds, self._clock = seconds, clock
+        self._began = self.until = self._look_at = math.inf
+        self._seen: dict[tuple[int, int], _Activity] = {}
+        self._left: list[Left] = []
+        self._is_told = self._over = False
+
+    def wake_at(self) -> float:
+        return min(self._look_at, self.until)
+
+    def shorten(self, until: float) -> None:
+        """Wait until this moment at most."""
+        self.until = min(self.until, until)
+        self._seconds = min(self._seconds, max(0.0, until - self._clock.monotonic()))
+
+    def are_busy(self) -> bool:
+        """Whether the sweep waits for something that is left; once it does not, it never does again."""
+        now = self._clock.monotonic()
+        if self._over:
+            return False
+        if self._began == math.inf:
+            self._began, self.until = now, min(self.until, now + self._seconds)
+        elif now < self.wake_at():
+            return True
+        self._left = self._look(now)
+        busy = [left for left in self._left if left.is_busy]
+        self._look_at = now + LOOK_INTERVAL
+        self._over = not busy or now >= self.until
+        if self._over:
+            self._tell_ended(now)
+        elif now - self._began >= WARN_AFTER and not self._is_told:
+            self._is_told = True
+            what = ", ".join(left.text for left in busy)
+            log.warning("waiting for %s; --leftover-timeout ends that in %.0f s", what, self.until - now)
+        return not self._over
+
+    def _tell_ended(self, now: float) -> None:
+        for left in self._left:
+            say = log.warning if left.is_busy else log.info
+            say("ended %s: %.0f s", left.text, now - self._began)
+
+    def _look(self, now: float) -> list[Left]:
+        """What is left: of processes that one of them has started, the first."""
+        if not _has_children(self._reaper):
+            return []
+        try:
+            table = process_table()
+        except OSError:  # no descriptor is free, say
+            return []
+        below = descendants(self._reaper, {pid: stat.parent for pid, stat in table.items()}, self._excluded)
+        stats = [
+            table[pid]
+            for pid in below
+            if not table[pid].ended and table[pid].session != self._reaper and pid not in self._ranks
+        ]
+        known, self._seen = self._seen, {}
+        trees: dict[int, list[ProcessStat]] = {}
+        for stat in stats:
+            trees.setdefault(_top(stat.pid, table, {stat.pid for stat in stats}), []).append(stat)
+        found = []
+        for top, members in sorted(trees.items()):
+            rank = next((rank for rank in (self._rank_of(stat) for stat in members) if rank is not None), None)
+            # All are looked at: one whose activity is not followed looks busy when it is.
+            active = [self._is_active(stat, known, now) for stat in members]
+            waited = rank in self._waited if rank is not None else len(self._waited) == len(self._ranks)
+            found.append(Left(_described(top, rank, len(members) - 1), waited and any(active)))
+        return found
+
+    def _is_active(self, stat: ProcessStat, known: Mapping[tuple[int, int], _Activity], now: float) -> bool:
+        ticks, moved = _ticks(stat.pid), _moved(stat.pid)
+        before = known.get(stat.key)
+        if before is None:
+            until = now + LOOK_INTERVAL / 2  # until the next look
+        elif ticks - before.ticks >= _MIN_TICKS or moved - before.moved >= _MIN_BYTES:
+            until = now + BUSY_TIME
+        else:
+            until = before.until
+        self._seen[stat.key] = _Activity(ticks, moved, until)
+        return now < until or bool(write_progress(stat.pid).positions)
+
+    def _rank_of(self, stat: ProcessStat) -> int | None:
+        """The rank whose session it is in, or whose environment it has; None if it has left both."""
+        if stat.session in self._ranks:
+            return self._ranks[stat.session]
+        variables = read_text(f"/proc/{stat.pid}/environ", 1 << 17).split("\0")
+        text = next((variable[5:] for variable in variables if variable.startswith("RANK=")), "")
+        return int(text) if text.isascii() and text.isdigit() and int(text) in self._ranks.values() else None
+
+
+class Left(NamedTuple):
+    """A process that is left, with those below it. `is_busy`: it is waited for, and does something."""
+
+    text: str
+    is_busy: bool
+
+
+class _Activity(NamedTuple):
+    """Processor time and bytes, both since its start, and until when it counts as busy."""
+
+    ticks: int
+    moved: int
+    until: float
+
+
+def _has_children(reaper: int) -> bool:
+    """Whether anything is below the reaper's own two processes; True if the kernel has no list of children."""
+    try:
+        for inner in _children(reaper):
+            if _children(inner):
+                return True
+    except OSError:
+        return True
+    return False
+
+
+def _children(pid: int) -> list[int]:
+    fd = os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return [int(text) for text in os.read(fd, 4096).split()]
+    finally:
+        os.close(fd)
+
+
+def _top(pid: int, table: Mapping[int, ProcessStat], among: Collection[int]) -> int:
+    while table[pid].parent in among:
+        pid = table[pid].parent
+    return pid
+
+
+def _ticks(pid: int) -> int:
+    text = read_text(f"/proc/{pid}/stat")
+    fields = text[text.rfind(")") + 2 :].split()
+    return int(fields[11]) + int(fields[12]) if len(fields) > 12 else 0
+
+
+def _moved(pid: int) -> int:
+    lines = (line.partition(": ") for line in read_text(f"/proc/{pid}/io").splitlines())
+    return sum(int(value) for name, _, value in lines if name in ("rchar", "wchar") and value.isdigit())
+
+
+def _described(pid: int, rank: int | None, others: int) -> str:
+    """`wandb-service (pid 4711), which rank 0 left running`."""
+    words = read_text(f"/proc/{pid}/cmdline", 4096).split("\0")
+    name = os.path.basename(words[0]) or read_text(f"/proc/{pid}/comm", 64).strip() or "a process"
+    if name.startswith("python"):
+        name = _program(words[1:]) or name
+    more = f" and {others} below it" if others else ""
+    who = "a worker" if rank is None else f"rank {rank}"
+    return f"{printable(name)} (pid {pid}{more}), which {who} left running"
+
+
+def _program(words: Iterable[str]) -> str:
+    """The script or module that an interpreter runs; empty if that is its own text."""
+    words = iter(words)
+    for word in words:
+        if word == "-m":
+            return next(words, "")
+        if word == "-c":
+            return ""
+        if not word.startswith("-"):
+            return os.path.basename(word)
+    return ""
