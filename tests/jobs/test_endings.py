@@ -120,3 +120,24 @@ def test_endings(at_once: AtOnce) -> None:
         a_preemption_is_143_once_all_have_saved,
         equal_lines_are_shown_once,
     )
+
+
+FAILS_AGAIN = """
+import os, sys, time
+time.sleep(float(sys.argv[1]))
+round = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if round < 3:
+    raise SystemExit(f"failure {round}")
+"""
+
+
+def test_a_budget_in_a_window_ends_the_job_when_it_is_used_up(rallyrun: Launcher) -> None:
+    job = rallyrun("--standalone", "--max-restarts=2/1h", rallyrun.script(FAILS_AGAIN), "0")
+    assert job.ends() == 1
+    assert "Restarts used: 2 of 2" in job.err
+
+
+def test_a_failure_that_is_older_than_the_window_no_longer_counts(rallyrun: Launcher) -> None:
+    job = rallyrun("--standalone", "--max-restarts=1/0.1s", rallyrun.script(FAILS_AGAIN), "0.15")
+    assert job.ends() == 0
+    assert job.err.count("restarting the workers") == 3

@@ -153,6 +153,15 @@ def whole_number(text: str) -> int:
         raise UsageError(f"{text!r} is not a whole number, such as 3") from None
 
 
+def restarts(text: str) -> int:
+    """A whole number, or `N/TIME`, such as 3/1h."""
+    if "/" not in text:
+        return whole_number(text)
+    from rallypoint.base.restart_budget import read_budget
+
+    return read_budget(text)
+
+
 def count(text: str) -> int:
     """A whole number from 0 on."""
     value = whole_number(text)

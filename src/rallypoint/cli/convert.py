@@ -25,7 +25,7 @@ from rallypoint.base.signals import signal_name, signal_number
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.parse import Options, naming, parse_nnodes
 from rallypoint.control.protocol.ranges import is_in_range, range_of
-from rallypoint.rendezvous.params import C10D_PORT, ON_ETCD, parse_rdzv_conf
+from rallypoint.rendezvous.params import BACKENDS, C10D_PORT, ON_ETCD, parse_rdzv_conf
 from rallypoint.workers.logs.specs import TEMPLATE_VARIABLE, host_label, with_host
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def config_from_options(
         rdzv_endpoint=choice.endpoint,
         rdzv_backend=choice.backend,
         rdzv_configs=choice.configs,
-        max_restarts=options.max_restarts,
+        max_restarts=int(options.max_restarts),
         monitor_interval=options.monitor_interval,
         start_method=options.start_method,
         log_line_prefix_template=with_host(options.log_line_prefix_template or environ.get(TEMPLATE_VARIABLE), host),
@@ -352,6 +352,11 @@ def choose_rendezvous(options: Options, max_nodes: int) -> RendezvousChoice:
         _warn_of_options(options, configs, "c10d" if options.standalone else options.rdzv_backend, alone)
     if peers := options.features.command.store_peers:
         configs["store_peers"] = peers
+    if window := getattr(options.max_restarts, "window", 0):
+        configs["restart_budget"] = f"{options.max_restarts}/{window:g}"
+        if not alone and options.rdzv_backend not in BACKENDS:
+            budget = f"{options.source('max_restarts')}={configs['restart_budget']}"
+            _log.warning("%s counts all failures with the backend %s", budget, options.rdzv_backend)
     if alone:
         return _standalone(configs, announce=options.standalone)
     if not options.rdzv_id.isprintable():  # otherwise it is refused later, after more has been begun

@@ -22,6 +22,7 @@ from rallypoint.base.flags import (
     Flag,
     OptionRecord,
     number,
+    restarts,
     signal_names,
     split_filters,
     whole_number,
@@ -115,7 +116,10 @@ class RestartOptions(OptionRecord):
     """How long the job goes on, and what stops it."""
 
     max_restarts = Flag(
-        whole_number, "Worker failures that the job survives, on all nodes together", metavar="N", default=0
+        restarts,
+        "Worker failures that the job survives, on all nodes together; 3/1h: in any hour",
+        metavar="N",
+        default=0,
     )
     monitor_interval = Flag(
         number, "Seconds between safety checks; values below 60 count as 60", metavar="SECONDS", default=0.1

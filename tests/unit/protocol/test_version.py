@@ -10,7 +10,7 @@ from rallypoint.control.protocol import handshake, messages
 from rallypoint.failures import cause
 from rallypoint.observe.watching import messages as watching
 
-_KNOWN = (23, "fcc0f46a2896e646")
+_KNOWN = (24, "d9954f85c8c5934c")
 """The version, and the digest of the messages that it has. Where this fails, raise `PROTOCOL_VERSION` and write both
 here.
 """

@@ -773,7 +773,7 @@ class Coordinator:
             state = State()
         if len(speaker.differences_reported) >= _MAX_DIFFERENCES:
             return
-        alike = state.max_restarts in (-1, node_info.max_restarts)
+        alike = bool(job.restart_window) or state.max_restarts in (-1, node_info.max_restarts)
         if alike and own in (None, job) and state.programs.get(node_info.role, node_info.program) == node_info.program:
             return
         from rallypoint.control.coordinator.differences import differences

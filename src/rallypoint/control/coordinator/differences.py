@@ -32,7 +32,11 @@ def differences(node_info: NodeInfo, own: Settings | None, state: State, job: Se
         result.append(ConfigDifference("--segment=", str(own.segment), str(job.segment)))
     if own is not None and (own.min_nodes, own.max_nodes) != (job.min_nodes, job.max_nodes):
         result.append(ConfigDifference("--nnodes=", _range(own), _range(job)))
-    if 0 <= state.max_restarts != node_info.max_restarts >= 0:
+    # In a window, what nodes were started with is in the settings, and what the state has grows with the failures.
+    if own is not None and _budget(own, "N") != _budget(job, "N"):
+        given = str(node_info.max_restarts)
+        result.append(ConfigDifference("--max-restarts=", _budget(own, given), _budget(job, str(state.max_restarts))))
+    elif not job.restart_window and 0 <= state.max_restarts != node_info.max_restarts >= 0:
         result.append(ConfigDifference("--max-restarts=", str(node_info.max_restarts), str(state.max_restarts)))
     program = state.programs.get(node_info.role, "")
     if program and node_info.program and node_info.program != program:
@@ -42,6 +46,10 @@ def differences(node_info: NodeInfo, own: Settings | None, state: State, job: Se
         if ours != theirs:
             result.append(ConfigDifference(f"--rdzv-conf={name}=", f"{ours:g}", f"{theirs:g}", holds))
     return tuple(result)
+
+
+def _budget(settings: Settings, otherwise: str) -> str:
+    return f"{settings.restarts_in_window}/{settings.restart_window:g}s" if settings.restart_window else otherwise
 
 
 def _range(settings: Settings) -> str:

@@ -56,6 +56,19 @@ def _made_progress(state: State, ran: float | None, settings: Settings) -> bool:
     return ran is not None and ran >= settings.min_healthy_time
 
 
+def restarts_allowed(state: State, now: float, failures_at: Collection[float], settings: Settings) -> int:
+    """How many failures the job survives in all, as far as is known now: those so far, and what is left of the budget.
+
+    Args:
+        state: of the running round.
+        now: on the observer's clock.
+        failures_at: when the observer has seen each of the last failures.
+        settings: of the job, with a window.
+    """
+    recent = sum(1 for at in failures_at if now - at < settings.restart_window)
+    return state.ledger.failures + max(0, settings.restarts_in_window - recent)
+
+
 def is_hung(state: State) -> bool:
     """Whether all ranks of all nodes of the running round are quiet."""
     if not state.complete or state.closed or state.is_preempted or not 0 < len(state.participants) <= len(state.quiet):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from rallypoint.control.membership.rules import ClockView
 from rallypoint.control.membership.state import NodeId, RemovedNode, Settings, State
 
@@ -23,6 +25,9 @@ class StateObserver:
         self._round: tuple[int, float] | None = None
         self._running_at: float | None = None
         self._removed: dict[RemovedNode, float] = {}
+        self._window = settings.restart_window
+        self._failures, self._failures_at = 0, deque[float](maxlen=max(1, settings.restarts_in_window))
+        """The failures counted so far, and when the last ones were seen; not followed without a window."""
 
     def observe(self, state: State, now: float) -> None:
         """Record a state seen at `now`, in seconds on the observer's clock."""
@@ -44,6 +49,8 @@ class StateObserver:
             self._running_at = None
         elif self._running_at is None:
             self._running_at = now
+        if self._window and self._failures != state.ledger.failures:
+            self._observe_failures(state.ledger.failures, now)
         if state.removed or self._removed:
             seen_at = {removed.node: at for removed, at in self._removed.items()}
             self._removed = {removed: seen_at.get(removed.node, now) for removed in state.removed}
@@ -51,6 +58,14 @@ class StateObserver:
             self._last_call = None
         elif self._last_call is None or self._last_call[0] != state.last_call:
             self._last_call = (state.last_call, now)
+
+    def _observe_failures(self, failures: int, now: float) -> None:
+        # A new coordinator knows how many there were, and not when: all count as seen when it has learned of them.
+        if failures < self._failures:  # another job
+            self._failures_at.clear()
+            self._failures = 0
+        self._failures_at.extend([now] * min(failures - self._failures, self._failures_at.maxlen or 1))
+        self._failures = failures
 
     def silent(self, now: float) -> list[NodeId]:
         """Nodes without heartbeats for the whole allowance, in order."""
@@ -60,4 +75,5 @@ class StateObserver:
         """The clock view for the core at `now`."""
         last_call_at = self._last_call[1] if self._last_call else None
         forming_at = self._round[1] if self._round else None
-        return ClockView(now, last_call_at, heartbeat_at, forming_at, self._running_at, tuple(self._removed.values()))
+        view = ClockView(now, last_call_at, heartbeat_at, forming_at, self._running_at, tuple(self._removed.values()))
+        return view._replace(failures_at=tuple(self._failures_at)) if self._failures_at else view

@@ -100,7 +100,8 @@ class ClockView(NamedTuple):
 
     `last_call_at` is when it first saw the running last call, `heartbeat_at` when it last sent a heartbeat,
     `forming_at` when it first saw this round, `running_at` when it first saw it complete, `removed_at` when it first
-    saw that each of `State.removed` was. `awaits_until` is how long it awaits participants of a forming round that it
+    saw that each of `State.removed` was, `failures_at` when it saw each of the last failures counted, which is known
+    only with `Settings.restart_window`. `awaits_until` is how long it awaits participants of a forming round that it
     has not heard itself.
     """
 
@@ -111,6 +112,7 @@ class ClockView(NamedTuple):
     running_at: float | None = None
     removed_at: tuple[float, ...] = ()
     awaits_until: float = -math.inf
+    failures_at: tuple[float, ...] = ()
 
 
 def step(operation: Operation, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
@@ -461,6 +463,10 @@ def _fail(operation: Fail, state: State, node: NodeId, view: ClockView, settings
     ran = None if view.running_at is None else view.now - view.running_at
     streak = failure_streak_after(state, operation.cause, ran, settings)
     cause, most = operation.cause, operation.max_restarts
+    if settings.restart_window and most:  # a node that cannot be restarted says 0
+        from rallypoint.control.membership.endings import restarts_allowed
+
+        most = restarts_allowed(state, view.now, view.failures_at, settings)
     if state.ledger.failures >= most:
         return _fail_job(state, Verdict(Outcome.FAILED, cause, ending=cause.ending), most)
     if streak.repeats and not settings.retry_all and cannot_change(cause):
@@ -475,6 +481,8 @@ def _fail(operation: Fail, state: State, node: NodeId, view: ClockView, settings
     end = _round_end(state, Reason.FAILURE, name_of(state, node), settings, cause=cause)
     end = end._replace(restarts=restarts, held_back=delay, restarts_workers=operation.restarts_workers)
     after = end_round(state, end)
+    if settings.restart_window:  # what all show as the budget
+        after = after._replace(max_restarts=most)
     return after._replace(failure_streak=streak, restart_delay=delay)
 
 

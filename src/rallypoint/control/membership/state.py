@@ -388,6 +388,9 @@ class Settings(NamedTuple):
     """Whether a coordinator among the nodes accepts commands from other machines if there is no secret."""
     segment: int = 1
     """The number of nodes of one domain that have adjacent group ranks; divides `min_nodes` and `max_nodes`."""
+    restart_window: float = 0.0
+    """For how long a failure uses up one of `restarts_in_window`; 0 where each uses up one restart for good."""
+    restarts_in_window: int = 0
 
 
 def recovery_timeout(settings: Settings) -> float:

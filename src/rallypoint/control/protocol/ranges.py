@@ -70,6 +70,8 @@ NUMBERS: Mapping[str, NumberRange] = {
     "min_healthy_time": SECONDS,
     "restart_backoff": SECONDS,
     "restart_backoff_max": SECONDS,
+    "restart_window": SECONDS,
+    "restarts_in_window": NumberRange(0, 10_000),
     "join_timeout": _FROM_ZERO,
     "last_call_timeout": _FROM_ZERO,
     "close_timeout": _FROM_ZERO,

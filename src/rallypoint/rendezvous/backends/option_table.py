@@ -170,6 +170,7 @@ OPTIONS = (
         "Time from SIGTERM to SIGKILL after a failure, unless `--shutdown-timeout` is less.",
         beyond_torchrun=True,
     ),
+    OptionText("restart_budget", "none", _ALL, "As `--max-restarts=N/TIME`, which sets it.", beyond_torchrun=True),
     OptionText(
         "restart_backoff",
         _default("restart_backoff"),

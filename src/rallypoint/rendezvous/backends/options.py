@@ -87,6 +87,12 @@ def settings_of(
         from rallypoint.control.membership.segments import checked_size
 
         segment = checked_size(segment_option, params.min_nodes, fixed_ranks=fixed_ranks)
+    restarts, window = 0, 0.0
+    if (budget := params.get("restart_budget")) is not None:
+        from rallypoint.base.restart_budget import read_budget
+
+        restarts = read_budget(str(budget))
+        window = restarts.window
     settings = Settings(
         run_id=params.run_id,
         min_nodes=params.min_nodes,
@@ -98,6 +104,8 @@ def settings_of(
         fixed_ranks=fixed_ranks,
         counts_heartbeats=counts_heartbeats,
         segment=segment,
+        restart_window=window,
+        restarts_in_window=int(restarts),
     )
     others: dict[str, Any] = {name: params.get_as_seconds(name, _DEFAULTS[name]) for name in _SECONDS}
     settings = settings._replace(**times, **others)

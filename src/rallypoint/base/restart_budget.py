@@ -1,0 +1,36 @@
+"""`--max-restarts=3/1h`: a number of restarts in any time of this length. Imported where one was given."""
+
+from __future__ import annotations
+
+import re
+
+from rallypoint.base.errors import UsageError
+
+MOST, LONGEST = 10_000, 86_400.0
+"""The most restarts in a window, and its most seconds."""
+
+_BUDGET = re.compile(r"([0-9]{1,6})/([0-9]{1,6}(?:\.[0-9]{1,3})?)(s|m|h|d|)", re.ASCII)
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+class RestartBudget(int):
+    """A number of restarts; `window` is in how many seconds they may be used."""
+
+    window: float
+
+    @classmethod
+    def of(cls, number: int, window: float) -> RestartBudget:
+        budget = cls(number)
+        budget.window = window
+        return budget
+
+
+def read_budget(text: str) -> RestartBudget:
+    """Read `N/TIME`; a time is a number with `s`, `m`, `h` or `d`, or seconds. Raises UsageError: it is not that."""
+    match = _BUDGET.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} is not a number of restarts in a time, such as 3/1h or 5/30m")
+    number, window = int(match[1]), float(match[2]) * _SECONDS[match[3]]
+    if not (1 <= number <= MOST and 0 < window <= LONGEST):
+        raise UsageError(f"{text!r} is out of range; give 1 to {MOST} restarts, in a day (1d) at most")
+    return RestartBudget.of(number, window)
