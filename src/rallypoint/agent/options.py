@@ -257,6 +257,13 @@ class RecoveryOptions(OptionRecord):
         default=10.0,
         bad=("-1", "nan", "3601", "x"),
     )
+    host_failure_limit = Flag(
+        count,
+        "Failures of this node's workers, as the first of the job's, after which it leaves the job; 0: never",
+        metavar="N",
+        default=0,
+        bad=("-1", "often"),
+    )
     leftover_timeout = Flag(
         seconds,
         "Time at the end for busy processes that workers which succeeded have left; 0: end them at once",

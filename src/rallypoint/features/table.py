@@ -57,6 +57,12 @@ FEATURES = (
         "node_check", ":NodeChecks", wanted=lambda options: bool(options.checks.node_check), example="--node-check=true"
     ),
     Row(
+        "host_limit",
+        ":HostLimit",
+        wanted=lambda options: bool(options.recovery.host_failure_limit),
+        example="--host-failure-limit=3",
+    ),
+    Row(
         "worker_env",
         ":WorkerEnv",
         wanted=lambda options: bool(options.frameworks.worker_env),
