@@ -325,6 +325,14 @@ class TopologyOptions(OptionRecord):
 class CommandOptions(OptionRecord):
     """What only the command acts on; without effect in a `LaunchConfig`."""
 
+    config = Flag(
+        str,
+        "File with flags by name, [env] and [rdzv-conf], in TOML; flags and PET_* variables override it",
+        metavar="FILE[:PROFILE]",
+        default="",
+        samples=("/dev/null", "/dev//null"),
+    )
+    dry_run = Flag(SWITCH, "Print the effective configuration, with the source of each value, and exit", default=False)
     cluster = Flag(
         OneOf("auto", "slurm", "mpi", "k8s", "none"),
         "Fill in what was not given from Slurm, mpirun or an Indexed Job: auto, slurm, mpi, k8s, none",

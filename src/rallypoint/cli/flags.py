@@ -254,6 +254,8 @@ GROUPS = (
             *OutputOptions.flags,
             CommandOptions.host_prefix,
             CommandOptions.log_format,
+            CommandOptions.config,
+            CommandOptions.dry_run,
         ),
     ),
 )

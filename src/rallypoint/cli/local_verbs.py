@@ -57,6 +57,13 @@ def _check_inputs(options: argparse.Namespace) -> CheckInputs:
     from rallypoint.cli.job_verbs import given_endpoint, parameters_of
     from rallypoint.clusters.preflight.results import CheckInputs
 
+    if options.config:
+        from rallypoint.cli.config import read_config
+
+        values = read_config(options.config).values
+        for name in ("rdzv_endpoint", "rdzv_backend", "rdzv_id", "rdzv_conf", "log_dir"):
+            if not getattr(options, name) and not (name == "rdzv_endpoint" and options.endpoint):
+                setattr(options, name, values.get(name, ""))
     log_dir = os.path.abspath(options.log_dir) if options.log_dir else ""
     endpoint = given_endpoint(options)
     if not endpoint:

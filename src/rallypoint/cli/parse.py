@@ -44,13 +44,15 @@ the dashes in a flag's name. LOGLEVEL=INFO logs each step."""
 class Options(RendezvousOptions, WorkerOptions, RestartOptions, LogOptions, StaticRankOptions):
     """The user's options: torchrun's by name, and `features` for those beyond it.
 
-    `sources` has, for each value that is not a default, where it was given: `--nnodes` or `PET_NNODES`.
+    `sources` has, for each value that is not a default, where it was given: `--nnodes` or `PET_NNODES`, or the file of
+    `--config`, which may also have variables for workers, `environment`.
     """
 
     training_script: str
     training_script_args: tuple[str, ...]
     features: Features
     sources: Mapping[str, str]
+    environment: Mapping[str, str]
 
     def __init__(
         self,
@@ -59,6 +61,7 @@ class Options(RendezvousOptions, WorkerOptions, RestartOptions, LogOptions, Stat
         training_script_args: tuple[str, ...],
         features: Features,
         sources: Mapping[str, str],
+        environment: Mapping[str, str] = {},
         **values: Any,
     ) -> None:
         super().__init__(**values)
@@ -67,20 +70,28 @@ class Options(RendezvousOptions, WorkerOptions, RestartOptions, LogOptions, Stat
             training_script_args=training_script_args,
             features=features,
             sources=sources,
+            environment=environment,
         )
 
+    @property
+    def config(self) -> str:
+        """The file that some values are from; empty without one."""
+        return self.features.command.config
+
     @classmethod
-    def from_values(cls, values: dict[str, Any], sources: Mapping[str, str]) -> Options:
+    def from_values(
+        cls, values: dict[str, Any], sources: Mapping[str, str], environment: Mapping[str, str] = {}
+    ) -> Options:
         """From the script, its arguments, and the values that are not defaults, by the names of flags. Raises TypeError
         if a name is unknown.
         """
         own = {dest: values.pop(dest) for dest in values.keys() & BEYOND_TORCHRUN}
-        return cls(**values, features=Features.of(**own), sources=sources)
+        return cls(**values, features=Features.of(**own), sources=sources, environment=environment)
 
     def flat(self) -> dict[str, Any]:
         """All values by the names of flags."""
         values = vars(self) | self.features.flat()
-        del values["sources"], values["features"]
+        del values["sources"], values["features"], values["environment"]
         return values
 
     def source(self, dest: str) -> str:
@@ -121,17 +132,26 @@ def parse_with(
     known = {flag.dest for flag in FLAGS} | {"training_script", "training_script_args"}
     more = {dest: values.pop(dest) for dest in values.keys() - known}
     sources = {flag.dest: flag.name for flag in FLAGS if flag.dest in values}
+    texts, environment = dict[str, str](), dict[str, str]()
+    path = values.get("config") or environ.get("PET_CONFIG", "")
+    if path:
+        from rallypoint.cli.config import read_config
+
+        texts, environment = read_config(path)
     for flag in FLAGS:
         if flag.dest in values:
             continue
         if flag.dest in switches:
-            values[flag.dest] = switches[flag.dest]
+            values[flag.dest], source = switches[flag.dest], flag.variable
         elif _is_set(flag, environ, False):
-            values[flag.dest] = _read_text(flag, environ[flag.variable], parser)
+            values[flag.dest], source = _read_text(flag, environ[flag.variable], parser), flag.variable
+        elif flag.dest in texts:
+            text, source = texts[flag.dest], path
+            values[flag.dest] = bool(int(text)) if flag.read is None else _read_text(flag, text, parser, path)
         else:
             continue
-        sources[flag.dest] = flag.variable
-    return Options.from_values(values, sources), more
+        sources[flag.dest] = source
+    return Options.from_values(values, sources, environment), more
 
 
 class ShowVersion(argparse.Action):
@@ -356,9 +376,9 @@ def _read_switch(flag: Flag[Any], text: str) -> bool:
         raise UserError(f"{flag.variable}={text!r} is not a whole number; set 1 for on or 0 for off") from None
 
 
-def _read_text(flag: Flag[Any], text: str, parser: argparse.ArgumentParser) -> object:
+def _read_text(flag: Flag[Any], text: str, parser: argparse.ArgumentParser, source: str = "") -> object:
     assert flag.read is not None
     try:
         return flag.read(text)
     except UserError as error:
-        parser.error(f"argument {'/'.join(flag.spellings)}: {flag.variable}: {error}")
+        parser.error(f"argument {'/'.join(flag.spellings)}: {source or flag.variable}: {error}")

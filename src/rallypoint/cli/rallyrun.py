@@ -91,6 +91,14 @@ class _Run:
     def launch(self) -> None:
         if self.refused is not None:
             raise self.refused
+        if self.options.features.command.dry_run:
+            from rallypoint.cli.config import effective_lines
+            from rallypoint.cli.exit import print_answer
+
+            print_answer("\n".join(effective_lines(by_cluster(self.options))))
+            return
+        for name, value in self.options.environment.items():
+            os.environ.setdefault(name, value)
         from rallypoint.base.secrets import take_from_environment
 
         take_from_environment()  # before anything is started that would inherit it

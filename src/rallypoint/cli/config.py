@@ -1,0 +1,201 @@
+"""A launch in one file (`--config job.toml`), and the effective configuration (`--dry-run`).
+
+    nnodes = "2:4"                    # a flag by its name, with dashes or underscores
+    nproc-per-node = "gpu"
+    standalone = true                 # one without a value
+    preload = ["torch", "numpy"]      # a list is joined by commas
+
+    [rdzv-conf]                       # the options of --rdzv-conf
+    join_timeout = 600
+
+    [env]                             # variables of the workers
+    NCCL_DEBUG = "WARN"
+
+    [profile.debug]                   # --config job.toml:debug: in place of, or besides, what stands above
+    nproc-per-node = 1
+    [profile.debug.env]
+    NCCL_DEBUG = "INFO"
+
+Laws:
+
+1. A value of the file is what `PET_<NAME>` would be: the command line and the environment take precedence over it, and
+   the flag's own reader reads it. A variable of `[env]` that the environment has keeps its value there.
+2. A name that is no flag is refused, with the nearest one that is.
+3. What `--dry-run` prints is such a file again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from rallypoint.base.errors import UsageError
+from rallypoint.base.flags import Flag
+from rallypoint.cli.flags import FLAGS
+from rallypoint.cli.parse import Options
+
+_TABLES = ("env", "rdzv-conf", "profile")
+_NOT_IN_FILE = frozenset({"config", "dry_run"})
+_LARGEST = 1024 * 1024
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class Config(NamedTuple):
+    """What a file gives: the values of flags as texts, by the flags' fields, and variables of workers."""
+
+    values: dict[str, str]
+    environment: dict[str, str]
+
+
+def read_config(given: str) -> Config:
+    """Read `FILE` or `FILE:PROFILE`.
+
+    Raises:
+        UsageError: there is no such file or profile, or it says what cannot be.
+    """
+    path, profile = given, ""
+    if not os.path.exists(path) and ":" in given:
+        path, _, profile = given.rpartition(":")
+    table = _load(path)
+    profiles = table.pop("profile", {})
+    if not isinstance(profiles, dict) or not all(isinstance(entry, dict) for entry in profiles.values()):
+        raise UsageError(f"{path}: profile is not a table of tables; write [profile.NAME]")
+    merged = _merged(table, profiles[profile]) if profile in profiles else table
+    if profile and profile not in profiles:
+        known = f"; it has {', '.join(sorted(profiles))}" if profiles else ", and no other"
+        raise UsageError(f"{path} has no profile {profile!r}{known}")
+    return _config(given, merged)
+
+
+def _load(path: str) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_LARGEST + 1)
+    except OSError as error:
+        raise UsageError(f"--config={path} cannot be read: {error.strerror or error}") from None
+    if len(data) > _LARGEST:
+        raise UsageError(f"--config={path} has more than {_LARGEST} bytes; is it the right file?")
+    try:
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8
+        raise UsageError(f"--config={path} is not a TOML file: {error}") from None
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, the second in place of the first; of tables their entries."""
+    merged = {_key(name): value for name, value in below.items()}
+    for name, value in above.items():
+        before = merged.get(_key(name))
+        merged[_key(name)] = {**before, **value} if isinstance(before, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _key(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _config(given: str, table: Mapping[str, Any]) -> Config:
+    flags = {_key(flag.dest): flag for flag in FLAGS if flag.dest not in _NOT_IN_FILE}
+    values, environment = dict[str, str](), dict[str, str]()
+    for name, value in table.items():
+        key = _key(name)
+        if key == "env":
+            environment = _environment(given, value)
+            continue
+        if key not in flags:
+            near = difflib.get_close_matches(key, [*flags, *_TABLES], 1)
+            which = f"did you mean {near[0]!r}?" if near else "rallyrun --help lists them"
+            raise UsageError(f"{given}: {name!r} is no flag of rallyrun; {which}")
+        flag = flags[key]
+        values[flag.dest] = _text(given, flag, value)
+    return Config(values, environment)
+
+
+def _text(given: str, flag: Flag[Any], value: object) -> str:
+    """A value as the text that stands on a command line."""
+    name = flag.name.removeprefix("--")
+    if flag.read is None:
+        if isinstance(value, bool):
+            return str(int(value))
+        raise UsageError(f"{given}: {name} is {value!r}; the flag takes no value, so write true or false")
+    if isinstance(value, dict) and flag.dest == "rdzv_conf":
+        return ",".join(f"{key}={_simple(given, f'{name}.{key}', entry)}" for key, entry in value.items())
+    if isinstance(value, list):
+        return ",".join(_simple(given, name, entry) for entry in value)
+    return _simple(given, name, value)
+
+
+def _simple(given: str, name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value)):
+        return str(value)
+    raise UsageError(f"{given}: {name} is {value!r}; write a text, a number, true or false")
+
+
+def _environment(given: str, table: object) -> dict[str, str]:
+    if not isinstance(table, dict):
+        raise UsageError(f"{given}: env is not a table; write [env] and a line for each variable")
+    for name in table:
+        if not _NAME.fullmatch(name) or name.startswith("PET_"):
+            raise UsageError(f"{given}: {name!r} cannot be a variable of [env]; a flag stands above, by its own name")
+    return {name: _simple(given, f"env.{name}", value) for name, value in table.items()}
+
+
+# The effective configuration
+
+
+def effective_lines(options: Options) -> list[str]:
+    """The configuration as a file for `--config`: what was given, with where, then the defaults as comments."""
+    values = options.flat()
+    flags = [flag for flag in FLAGS if flag.dest not in _NOT_IN_FILE and flag.dest in values]
+    given = [flag for flag in flags if values[flag.dest] != flag.default or flag.dest in options.sources]
+    found = {flag: options.sources.get(flag.dest, "derived") for flag in given}
+    lines = [f"{_name(flag)} = {_toml(flag, values[flag.dest])}  # {source}" for flag, source in found.items()]
+    lines += [f"# {_name(flag)} = {_toml(flag, flag.default)}" for flag in flags if flag not in given]
+    if options.environment:
+        lines += ["", "[env]"]
+        for name, value in options.environment.items():
+            own = os.environ.get(name, value)
+            lines.append(f"{name} = {_quoted(own)}  # {'the environment' if own != value else options.config}")
+    command = " ".join([options.training_script, *options.training_script_args])
+    return [f"# rallyrun ... {command}".replace("\n", " "), *lines]
+
+
+def _name(flag: Flag[Any]) -> str:
+    return flag.name.removeprefix("--")
+
+
+def _toml(flag: Flag[Any], value: object) -> str:
+    if flag.read is None:
+        return str(bool(value)).lower()
+    if isinstance(value, tuple | list | set | frozenset):
+        return _quoted(",".join(map(str, _in_order(value))))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    return _quoted("" if value is None else str(value))
+
+
+def _in_order(values: Iterable[object]) -> list[object]:
+    return sorted(values, key=str) if isinstance(values, set | frozenset) else [*values]
+
+
+def _quoted(text: str) -> str:
+    """A TOML string; what does not print is escaped."""
+    escaped = (
+        f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}" for character in text
+    )
+    return (
+        '"'
+        + "".join(
+            character if character.isprintable() and character not in '"\\' else escape
+            for character, escape in zip(text, escaped, strict=True)
+        )
+        + '"'
+    )

@@ -1,0 +1,142 @@
+"""A launch in one file, and what takes precedence over it."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.base.errors import UsageError
+from rallypoint.base.flags import Flag
+from rallypoint.cli.config import effective_lines, read_config
+from rallypoint.cli.flags import FLAGS
+from rallypoint.cli.parse import Options, parse
+
+_JOB = """
+nnodes = "2:4"
+nproc_per_node = 8
+max-restarts = 3
+no-python = true
+preload = ["torch", "numpy"]
+hang-timeout = 600.5
+
+[rdzv-conf]
+join_timeout = 600
+is_host = true
+
+[env]
+NCCL_DEBUG = "WARN"
+OMP_NUM_THREADS = 4
+
+[profile.debug]
+nproc-per-node = 1
+[profile.debug.env]
+NCCL_DEBUG = "INFO"
+[profile.debug.rdzv-conf]
+join_timeout = 30
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> str:
+    (tmp_path / "job.toml").write_text(_JOB)
+    return str(tmp_path / "job.toml")
+
+
+def test_a_file_gives_flags_by_their_names(job: str) -> None:
+    options = parse(["--config", job, "train.py", "--lr=1"], {})
+    assert (options.nnodes, options.nproc_per_node, options.max_restarts, options.no_python) == ("2:4", "8", 3, True)
+    assert options.rdzv_conf == "join_timeout=600,is_host=true"
+    assert options.features.recovery.preload == ("torch", "numpy")
+    assert options.features.hangs.hang_timeout == 600.5
+    assert options.environment == {"NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "4"}
+    assert options.training_script_args == ("--lr=1",)
+    assert options.source("nnodes") == job
+
+
+def test_the_command_line_and_the_environment_take_precedence(job: str) -> None:
+    environ = {"PET_NNODES": "7", "PET_MAX_RESTARTS": "5", "PET_NO_PYTHON": "0"}
+    options = parse([f"--config={job}", "--max-restarts=9", "train.py"], environ)
+    assert (options.nnodes, options.max_restarts, options.no_python) == ("7", 9, False)
+    assert [options.source(name) for name in ("nnodes", "max_restarts", "no_python", "nproc_per_node")] == [
+        *("PET_NNODES", "--max-restarts", "PET_NO_PYTHON"),
+        job,
+    ]
+
+
+def test_the_variable_names_a_file_too(job: str) -> None:
+    assert parse(["train.py"], {"PET_CONFIG": job}).nnodes == "2:4"
+
+
+def test_a_profile_takes_the_place_of_single_values(job: str) -> None:
+    options = parse(["--config", f"{job}:debug", "train.py"], {})
+    assert (options.nnodes, options.nproc_per_node) == ("2:4", "1")
+    assert options.rdzv_conf == "join_timeout=30,is_host=true"
+    assert options.environment == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "4"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nnode = 2", r"'nnode' is no flag of rallyrun; did you mean 'nnodes'\?"),
+        ("learning-rate = 2", "'learning-rate' is no flag of rallyrun; rallyrun --help lists them"),
+        ("standalone = 1", "standalone is 1; the flag takes no value, so write true or false"),
+        ("nnodes = {min = 1}", r"nnodes is \{'min': 1\}; write a text, a number, true or false"),
+        ("hang-timeout = nan", "hang-timeout is nan; write"),
+        ("[env]\n'A B' = 1", "'A B' cannot be a variable"),
+        ("[env]\nPET_NNODES = 1", "'PET_NNODES' cannot be a variable"),
+        ("env = 1", "env is not a table"),
+        ("profile = 1", "profile is not a table of tables"),
+        ("nnodes", "is not a TOML file"),
+        ("nnodes = '\udcff'", "is not a TOML file"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_to_do(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(UsageError, match=said):
+        read_config(str(path))
+
+
+def test_files_and_profiles_that_are_not_there(job: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        read_config(str(tmp_path / "no.toml"))
+    with pytest.raises(UsageError, match=r"has no profile 'big'; it has debug"):
+        read_config(f"{job}:big")
+
+
+def _again(options: Options, tmp_path: Path) -> Options:
+    path = tmp_path / "again.toml"
+    path.write_text("\n".join(effective_lines(options)))
+    return parse(["--config", str(path), options.training_script], {})
+
+
+def test_what_is_printed_is_such_a_file_and_says_where_values_are_from(job: str, tmp_path: Path) -> None:
+    options = parse(["--config", job, "--max-restarts=9", "train.py"], {"PET_ROLE": 'a "b"\\\n'})
+    lines = effective_lines(options)
+    assert "max-restarts = 9  # --max-restarts" in lines
+    assert f'nnodes = "2:4"  # {job}' in lines
+    assert '# rdzv-backend = "static"' in lines
+    again = _again(options, tmp_path)
+    known = {"config": again.config}
+    assert again.flat() | known == options.flat() | known
+    assert again.environment == options.environment
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.dest not in ("config", "dry_run")], ids=str)
+def test_each_flag_comes_through_a_file_and_back(flag: Flag[object], tmp_path: Path) -> None:
+    sample = next(iter(word for word in (*flag.words, *flag.samples) if word != flag.default))
+    options = parse([flag.name, "train.py"] if flag.read is None else [f"{flag.name}={sample}", "train.py"], {})
+    again = _again(options, tmp_path)
+    assert again.flat()[flag.dest] == options.flat()[flag.dest]
+
+
+@given(st.text())
+def test_any_text_is_printed_as_toml(text: str) -> None:
+    from rallypoint.cli.config import _quoted
+
+    if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text):
+        assert tomllib.loads(f"x = {_quoted(text)}") == {"x": text}
