@@ -36,7 +36,6 @@ from typing import Any, NamedTuple
 from rallypoint.base.errors import UsageError
 from rallypoint.base.flags import Flag
 from rallypoint.cli.flags import FLAGS
-from rallypoint.cli.parse import Options
 
 _TABLES = ("env", "rdzv-conf", "profile")
 _NOT_IN_FILE = frozenset({"config", "dry_run"})
@@ -151,20 +150,25 @@ def _environment(given: str, table: object) -> dict[str, str]:
 # The effective configuration
 
 
-def effective_lines(options: Options) -> list[str]:
-    """The configuration as a file for `--config`: what was given, with where, then the defaults as comments."""
-    values = options.flat()
+def effective_lines(values: Mapping[str, Any], sources: Mapping[str, str], environment: Mapping[str, str]) -> list[str]:
+    """The configuration as a file for `--config`: what was given, with where, then the defaults as comments.
+
+    Args:
+        values: of all flags, by their fields, and the script with its arguments.
+        sources: where values that are no defaults are from.
+        environment: what the file has for the workers.
+    """
     flags = [flag for flag in FLAGS if flag.dest not in _NOT_IN_FILE and flag.dest in values]
-    given = [flag for flag in flags if values[flag.dest] != flag.default or flag.dest in options.sources]
-    found = {flag: options.sources.get(flag.dest, "derived") for flag in given}
+    given = [flag for flag in flags if values[flag.dest] != flag.default or flag.dest in sources]
+    found = {flag: sources.get(flag.dest, "derived") for flag in given}
     lines = [f"{_name(flag)} = {_toml(flag, values[flag.dest])}  # {source}" for flag, source in found.items()]
     lines += [f"# {_name(flag)} = {_toml(flag, flag.default)}" for flag in flags if flag not in given]
-    if options.environment:
+    if environment:
         lines += ["", "[env]"]
-        for name, value in options.environment.items():
+        for name, value in environment.items():
             own = os.environ.get(name, value)
-            lines.append(f"{name} = {_quoted(own)}  # {'the environment' if own != value else options.config}")
-    command = " ".join([options.training_script, *options.training_script_args])
+            lines.append(f"{name} = {_quoted(own)}  # {'the environment' if own != value else values['config']}")
+    command = " ".join([values["training_script"], *values["training_script_args"]])
     return [f"# rallyrun ... {command}".replace("\n", " "), *lines]
 
 

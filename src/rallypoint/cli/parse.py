@@ -73,11 +73,6 @@ class Options(RendezvousOptions, WorkerOptions, RestartOptions, LogOptions, Stat
             environment=environment,
         )
 
-    @property
-    def config(self) -> str:
-        """The file that some values are from; empty without one."""
-        return self.features.command.config
-
     @classmethod
     def from_values(
         cls, values: dict[str, Any], sources: Mapping[str, str], environment: Mapping[str, str] = {}

@@ -95,7 +95,8 @@ class _Run:
             from rallypoint.cli.config import effective_lines
             from rallypoint.cli.exit import print_answer
 
-            print_answer("\n".join(effective_lines(by_cluster(self.options))))
+            shown = by_cluster(self.options)
+            print_answer("\n".join(effective_lines(shown.flat(), shown.sources, shown.environment)))
             return
         for name, value in self.options.environment.items():
             os.environ.setdefault(name, value)

@@ -108,25 +108,31 @@ def test_files_and_profiles_that_are_not_there(job: str, tmp_path: Path) -> None
         read_config(f"{job}:big")
 
 
+def _lines(options: Options) -> list[str]:
+    return effective_lines(options.flat(), options.sources, options.environment)
+
+
 def _again(options: Options, tmp_path: Path) -> Options:
     path = tmp_path / "again.toml"
-    path.write_text("\n".join(effective_lines(options)))
+    path.write_text("\n".join(_lines(options)))
     return parse(["--config", str(path), options.training_script], {})
 
 
 def test_what_is_printed_is_such_a_file_and_says_where_values_are_from(job: str, tmp_path: Path) -> None:
     options = parse(["--config", job, "--max-restarts=9", "train.py"], {"PET_ROLE": 'a "b"\\\n'})
-    lines = effective_lines(options)
+    lines = _lines(options)
     assert "max-restarts = 9  # --max-restarts" in lines
     assert f'nnodes = "2:4"  # {job}' in lines
     assert '# rdzv-backend = "static"' in lines
     again = _again(options, tmp_path)
-    known = {"config": again.config}
+    known = {"config": again.features.command.config}
     assert again.flat() | known == options.flat() | known
     assert again.environment == options.environment
 
 
-@pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.dest not in ("config", "dry_run")], ids=str)
+@pytest.mark.parametrize(
+    "flag", [flag for flag in FLAGS if flag.dest not in ("config", "dry_run")], ids=lambda flag: flag.name
+)
 def test_each_flag_comes_through_a_file_and_back(flag: Flag[object], tmp_path: Path) -> None:
     sample = next(iter(word for word in (*flag.words, *flag.samples) if word != flag.default))
     options = parse([flag.name, "train.py"] if flag.read is None else [f"{flag.name}={sample}", "train.py"], {})
