@@ -149,6 +149,7 @@ ONLY_OURS = [
     bad(["--preempt-signals=SIGUSR2", "--signals-to-handle=SIGUSR2"], "SIGUSR2", "leave it out")._replace(code=2),
     value("--requeue", "3", "SLURM_JOB_ID is not set", also=("--preempt-signals=SIGUSR2",), code=2),
     value("--incident-dir", __file__, "name a folder of your own", code=2),
+    value("--config", "no-such-file.toml", "cannot be read", code=2),
 ]
 """What torchrun finds out by hanging, or never."""
 

@@ -332,7 +332,12 @@ class CommandOptions(OptionRecord):
         default="",
         samples=("/dev/null", "/dev//null"),
     )
-    dry_run = Flag(SWITCH, "Print the effective configuration, with the source of each value, and exit", default=False)
+    dry_run = Flag(
+        SWITCH,
+        "Print the effective configuration, with the source of each value, and exit",
+        default=False,
+        bad=("1",),
+    )
     cluster = Flag(
         OneOf("auto", "slurm", "mpi", "k8s", "none"),
         "Fill in what was not given from Slurm, mpirun or an Indexed Job: auto, slurm, mpi, k8s, none",
