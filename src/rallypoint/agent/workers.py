@@ -651,10 +651,10 @@ def worker_environment(
     }
     environment = {name: str(value) for name, value in numbers.items()}
     if spec.virtual_local_rank:
-        from rallypoint.base.devices import one_gpu_per_worker
+        from rallypoint.base.devices import one_device_per_worker
 
         environment["LOCAL_RANK"] = "0"
-        environment |= one_gpu_per_worker(agent_environment, spec.local_world_size)[worker.local_rank]
+        environment |= one_device_per_worker(agent_environment, spec.local_world_size)[worker.local_rank]
     if group.notices:
         environment[NOTICES_VARIABLE] = group.notices
     for source in group.variable_sources:

@@ -1,36 +1,39 @@
-"""Counts the processors, GPUs and XPUs that this process may use, by the kernel and the driver alone.
+"""Counts the processors and accelerators that this process may use, by the kernel and the drivers alone.
 
-No GPU framework is loaded: the driver's files under /proc, /dev and /sys list the devices, and CUDA_VISIBLE_DEVICES or
-ZE_AFFINITY_MASK selects those that a program would see. The rules of the first are in the CUDA C++ Programming Guide,
-section "CUDA Environment Variables", those of the second in the Level Zero specification, section "Environment
-Variables". Where the kernel hides the driver's files, NVIDIA's management library is asked (`base.nvml`), which is
-imported only then.
+Which makers there are, how their drivers show devices and how their variables select some is the table of
+`base.vendors`. No framework is loaded.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 
 from rallypoint.base.errors import UserError
+from rallypoint.base.light_typing import NamedTuple
+from rallypoint.base.vendors import (
+    CUDA,
+    HIP,
+    NVIDIA,
+    ROCR,
+    VENDORS,
+    Device,
+    Files,
+    Found,
+    Vendor,
+    by_index,
+    by_ranges,
+    expanded,
+    uncounted,
+)
 
-VISIBLE, VISIBLE_ROCM = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
-"""ROCm reads both, and prefers the second."""
+_HIDES_IF_EMPTY = frozenset((CUDA, ROCR))
+"""Variables that hide all devices if they are empty; any other has no effect then."""
+_HIDING = frozenset(("", "-1", "NoDevFiles", "none", "void"))
+"""Values by which users and schedulers hide all devices, rather than by a mistake."""
 
-_INFORMATION = re.compile(r"^([^:\n]+?)[ \t]*:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
-_INTEL = ("i915", "xe")
-_INTEGRATED = re.compile(r"[0-9a-f]{4}:00:[0-9a-f]{2}\.[0-7]")
-_AFFINITY_ENTRY = re.compile(r"[0-9]+(\.[0-9]+)?")
-
-
-class Gpu(NamedTuple):
-    """One GPU: its PCI address (`0000:07:00.0`) and its UUID, each empty if unknown."""
-
-    address: str
-    uuid: str
+Root = str | os.PathLike[str]
 
 
 def cpu_count() -> int:
@@ -38,112 +41,130 @@ def cpu_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def cuda_count(environ: Mapping[str, str], root: Path = Path("/")) -> int:
+class Seen(NamedTuple):
+    """The devices of one vendor here.
+
+    `devices` are those that a program started with the variables would see, in the order of their numbers there;
+    `listed` is how many there are without the variables. `variable` is the one that selects, empty if none does.
+    `trouble` is why none can be counted.
+    """
+
+    vendor: Vendor
+    devices: Sequence[Device]
+    listed: int
+    variable: str = ""
+    trouble: str = ""
+
+
+def seen(environ: Mapping[str, str], root: Root = "/", vendors: Iterable[Vendor] = VENDORS) -> list[Seen]:
+    """The accelerators here, a row for each vendor whose driver has nodes in /dev, in the order of the table.
+
+    Args:
+        environ: the variables of the programs that would use them.
+        root: the folder of `dev`, `sys` and `proc`.
+        vendors: the rows of the table to look for.
+    """
+    files = Files(root)
+    found = ((vendor, vendor.find(files, environ)) for vendor in vendors)
+    return [_seen(vendor, here, environ) for vendor, here in found if here.devices or here.trouble]
+
+
+def counted(number: int, vendor: Vendor) -> str:
+    """A number of devices for a message: `1 NVIDIA GPU`, `8 Ascend NPUs`."""
+    return f"{number} {vendor.devices[:-1] if number == 1 else vendor.devices}"
+
+
+def best(rows: Iterable[Seen]) -> Seen | None:
+    """The devices that a job uses by itself: the first that are not in a processor, which serve the display."""
+    return next((row for row in rows if any(not device.integrated for device in row.devices)), None)
+
+
+def trouble_of(rows: Iterable[Seen], root: Root = "/") -> tuple[str, str]:
+    """What keeps accelerators here from being counted, and what to do about it; empty texts if nothing does."""
+    for row in rows:
+        if row.trouble:
+            return row.trouble, row.vendor.advice
+    return uncounted(Files(root)), ""
+
+
+def _seen(vendor: Vendor, found: Found, environ: Mapping[str, str]) -> Seen:
+    devices, variable = list(found.devices), ""
+    for name in filter(None, (vendor.below, _selecting(vendor, environ))):
+        if name in environ and (environ[name] or name in _HIDES_IF_EMPTY):
+            devices, variable = vendor.select(environ[name], devices), name
+    trouble = found.trouble
+    if found.devices and not devices and environ[variable] not in _HIDING:
+        trouble = f"{variable}={environ[variable]!r} names none of the {len(found.devices)} {vendor.devices} here"
+    return Seen(vendor, devices, len(found.devices), variable, trouble)
+
+
+def _selecting(vendor: Vendor, environ: Mapping[str, str]) -> str:
+    """The variable that selects devices, empty if none is set."""
+    given = (name for name in vendor.variables if environ.get(name) or (name in environ and name in _HIDES_IF_EMPTY))
+    return next(given, "")
+
+
+def cuda_count(environ: Mapping[str, str], root: Root = "/") -> int:
     """The number of `cuda_devices`; 0 without an NVIDIA driver."""
     return len(cuda_devices(environ, root))
 
 
-def cuda_devices(environ: Mapping[str, str], root: Path = Path("/")) -> list[Gpu]:
-    """The GPUs that a CUDA program started with `environ` would see, in the order of their numbers there.
+def cuda_devices(environ: Mapping[str, str], root: Root = "/") -> list[Device]:
+    """NVIDIA's GPUs that a program started with `environ` would see, in the order of their numbers there.
 
     Without CUDA_VISIBLE_DEVICES that is the order of the PCI bus. A MIG instance's GPU is known only if the instance's
-    name has it. `root` is the folder of `proc` and `dev`.
+    name has it.
     """
-    gpus = _gpus(root)
-    visible = environ.get(VISIBLE)
-    return gpus if visible is None else _visible(visible, gpus)
+    return [device for row in seen(environ, root, (NVIDIA,)) for device in row.devices]
 
 
-def xpu_count(environ: Mapping[str, str], root: Path = Path("/"), *, integrated: bool = True) -> int:
-    """Intel GPUs that a program started with `environ` would see: those on cards, or else (`integrated`) the one in
-    the processor.
+def one_device_per_worker(environ: Mapping[str, str], workers: int, root: Root = "/") -> list[dict[str, str]]:
+    """The variables of each of `workers` workers if each should see one device (contract section 1.8). Raises
+    UserError: the variable that names the devices in `environ` names fewer than there are workers.
     """
-    addresses = [address for driver in _INTEL for address in _bound(root / "sys/bus/pci/drivers" / driver, root)]
-    cards = [address for address in addresses if not _INTEGRATED.fullmatch(address)]
-    devices = cards or (addresses if integrated else [])
-    mask = environ.get("ZE_AFFINITY_MASK")
-    return _count_masked(mask, len(devices)) if mask else len(devices)
-
-
-def one_gpu_per_worker(environ: Mapping[str, str], workers: int) -> list[dict[str, str]]:
-    """The variables of each of `workers` workers if each should see one GPU (contract section 1.8). Raises UserError:
-    the variable that names the devices in `environ` names fewer than there are workers.
-    """
-    source = VISIBLE_ROCM if environ.get(VISIBLE_ROCM) else VISIBLE
-    named = [entry.strip() for entry in environ.get(source, ",".join(map(str, range(workers)))).split(",")]
-    if len(named) < workers:
+    vendor, devices = _of_workers(environ, root)
+    source = _selecting(vendor, environ)
+    if vendor is NVIDIA and environ.get(HIP):
+        source = HIP  # as torch, which does not ask whose GPUs there are
+    names = {*vendor.per_worker, *filter(None, (source,))}
+    source = source or (vendor.below if environ.get(vendor.below) else "")
+    entries = _entries(environ[source], vendor) if source else _numbers(devices, workers, vendor)
+    if len(entries) < workers:
         raise UserError(
             f"with virtual local ranks each worker gets one device of {source}={environ[source]!r}, which names "
-            f"{len(named)} for {workers} worker{'' if workers == 1 else 's'}; name more, or start fewer workers"
+            f"{len(entries)} for {workers} worker{'' if workers == 1 else 's'}; name more, or start fewer workers"
         )
-    return [dict.fromkeys({VISIBLE, source}, device) for device in named[:workers]]
+    if source and source == vendor.below:
+        entries = _numbers((), workers, vendor)  # among those that it leaves
+    return [dict.fromkeys(names, entry) for entry in entries[:workers]]
 
 
-def _gpus(root: Path) -> list[Gpu]:
-    folders = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
-    by_address = {file.parent.name: dict(_INFORMATION.findall(file.read_text(errors="replace"))) for file in folders}
-    nodes = {path.name for path in (root / "dev").glob("nvidia[0-9]*")}
-    if by_address:
-        # A container may see the whole machine's /proc but have the device nodes of a few GPUs only.
-        return [
-            Gpu(address, facts.get("GPU UUID", ""))
-            for address, facts in by_address.items()
-            if not nodes or f"nvidia{facts.get('Device Minor', '')}" in nodes
-        ]
-    if nodes or (root / "dev/dxg").exists():  # a sandbox that hides the driver's /proc, or Windows's Linux
-        return (_gpus_by_nvml() if root == Path("/") else []) or [Gpu("", "")] * len(nodes)
-    return []
+def _entries(text: str, vendor: Vendor) -> list[str]:
+    return expanded(text) if vendor.select is by_ranges else [entry.strip() for entry in text.split(",")]
 
 
-def _gpus_by_nvml() -> list[Gpu]:
-    from rallypoint.base.nvml import nvml_devices
-
-    return [Gpu(address, uuid) for address, uuid in nvml_devices()]
-
-
-def _visible(visible: str, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """As CUDA: the list counts up to the first entry that names no GPU; a GPU named twice makes it void."""
-    entries = [entry.strip() for entry in visible.split(",")]
-    if entries[0].startswith("MIG-"):  # a CUDA program sees one MIG instance, however many are named
-        return [_mig_parent(entries[0], gpus)] if gpus else []
-    numbers: list[int] = []
-    for entry in entries:
-        gpu = _index(entry, gpus)
-        if gpu is None:
-            break
-        if gpu in numbers:
-            return []
-        numbers.append(gpu)
-    return [gpus[number] for number in numbers]
+def _numbers(devices: Sequence[Device], workers: int, vendor: Vendor) -> list[str]:
+    """How lists name the devices: by position, unless the driver has numbered them."""
+    if vendor.select is by_index and len(devices) >= workers:
+        return [str(device.number) for device in devices]
+    return [str(number) for number in range(workers)]
 
 
-def _mig_parent(entry: str, gpus: Sequence[Gpu]) -> Gpu:
-    """The GPU of `MIG-<GPU-UUID>/<instance>/<instance>`; newer names have no GPU."""
-    uuid = entry.removeprefix("MIG-").partition("/")[0]
-    return next((gpu for gpu in gpus if gpu.uuid and gpu.uuid == uuid), gpus[0] if len(gpus) == 1 else Gpu("", ""))
+def _of_workers(environ: Mapping[str, str], root: Root) -> tuple[Vendor, Sequence[Device]]:
+    """Whose devices workers get: of the vendors here, the first whose variable is set, or else the first."""
+    rows = _all_here(os.fspath(root))
+    given = [row for row in rows if _is_selected(row.vendor, environ)]
+    if rows:
+        row = (given or rows)[0]
+        return row.vendor, row.devices
+    return next((vendor for vendor in VENDORS if _is_selected(vendor, environ)), NVIDIA), ()
 
 
-def _index(entry: str, gpus: Sequence[Gpu]) -> int | None:
-    """The GPU that `entry` names: by number, by UUID, or by a prefix of one UUID only."""
-    if entry.startswith("GPU-"):
-        matches = [number for number, gpu in enumerate(gpus) if gpu.uuid.startswith(entry)]
-        return matches[0] if len(matches) == 1 else None
-    if entry.isascii() and entry.isdigit() and int(entry) < len(gpus):
-        return int(entry)
-    return None
+@cache
+def _all_here(root: str) -> list[Seen]:
+    """Rows of devices that a job uses, whatever variables select; read once, since each worker's variables need it."""
+    return [row for row in seen({}, root) if best([row])]
 
 
-def _bound(driver: Path, root: Path) -> list[str]:
-    """PCI addresses of this driver's GPUs that have a node which this process could open, in order."""
-    return sorted(
-        device.name
-        for device in driver.glob("[0-9a-f]*:[0-9a-f]*:[0-9a-f]*.[0-7]")
-        if any((root / "dev/dri" / node.name).exists() for node in (device / "drm").glob("renderD*"))
-    )
-
-
-def _count_masked(mask: str, devices: int) -> int:
-    """`0,1.0`: devices by number, or a tile of one as a device; entries that name none do not count."""
-    entries = {entry.strip() for entry in mask.split(",")}
-    known = {entry for entry in entries if _AFFINITY_ENTRY.fullmatch(entry) and int(entry.split(".")[0]) < devices}
-    return len({entry.split(".")[0] for entry in known})
+def _is_selected(vendor: Vendor, environ: Mapping[str, str]) -> bool:
+    return bool(_selecting(vendor, environ) or environ.get(vendor.below))

@@ -19,10 +19,11 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from rallypoint.base.devices import VISIBLE, cuda_devices
+from rallypoint.base.devices import cuda_devices
 from rallypoint.base.log import printable
 from rallypoint.base.process_table import read_stat
 from rallypoint.base.procfs import process_user, read_text
+from rallypoint.base.vendors import CUDA
 
 if TYPE_CHECKING:
     from rallypoint.base.nvml import GpuMemory
@@ -63,7 +64,7 @@ def pids_are_ours() -> bool:
 def visible_gpus(all_gpus: Iterable[GpuMemory], environ: Mapping[str, str]) -> dict[int, GpuMemory]:
     """The GPUs that a program with these variables would see, by index; all if none of them can be identified."""
     gpus, visible = dict(enumerate(all_gpus)), cuda_devices(environ)
-    if not visible and VISIBLE in environ:
+    if not visible and CUDA in environ:
         return {}
     uuids, addresses = {gpu.uuid for gpu in visible}, {gpu.address.lower() for gpu in visible}
     by_rank = {

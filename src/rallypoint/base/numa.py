@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
-from rallypoint.base.devices import VISIBLE, cuda_devices
+from rallypoint.base.devices import best, seen, trouble_of
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger, ranges
 
@@ -224,13 +224,16 @@ def bind_this_process(cpus: Cpus) -> None:
 
 
 def _addresses(environ: Mapping[str, str], root: Path) -> list[str]:
-    gpus = cuda_devices(environ, root)
-    seen = f" with {VISIBLE}={environ[VISIBLE]!r}" if VISIBLE in environ else ""
-    if not gpus:
-        raise UserError(f"workers are bound near their GPUs, and there is no NVIDIA GPU here{seen}")
-    if not all(gpu.address for gpu in gpus):
-        raise UserError(f"the driver does not show where the GPUs are on the PCI bus{seen}")
-    return [gpu.address for gpu in gpus]
+    rows = seen(environ, root)
+    row = best(rows)
+    if row is None:
+        hidden = [f"{row.variable}={environ[row.variable]!r}" for row in rows if row.variable]
+        why = trouble_of(rows, root)[0] or f"there is none here{f' with {hidden[0]}' if hidden else ''}"
+        raise UserError(f"workers are bound near their GPUs or other accelerators, and {why}")
+    if not all(device.address for device in row.devices):
+        by = f" with {row.variable}={environ[row.variable]!r}" if row.variable else ""
+        raise UserError(f"the driver does not show where the {row.vendor.devices} are on the PCI bus{by}")
+    return [device.address for device in row.devices]
 
 
 def _packages(cpu_folder: Path, nodes: Mapping[int, Cpus]) -> dict[int, int]:

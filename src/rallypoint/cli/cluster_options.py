@@ -16,12 +16,13 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from rallypoint.base.devices import cpu_count, cuda_count, xpu_count
+from rallypoint.base.devices import cpu_count
 from rallypoint.base.endpoint import Endpoint, is_loopback, parse_endpoint
 from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.procfs import local_port_range, read_text
 from rallypoint.cli.parse import Options, naming, parse_nnodes
+from rallypoint.cli.worker_count import count_accelerators
 from rallypoint.clusters.detect import Cluster, DetectionRefusal, Machine, NoCluster, find, started_with_others
 from rallypoint.rendezvous.params import parse_rdzv_conf
 
@@ -131,9 +132,14 @@ def _workers(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> 
     option = options.nproc_per_node if "nproc_per_node" in options.sources else "auto"
     if option != "auto":
         return "", ""
-    seen = cuda_count(environ) or xpu_count(environ, integrated=False)
+    try:
+        gpus = count_accelerators(environ, f"{options.source('nproc_per_node')}=auto")
+    except UserError:
+        if not cluster.gpus:
+            raise
+        gpus = 0
     # An unknown driver counts none; then the scheduler's value applies.
-    gpus = seen if cluster.gpus is None else min(seen or cluster.gpus, cluster.gpus)
+    gpus = gpus if cluster.gpus is None else min(gpus or cluster.gpus, cluster.gpus)
     if gpus:
         return str(gpus), "the task's GPUs"
     return str(min(cpu_count(), cluster.cpus or cpu_count())), "the task's processors"

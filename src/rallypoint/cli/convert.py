@@ -207,10 +207,10 @@ def _check_signals(options: Options) -> None:
 
 def _check_devices(options: Options, environ: Mapping[str, str], workers: int) -> None:
     if options.virtual_local_rank:
-        from rallypoint.base.devices import one_gpu_per_worker
+        from rallypoint.base.devices import one_device_per_worker
 
         with naming(options.source("virtual_local_rank")):
-            one_gpu_per_worker(environ, workers)
+            one_device_per_worker(environ, workers)
 
 
 def _numa_options(options: Options, environ: Mapping[str, str], workers: int) -> NumaOptions | None:
@@ -284,45 +284,25 @@ def _local_ranks(options: Options) -> set[int] | None:
 
 
 def local_world_size(text: str, environ: Mapping[str, str], source: str = "--nproc-per-node") -> int:
-    """Read a number of workers, or count the devices of `cpu`, `gpu`, `xpu` or `auto`.
+    """Read a number of workers, or count the devices of `auto`, `cpu`, `gpu` or another name of a device.
 
     `source` is where the text was given, for messages.
 
     Raises:
-        UserError: it is none of these, less than one, or there is no such device.
+        UserError: it is none of these, less than one, or there is no such device, or none that can be counted.
     """
     try:
         size = int(text)
     except ValueError:
-        size = _count_devices(text, environ, source)
+        from rallypoint.cli.worker_count import count_devices
+
+        size = count_devices(text, environ, source)
     if size < 1:
         raise UserError(f"{source}={text!r} asks for {size} workers; the smallest number is 1")
     if not is_in_range("local_world_size", size):
         most = range_of("local_world_size").maximum
         raise UserError(f"{source}={text!r} asks for {size} workers; one node can have {most}")
     return size
-
-
-def _count_devices(text: str, environ: Mapping[str, str], source: str) -> int:
-    from rallypoint.base.devices import cpu_count, cuda_count, xpu_count
-
-    if text == "cpu":
-        return cpu_count()
-    if text == "auto":  # an integrated GPU is no reason to start only one worker
-        return cuda_count(environ) or xpu_count(environ, integrated=False) or cpu_count()
-    if text not in _DEVICE_VENDORS:
-        raise UserError(f"{source}={text!r} is not a number of workers; write one, or cpu, gpu, xpu or auto")
-    vendor, variable = _DEVICE_VENDORS[text]
-    if count := (cuda_count if text == "gpu" else xpu_count)(environ):
-        return count
-    visible = f" with {variable}={environ[variable]!r}" if variable in environ else " on this machine"
-    raise UserError(
-        f"{source}={text} counts {vendor} GPUs, and none could be opened{visible}; write a number, cpu or auto"
-    )
-
-
-_DEVICE_VENDORS = {"gpu": ("NVIDIA", "CUDA_VISIBLE_DEVICES"), "xpu": ("Intel", "ZE_AFFINITY_MASK")}
-"""The vendor of the counted devices, and the variable that hides some of them."""
 
 
 # The rendezvous, and its endpoint (contract section 1.5)

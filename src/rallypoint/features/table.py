@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from rallypoint.agent.feature import Load, Row
 
 NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
-"""One of these exists where programs can reach NVIDIA's driver: on Linux, and in the Linux of Windows."""
+"""One of these exists where programs can reach NVIDIA's driver, whose library alone tells of memory that is held: on
+Linux, and in the Linux of Windows."""
 
 OF_A_TASK = (
     *("PMIX_RANK", "PMI_RANK", "PMI_FD", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID"),

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.agent.feature import Agent, Feature
 from rallypoint.agent.options import checked_frameworks
-from rallypoint.base.devices import cuda_count
+from rallypoint.base.devices import best, seen
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.features.round_setup import PeerRecord, PeerUser, RoundInSetup, exchange_of
 
@@ -257,7 +257,8 @@ class FrameworkVariables(PeerUser):
 
     def variables(self, worker: Worker, environment: Mapping[str, str]) -> Mapping[str, str]:
         if self._gpus < 0:
-            self._gpus = cuda_count(os.environ)
+            gpus = best(row for row in seen(os.environ) if row.vendor.kind == "cuda")
+            self._gpus = len(gpus.devices) if gpus else 0
         virtual = self._group.spec.virtual_local_rank
         place = WorkerPlace(
             worker.global_rank,

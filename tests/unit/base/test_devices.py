@@ -1,30 +1,28 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.base.devices import cpu_count, cuda_count, cuda_devices, one_gpu_per_worker, xpu_count
+from rallypoint.base import vendors
+from rallypoint.base.devices import (
+    Seen,
+    best,
+    cpu_count,
+    cuda_count,
+    cuda_devices,
+    one_device_per_worker,
+    seen,
+    trouble_of,
+)
 from rallypoint.base.errors import UserError
-
-_UUIDS = ["GPU-aaaa1111-0000", "GPU-aabb2222-0000", "GPU-cccc3333-0000"]
-
-
-def _machine(root: Path, minors: list[int], nodes: list[int]) -> Path:
-    """A root folder as the NVIDIA driver lays it out, for GPUs with these device minors."""
-    for minor in minors:
-        folder = root / f"proc/driver/nvidia/gpus/0000:{minor:02x}:00.0"
-        folder.mkdir(parents=True)
-        (folder / "information").write_text(
-            f"Model: \t\t NVIDIA H100\nIRQ:   \t\t 183\nGPU UUID: \t {_UUIDS[minor]}\nDevice Minor: \t {minor}\n"
-        )
-    (root / "dev").mkdir(parents=True)
-    for name in [f"nvidia{node}" for node in nodes] + ["nvidiactl", "nvidia-uvm"]:
-        (root / "dev" / name).touch()
-    return root
+from rallypoint.base.vendors import INTEL, VENDORS, Vendor
+from tests import machines
+from tests.machines import APU, MI300
 
 
 def test_cpu_count_honours_affinity() -> None:
@@ -35,6 +33,9 @@ def test_cpu_count_honours_affinity() -> None:
         assert cpu_count() == 1
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+# NVIDIA
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_cpu_count_honours_affinity() -> None:
     ],
 )
 def test_gpus_of_a_machine(tmp_path: Path, minors: list[int], nodes: list[int], count: int) -> None:
-    assert cuda_count({}, _machine(tmp_path, minors, nodes)) == count
+    assert cuda_count({}, machines.nvidia(tmp_path, minors, nodes)) == count
 
 
 @pytest.mark.parametrize(
@@ -72,13 +73,21 @@ def test_gpus_of_a_machine(tmp_path: Path, minors: list[int], nodes: list[int], 
     ],
 )
 def test_visible_devices(tmp_path: Path, visible: str, count: int) -> None:
-    root = _machine(tmp_path, [0, 1, 2], [0, 1, 2])
+    root = machines.nvidia(tmp_path, [0, 1, 2], [0, 1, 2])
     assert cuda_count({"CUDA_VISIBLE_DEVICES": visible}, root) == count
 
 
 @given(st.text(alphabet="0123,- GPUMIGabc", max_size=20))
 def test_never_more_than_there_are(visible: str) -> None:
-    assert cuda_count({"CUDA_VISIBLE_DEVICES": visible}, Path("/nonexistent")) == 0
+    assert cuda_count({"CUDA_VISIBLE_DEVICES": visible}, "/nonexistent") == 0
+
+
+@given(st.text(alphabet="0123,-. GPUMIGabc", max_size=20), st.integers(0, 4), st.sampled_from(VENDORS))
+def test_every_list_selects_devices_that_are_there(text: str, count: int, vendor: Vendor) -> None:
+    devices = [vendors.Device(number=number) for number in range(count)]
+    chosen = vendor.select(text, devices)
+    assert len(chosen) == len(set(chosen))
+    assert {*chosen} <= {*devices, vendors.Device()}  # a MIG instance, whose GPU is unknown
 
 
 @pytest.mark.parametrize(
@@ -91,22 +100,12 @@ def test_never_more_than_there_are(visible: str) -> None:
     ],
 )
 def test_where_the_visible_devices_are(tmp_path: Path, visible: str | None, addresses: list[str]) -> None:
-    root = _machine(tmp_path, [0, 1, 2], [0, 1, 2])
+    root = machines.nvidia(tmp_path, [0, 1, 2], [0, 1, 2])
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     assert [gpu.address for gpu in cuda_devices(environ, root)] == addresses
 
 
-def _intel(root: Path, addresses: list[str], nodes: list[str], driver: str = "xe") -> Path:
-    """A root folder with Intel GPUs at these addresses, the first of which is `renderD128`."""
-    for number, address in enumerate(addresses):
-        (root / f"sys/bus/pci/drivers/{driver}/{address}/drm/card{number}").mkdir(parents=True)
-        (root / f"sys/bus/pci/drivers/{driver}/{address}/drm/renderD{128 + number}").mkdir()
-    (root / f"sys/bus/pci/drivers/{driver}/module").mkdir(parents=True)
-    (root / "dev/dri").mkdir(parents=True)
-    for node in nodes:
-        (root / "dev/dri" / node).touch()
-    return root
-
+# Intel
 
 CARDS = ["0000:00:02.0", "0000:29:00.0", "0000:3a:00.0"]
 NODES = ["renderD128", "renderD129", "renderD130"]
@@ -114,35 +113,294 @@ NODES = ["renderD128", "renderD129", "renderD130"]
 
 @pytest.mark.parametrize("driver", ["i915", "xe"])
 @pytest.mark.parametrize(
-    ("addresses", "nodes", "mask", "count", "cards"),
+    ("addresses", "nodes", "mask", "count", "integrated"),
     [
-        ([], [], None, 0, 0),
-        (CARDS, NODES, None, 2, 2),  # the one in the processor does not count beside cards
-        (CARDS[:1], NODES, None, 1, 0),
-        (CARDS, NODES[:2], None, 1, 1),  # a container that was given one card
-        (CARDS, [], None, 0, 0),
-        (CARDS, NODES, "1", 1, 1),
-        (CARDS, NODES, "0.1, 0.0,1.1", 2, 2),
-        (CARDS, NODES, "7,x", 0, 0),
-        (CARDS, NODES, "", 2, 2),
+        ([], [], None, 0, False),
+        (CARDS, NODES, None, 2, False),  # the one in the processor does not count beside cards
+        (CARDS[:1], NODES, None, 1, True),
+        (CARDS, NODES[:2], None, 1, False),  # a container that was given one card
+        (CARDS, [], None, 0, False),
+        (CARDS, NODES, "1", 1, False),
+        (CARDS, NODES, "0.1, 0.0,1.1", 2, False),
+        (CARDS, NODES, "7,x", 0, False),
+        (CARDS, NODES, "", 2, False),
     ],
 )
 def test_xpus_of_a_machine(
-    tmp_path: Path, driver: str, addresses: list[str], nodes: list[str], mask: str | None, count: int, cards: int
+    tmp_path: Path, driver: str, addresses: list[str], nodes: list[str], mask: str | None, count: int, integrated: bool
 ) -> None:
-    root = _intel(tmp_path, addresses, nodes, driver)
-    environ = {} if mask is None else {"ZE_AFFINITY_MASK": mask}
-    assert xpu_count(environ, root) == count
-    assert xpu_count(environ, root, integrated=False) == cards
+    root = machines.intel(tmp_path, addresses, nodes, driver)
+    rows = seen({} if mask is None else {"ZE_AFFINITY_MASK": mask}, root, [INTEL])
+    assert sum(len(row.devices) for row in rows) == count
+    assert (best(rows) is None) == (integrated or count == 0)
 
 
-def test_each_worker_gets_one_device() -> None:
+@pytest.mark.parametrize(("hierarchy", "count"), [({}, 4), ({"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}, 2)])
+def test_each_tile_of_a_card_is_a_device(tmp_path: Path, hierarchy: dict[str, str], count: int) -> None:
+    (row,) = seen(hierarchy, machines.intel(tmp_path, CARDS[1:], NODES, tiles=2))
+    assert len(row.devices) == count
+
+
+# AMD
+
+
+@pytest.mark.parametrize(
+    ("environ", "numbers"),
+    [
+        ({}, [0, 1, 2, 3]),
+        ({"ROCR_VISIBLE_DEVICES": "1,3"}, [1, 3]),
+        ({"ROCR_VISIBLE_DEVICES": "1,3", "HIP_VISIBLE_DEVICES": "1"}, [3]),
+        ({"ROCR_VISIBLE_DEVICES": f"GPU-{0xAB02:016x}"}, [2]),
+        ({"HIP_VISIBLE_DEVICES": "2,0", "CUDA_VISIBLE_DEVICES": "1"}, [2, 0]),
+        ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "1"}, [1]),
+        ({"CUDA_VISIBLE_DEVICES": "0,9,1"}, [0]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),
+    ],
+)
+def test_amd_gpus_that_variables_select(tmp_path: Path, environ: dict[str, str], numbers: list[int]) -> None:
+    (row,) = seen(environ, machines.amd(tmp_path, [MI300] * 4, range(4)))
+    assert [device.number for device in row.devices] == numbers
+    assert row.listed == 4
+    assert not row.trouble
+
+
+def test_where_amd_gpus_are(tmp_path: Path) -> None:
+    (row,) = seen({}, machines.amd(tmp_path, [MI300] * 2, [0, 1]))
+    assert [device.address for device in row.devices] == ["0000:01:00.0", "0000:02:00.0"]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "refused", "count", "trouble"),
+    [
+        ([MI300] * 8, range(8), (), 8, ""),
+        ([MI300] * 8, [2, 3], (), 2, ""),  # a container that was given two
+        ([MI300] * 8, range(8), range(4, 8), 4, ""),  # the device cgroup refuses the others
+        ([MI300] * 8, (), (), 0, "may open none of its 8 GPUs"),
+        ([], (), (), 0, ""),  # a driver without GPUs that compute
+        ([APU], [0], (), 1, ""),
+    ],
+)
+def test_amd_gpus_of_a_machine(
+    tmp_path: Path, gpus: list[int], nodes: list[int], refused: list[int], count: int, trouble: str
+) -> None:
+    rows = seen({}, machines.amd(tmp_path, gpus, nodes, refused))
+    assert sum(len(row.devices) for row in rows) == count
+    assert trouble in trouble_of(rows, tmp_path)[0]
+    assert bool(trouble) == bool(trouble_of(rows, tmp_path)[0])
+    assert (best(rows) is None) == (APU in gpus or count == 0)
+
+
+def test_a_machine_s_sys_proves_nothing_without_its_dev(tmp_path: Path) -> None:
+    """A container without GPUs on a machine that has them."""
+    machines.amd(tmp_path, [MI300] * 8, range(8))
+    (tmp_path / "dev/kfd").unlink()
+    assert seen({}, tmp_path) == []
+
+
+# Others
+
+
+def _nodes(*names: str) -> Callable[[Path], Path]:
+    def make(root: Path) -> Path:
+        for name in names:
+            machines.node(root, name)
+        return root
+
+    return make
+
+
+TWO_TRAINIUMS: Callable[[Path], Path] = lambda root: machines.neuron(root, ["Trainium2"] * 2, 8)  # noqa: E731
+TPUS: Callable[[Path], Path] = lambda root: machines.tpu(root, ["0x0063"] * 4 + ["0x0042"], range(5))  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "environ", "numbers"),
+    [
+        ("NVIDIA", _nodes("nvgpu", "nvmap"), {}, [0]),  # Jetson
+        ("Ascend", _nodes("davinci0", "davinci1", "davinci10", "davinci_manager"), {}, [0, 1, 10]),
+        ("Ascend", _nodes("davinci0", "davinci1"), {"ASCEND_RT_VISIBLE_DEVICES": "1"}, [1]),
+        ("Ascend", _nodes("davinci0", "davinci1"), {"ASCEND_RT_VISIBLE_DEVICES": "0, 1"}, [0]),
+        ("Gaudi", lambda root: machines.accel(root, ["habanalabs"] * 3, {0: 5, 1: 4, 2: 7}), {}, [4, 5, 7]),
+        (
+            *("Gaudi", lambda root: machines.accel(root, ["habanalabs"] * 3, {0: 5, 1: 4, 2: 7})),
+            *({"HABANA_VISIBLE_MODULES": "7,5,6"}, [7, 5]),
+        ),
+        ("AWS Neuron", TWO_TRAINIUMS, {}, [*range(8)]),
+        ("AWS Neuron", TWO_TRAINIUMS, {"NEURON_LOGICAL_NC_CONFIG": "1"}, [*range(16)]),
+        ("AWS Neuron", TWO_TRAINIUMS, {"NEURON_RT_VISIBLE_CORES": "0-2,6"}, [0, 1, 2, 6]),
+        ("AWS Neuron", lambda root: machines.neuron(root, ["Trainium1"], 2), {}, [0, 1]),
+        ("TPU", TPUS, {}, [0, 1, 2, 3]),
+        ("TPU", TPUS, {"TPU_VISIBLE_CHIPS": "", "TPU_VISIBLE_DEVICES": "1,2"}, [1, 2]),
+        ("TPU", _nodes("accel0", "accel1", "accel2", "accel3"), {"TPU_VISIBLE_CHIPS": "3"}, [3]),
+        ("MetaX", lambda root: machines.metax(root, 2), {}, [0, 1]),
+        ("MetaX", lambda root: machines.metax(root, 2), {"CUDA_VISIBLE_DEVICES": "1"}, [1]),
+        ("Iluvatar", _nodes("iluvatar0", "iluvatar3"), {"CUDA_VISIBLE_DEVICES": "1"}, [3]),
+        ("Moore Threads", _nodes("mtgpu.0", "mtgpu.1"), {"MUSA_VISIBLE_DEVICES": "1,0"}, [1, 0]),
+        ("Moore Threads", _nodes("mtgpu0"), {}, [0]),
+        ("Cambricon", _nodes("cambricon_dev0", "cambricon_dev1", "cambricon_ctl"), {"MLU_VISIBLE_DEVICES": "1"}, [1]),
+    ],
+)
+def test_other_makers(
+    tmp_path: Path, name: str, make: Callable[[Path], Path], environ: dict[str, str], numbers: list[int]
+) -> None:
+    (row,) = seen(environ, make(tmp_path))
+    assert row.vendor.name == name
+    assert [device.number for device in row.devices] == numbers
+    assert not row.trouble
+    assert best([row]) == row
+
+
+@pytest.mark.parametrize(
+    ("make", "trouble"),
+    [
+        (_nodes("nvidiactl"), "lists no GPU"),
+        (_nodes("kfd"), "/sys/class/kfd is not shown"),
+        (_nodes("mkfd"), "/dev/mkfd belongs to a driver of Hygon"),
+        (_nodes("mxcd"), "no GPU of it can be opened"),
+        (_nodes("neuron0"), "does not say how many logical cores"),
+        (_nodes("accel/accel0"), "/dev/accel/accel0 belongs to an unknown driver"),
+        (lambda root: machines.accel(root, ["qaic"]), "belongs to the driver qaic"),
+        (lambda root: machines.tpu(root, ["0x0076"], [0]), "TPU v7"),
+        (_nodes("gcu0"), "Enflame"),
+        (_nodes("tenstorrent/0"), "Tenstorrent"),
+    ],
+)
+def test_what_cannot_be_counted_is_said(tmp_path: Path, make: Callable[[Path], Path], trouble: str) -> None:
+    rows = seen({}, make(tmp_path))
+    assert best(rows) is None
+    assert trouble in trouble_of(rows, tmp_path)[0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _nodes("null", "dri/card0", "vfio/vfio"),
+        lambda root: machines.accel(root, ["intel_vpu", "amdxdna"]),  # a notebook's
+        lambda root: machines.tpu(root, ["0x0063"], []),  # the machine's chips, in a container without them
+        _nodes("dxg"),  # Windows's Linux, which always has it
+        lambda root: machines.amd(root, [APU], [0]),
+        lambda root: machines.intel(root, CARDS[:1], NODES[:1]),
+    ],
+)
+def test_nothing_keeps_a_machine_without_accelerators_from_counting_processors(
+    tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    rows = seen({}, make(tmp_path))
+    assert best(rows) is None
+    assert trouble_of(rows, tmp_path) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (_nodes("davinci0", "davinci1"), "Ascend"),
+        (_nodes("mtgpu.0"), "Moore Threads"),
+        (_nodes("accel0"), "TPU"),
+        (lambda root: machines.neuron(root, ["Trainium2"], 8), "Neuron"),
+        (lambda root: machines.accel(root, ["habanalabs"]), "Gaudi"),
+        (lambda root: machines.tpu(root, ["0x0063"], [0]), "TPU"),
+        (lambda root: machines.intel(root, CARDS[1:], NODES), "Intel"),
+        (lambda root: machines.metax(root, 1), "MetaX"),
+        (lambda root: machines.amd(root, [MI300], [0]), "AMD"),
+    ],
+)
+def test_nodes_that_may_not_be_opened(
+    tmp_path: Path, make: Callable[[Path], Path], names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make(tmp_path)
+    monkeypatch.setattr(os, "access", lambda _path, _mode: False)  # root may open anything
+    rows = seen({}, root)
+    assert best(rows) is None
+    trouble, advice = trouble_of(rows, root)
+    assert names in trouble
+    assert advice
+
+
+def test_a_list_that_names_none_is_a_mistake_unless_it_hides_all(tmp_path: Path) -> None:
+    root = machines.nvidia(tmp_path, [0, 1], [0, 1])
+
+    def row(visible: str) -> Seen:
+        (found,) = seen({"CUDA_VISIBLE_DEVICES": visible}, root)
+        return found
+
+    assert row("7").trouble == "CUDA_VISIBLE_DEVICES='7' names none of the 2 NVIDIA GPUs here"
+    for hiding in ("", "-1", "NoDevFiles"):
+        assert (row(hiding).devices, row(hiding).trouble) == ([], "")
+
+
+# One device for each worker
+
+
+def test_each_worker_gets_one_device(tmp_path: Path) -> None:
     cuda, rocm = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
-    assert one_gpu_per_worker({}, 2) == [{cuda: "0"}, {cuda: "1"}]
-    assert one_gpu_per_worker({cuda: "4, GPU-aa ,2"}, 2) == [{cuda: "4"}, {cuda: "GPU-aa"}]
-    assert one_gpu_per_worker({cuda: "4,5", rocm: "6, 7"}, 2) == [{cuda: "6", rocm: "6"}, {cuda: "7", rocm: "7"}]
-    assert one_gpu_per_worker({cuda: "4", rocm: ""}, 1) == [{cuda: "4"}]
+    assert one_device_per_worker({}, 2, tmp_path) == [{cuda: "0"}, {cuda: "1"}]
+    assert one_device_per_worker({cuda: "4, GPU-aa ,2"}, 2, tmp_path) == [{cuda: "4"}, {cuda: "GPU-aa"}]
+    both = [{cuda: "6", rocm: "6"}, {cuda: "7", rocm: "7"}]
+    assert one_device_per_worker({cuda: "4,5", rocm: "6, 7"}, 2, tmp_path) == both
+    assert one_device_per_worker({cuda: "4", rocm: ""}, 1, tmp_path) == [{cuda: "4"}]
     with pytest.raises(UserError, match=r"CUDA_VISIBLE_DEVICES='4', which names 1 for 2 workers"):
-        one_gpu_per_worker({cuda: "4"}, 2)
+        one_device_per_worker({cuda: "4"}, 2, tmp_path)
     with pytest.raises(UserError, match=r"HIP_VISIBLE_DEVICES='6', which names 1 for 2 workers"):
-        one_gpu_per_worker({cuda: "4,5", rocm: "6"}, 2)
+        one_device_per_worker({cuda: "4,5", rocm: "6"}, 2, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("make", "environ", "expected"),
+    [
+        # The variables decide where no driver shows devices, as in a sandbox.
+        (_nodes("null"), {"ZE_AFFINITY_MASK": "0.0,0.1"}, [{"ZE_AFFINITY_MASK": "0.0"}, {"ZE_AFFINITY_MASK": "0.1"}]),
+        (
+            *(_nodes("null"), {"ASCEND_RT_VISIBLE_DEVICES": "4,5"}),
+            [{"ASCEND_RT_VISIBLE_DEVICES": "4"}, {"ASCEND_RT_VISIBLE_DEVICES": "5"}],
+        ),
+        (
+            *(_nodes("null"), {"NEURON_RT_VISIBLE_CORES": "2-3"}),
+            [{"NEURON_RT_VISIBLE_CORES": "2"}, {"NEURON_RT_VISIBLE_CORES": "3"}],
+        ),
+        (
+            *(_nodes("null"), {"TPU_VISIBLE_DEVICES": "2,3"}),
+            [{"TPU_VISIBLE_CHIPS": number, "TPU_VISIBLE_DEVICES": number} for number in "23"],
+        ),
+        # The devices decide where no variable is set.
+        (
+            *(lambda root: machines.intel(root, CARDS[1:], NODES), {}),
+            [{"ZE_AFFINITY_MASK": "0"}, {"ZE_AFFINITY_MASK": "1"}],
+        ),
+        (
+            *(lambda root: machines.accel(root, ["habanalabs"] * 2, {0: 5, 1: 4}), {}),
+            [{"HABANA_VISIBLE_MODULES": "4"}, {"HABANA_VISIBLE_MODULES": "5"}],
+        ),
+        (
+            *(lambda root: machines.amd(root, [MI300] * 2, [0, 1]), {}),
+            [{"HIP_VISIBLE_DEVICES": number, "CUDA_VISIBLE_DEVICES": number} for number in "01"],
+        ),
+        # ROCR_ works below HIP, whose numbers count what it leaves.
+        (
+            *(lambda root: machines.amd(root, [MI300] * 4, range(4)), {"ROCR_VISIBLE_DEVICES": "2,3"}),
+            [{"HIP_VISIBLE_DEVICES": number, "CUDA_VISIBLE_DEVICES": number} for number in "01"],
+        ),
+        # A stale list of another maker does not matter; a container numbers its devices from 0.
+        (
+            *(_nodes("davinci4", "davinci5"), {"CUDA_VISIBLE_DEVICES": "0"}),
+            [{"ASCEND_RT_VISIBLE_DEVICES": "0"}, {"ASCEND_RT_VISIBLE_DEVICES": "1"}],
+        ),
+    ],
+)
+def test_each_worker_gets_one_device_of_its_maker(
+    tmp_path: Path, make: Callable[[Path], Path], environ: dict[str, str], expected: list[dict[str, str]]
+) -> None:
+    assert one_device_per_worker(environ, 2, make(tmp_path)) == expected
+
+
+def test_a_list_of_another_maker_is_too_short(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="ROCR_VISIBLE_DEVICES='2', which names 1 for 2"):
+        one_device_per_worker({"ROCR_VISIBLE_DEVICES": "2"}, 2, machines.amd(tmp_path, [MI300] * 4, range(4)))
+    with pytest.raises(UserError, match=r"ZE_AFFINITY_MASK='1', which names 1 for 2"):
+        one_device_per_worker({"ZE_AFFINITY_MASK": "1"}, 2, "/nonexistent")
+
+
+def test_the_table_is_consistent() -> None:
+    assert len({vendor.name for vendor in VENDORS}) == len(VENDORS)
+    for vendor in VENDORS:
+        assert {*vendor.per_worker} <= {*vendor.variables}
+        assert vendor.devices.endswith("s")

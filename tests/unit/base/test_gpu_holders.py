@@ -10,9 +10,9 @@ from pwd import getpwuid
 import pytest
 
 from rallypoint.base import gpu_holders
-from rallypoint.base.devices import Gpu
 from rallypoint.base.gpu_holders import Holder, Share, amount, describe_process, held_by, holder, visible_gpus
 from rallypoint.base.nvml import GpuMemory
+from rallypoint.base.vendors import Device
 
 GIB = 1 << 30
 LAST_PID = (1 << 22) - 1
@@ -75,16 +75,16 @@ def test_one_text_for_each_process() -> None:
 @pytest.mark.parametrize(
     ("visible", "environ", "indexes"),
     [
-        ([Gpu("0000:02:00.0", "")], {}, [1]),
-        ([Gpu("", "GPU-a"), Gpu("0000:02:00.0", "GPU-b")], {}, [0, 1]),
-        ([Gpu("", "")], {}, [0, 1, 2]),
+        ([Device("0000:02:00.0", "")], {}, [1]),
+        ([Device("", "GPU-a"), Device("0000:02:00.0", "GPU-b")], {}, [0, 1]),
+        ([Device("", "")], {}, [0, 1, 2]),
         ([], {}, [0, 1, 2]),
         ([], {"CUDA_VISIBLE_DEVICES": ""}, []),
         ([], {"CUDA_VISIBLE_DEVICES": "-1"}, []),
     ],
 )
 def test_the_gpus_that_workers_see(
-    monkeypatch: pytest.MonkeyPatch, visible: list[Gpu], environ: dict[str, str], indexes: list[int]
+    monkeypatch: pytest.MonkeyPatch, visible: list[Device], environ: dict[str, str], indexes: list[int]
 ) -> None:
     monkeypatch.setattr(gpu_holders, "cuda_devices", lambda _environ: visible)
     found = [GpuMemory("0000:01:00.0", "GPU-a"), GpuMemory("0000:02:00.0", "GPU-b"), GpuMemory()]

@@ -21,6 +21,8 @@ from rallypoint.base.numa import (
     read_topology,
     worker_cpus,
 )
+from tests import machines
+from tests.machines import MI300
 
 
 def cpus(text: str) -> Cpus:
@@ -121,7 +123,7 @@ def machine(root: Path, gpu_nodes: list[int]) -> Path:
                 write(root, f"{folder}/cache/index{index}/level", str(level))
                 write(root, f"{folder}/cache/index{index}/type", kind)
                 write(root, f"{folder}/cache/index{index}/shared_cpu_list", format_cpus(sharing[cpu]))
-    (root / "dev").mkdir(exist_ok=True)
+    (root / "dev").mkdir(parents=True, exist_ok=True)
     for number, node in enumerate(gpu_nodes):
         address = f"0000:{number + 1:02x}:00.0"
         write(root, f"sys/bus/pci/devices/{address}/numa_node", str(node))
@@ -157,7 +159,7 @@ def test_workers_are_bound_near_the_gpus_that_they_see(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "said"), [("", "no NVIDIA GPU here with CUDA_VISIBLE_DEVICES=''"), ("MIG-1", "driver does not show")]
+    ("visible", "said"), [("", "there is none here with CUDA_VISIBLE_DEVICES=''"), ("MIG-1", "driver does not show")]
 )
 def test_falling_back(tmp_path: Path, visible: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
     root, environ = machine(tmp_path, [0, 0]), {"CUDA_VISIBLE_DEVICES": visible}
@@ -165,6 +167,22 @@ def test_falling_back(tmp_path: Path, visible: str, said: str, caplog: pytest.Lo
         worker_cpus(NumaOptions(AffinityMode.NODE), 1, environ, root)
     assert worker_cpus(NumaOptions(AffinityMode.NODE, True), 1, environ, root) is None
     assert said in caplog.text
+
+
+def test_workers_are_bound_near_the_devices_of_any_maker(tmp_path: Path) -> None:
+    """AMD's are found by their PCI addresses; where a driver does not show any, that is said."""
+    root = machines.amd(machine(tmp_path / "amd", []), [MI300] * 2, [0, 1])
+    for number, node in enumerate([3, 0]):
+        write(root, f"sys/bus/pci/devices/0000:{number + 1:02x}:00.0/numa_node", str(node))
+    allowed = frozenset(os.sched_getaffinity(0))
+    options = NumaOptions(AffinityMode.NODE)
+    assert worker_cpus(options, 1, {"HIP_VISIBLE_DEVICES": "1"}, root) == [NODES[0] & allowed]
+    machines.node(machine(tmp_path / "ascend", []), "davinci0")
+    with pytest.raises(UserError, match="does not show where the Ascend NPUs are on the PCI bus"):
+        worker_cpus(options, 1, {}, tmp_path / "ascend")
+    machines.node(machine(tmp_path / "metax", []), "mxcd")
+    with pytest.raises(UserError, match="no GPU of it can be opened"):
+        worker_cpus(options, 1, {}, tmp_path / "metax")
 
 
 BOUND_APART = """

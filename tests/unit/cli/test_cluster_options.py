@@ -109,7 +109,7 @@ def test_workers_are_what_the_task_may_use(flags: list[str], changed: dict[str, 
 
 @pytest.mark.parametrize(("seen", "workers"), [(0, "4"), (2, "2"), (8, "4")])
 def test_workers_are_no_more_than_the_task_s_gpus(seen: int, workers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_options, "cuda_count", lambda environ: seen)
+    monkeypatch.setattr(cluster_options, "count_accelerators", lambda environ, source: seen)
     assert filled(environ={**STEP, "SLURM_GPUS_ON_NODE": "4"}).nproc_per_node == workers
 
 

@@ -84,7 +84,9 @@ def per_worker_variables(spec: WorkerSpec, constant: Collection[str]) -> frozens
         spec: what the workers are.
         constant: names of those that are the same for all of this node in all rounds.
     """
-    from rallypoint.base.devices import VISIBLE, VISIBLE_ROCM
+    others: Collection[str] = ()
+    if spec.virtual_local_rank and spec.local_world_size > 1:
+        from rallypoint.base.devices import one_device_per_worker
 
-    others = {VISIBLE, VISIBLE_ROCM} if spec.virtual_local_rank and spec.local_world_size > 1 else set()
-    return (_PER_WORKER | others) - {*constant}
+        others = one_device_per_worker(os.environ, spec.local_world_size)[0]
+    return (_PER_WORKER | {*others}) - {*constant}

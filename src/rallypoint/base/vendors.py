@@ -1,0 +1,528 @@
+"""The makers of accelerators: how their drivers show devices, and which variables select some. `VENDORS` is the table.
+
+No framework is loaded. Drivers are read by their files below /dev, /sys and /proc; each row says where its names come
+from. Rows of NVIDIA were checked on its GPUs, all others were written from the drivers' and vendors' documents.
+
+Laws:
+
+1. A device counts if this process was given it: its node in /dev is there and may be opened. /sys and /proc alone prove
+   nothing, since a container sees those of the whole machine.
+2. A driver whose nodes are in /dev, and whose devices cannot be counted, is reported (`Found.trouble`). Whoever counts
+   must not take this for "there is none".
+3. The variables of a row are those that the device's runtime reads in a worker. What only a container's runtime reads
+   (NVIDIA_VISIBLE_DEVICES, ASCEND_VISIBLE_DEVICES, HABANA_VISIBLE_DEVICES) has had its effect: the nodes in /dev.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from rallypoint.base.light_typing import NamedTuple
+from rallypoint.base.procfs import read_text
+
+
+class Device(NamedTuple):
+    """One device: its PCI address (`0000:07:00.0`) and UUID, each empty if unknown.
+
+    `number` is its own in lists of the vendor, and `integrated` means a GPU in a processor.
+    """
+
+    address: str = ""
+    uuid: str = ""
+    number: int = -1
+    integrated: bool = False
+
+
+class Found(NamedTuple):
+    """The devices that this process may open, in the order of their numbers, or why they cannot be counted."""
+
+    devices: Sequence[Device] = ()
+    trouble: str = ""
+
+
+class Files:
+    """The files below a folder that has `dev`, `sys` and `proc`: `/`, or a faked machine. Unreadable ones are empty."""
+
+    def __init__(self, root: str | os.PathLike[str] = "/") -> None:
+        self.root = os.fspath(root)
+        self.dev = frozenset(self.names("dev"))
+
+    def path(self, name: str) -> str:
+        return os.path.join(self.root, name)
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self.path(folder)))
+        except OSError:
+            return []
+
+    def text(self, name: str) -> str:
+        return read_text(self.path(name)).strip()
+
+    def link(self, name: str) -> str:
+        """The name of what a symbolic link leads to: of `device`, the PCI address; of `driver`, the driver."""
+        return os.path.basename(os.path.realpath(self.path(name))) if os.path.islink(self.path(name)) else ""
+
+    def exists(self, name: str) -> bool:
+        return os.path.exists(self.path(name))
+
+    def can_open(self, node: str) -> bool:
+        return os.access(self.path(node), os.R_OK | os.W_OK)
+
+    def numbered(self, folder: str, pattern: str) -> list[int]:
+        """The numbers in names of `folder` that match: `davinci([0-9]+)`."""
+        names = self.dev if folder == "dev" else self.names(folder)
+        return sorted(int(match[1]) for match in map(re.compile(pattern).fullmatch, names) if match)
+
+
+Selection = Callable[[str, Sequence[Device]], list[Device]]
+Finder = Callable[[Files, Mapping[str, str]], Found]
+
+
+class Vendor(NamedTuple):
+    """A row of the table.
+
+    Args:
+        name: the maker, for messages.
+        devices: what messages call several devices.
+        kind: torch's name of the device, which `--nproc-per-node` takes.
+        find: reads the driver's files.
+        variables: those that select devices; the first that is set decides.
+        per_worker: those by which a worker gets one device of its own, besides the one that selects.
+        select: the devices that a list names, in its order.
+        advice: what to do if no device can be opened.
+        below: a variable that a lower layer applies first; `variables` count what it leaves.
+    """
+
+    name: str
+    devices: str
+    kind: str
+    find: Finder
+    variables: tuple[str, ...]
+    per_worker: tuple[str, ...]
+    select: Selection
+    advice: str
+    below: str = ""
+
+
+# Lists of devices
+
+
+def by_cuda(text: str, devices: Sequence[Device]) -> list[Device]:
+    """As CUDA reads a list: up to the first entry that names no GPU; a GPU named twice makes it void.
+
+    See the CUDA C++ Programming Guide, "CUDA Environment Variables".
+    """
+    entries = [entry.strip() for entry in text.split(",")]
+    if entries[0].startswith("MIG-"):  # a CUDA program sees one MIG instance, however many are named
+        return [_mig_parent(entries[0], devices)] if devices else []
+    chosen = _chosen(entries, devices)
+    return chosen if len(set(chosen)) == len(chosen) else []
+
+
+def _mig_parent(entry: str, gpus: Sequence[Device]) -> Device:
+    """The GPU of `MIG-<GPU-UUID>/<instance>/<instance>`; newer names have no GPU."""
+    uuid = entry.removeprefix("MIG-").partition("/")[0]
+    return next((gpu for gpu in gpus if gpu.uuid and gpu.uuid == uuid), gpus[0] if len(gpus) == 1 else Device())
+
+
+def by_list(text: str, devices: Sequence[Device]) -> list[Device]:
+    """Numbers or UUIDs, up to the first entry that names none; a device named twice counts once."""
+    return list(dict.fromkeys(_chosen([entry.strip() for entry in text.split(",")], devices)))
+
+
+def _chosen(entries: Iterable[str], devices: Sequence[Device]) -> list[Device]:
+    chosen = []
+    for entry in entries:
+        device = _named(entry, devices)
+        if device is None:
+            break
+        chosen.append(device)
+    return chosen
+
+
+def _named(entry: str, devices: Sequence[Device]) -> Device | None:
+    """The device that `entry` names: by position, by UUID, or by a prefix of one UUID only."""
+    if entry.startswith("GPU-"):
+        matches = [device for device in devices if device.uuid.startswith(entry)]
+        return matches[0] if len(matches) == 1 else None
+    if entry.isascii() and entry.isdigit() and int(entry) < len(devices):
+        return devices[int(entry)]
+    return None
+
+
+def by_strict_list(text: str, devices: Sequence[Device]) -> list[Device]:
+    """Numbers without blanks, up to the first entry that is none (CANN, "ASCEND_RT_VISIBLE_DEVICES")."""
+    entries = text.split(",")
+    return by_list(",".join(entry if entry == entry.strip() else "-" for entry in entries), devices)
+
+
+def by_index(text: str, devices: Sequence[Device]) -> list[Device]:
+    """Numbers that the driver has given (module ids), in any order; those that name no device do not count."""
+    by_number = {device.number: device for device in devices}
+    wanted = [int(entry) for entry in map(str.strip, text.split(",")) if entry.isascii() and entry.isdigit()]
+    return [by_number[number] for number in dict.fromkeys(wanted) if number in by_number]
+
+
+def by_ranges(text: str, devices: Sequence[Device]) -> list[Device]:
+    """`0-3,8`, as Neuron's runtime reads it."""
+    return by_list(",".join(expanded(text)), devices)
+
+
+def expanded(text: str) -> list[str]:
+    """`0-2,8` as `0`, `1`, `2`, `8`. What is no range stays as it is."""
+    entries: list[str] = []
+    for entry in map(str.strip, text.split(",")):
+        first, _, last = entry.partition("-")
+        if first.isdigit() and last.isdigit() and int(first) <= int(last) < int(first) + _MOST:
+            entries += map(str, range(int(first), int(last) + 1))
+        else:
+            entries.append(entry)
+    return entries
+
+
+_MOST = 1 << 10
+
+
+def by_affinity(text: str, devices: Sequence[Device]) -> list[Device]:
+    """`0,1.0`: devices by number, or one tile of a device (Level Zero, "Affinity Mask"). An empty mask hides none."""
+    entries = [entry.strip() for entry in text.split(",")]
+    numbers = [int(entry.split(".")[0]) for entry in entries if _AFFINITY_ENTRY.fullmatch(entry)]
+    known = dict.fromkeys(number for number in numbers if number < len(devices))
+    return [devices[number] for number in known] if text else list(devices)
+
+
+_AFFINITY_ENTRY = re.compile(r"[0-9]+(\.[0-9]+)?")
+
+
+# NVIDIA
+
+
+def _nvidia(files: Files, _environ: Mapping[str, str]) -> Found:
+    """/proc/driver/nvidia/gpus and the nodes of devices; where the kernel hides the first, NVML (`base.nvml`)."""
+    nodes = {f"nvidia{number}" for number in files.numbered("dev", r"nvidia([0-9]+)")}
+    folder = "proc/driver/nvidia/gpus"
+    by_address = {
+        name: dict(_INFORMATION.findall(files.text(f"{folder}/{name}/information"))) for name in files.names(folder)
+    }
+    if by_address:
+        # A container may see the whole machine's /proc but have the device nodes of a few GPUs only.
+        return Found(
+            _in_order(
+                Device(address, facts.get("GPU UUID", ""))
+                for address, facts in by_address.items()
+                if not nodes or f"nvidia{facts.get('Device Minor', '')}" in nodes
+            )
+        )
+    if nodes or "dxg" in files.dev:  # a sandbox that hides the driver's /proc, or Windows's Linux
+        return Found(_in_order((_by_nvml() if files.root == "/" else []) or [Device()] * len(nodes)))
+    if not files.dev.isdisjoint(("nvgpu", "nvhost-gpu")):  # Jetson: one GPU, in the processor, and all there is
+        return Found([Device(number=0)])
+    trouble = "NVIDIA's driver is loaded (/dev/nvidiactl), and lists no GPU"
+    return Found(trouble=trouble) if "nvidiactl" in files.dev else Found()
+
+
+def _in_order(devices: Iterable[Device]) -> list[Device]:
+    return [device._replace(number=number) for number, device in enumerate(devices)]
+
+
+_INFORMATION = re.compile(r"^([^:\n]+?)[ \t]*:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+
+
+def _by_nvml() -> list[Device]:
+    from rallypoint.base.nvml import nvml_devices
+
+    return [Device(address, uuid) for address, uuid in nvml_devices()]
+
+
+# AMD, and Hygon, whose driver is made from AMD's
+
+KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
+_APUS = frozenset((90002, 90009, 90012, 100103, 100303, 100305, 100306, 110003, *range(110500, 110600)))
+"""`gfx_target_version` of GPUs in processors for desktops and notebooks: those that LLVM's "User Guide for AMDGPU
+Backend" lists as APU only (gfx902, gfx909, gfx90c, gfx1013, gfx1033, gfx1035, gfx1036, gfx1103, gfx115x)."""
+
+
+def _amd(files: Files, _environ: Mapping[str, str]) -> Found:
+    """The nodes of KFD that compute, numbered by HIP in this order (Linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
+
+    The kernel refuses to show `properties` of a GPU that the device cgroup of a container does not allow.
+    """
+    if "kfd" not in files.dev:
+        return Found()
+    nodes = files.numbered(KFD_NODES, r"([0-9]+)")
+    if not nodes:
+        return Found(trouble="AMD's driver is loaded (/dev/kfd), and /sys/class/kfd is not shown here")
+    devices: list[Device] = []
+    hidden = 0
+    for node in nodes:
+        lines = files.text(f"{KFD_NODES}/{node}/properties").splitlines()
+        facts = {name: int(number) for name, _, number in (line.partition(" ") for line in lines) if number.isdigit()}
+        if facts and not facts.get("simd_count"):
+            continue  # processors
+        if facts and files.can_open(f"dev/dri/renderD{facts.get('drm_render_minor', 0)}"):
+            devices.append(_kfd_device(facts))
+        else:
+            hidden += 1
+    if devices or not hidden:
+        return Found(_in_order(devices))
+    return Found(trouble=f"AMD's driver is loaded (/dev/kfd), and this process may open none of its {hidden} GPUs")
+
+
+def _kfd_device(facts: Mapping[str, int]) -> Device:
+    place = facts.get("location_id", 0)
+    address = f"{facts.get('domain', 0):04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
+    unique = facts.get("unique_id", 0)
+    return Device(address, f"GPU-{unique:016x}" if unique else "", integrated=facts.get("gfx_target_version") in _APUS)
+
+
+# Intel's GPUs
+
+_INTEGRATED = re.compile(r"[0-9a-f]{4}:00:[0-9a-f]{2}\.[0-7]")
+
+
+def _intel(files: Files, environ: Mapping[str, str]) -> Found:
+    """GPUs on cards, or else the one in the processor, as torch counts them.
+
+    Each tile of a card is a device (`tile0` of the driver xe, `gt0` of i915), unless ZE_FLAT_DEVICE_HIERARCHY says
+    COMPOSITE (Level Zero, "Environment Variables").
+    """
+    cards: list[Device] = []
+    integrated: list[Device] = []
+    hidden = 0
+    for driver in ("i915", "xe"):
+        folder = f"sys/bus/pci/drivers/{driver}"
+        for address in filter(_PCI.fullmatch, files.names(folder)):
+            nodes = [name for name in files.names(f"{folder}/{address}/drm") if name.startswith("renderD")]
+            given = [name for name in nodes if files.exists(f"dev/dri/{name}")]
+            if not any(files.can_open(f"dev/dri/{name}") for name in given):
+                hidden += bool(given) and not _INTEGRATED.fullmatch(address)
+            elif _INTEGRATED.fullmatch(address):
+                integrated.append(Device(address, integrated=True))
+            else:
+                flat = environ.get("ZE_FLAT_DEVICE_HIERARCHY", "").upper() != "COMPOSITE"
+                cards += [Device(address)] * (_tiles(files, f"{folder}/{address}") if flat else 1)
+    trouble = f"this process may open none of the {hidden} GPUs of Intel" if hidden and not cards else ""
+    return Found(_in_order(cards or integrated), trouble)
+
+
+_PCI = re.compile(r"[0-9a-f]+:[0-9a-f]+:[0-9a-f]+\.[0-7]")
+
+
+def _tiles(files: Files, device: str) -> int:
+    tiles = len(files.numbered(device, r"tile([0-9]+)"))
+    cards = [name for name in files.names(f"{device}/drm") if name.startswith("card")]
+    return max(1, tiles, *(len(files.numbered(f"{device}/drm/{card}/gt", r"gt([0-9]+)")) for card in cards))
+
+
+# Accelerators with nodes of their own
+
+
+def _numbered(pattern: str, maker: str) -> Finder:
+    """Devices are the nodes of /dev whose names match; nothing shows where they are on the PCI bus."""
+    name = re.compile(pattern)
+
+    def find(files: Files, _environ: Mapping[str, str]) -> Found:
+        nodes = {int(match[1]): match[0] for match in map(name.fullmatch, files.dev) if match}
+        devices = [Device(number=number) for number in sorted(nodes) if files.can_open(f"dev/{nodes[number]}")]
+        if nodes and not devices:
+            return Found(
+                trouble=f"this process may open none of the {len(nodes)} devices of {maker} (/dev/{nodes[min(nodes)]})"
+            )
+        return Found(devices)
+
+    return find
+
+
+def _metax(files: Files, _environ: Mapping[str, str]) -> Found:
+    """Render nodes of MetaX's PCI id, beside /dev/mxcd (its images are run with --device of both)."""
+    if "mxcd" not in files.dev:
+        return Found()
+    devices = []
+    for number in files.numbered("dev/dri", r"renderD([0-9]+)"):
+        device = f"sys/class/drm/renderD{number}/device"
+        if files.text(f"{device}/vendor") == "0x9999" and files.can_open(f"dev/dri/renderD{number}"):
+            devices.append(Device(files.link(device)))
+    return Found(
+        _in_order(sorted(devices)),
+        "" if devices else "MetaX's driver is loaded (/dev/mxcd), and no GPU of it can be opened in /dev/dri",
+    )
+
+
+_ACCEL = r"accel([0-9]+)"
+_IN_PROCESSORS = frozenset(("intel_vpu", "amdxdna", "rocket", "ethosu"))
+"""Linux's drivers of units for inference in processors of notebooks and boards, which torch does not train on."""
+
+
+def _accel_nodes(files: Files) -> dict[int, str]:
+    """The number of each node of Linux's subsystem for accelerators (/dev/accel/accelN), and its driver."""
+    numbers = files.numbered("dev/accel", _ACCEL) if "accel" in files.dev else []
+    drivers = {number: files.link(f"sys/class/accel/accel{number}/device/driver") for number in numbers}
+    return {number: driver for number, driver in drivers.items() if driver not in _IN_PROCESSORS}
+
+
+def _gaudi(files: Files, _environ: Mapping[str, str]) -> Found:
+    """/dev/accel/accelN of the driver habanalabs, in the order of module ids (docs.habana.ai, "Multiple Tenants")."""
+    devices = []
+    hidden = 0
+    for number, driver in _accel_nodes(files).items():
+        if driver != "habanalabs":
+            continue
+        if not files.can_open(f"dev/accel/accel{number}"):
+            hidden += 1
+            continue
+        folder = f"sys/class/accel/accel{number}/device"
+        module = files.text(f"{folder}/module_id")
+        devices.append(Device(files.link(folder), number=int(module) if module.isdigit() else number))
+    devices.sort(key=lambda device: device.number)
+    trouble = (
+        f"this process may open none of the {hidden} Gaudi accelerators (/dev/accel)" if hidden and not devices else ""
+    )
+    return Found(devices, trouble)
+
+
+_NEURON = "sys/devices/virtual/neuron_device"
+_ONE_CORE = frozenset(("Inferentia", "Inferentia2", "Trainium1"))
+_TWO_CORES = frozenset(("Trainium2", "Trainium3"))
+"""Physical cores of a logical one, by default, by the device's name (awsdocs-neuron, "Logical NeuronCore")."""
+
+
+def _neuron(files: Files, environ: Mapping[str, str]) -> Found:
+    """Logical cores, each of which is a device of torch: `core_count` of each /dev/neuronN (awsdocs-neuron, "Neuron
+    Sysfs User Guide"), divided by the cores of a logical one.
+    """
+    cores = 0
+    numbers = [number for number in files.numbered("dev", r"neuron([0-9]+)") if files.can_open(f"dev/neuron{number}")]
+    for number in numbers:
+        count = files.text(f"{_NEURON}/neuron{number}/core_count")
+        name = files.text(f"{_NEURON}/neuron{number}/info/architecture/device_name")
+        asked = environ.get("NEURON_LOGICAL_NC_CONFIG") or environ.get("NEURON_RT_VIRTUAL_CORE_SIZE") or ""
+        size = int(asked) if asked.isdigit() else 1 if name in _ONE_CORE else 2 if name in _TWO_CORES else 0
+        if not count.isdigit() or not size:
+            return Found(trouble=f"Neuron's driver does not say how many logical cores /dev/neuron{number} has")
+        cores += int(count) // size
+    if not numbers and files.numbered("dev", r"neuron([0-9]+)"):
+        return Found(trouble="this process may open none of the devices of AWS Neuron (/dev/neuron0)")
+    return Found([Device(number=core) for core in range(cores)])
+
+
+_TPUS = frozenset(("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f"))
+_TPU_OF_TWO = "0x0076"
+"""PCI device ids of chips from v2 to v6e, and of v7, which is two devices for a program (JAX, hardware_utils.py)."""
+
+
+def _tpu(files: Files, _environ: Mapping[str, str]) -> Found:
+    """/dev/accelN, or the group of VFIO of each chip: /dev/vfio/GROUP."""
+    nodes = files.numbered("dev", _ACCEL)
+    if nodes:
+        links = [f"sys/class/accel/accel{number}/device" for number in nodes]
+        devices = [
+            Device(files.link(link), number=number)
+            for number, link in zip(nodes, links, strict=True)
+            if files.can_open(f"dev/accel{number}")
+        ]
+        return Found(
+            devices, "" if devices else f"this process may open none of the {len(nodes)} TPU chips (/dev/accel0)"
+        )
+    if "vfio" not in files.dev:
+        return Found()
+    chips: list[Device] = []
+    hidden = 0
+    for address in files.names("sys/bus/pci/devices"):
+        device = f"sys/bus/pci/devices/{address}"
+        kind = files.text(f"{device}/device") if files.text(f"{device}/vendor") == "0x1ae0" else ""
+        group = f"dev/vfio/{files.link(f'{device}/iommu_group')}"
+        if (kind not in _TPUS and kind != _TPU_OF_TWO) or not files.exists(group):
+            continue
+        if kind == _TPU_OF_TWO:
+            return Found(trouble="a chip of TPU v7 may be one or two devices")
+        if files.can_open(group):
+            chips.append(Device(address, number=len(chips)))
+        else:
+            hidden += 1
+    return Found(
+        chips, f"this process may open none of the {hidden} TPU chips (/dev/vfio)" if hidden and not chips else ""
+    )
+
+
+# Drivers of which only the nodes are known
+
+_UNCOUNTED = {
+    "Enflame": r"gcu[0-9]+",
+    "Kunlunxin": r"xpuctrl",
+    "T-Head": r"alixpu_ctl",
+    "Tenstorrent": r"tenstorrent",
+    "Habana (a driver of before Linux 6.2)": r"hl[0-9]+",
+    "Hygon": r"mkfd",
+}
+"""Makers, and the names that their drivers give to nodes in /dev (`docker run --device` of their own images)."""
+
+
+def uncounted(files: Files) -> str:
+    """What is known of an accelerator that no row counts; empty if there is none."""
+    for maker, pattern in _UNCOUNTED.items():
+        node = next(filter(re.compile(pattern).fullmatch, sorted(files.dev)), "")
+        if node and not (node == "mkfd" and "kfd" in files.dev):
+            return f"/dev/{node} belongs to a driver of {maker}, whose devices are not counted"
+    for number, driver in _accel_nodes(files).items():
+        if driver != "habanalabs":
+            owner = f"the driver {driver}" if driver else "an unknown driver"
+            return f"/dev/accel/accel{number} belongs to {owner}, whose devices are not counted"
+    return ""
+
+
+# The table
+
+CUDA, HIP, ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
+_GROUPS = "add this user to the groups render and video, or give the container /dev/dri"
+
+NVIDIA = Vendor(
+    *("NVIDIA", "NVIDIA GPUs", "cuda", _nvidia, (CUDA,), (CUDA,), by_cuda),
+    "see `nvidia-smi`; in a container, give it the GPUs (--gpus all)",
+)
+AMD = Vendor(  # ROCm, "GPU isolation techniques"
+    *("AMD", "AMD GPUs", "cuda", _amd, (HIP, CUDA), (HIP, CUDA), by_list, f"{_GROUPS} and /dev/kfd", ROCR),
+)
+METAX = Vendor(  # whose torch calls them cuda; the second variable is for programs that were written for CUDA
+    *("MetaX", "MetaX GPUs", "cuda", _metax, ("MACA_VISIBLE_DEVICES", CUDA), ("MACA_VISIBLE_DEVICES", CUDA), by_list),
+    f"see `mx-smi`; {_GROUPS} and /dev/mxcd",
+)
+ILUVATAR = Vendor(
+    *("Iluvatar", "Iluvatar GPUs", "cuda", _numbered(r"iluvatar([0-9]+)", "Iluvatar"), (CUDA,), (CUDA,), by_list),
+    "see `ixsmi`; give the container /dev/iluvatar*",
+)
+ASCEND = Vendor(
+    *("Ascend", "Ascend NPUs", "npu", _numbered(r"davinci([0-9]+)", "Ascend")),
+    *(("ASCEND_RT_VISIBLE_DEVICES",), ("ASCEND_RT_VISIBLE_DEVICES",), by_strict_list),
+    "see `npu-smi info`; give the container /dev/davinci* and /dev/davinci_manager",
+)
+GAUDI = Vendor(
+    *("Gaudi", "Gaudi accelerators", "hpu", _gaudi, ("HABANA_VISIBLE_MODULES",), ("HABANA_VISIBLE_MODULES",), by_index),
+    "see `hl-smi`; start the container with HABANA_VISIBLE_DEVICES=all",
+)
+NEURON = Vendor(
+    *("AWS Neuron", "NeuronCores", "neuron", _neuron, ("NEURON_RT_VISIBLE_CORES",), ("NEURON_RT_VISIBLE_CORES",)),
+    *(by_ranges, "see `neuron-ls`; give the container /dev/neuron*"),
+)
+TPU = Vendor(  # libtpu prefers the first, if it is not empty
+    *("TPU", "TPU chips", "tpu", _tpu, ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"), ("TPU_VISIBLE_CHIPS",), by_list),
+    "give the container /dev/accel* or /dev/vfio",
+)
+MOORE_THREADS = Vendor(
+    *("Moore Threads", "Moore Threads GPUs", "musa", _numbered(r"mtgpu\.?([0-9]+)", "Moore Threads")),
+    *(("MUSA_VISIBLE_DEVICES",), ("MUSA_VISIBLE_DEVICES",), by_list),
+    "see `mthreads-gmi`; give the container /dev/mtgpu.* and /dev/dri",
+)
+CAMBRICON = Vendor(
+    *("Cambricon", "Cambricon MLUs", "mlu", _numbered(r"cambricon_dev([0-9]+)", "Cambricon")),
+    *(("MLU_VISIBLE_DEVICES",), ("MLU_VISIBLE_DEVICES",), by_list),
+    "see `cnmon`; give the container /dev/cambricon_dev* and /dev/cambricon_ctl",
+)
+INTEL = Vendor(
+    *("Intel", "Intel GPUs", "xpu", _intel, ("ZE_AFFINITY_MASK",), ("ZE_AFFINITY_MASK",), by_affinity, _GROUPS),
+)
+
+VENDORS = (NVIDIA, AMD, METAX, ILUVATAR, ASCEND, GAUDI, NEURON, TPU, MOORE_THREADS, CAMBRICON, INTEL)
+"""In the order in which `auto` looks: Intel last, whose cards may serve the display only."""

@@ -1,0 +1,57 @@
+"""How many workers a node gets, where that is a kind of device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rallypoint.base.devices import Root, best, cpu_count, seen, trouble_of
+from rallypoint.base.errors import UserError
+from rallypoint.base.vendors import VENDORS
+
+_KINDS = {"gpu": "cuda"} | {vendor.kind: vendor.kind for vendor in VENDORS if vendor.kind != "cuda"}
+"""Names that `--nproc-per-node` takes, and torch's name of the devices that each counts."""
+
+
+def count_devices(text: str, environ: Mapping[str, str], source: str, root: Root = "/") -> int:
+    """Count the devices that `--nproc-per-node` names (contract section 1.6). Raises UserError: the name is unknown, or
+    there are none, or accelerators that cannot be counted.
+    """
+    if text == "cpu":
+        return cpu_count()
+    if text == "auto":
+        return count_accelerators(environ, f"{source}=auto", root) or cpu_count()
+    if text not in _KINDS:
+        others = ", ".join(kind for kind in _KINDS if kind not in ("gpu", "xpu"))
+        raise UserError(
+            f"{source}={text!r} is not a number of workers; write one, or cpu, gpu, xpu or auto, or another device of "
+            f"torch ({others})"
+        )
+    vendors = [vendor for vendor in VENDORS if vendor.kind == _KINDS[text]]
+    rows = seen(environ, root, vendors)
+    for row in rows:
+        if row.devices:
+            return len(row.devices)
+    what = "GPUs" if text == "gpu" else vendors[0].devices
+    trouble = next((row for row in rows if row.trouble), None)
+    if trouble is not None:
+        raise UserError(
+            f"{source}={text} cannot count {what}: {trouble.trouble}; write the number; {trouble.vendor.advice}"
+        )
+    hiding = [f"{row.variable}={environ[row.variable]!r}" for row in rows if row.variable]
+    where = f" with {hiding[0]}" if hiding else " on this machine"
+    raise UserError(f"{source}={text} counts {what}, and none could be opened{where}; write a number, cpu or auto")
+
+
+def count_accelerators(environ: Mapping[str, str], source: str, root: Root = "/") -> int:
+    """The accelerators that a job uses by itself; 0 if there are none. Raises UserError: there are some that cannot be
+    counted, for which processors are no substitute.
+    """
+    rows = seen(environ, root)
+    row = best(rows)
+    if row is not None:
+        return len(row.devices)
+    trouble, advice = trouble_of(rows, root)
+    if trouble:
+        more = f"; {advice}" if advice else ""
+        raise UserError(f"{source} cannot count the accelerators: {trouble}; write the number of workers, or cpu{more}")
+    return 0
