@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+
+import pytest
 
 from rallypoint.base.secrets import new_secret
 from tests.etcd_cluster import EtcdCluster
@@ -53,6 +56,21 @@ def test_a_node_that_is_warned_runs_on(rallyrun: Launcher) -> None:
     assert [line[0] for line in warnings] == ["W"]
     assert "preflight checks of this node: " in job.err
     assert (rallyrun.folder / "ran").exists()
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one processor is all that this machine has")
+def test_workers_that_share_one_processor_are_told_of(rallyrun: Launcher) -> None:
+    first = str(min(os.sched_getaffinity(0)))
+    command = ["taskset", "-c", first, *RALLYRUN, "--standalone", "--nproc-per-node=2"]
+    job = rallyrun.command([*command, rallyrun.script("open('ran', 'w')")])
+    assert job.ends() == 0, job.err
+    assert len([line for line in job.err.splitlines() if "2 workers share 1 processor of " in line]) == 1
+    check = rallyrun.command(["taskset", "-c", first, *RALLYCTL, "check", "--nproc-per-node=2"])
+    assert check.ends() == 1
+    assert [line for line in check.out if line.startswith("WARN cpus: 2 workers share 1 processor of ")]
+    refused = rallyrun.command([*RALLYCTL, "check", "--nproc-per-node=several"])
+    assert refused.ends() == 2
+    assert "'several' is not a number of workers" in refused.err
 
 
 def a_control_plane_outside_answers_for_any_job(launcher: Launcher) -> None:

@@ -89,16 +89,16 @@ def _completed(options: Options, cluster: Cluster, environ: Mapping[str, str]) -
     derived = " ".join(f"--{dest.replace('_', '-')}={value}" for dest, value in values.items())
     _log.info("%s, node %d: %s", cluster.title, cluster.index, derived or "all values were given")
     if cluster.index == 0:
-        _warn(cluster, "rdzv_endpoint" in values)
+        _warn(cluster, "rdzv_endpoint" in values, int(workers or 1))
     return options.replace(**values, sources=sources)
 
 
-def _warn(cluster: Cluster, endpoint_derived: bool) -> None:
+def _warn(cluster: Cluster, endpoint_derived: bool, workers: int) -> None:
     """Warn, on one node, of settings with which the job can run but that its user may not want."""
     if cluster.remark and endpoint_derived:
         _log.warning("%s: %s", cluster.title, cluster.remark)
     usable, there = cpu_count(), cluster.cpus or os.cpu_count() or 1
-    if cluster.unbind and 2 * usable <= there:
+    if cluster.unbind and workers <= usable and 2 * usable <= there:  # more workers get a line of their own (`sharing`)
         _log.warning(
             "%s: the task on this node may run on %d of %d processors, and so may all of its workers; %s",
             *(cluster.title, usable, there, cluster.unbind),

@@ -70,6 +70,10 @@ def config_from_options(
     size = local_world_size(options.nproc_per_node, environ, options.source("nproc_per_node"))
     _log.info("workers on this node: %d (--nproc-per-node=%s)", size, options.nproc_per_node)
     _check_devices(options, environ, size)
+    if size > 1:
+        from rallypoint.cli.sharing import warn_of_sharing
+
+        warn_of_sharing(size, environ, each_gets_one=options.virtual_local_rank)
     _check_event_handler(options)
     host = host_label(own.command.host_prefix, environ)
     config = LaunchConfig(
@@ -164,8 +168,10 @@ def limit_threads(config: LaunchConfig, environ: MutableMapping[str, str]) -> No
         return
     environ["OMP_NUM_THREADS"] = "1"
     _log.warning(
-        "OMP_NUM_THREADS is not set, so each of the %d workers gets OMP_NUM_THREADS=1; set what suits your program",
+        "OMP_NUM_THREADS is not set, so each of the %d workers gets OMP_NUM_THREADS=1; set what suits your program "
+        "(processors for each: %d)",
         config.nproc_per_node,
+        max(1, len(os.sched_getaffinity(0)) // config.nproc_per_node),
     )
 
 

@@ -61,7 +61,7 @@ def _check_inputs(options: argparse.Namespace) -> CheckInputs:
         from rallypoint.cli.config import read_config
 
         values = read_config(options.config).values
-        for name in ("rdzv_endpoint", "rdzv_backend", "rdzv_id", "rdzv_conf", "log_dir"):
+        for name in ("rdzv_endpoint", "rdzv_backend", "rdzv_id", "rdzv_conf", "log_dir", "nproc_per_node"):
             if not getattr(options, name) and not (name == "rdzv_endpoint" and options.endpoint):
                 setattr(options, name, values.get(name, ""))
     log_dir = os.path.abspath(options.log_dir) if options.log_dir else ""
@@ -69,13 +69,28 @@ def _check_inputs(options: argparse.Namespace) -> CheckInputs:
     if not endpoint:
         if options.rdzv_conf or options.rdzv_id:
             raise UsageError("--rdzv-id and --rdzv-conf have no effect without an endpoint; give it, or leave them out")
-        return CheckInputs(log_dir)
+        return CheckInputs(log_dir, workers=_workers(options.nproc_per_node))
     from rallypoint.features.preflight import inputs_of
 
     try:
-        return inputs_of(parameters_of(options, endpoint), log_dir)
+        inputs = inputs_of(parameters_of(options, endpoint), log_dir)
     except UserError as error:
         raise UsageError(str(error)) from None
+    return inputs._replace(workers=_workers(options.nproc_per_node))
+
+
+def _workers(text: str | None) -> int:
+    """The number that was given, 0 if none was, or if it cannot be counted: the check of accelerators says why."""
+    if not text:
+        return 0
+    from rallypoint.cli.convert import local_world_size
+
+    try:
+        return local_world_size(text, os.environ)
+    except UserError as error:
+        if text != "auto":
+            raise UsageError(str(error)) from None
+        return 0
 
 
 def _required_checks(text: str) -> tuple[str, ...]:

@@ -340,6 +340,7 @@ VERBS = (
         *_rendezvous("the job's id, to ask its control plane for the time of day (etcd needs it)"),
         _value("--log-dir", "DIR", "folder of the logs (default: a temporary one)"),
         _value("--config", "FILE[:PROFILE]", "take what was not given from this file of rallyrun --config"),
+        _value("--nproc-per-node", "N", "workers on this node, as for rallyrun (default: one per accelerator)"),
         "answer",
         _switch("--json", "print JSON (docs/how-to/preflight.md)"),
         _value("--require", "NAME,...", "checks that must be made and pass: each is a FAIL otherwise, a WARN included"),

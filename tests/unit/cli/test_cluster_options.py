@@ -118,6 +118,8 @@ def test_a_task_that_is_bound_to_few_processors_is_told_of(caplog: pytest.LogCap
         ({**FIRST, "SLURM_CPUS_PER_TASK": "4000"}, "give srun --cpus-per-task=N, or --cpu-bind=none"),
         ({**STEP, "SLURM_CPUS_PER_TASK": "4000"}, ""),  # another node says it
         ({**FIRST, "SLURM_CPUS_PER_TASK": "1"}, ""),
+        # More workers than processors get a line of their own, which names both numbers.
+        ({**FIRST, "SLURM_CPUS_PER_TASK": "4000", "SLURM_GPUS_ON_NODE": str(cpu_count() + 1)}, ""),
     ):
         caplog.clear()
         filled(environ=environ)

@@ -1,4 +1,4 @@
-"""The number of workers by devices, on faked machines."""
+"""The number of workers by devices, on faked machines, and the lines about workers that share them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import UserError
+from rallypoint.cli import sharing
+from rallypoint.cli.convert import config_from_options
+from rallypoint.cli.parse import parse
+from rallypoint.cli.sharing import shared_devices
 from rallypoint.cli.worker_count import count_accelerators, count_devices
+from rallypoint.clusters.processors import Processors
 from tests import machines
 from tests.machines import APU, MI300, node
 
@@ -75,3 +80,40 @@ def test_what_is_refused(
 
 def test_none_are_none(tmp_path: Path) -> None:
     assert count_accelerators({}, "auto", tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "workers", "environ", "line"),
+    [
+        (AMD, 8, {}, ""),
+        (AMD, 9, {}, "9 workers share 8 AMD GPUs; start fewer workers"),
+        (AMD, 2, {"HIP_VISIBLE_DEVICES": "3"}, "2 workers share 1 AMD GPU of 8, by HIP_VISIBLE_DEVICES='3'"),
+        (NVIDIA, 2, {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, "--virtual-local-rank gives each worker its own"),
+        (NVIDIA, 2, {"CUDA_VISIBLE_DEVICES": ""}, ""),
+        (NOTEBOOK, 4, {}, ""),
+        (lambda root: root, 4, {}, ""),
+    ],
+)
+def test_workers_that_share_devices(
+    tmp_path: Path, make: Callable[[Path], Path], workers: int, environ: dict[str, str], line: str
+) -> None:
+    found = shared_devices(workers, environ, make(tmp_path))
+    assert bool(found) == bool(line)
+    assert line in found
+
+
+@pytest.mark.parametrize(("workers", "lines"), [(1, 0), (2, 1), (4, 1)])
+def test_workers_on_one_processor_are_told_of_in_one_line(
+    workers: int, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sharing, "processors", lambda: Processors(1, 64))
+    config_from_options(parse([f"--nproc-per-node={workers}", "s.py"], {}), {})
+    said = [record.getMessage() for record in caplog.records if "share 1 processor of 64" in record.getMessage()]
+    assert len(said) == lines
+
+
+def test_a_list_whose_length_was_checked_is_not_shared(tmp_path: Path) -> None:
+    """Two names of MIG instances, of which each worker gets one."""
+    environ = {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}
+    assert not shared_devices(2, environ, NVIDIA(tmp_path), each_gets_one=True)
+    assert shared_devices(4, {}, tmp_path, each_gets_one=True)

@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.base.devices import best, seen
 from rallypoint.base.nvml import GpuHealth, GpuMemory, GpuProcess, NvmlHealth, nvml_health
 from rallypoint.clusters.preflight import machine
 from rallypoint.clusters.preflight.machine import GIBIBYTE, MEBIBYTE, NO_LIMIT, Room, Xid
 from rallypoint.clusters.preflight.results import CheckInputs, CheckResult, Status
+from rallypoint.clusters.processors import Processors
 from rallypoint.failures.failure import log_entries
+from tests import machines
+from tests.machines import MI300
 
 
 def status(result: CheckResult, *values: str) -> str:
@@ -143,7 +147,6 @@ def eight(last: GpuHealth = GPU) -> NvmlHealth:
 @pytest.mark.parametrize(
     ("health", "numbers", "values", "expected"),
     [
-        (None, (0, 0, 0), [], "SKIP"),
         (None, (8, 8, 0), ["libnvidia-ml.so.1", "8 GPUs"], "WARN"),
         (NvmlHealth("Driver/library version mismatch"), (8, 8, 0), ["version mismatch"], "FAIL"),
         (eight(GPU._replace(trouble="GPU is lost", address="GPU 7")), (8, 8, 0), ["1 of 8", "GPU 7"], "FAIL"),
@@ -155,6 +158,31 @@ def eight(last: GpuHealth = GPU) -> NvmlHealth:
 )
 def test_gpus(health: NvmlHealth | None, numbers: tuple[int, int, int], values: list[str], expected: str) -> None:
     assert status(machine.judge_gpus(health, *numbers), *values) == expected
+
+
+def test_accelerators_of_other_makers(tmp_path: Path) -> None:
+    amd = seen({}, machines.amd(tmp_path, [MI300] * 8, range(8)))
+    facts = ["8 AMD GPUs", "health is not checked"]
+    assert status(machine.judge_accelerators(best(amd), "", ""), *facts) == "PASS"
+    assert status(machine.judge_accelerators(best(amd), "", "", 9), *facts, "9 workers share them") == "WARN"
+    refused = machine.judge_accelerators(None, "this process may open none", "add it to the group")
+    assert status(refused, "may open none", "add it to the group; or write --nproc-per-node as a number") == "WARN"
+    assert status(machine.judge_accelerators(None, "", "")) == "SKIP"
+
+
+@pytest.mark.parametrize(
+    ("found", "workers", "values", "expected"),
+    [
+        (Processors(64, 64), 0, ["64 of 64 processors"], "PASS"),
+        (Processors(1, 64), 0, ["1 of 64 processors"], "PASS"),
+        (Processors(1, 64), 1, ["1 of 64 processors"], "PASS"),
+        (Processors(1, 64), 4, ["4 workers share 1 processor of 64"], "WARN"),
+        (Processors(64, 64, 2.5), 4, ["4 workers share the time of 2.5 of 64", "limits.cpu"], "WARN"),
+        (Processors(64, 64, 8.0), 4, ["for the time of 8"], "PASS"),
+    ],
+)
+def test_processors_for_workers(found: Processors, workers: int, values: list[str], expected: str) -> None:
+    assert status(machine.judge_cpus(found, workers, {}), *values) == expected
 
 
 @pytest.mark.parametrize(

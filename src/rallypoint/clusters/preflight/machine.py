@@ -1,4 +1,4 @@
-"""Checks of this machine: room for files, limits, and NVIDIA's GPUs.
+"""Checks of this machine: room for files, limits, processors, and accelerators, of which NVIDIA's GPUs are asked.
 
 Each check reads its facts, and a pure function judges them. A dead network file system, or a driver, may hold up
 whoever reads (`Check.may_hang`).
@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from rallypoint.base.descriptors import limits
-from rallypoint.base.devices import cuda_count
+from rallypoint.base.devices import Seen, best, counted, cuda_count, seen, trouble_of
 from rallypoint.base.gpu_holders import (
     MUCH,
     Holder,
@@ -40,6 +40,7 @@ from rallypoint.clusters.preflight.results import (
     skipped,
     warned,
 )
+from rallypoint.clusters.processors import Processors, processors, shortage
 from rallypoint.failures.failure import KERNEL_LOG, LogEntry, log_entries, own_cgroup_path, raw_entries
 
 MEBIBYTE, GIBIBYTE = 1 << 20, 1 << 30
@@ -234,6 +235,24 @@ def _number(path: str) -> int:
         return int(file.read())
 
 
+# Processors
+
+
+def cpus(inputs: CheckInputs) -> Iterator[CheckResult]:
+    rows = seen(os.environ)
+    row = best(rows)
+    workers = inputs.workers or (len(row.devices) if row else 0)
+    yield judge_cpus(processors(), workers, os.environ)
+
+
+def judge_cpus(found: Processors, workers: int, environ: Mapping[str, str]) -> CheckResult:
+    """Whether each of the workers can have a processor; `workers` is 0 if that is not known."""
+    if short := shortage(workers, found, environ):
+        return warned(*short)
+    text = f"this process may run on {found.allowed} of {found.there} processors"
+    return passed(f"{text}, for the time of {found.quota:.3g}" if found.quota < found.allowed else text)
+
+
 # GPUs: what NVML says, and what the kernel's log says of them
 
 _FEW = 8
@@ -248,7 +267,11 @@ def gpus(inputs: CheckInputs) -> Iterator[CheckResult]:
     listed = cuda_count({})
     has_driver = listed or os.path.exists("/proc/driver/nvidia/version")
     health = nvml_health() if has_driver else None
-    yield judge_gpus(health, listed, cuda_count(os.environ) if has_driver else 0, inputs.workers)
+    if has_driver:
+        yield judge_gpus(health, listed, cuda_count(os.environ), inputs.workers)
+    else:
+        rows = seen(os.environ)
+        yield judge_accelerators(best(rows), *trouble_of(rows), inputs.workers)
     yield judge_gpu_memory(health, memory_of_others(inputs.job) if health is not None else ())
 
 
@@ -259,8 +282,6 @@ def judge_gpus(health: NvmlHealth | None, listed: int = 0, visible: int = 0, wor
     that is not known.
     """
     if health is None:
-        if not listed:
-            return skipped("there is no NVIDIA driver")
         return warned(
             f"{LIBRARY} is not there, so nothing is known of {listed} GPUs",
             "install it with the driver; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
@@ -279,6 +300,19 @@ def judge_gpus(health: NvmlHealth | None, listed: int = 0, visible: int = 0, wor
     if workers > visible > 0:
         return warned(f"{text}: {workers} workers share {visible}", "give --nproc-per-node=gpu")
     return passed(text)
+
+
+def judge_accelerators(row: Seen | None, trouble: str, advice: str, workers: int = 0) -> CheckResult:
+    """What is known of accelerators other than NVIDIA's, which are counted only; or why they cannot be."""
+    if row is not None:
+        text = f"{counted(len(row.devices), row.vendor)}, whose health is not checked"
+        if workers > len(row.devices):
+            return warned(f"{text}: {workers} workers share them", "give --nproc-per-node=auto")
+        return passed(text)
+    if trouble:
+        remedy = "write --nproc-per-node as a number"
+        return warned(trouble, f"{advice}; or {remedy}" if advice else remedy)
+    return skipped("no driver of an accelerator has devices here")
 
 
 def memory_of_others(job: str) -> list[str]:

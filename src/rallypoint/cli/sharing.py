@@ -1,0 +1,52 @@
+"""Warns of workers that outnumber the processors or accelerators of their node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from rallypoint.base.light_typing import TYPE_CHECKING
+from rallypoint.base.log import get_logger
+from rallypoint.clusters.processors import processors, shortage
+
+if TYPE_CHECKING:
+    from rallypoint.base.devices import Root
+
+_log = get_logger(__name__)
+
+_NODES = (
+    *("nvidia", "nvgpu", "nvhost-gpu", "dxg", "kfd", "dri", "mxcd", "iluvatar", "davinci", "accel", "neuron", "vfio"),
+    *("mtgpu", "cambricon_dev"),
+)
+"""How names of nodes in /dev begin, of drivers of which `base.vendors` can count devices."""
+
+
+def warn_of_sharing(workers: int, environ: Mapping[str, str], *, each_gets_one: bool) -> None:
+    """Warn, in one line each, if several workers outnumber their processors, or the devices that they see.
+
+    `each_gets_one`: each worker gets one device of a list, whose length was checked (`--virtual-local-rank`).
+    """
+    short = shortage(workers, processors(), environ)
+    if short is not None:
+        _log.warning("%s; %s", *short)
+    if any(name.startswith(_NODES) for name in os.listdir("/dev")):
+        line = shared_devices(workers, environ, each_gets_one=each_gets_one)
+        if line:
+            _log.warning("%s", line)
+
+
+def shared_devices(workers: int, environ: Mapping[str, str], root: Root = "/", *, each_gets_one: bool = False) -> str:
+    """The line of devices, empty if each worker can have one, or there are none; `root` has `dev`, `sys` and `proc`."""
+    from rallypoint.base.devices import best, counted, seen
+
+    row = best(seen(environ, root))
+    if row is None or workers <= len(row.devices) or (each_gets_one and row.variable):
+        return ""
+    fact = f"{workers} workers share {counted(len(row.devices), row.vendor)}"
+    if not row.variable:
+        return f"{fact}; start fewer workers, or hide the devices from workers that do not use them"
+    given = f"{row.variable}={environ[row.variable]!r}"
+    if environ[row.variable].startswith("MIG-"):
+        each = "--virtual-local-rank gives each worker its own"
+        return f"{fact}, since a program sees one MIG instance of {given}; {each}"
+    return f"{fact} of {row.listed}, by {given}; let it name more devices, or start fewer workers"

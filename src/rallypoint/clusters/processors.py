@@ -1,0 +1,75 @@
+"""How many processors this process and its workers may use, and whether that is fewer than there are workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+from rallypoint.base.light_typing import NamedTuple
+from rallypoint.base.procfs import read_text
+from rallypoint.failures.failure import own_cgroup_path
+
+
+class Processors(NamedTuple):
+    """Processors by the affinity of this process, of the machine, and by the quota of its control groups.
+
+    `quota` is infinite if there is none; 1.5 means the time of one and a half processors.
+    """
+
+    allowed: int
+    there: int
+    quota: float = float("inf")
+
+
+def processors(root: str = "/") -> Processors:
+    """Read them; `root` is the folder of `sys` and `proc`, which have the quota."""
+    allowed = len(os.sched_getaffinity(0))
+    return Processors(allowed, max(os.cpu_count() or 1, allowed), min(_quotas(root), default=float("inf")))
+
+
+def _quotas(root: str) -> Iterator[float]:
+    """The quota of this control group and of those above it."""
+    folder, second = own_cgroup_path("cpu", os.path.join(root, "proc"))
+    top = os.path.join(root, "sys/fs/cgroup" if second else "sys/fs/cgroup/cpu")
+    path = top + folder.rstrip("/")
+    if not os.path.isdir(path):  # a container sees its own group at the top, by the name that it has outside
+        path = top
+    while path.startswith(top):
+        if second:
+            time, _, period = read_text(f"{path}/cpu.max").partition(" ")
+        else:
+            time, period = read_text(f"{path}/cpu.cfs_quota_us"), read_text(f"{path}/cpu.cfs_period_us")
+        if time.strip().isdigit() and period.strip().isdigit() and int(period):  # without a quota: `max`, or -1
+            yield int(time) / int(period)
+        path = os.path.dirname(path)
+
+
+def shortage(workers: int, found: Processors, environ: Mapping[str, str]) -> tuple[str, str] | None:
+    """What several workers share, and how to change it; None if each can have a processor, or nothing limits them.
+
+    A machine that has fewer processors than there are workers limits nothing: its user knows it.
+    """
+    if workers < 2 or workers <= min(found.allowed, found.quota):
+        return None
+    if found.quota < found.allowed and found.quota < found.there:
+        fact = f"{workers} workers share the time of {found.quota:.3g} of {found.there} processors (cgroup)"
+        remedy = "raise its quota (limits.cpu of a pod, --cpus of a container, CPUQuota= of a service)"
+        return fact, f"{remedy}; or start fewer workers"
+    if found.allowed < found.there:
+        fact = f"{workers} workers share {_count(found.allowed)} of {found.there}, by the affinity of this process"
+        return fact, f"{_remedy(environ)}; or start fewer workers"
+    return None
+
+
+def _count(number: int) -> str:
+    return f"{number} processor{'' if number == 1 else 's'}"
+
+
+def _remedy(environ: Mapping[str, str]) -> str:
+    if "SLURM_JOB_ID" in environ:
+        return "give srun --cpus-per-task=N, or --cpu-bind=none"
+    from rallypoint.clusters.detect import launcher_of
+
+    if launcher := launcher_of(environ):
+        return f"write {launcher.one_per_host} rallyrun ..."
+    return "start it without taskset or numactl, or give the container more processors (--cpuset-cpus)"
