@@ -123,6 +123,7 @@ def test_dev_null_is_named_where_it_is_needed(rallyrun: Launcher, own_mounts: No
 
 def test_no_temporary_folder_is_named(rallyrun: Launcher, own_mounts: None) -> None:
     # In place, with what is there: this checkout may be below one of them.
-    full = "for each in /var/tmp /tmp; do mount --bind $each $each && mount -o remount,ro,bind $each || exit; done"
+    closed = "mount --bind $each $each && mount -o remount,ro,bind $each"
+    full = f"for each in /var/tmp /tmp /dev/shm; do {closed} || exit; done"
     job = within(rallyrun, f"{full} && cd / && mount -o remount,ro,bind / && unset TMPDIR &&", ways=("-m",))
     refused(job, "no folder for temporary files can be written to", "TMPDIR")

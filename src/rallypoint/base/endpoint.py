@@ -126,6 +126,18 @@ def is_this_machine(host: str, *, ask: bool = True) -> bool:
     return any(is_local_address(str(target[0])) for _, _, _, target in results)
 
 
+def is_own_unknown_name(host: str) -> bool:
+    """Whether `host` is this machine's own name, and resolves to nothing here, as in a container without an entry in
+    /etc/hosts: then only the loopback leads to it. May wait for a name server.
+    """
+    if host != socket.gethostname():
+        return False
+    try:
+        return not resolve(host)
+    except OSError:
+        return True
+
+
 def is_local_address(address: str) -> bool:
     """Whether a numeric address is a loopback, or of one of this machine's interfaces."""
     return is_loopback(address) or _is_own(address)

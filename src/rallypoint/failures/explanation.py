@@ -48,7 +48,7 @@ def message_and_traceback(failure: ProcessFailure) -> tuple[str, str]:
         traceback = f"{traceback.rstrip()}\n{failure.context}"
     if message.removeprefix("bdb.").startswith("BdbQuit"):
         message, traceback = "it was ended by its debugger", ""
-    message += _environment_note(message, failure.program or sys.executable)
+    message += _environment_note(message, failure.program or sys.executable) or _user_note(message)
     if failure.remark:
         message += f" ({failure.remark})"
     return message, traceback
@@ -70,6 +70,14 @@ def _environment_note(message: str, python: str) -> str:
     if python == sys.executable and any(os.path.exists(f"{sys.prefix}/{name}") for name in TOOL_FILES):
         advice = "activate the environment that has the module, or set PYTHON_EXEC to its Python"
         return f" (workers run {python}, where only Rallypoint is installed; {advice})"
+    return ""
+
+
+def _user_note(message: str) -> str:
+    """For a program that asks for the user's name where there is none, as with the arbitrary ids of containers."""
+    # What `getpass.getuser` raises, before Python 3.13 and since.
+    if "getpwuid(): uid not found: " in message or message == "OSError: No username set in the environment":
+        return " (this user id has no name on this machine; set LOGNAME or USER to one)"
     return ""
 
 

@@ -55,7 +55,10 @@ def make_folder() -> str:
         usual = os.path.join(place, f"rallypoint-{os.geteuid()}")
         try:
             make_private(usual)
-            return usual
+            if os.access(usual, os.W_OK):
+                return usual
+            refusal = refusal or OSError(errno.EROFS, os.strerror(errno.EROFS), usual)
+            continue  # it was made when this was writable
         except OSError as error:
             refusal = refusal or error
         if os.path.lexists(usual):  # another user was here first

@@ -58,6 +58,15 @@ def test_a_missing_module_is_explained_by_another_active_environment(monkeypatch
     assert "set PYTHON_EXEC=/home/ann/.venv/bin/python" in cause.message
     monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
     assert _of(1, MISSING.encode()).message == "ModuleNotFoundError: No module named 'apex'"
+
+
+@pytest.mark.parametrize(
+    "raised", ["KeyError: 'getpwuid(): uid not found: 54321'", "OSError: No username set in the environment"]
+)
+def test_a_user_without_a_name_is_explained(raised: str) -> None:
+    """What `getpass.getuser` raises, before Python 3.13 and since."""
+    cause = _of(1, TRACE.replace("ValueError: boom", raised).encode())
+    assert cause.message == f"{raised} (this user id has no name on this machine; set LOGNAME or USER to one)"
     assert _of(1, TRACE.encode()).message == "ValueError: boom"
 
 

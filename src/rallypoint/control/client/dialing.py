@@ -385,7 +385,10 @@ async def _look_up(endpoint: Endpoint) -> list[_Address] | Exception:
     try:
         answers = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     except Exception as error:
-        return error
+        if endpoint.host != socket.gethostname():
+            return error
+        # Another agent of this machine is the host, since it has recognized the name; no server of names knows it.
+        answers = await loop.getaddrinfo("127.0.0.1", endpoint.port, type=socket.SOCK_STREAM)
     return list(
         dict.fromkeys(_Address(int(family), int(kind), protocol, name) for family, kind, protocol, _, name in answers)
     )

@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.descriptors import allow_nodes
-from rallypoint.base.endpoint import Endpoint, host_name, is_loopback, is_this_machine, parse_endpoint
+from rallypoint.base.endpoint import (
+    Endpoint,
+    host_name,
+    is_loopback,
+    is_own_unknown_name,
+    is_this_machine,
+    parse_endpoint,
+)
 from rallypoint.base.errors import UserError
+from rallypoint.base.log import get_logger
 from rallypoint.base.loop import shared_loop
 from rallypoint.control.coordinator.dispatcher import Dispatcher, LocalLink
 from rallypoint.control.coordinator.server import ControlServer
@@ -44,6 +52,8 @@ if TYPE_CHECKING:
     from rallypoint.control.client.dialing import DialTarget
     from rallypoint.control.protocol.messages import StorePeers
     from rallypoint.rendezvous.backends.rank_zero import EndpointCheck
+
+_log = get_logger(__name__)
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
@@ -78,6 +88,7 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
         only_here = is_loopback(endpoint.host) and params.endpoint_given
         super().__init__(settings, endpoint_words(endpoint, only_here), params.endpoint_flag, rank)
         self._endpoint = endpoint
+        self._workers_host = endpoint.host
         self._rank = rank
         self._tls = control_tls(params.config)
         self._listeners = partial(control_listeners, params, [endpoint.host], endpoint.port, only_here=only_here)
@@ -124,6 +135,11 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
         self._server = ControlServer(
             dispatcher, listeners, keys=accepted_keys(), tls=self._tls, fallback=self._stores.add_connection
         )
+        if self.settings.max_nodes == 1 and is_own_unknown_name(self._endpoint.host):
+            self._workers_host = "127.0.0.1"
+            _log.warning(
+                "workers get MASTER_ADDR=127.0.0.1: %s, this machine's own name, does not resolve", host_name()
+            )
         self._endpoint = Endpoint(self._endpoint.host, self._server.port)
         if not is_this_machine(self._endpoint.host, ask=False):
             self._begin_check(dispatcher, deliver)
@@ -161,8 +177,8 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
             self._stores.set_peers(self._access.peers(notifications, self._endpoint.host))
 
     def prepare(self, address: str) -> tuple[str, int]:
-        """The endpoint, as it was written: workers of a static job connect to just that."""
-        return self._endpoint.host, self._endpoint.port
+        """The endpoint, as it was written: workers of a static job connect to just that, unless none could."""
+        return self._workers_host, self._endpoint.port
 
     def round_ended(self) -> None:
         """Put a new store behind the port before any node can be notified of the next round, which needs this node."""

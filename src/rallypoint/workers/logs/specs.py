@@ -270,7 +270,13 @@ class DefaultLogsSpecs(LogsSpecs):
         if self._root_is_temporary and self._root_log_dir is not None and not os.path.isdir(self._root_log_dir):
             self._root_log_dir = None
         if self._root_log_dir is None:
-            self._root_log_dir = make_unique(temporary_folder(), "torchelastic_")
+            self._root_log_dir = make_unique(folder := temporary_folder(), "torchelastic_")
+            if folder == _MEMORY:
+                log.warning(
+                    "files of workers go to shared memory (%s): no other folder can be written to; "
+                    "set TMPDIR or --log-dir to one",
+                    folder,
+                )
         if self._run_log_dir is None or not os.path.isdir(self._run_log_dir):
             node = _safe_name(os.uname().nodename, _MAX_HOST)
             run = _safe_name(run_id, _MAX_NAME - len(os.fsencode(node)))
@@ -383,6 +389,10 @@ def _merged_by_srun(environ: Mapping[str, str]) -> bool:
 # Folders, without the cost of importing `tempfile`
 
 
+_MEMORY = "/dev/shm"
+"""The last resort where the root is read-only: most containers can write to it."""
+
+
 def temporary_folder() -> str:
     """The folder for temporary files: `TMPDIR`, `TEMP`, `TMP` or a usual one, the first that is writable.
 
@@ -390,7 +400,7 @@ def temporary_folder() -> str:
         UserError: none of them is.
     """
     named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
-    candidates = [*named, "/tmp", "/var/tmp", "/usr/tmp", "."]
+    candidates = [*named, "/tmp", "/var/tmp", "/usr/tmp", ".", _MEMORY]
     for folder in candidates:
         if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
             try:
