@@ -202,20 +202,16 @@ class LocalEtcd:
     def _wait(self, endpoint: Endpoint, deadline: Deadline, unwanted: Callable[[], bool]) -> str:
         """Until it answers; returns what is wrong if it does not."""
         assert self._supervisor is not None
-        supervisor_end = os.pidfd_open(self._supervisor.pid)
-        try:
-            while True:
-                if self._answers(endpoint):
-                    return ""
-                if (code := self._supervisor.poll()) is not None:
-                    return f"it {how_it_ended(code)}"
-                if deadline.expired:
-                    return "it does not answer"
-                if unwanted():
-                    return "it is no longer needed"
-                until_readable([supervisor_end], _POLL_INTERVAL)
-        finally:
-            os.close(supervisor_end)
+        while True:
+            if self._answers(endpoint):
+                return ""
+            if (code := self._supervisor.poll()) is not None:
+                return f"it {how_it_ended(code)}"
+            if deadline.expired:
+                return "it does not answer"
+            if unwanted():
+                return "it is no longer needed"
+            until_readable([], _POLL_INTERVAL)
 
     def _answers(self, endpoint: Endpoint) -> bool:
         connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=2.0)

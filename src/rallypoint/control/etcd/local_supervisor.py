@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -32,26 +31,29 @@ def main(owner: int, folder: str, command: list[str]) -> int:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    ends = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    for number in (*ends, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the owner may have blocked them, and etcd would inherit that
+    libc = ctypes.CDLL(None)
+    # A SIGCHLD when the owner ends; also when only the thread ends that has started us.
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGCHLD)
     try:
-        watched = os.pidfd_open(owner)
         if os.getppid() != owner:
             return 0
         # This process has no other thread, so the child may run code before the program.
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent())  # noqa: PLW1509
-        _until_readable(reader, watched, os.pidfd_open(process.pid))
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent(libc))  # noqa: PLW1509
+        received: set[int] = set()
+        while process.poll() is None and os.getppid() == owner and not received.intersection(ends):
+            received.update(os.read(reader, 4096))
         process.kill()
         return process.wait()
-    except ProcessLookupError:  # the owner has ended
-        return 0
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _die_with_parent() -> Callable[[], None]:
-    libc, supervisor = ctypes.CDLL(None), os.getpid()
+def _die_with_parent(libc: ctypes.CDLL) -> Callable[[], None]:
+    supervisor = os.getpid()
 
     def tie() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -59,13 +61,6 @@ def _die_with_parent() -> Callable[[], None]:
             os._exit(1)
 
     return tie
-
-
-def _until_readable(*fds: int) -> None:
-    poller = select.poll()
-    for fd in fds:
-        poller.register(fd, select.POLLIN)
-    poller.poll()
 
 
 if __name__ == "__main__":
