@@ -15,11 +15,14 @@ import sys
 
 NUMBERS = {
     # name: number on x86-64, on aarch64 (tests/unit/hangs/test_system_calls.py looks them up)
+    "clone3": (435, 435),
     "close_range": (436, 436),
     "epoll_create1": (291, 20),
+    "epoll_pwait2": (441, 441),
     "eventfd2": (290, 19),
     "inotify_init1": (294, 26),
     "memfd_create": (319, 279),
+    "openat2": (437, 437),
     "pidfd_open": (434, 434),
     "pidfd_send_signal": (424, 424),
     "pipe2": (293, 59),
@@ -29,6 +32,12 @@ NUMBERS = {
     "setsid": (112, 157),
     "socketpair": (53, 199),
 }
+OLD_KERNEL = ",".join(
+    f"{name}=ENOSYS" for name in ("pidfd_open", "pidfd_send_signal", "clone3", "close_range", "openat2", "epoll_pwait2")
+)
+"""What Linux 4.18 does not have."""
+OLD_SANDBOX = OLD_KERNEL.replace("ENOSYS", "EPERM").replace("clone3=EPERM", "clone3=ENOSYS")
+"""The same, denied by a sandbox. With clone3=EPERM, the C library can start no thread and no process."""
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """The place in the table above, and the number of the architecture (AUDIT_ARCH_*)."""
 _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06

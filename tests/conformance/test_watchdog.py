@@ -80,7 +80,7 @@ def test_torch_clients_are_enforced_by_our_server(tmp_path: Path) -> None:
             expired.extend(watchdog.step())
             return late.ended()
 
-        until(watchdog, ended, late.pidfd)
+        until(watchdog, ended, late.handle.fileno())
         assert late.ends()[0] == -signal.SIGKILL
         assert [(each.pid, each.scope, each.signal) for each in expired] == [(late.pid, "late", 9)]
 

@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from rallypoint.base.open_process import open_process
 from tests.environment import JOBS, undisturbed
 from tests.waiting import until_stopped
 
@@ -222,11 +223,11 @@ class Launcher:
     def until_gone(pid: int) -> None:
         """Wait until a process has ended, whether or not it has been reaped."""
         with suppress(ProcessLookupError):
-            fd = os.pidfd_open(pid)
+            handle = open_process(pid)
             try:
-                assert readable(fd, TIMEOUT), f"process {pid} has not ended"
+                assert readable(handle.fileno(), TIMEOUT), f"process {pid} has not ended"
             finally:
-                os.close(fd)
+                handle.close()
 
     def _marked(self) -> Iterator[tuple[int, str]]:
         for name in os.listdir("/proc"):

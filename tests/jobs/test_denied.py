@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 
 import pytest
 
@@ -17,8 +18,9 @@ pytestmark = pytest.mark.skipif(denying.why_not() is not None, reason=str(denyin
 
 FAILS = """
 import os, subprocess, sys, time
-if os.environ["RANK"] == "0":
-    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+subprocess.Popen(["sleep", "1000"], start_new_session=True)
+print("round", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+if os.environ["RANK"] == "0" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     sys.exit(3)
 time.sleep(1000)
 """
@@ -28,7 +30,7 @@ def denied(rallyrun: Launcher, what: str, *args: str) -> Job:
     return rallyrun.command([*denying.denying(what), *RALLYRUN, *args, rallyrun.script(FINE)])
 
 
-@pytest.mark.parametrize(("call", "error"), [("prctl", "EPERM"), ("pidfd_open", "ENOSYS")])
+@pytest.mark.parametrize(("call", "error"), [("prctl", "EPERM"), ("setsid", "EPERM"), ("clone3", "EPERM")])
 def test_a_call_that_is_needed_is_named(rallyrun: Launcher, call: str, error: str) -> None:
     job = denied(rallyrun, f"{call}={error}", "--standalone")
     refused(job, f"the system call {call}", "seccomp")
@@ -36,17 +38,45 @@ def test_a_call_that_is_needed_is_named(rallyrun: Launcher, call: str, error: st
 
 
 def test_all_that_is_denied_is_named_at_once(rallyrun: Launcher) -> None:
-    job = denied(rallyrun, "pidfd_open=ENOSYS,eventfd2=EPERM", "--standalone")
-    refused(job, "the system calls eventfd2 and pidfd_open", "seccomp")
+    job = denied(rallyrun, "socketpair=ENOSYS,eventfd2=EPERM", "--standalone")
+    refused(job, "the system calls eventfd2 and socketpair", "seccomp")
 
 
-def test_a_job_that_could_not_end_its_workers_does_not_start_them(rallyrun: Launcher) -> None:
-    script = rallyrun.script(FAILS)
-    what = denying.denying("pidfd_send_signal=EPERM")
-    refused(
-        rallyrun.command([*what, *RALLYRUN, "--standalone", "--nproc-per-node=2", script]),
-        "the system call pidfd_send_signal",
-    )
+@pytest.mark.parametrize("call", ["prctl", "eventfd2", "clone3"])
+def test_what_is_denied_is_not_to_be_tried_again(rallyrun: Launcher, call: str) -> None:
+    job = denied(rallyrun, f"{call}=EPERM", "--standalone", "--exit-codes=classified")
+    assert job.ends() == 2, job.err
+
+
+@pytest.mark.parametrize("what", [denying.OLD_KERNEL, denying.OLD_SANDBOX, "pidfd_send_signal=EPERM"])
+def test_a_job_does_without_pidfds(rallyrun: Launcher, what: str) -> None:
+    words = [*denying.denying(what), *RALLYRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    job = rallyrun.command([*words, rallyrun.script(FAILS)])
+    job.until(lambda lines: lines.count("round 1") == 2, "the workers run again")
+    assert len(rallyrun.pids()) >= 2 + 2 + 2, "agent, supervisor, reaper, workers and their children"
+    job.signal(signal.SIGTERM)
+    assert job.ends() == 1, job.err
+    assert rallyrun.left() == []
+    assert job.err.count("processes have no pidfds here") == 1
+
+
+def test_the_check_says_what_is_lost_without_pidfds(rallyrun: Launcher) -> None:
+    check = rallyrun.command([*denying.denying(denying.OLD_KERNEL), *RALLYCTL, "check"])
+    assert check.ends() in (1, 2), check.err
+    (line,) = [line for line in check.out if " kernel: " in line]
+    assert line.startswith("WARN kernel: processes have no pidfds here")
+    assert "use Linux 5.3 or newer" in line
+
+
+def test_an_agent_that_is_killed_leaves_nothing_without_pidfds(rallyrun: Launcher) -> None:
+    words = [*denying.denying(denying.OLD_KERNEL), *RALLYRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    job = rallyrun.command([*words, rallyrun.script(FAILS)])
+    job.until(lambda lines: lines.count("round 1") == 2, "the workers run again")
+    pids = rallyrun.pids()
+    job.signal(signal.SIGKILL)
+    for pid in pids:
+        rallyrun.until_gone(pid)
+    assert job.ends() == -signal.SIGKILL
 
 
 def test_an_event_loop_is_not_begun_without_what_it_needs(rallyrun: Launcher) -> None:

@@ -33,6 +33,7 @@ from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
+from rallypoint.base.pidfds import HAS_PIDFDS
 from rallypoint.control.membership.state import Succeed
 from rallypoint.control.protocol.messages import Placement
 from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
@@ -166,6 +167,10 @@ class WorkerController:
     def prepare(self) -> None:
         """The run begins: start what starts the workers, while the nodes find each other."""
         self.ensure_reaper()
+        if not HAS_PIDFDS:
+            from rallypoint.base.without_pidfds import FACT
+
+            log.warning("%s", FACT)
 
     def close(self) -> None:
         """The run is over, for the other nodes too: release what was kept until now."""

@@ -2,7 +2,8 @@
 
 A sandbox (the seccomp profile of a container) may deny system calls, and a root folder may lack /proc. One sentence
 then names all that is missing; later, each would look like something else: a limit, a lost process, or one that cannot
-be killed. `until_readable` is the one call in which every loop of this program waits.
+be killed. Pidfds are not among it (see `base.open_process`). `until_readable` is the one call in which every loop of
+this program waits.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import contextlib
 import errno
 import os
 import select
-import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from fcntl import F_GETPIPE_SZ, F_SETPIPE_SZ, fcntl
+from fcntl import F_DUPFD_CLOEXEC, F_GETPIPE_SZ, F_SETPIPE_SZ, fcntl
 
 from rallypoint.base.errors import ResourceError
+
+
+class DeniedError(ResourceError):
+    """A sandbox, or the root folder, denies what is needed: at another try too."""
+
 
 _DENIALS = {errno.EPERM, errno.EACCES, errno.ENOSYS}
 
@@ -25,18 +30,18 @@ _checked = False
 
 
 def check_kernel() -> None:
-    """Check that this process may use the calls that an agent needs. Asks the kernel once. Raises ResourceError: it may
+    """Check that this process may use the calls that an agent needs. Asks the kernel once. Raises DeniedError: it may
     not; the text names the calls, and what to do.
     """
     global _checked
     if not _checked:
-        _check({**_CALLS, **_CALLS_ON_PROCESSES})
+        _check(_CALLS)
         _check_proc()
         _checked = True
 
 
 def check_for_loop() -> None:
-    """Check the calls that an event loop needs, which otherwise may end this process. Raises ResourceError."""
+    """Check the calls that an event loop needs, which otherwise may end this process. Raises DeniedError."""
     if not _checked:
         _check(_CALLS)
 
@@ -47,17 +52,18 @@ def _check(calls: Mapping[str, Callable[[], object]]) -> None:
         raise denied_error(*denied, why=next(iter(denied.values())))
 
 
-def denied_error(*calls: str, why: OSError | None = None) -> ResourceError:
+def denied_error(*calls: str, why: OSError | None = None) -> DeniedError:
     names = f"system call {calls[0]}" if len(calls) == 1 else f"system calls {', '.join(calls[:-1])} and {calls[-1]}"
     reason = f" ({why.strerror})" if why is not None else ""
-    return ResourceError(
-        f"the {names} cannot be used here{reason}: a sandbox denies it, or the kernel is too old; allow it in the "
-        "seccomp profile of the container, or use Linux 5.3 or newer"
+    advice = ", or have it answer ENOSYS, as Docker does since 20.10.10" if "clone3" in calls else ""
+    return DeniedError(
+        f"the {names} cannot be used here{reason}: a sandbox denies it; allow it in the seccomp profile of the "
+        f"container{advice}"
     )
 
 
 def memory_file(name: str) -> int:
-    """The descriptor of a new file in memory (`memfd_create`). Raises OSError; a ResourceError if that is denied."""
+    """The descriptor of a new file in memory (`memfd_create`). Raises OSError; a DeniedError if that is denied."""
     try:
         return os.memfd_create(name, os.MFD_CLOEXEC)
     except OSError as error:
@@ -88,12 +94,7 @@ _CALLS: dict[str, Callable[[], object]] = {
     "pipe2": lambda: _close(*os.pipe2(os.O_CLOEXEC)),
     "socketpair": lambda: _close(*(end.detach() for end in _socket.socketpair())),
 }
-"""The calls that an event loop needs too."""
-
-_CALLS_ON_PROCESSES: dict[str, Callable[[], object]] = {
-    "pidfd_open": lambda: os.close(os.pidfd_open(os.getpid())),
-    "pidfd_send_signal": lambda: signal.pidfd_send_signal(-1, 0),  # there is no such descriptor
-}
+"""The calls that agents and event loops need."""
 
 
 def set_pipe_size(fd: int, size: int) -> int:
@@ -140,12 +141,12 @@ def _check_proc() -> None:
     try:
         known = os.readlink("/proc/self")
     except OSError as error:
-        raise ResourceError(
+        raise DeniedError(
             f"/proc cannot be read ({error.strerror}), which is needed to find what workers leave running; mount "
             "it (`mount -t proc proc /proc`)"
         ) from None
     if known != str(os.getpid()):
-        raise ResourceError(
+        raise DeniedError(
             f"/proc is that of another PID namespace (it calls this process {known}, which is {os.getpid()} here), so "
             "what workers leave running would be taken for other processes; mount one of this namespace "
             "(`mount -t proc proc /proc`, or `unshare --mount-proc`)"
@@ -161,6 +162,16 @@ def readable(fd: int, seconds: float = 0.0, events: int = select.POLLIN) -> bool
     poller = select.poll()
     poller.register(fd, events)
     return bool(poller.poll(seconds * 1000))
+
+
+def above_standard(fd: int) -> int:
+    """Move this descriptor to a number above 2."""
+    if fd > 2:
+        return fd
+    try:
+        return fcntl(fd, F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)
 
 
 def always_readable() -> int:

@@ -1,4 +1,4 @@
-"""Reads /proc/<pid>/stat of processes, for the whole program, and finds descendants.
+"""Reads /proc/<pid>/stat of processes, for the whole program, finds descendants, and signals processes found there.
 
 Law: built-in modules only, since the reaper reads it too and must be ready fast (`workers.reaper.program`).
 """
@@ -7,9 +7,15 @@ from __future__ import annotations
 
 import posix
 
+from rallypoint.base.pidfds import HAS_PIDFDS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+
+_signal = __import__("_signal")
+"""What `signal` is made of; that makes enums of all its constants, for 4 ms and 1 MB."""
 
 
 class ProcessStat:
@@ -36,26 +42,25 @@ class ProcessStat:
         return now is not None and now.started == self.started and not now.ended
 
 
-def signal_process(stat: ProcessStat, *numbers: int) -> int | None:
-    """Send a process signals, even if its pid may have been reused.
-
-    Returns:
-        Its pidfd, which is readable when it has ended; None if it has already, or runs as a user that we may not
-        signal.
+def signal_process(stat: ProcessStat, *numbers: int) -> None:
+    """Send a process signals, even if its pid may have been reused. Does nothing if it has ended, or runs as a user
+    that we may not signal.
     """
+    fd = -1
     try:
-        fd = posix.pidfd_open(stat.pid)
-    except OSError:
-        return None
-    try:
-        if stat.is_running():  # only from now on the pid cannot be reused by another process
+        if HAS_PIDFDS:
+            fd = posix.pidfd_open(stat.pid)
+        if stat.is_running():  # only from now on the pid of a pidfd cannot be reused by another process
             for number in numbers:
-                __import__("_signal").pidfd_send_signal(fd, number)
-            return fd
+                if HAS_PIDFDS:
+                    _signal.pidfd_send_signal(fd, number)
+                else:
+                    posix.kill(stat.pid, number)
     except OSError:
         pass
-    posix.close(fd)
-    return None
+    finally:
+        if fd >= 0:
+            posix.close(fd)
 
 
 def read_stat(pid: int) -> ProcessStat | None:
@@ -70,6 +75,11 @@ def read_stat(pid: int) -> ProcessStat | None:
         return None
     finally:
         posix.close(fd)
+    return parse_stat(pid, line)
+
+
+def parse_stat(pid: int, line: bytes) -> ProcessStat | None:
+    """The content of a process's file; None if it is not complete."""
     # The command name is in parentheses and may itself contain spaces and parentheses: split after the last one.
     fields = line[line.rfind(b")") + 2 :].split()
     return ProcessStat(pid, fields) if len(fields) >= 20 else None

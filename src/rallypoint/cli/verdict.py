@@ -28,6 +28,7 @@ from rallypoint.base.errors import (
     SignalException,
     UserError,
 )
+from rallypoint.base.kernel import DeniedError
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import LoopError
 from rallypoint.base.private_files import replace_file
@@ -43,6 +44,7 @@ from rallypoint.failures.cause import Ending
 from rallypoint.failures.report import ChildFailedError
 from rallypoint.failures.texts import truncate
 from rallypoint.store.errors import StoreError
+from rallypoint.workers.reaper.client import ReaperDenied
 
 VERDICT_FILE, TERMINATION_LOG = "RALLYPOINT_VERDICT_FILE", "RALLYPOINT_TERMINATION_LOG"
 """The environment variables that name the files."""
@@ -79,6 +81,8 @@ _ENDINGS: tuple[tuple[type[BaseException], Ending], ...] = (
     (RendezvousStateError, Ending.CONFIGURATION),
     (StoreError, Ending.INFRASTRUCTURE),
     (PreflightError, Ending.INFRASTRUCTURE),
+    (DeniedError, Ending.CONFIGURATION),  # this and the next: at another try too
+    (ReaperDenied, Ending.CONFIGURATION),
     (ResourceError, Ending.INFRASTRUCTURE),
     (LoopError, Ending.INFRASTRUCTURE),
 )

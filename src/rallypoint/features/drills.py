@@ -2,8 +2,8 @@
 
 Laws:
 
-1. Only what is this agent's own is touched: its workers, through their pidfds, and itself. A worker that is killed so
-   counts as one that something else has killed.
+1. Only what is this agent's own is touched: its workers and itself, each identified by its pid and the time of its
+   start. A worker that is killed so counts as one that something else has killed.
 2. Whatever is stopped has a process beside it that lets it continue, or kills it, when the time is over: an agent that
    is stopped could not. If the agent ends before, it does so at once.
 """
@@ -19,24 +19,29 @@ from subprocess import DEVNULL, PIPE, Popen
 from rallypoint.agent.feature import Agent, Feature
 from rallypoint.base.light_typing import Any
 from rallypoint.base.log import get_logger
+from rallypoint.base.process_table import ProcessStat, read_stat, signal_process
 from rallypoint.control.protocol.messages import Fault, FaultRequested, HangReport
 
 log = get_logger(__name__)
 
 _FREEZER = """
 import select, signal, sys
-last, seconds, *targets = sys.argv[1:]
+folder, last, seconds, *targets = sys.argv[1:]
+sys.path.append(folder)
+from rallypoint.base.process_table import read_stat, signal_process
+found = {target: read_stat(int(target.split(":")[0])) for target in targets}
 def tell(number):
-    for each in map(int, targets):
-        try:
-            signal.pidfd_send_signal(each, number)
-        except OSError:
-            pass
+    for target, stat in found.items():
+        if stat is not None and target == f"{stat.pid}:{stat.started}":
+            signal_process(stat, number)
 tell(signal.SIGSTOP)
 select.select([0], [], [], float(seconds))
 tell(int(last))
 """
-"""Stops the processes of some pidfds, and sends them a last signal after some seconds, or when its input ends."""
+"""Stops processes, each given by its pid and the time of its start, and sends them a last signal after some seconds, or
+when its input ends.
+"""
+_PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
 
 class Drills(Feature):
@@ -67,11 +72,11 @@ class Drills(Feature):
         except OSError as error:  # it has ended, or this machine has no process or descriptor left
             log.warning("the drill cannot be done: %s", error)
 
-    def _do(self, request: FaultRequested, workers: list[int]) -> None:
+    def _do(self, request: FaultRequested, workers: list[ProcessStat]) -> None:
         match fault := request.fault:
             case Fault.KILL_WORKER:
-                for fd in workers:
-                    signal.pidfd_send_signal(fd, signal.SIGKILL)
+                for worker in workers:
+                    signal_process(worker, signal.SIGKILL)
             case Fault.KILL_AGENT:
                 os.kill(os.getpid(), signal.SIGKILL)
             case Fault.PAUSE_WORKER | Fault.HANG:
@@ -81,11 +86,9 @@ class Drills(Feature):
                 if fault is Fault.HANG:
                     self._hang = freezer
             case Fault.KILL_NODE | Fault.PAUSE_NODE:
-                own = os.pidfd_open(os.getpid())
-                try:
-                    self._freeze([*workers, own], request.lasts, kill=fault is Fault.KILL_NODE)
-                finally:
-                    os.close(own)
+                own = read_stat(os.getpid())
+                assert own is not None
+                self._freeze([*workers, own], request.lasts, kill=fault is Fault.KILL_NODE)
 
     def _end_hang(self, _report: HangReport) -> None:
         """The hang is reported: the worker continues, unless it is ended for that."""
@@ -93,17 +96,25 @@ class Drills(Feature):
         if freezer is not None:
             _release(freezer)
 
-    def _targets(self, request: FaultRequested) -> list[int]:
-        """The descriptors of the workers that are concerned and run."""
+    def _targets(self, request: FaultRequested) -> list[ProcessStat]:
+        """The workers that are concerned and run."""
         context = self.workers.pcontext
-        fds = {} if context is None else context.descriptors()
+        if context is None:
+            return []
         ranks = {worker.local_rank: worker.global_rank for worker in self.workers.group.workers}
-        return [fd for local, fd in fds.items() if not request.fault.is_of_worker or ranks[local] == request.rank]
+        stats = {
+            local: read_stat(pid)
+            for local, pid in context.pids().items()
+            if not request.fault.is_of_worker or ranks[local] == request.rank
+        }
+        # After that look: the pid of a worker that still runs was its own.
+        return [stat for local in context.running if (stat := stats.get(local)) is not None]
 
-    def _freeze(self, targets: list[int], seconds: float, *, kill: bool = False) -> Popen[bytes]:
+    def _freeze(self, targets: list[ProcessStat], seconds: float, *, kill: bool = False) -> Popen[bytes]:
         last = signal.SIGKILL if kill else signal.SIGCONT
-        words = [sys.executable, "-I", "-S", "-c", _FREEZER, f"{last:d}", f"{seconds:f}", *map(str, targets)]
-        freezer = Popen(words, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, pass_fds=targets, start_new_session=True)
+        names = [f"{stat.pid}:{stat.started}" for stat in targets]
+        words = [sys.executable, "-I", "-S", "-c", _FREEZER, _PACKAGES, f"{last:d}", f"{seconds:f}", *names]
+        freezer = Popen(words, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
         self._freezers.append(freezer)
         return freezer
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import subprocess
 import sys
 import threading
@@ -28,10 +27,11 @@ from rallypoint.agent.feature import Agent, Feature
 from rallypoint.agent.policy import STARTED, Phase, PolicyState
 from rallypoint.agent.steps import WorkersStarted
 from rallypoint.base.clock import Deadline
+from rallypoint.base.kernel import readable
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.private_files import open_regular
-from rallypoint.base.process_table import read_stat, signal_process
+from rallypoint.base.process_table import read_stat
 from rallypoint.base.side_thread import SideThread, start_thread
 from rallypoint.control.membership.state import Outcome, Reason, Refusal, Verdict
 from rallypoint.control.protocol.messages import (
@@ -313,17 +313,17 @@ class Incidents(Feature):
 
 def _until_ended(facts: IncidentFacts) -> None:
     """Wait until the workers have ended, but at most for the time that they have."""
+    from rallypoint.workers.stop import open_found
+
     until = time.monotonic() + _ENDED
     for process in (process for rank, process in facts.running.items() if rank >= 0):  # standby workers continue
-        fd = signal_process(process)
-        if fd is None:  # it has ended already; its pid may be another's by now
+        handle = open_found(process)
+        if handle is None:  # it has ended already; its pid may be another's by now
             continue
         try:
-            poller = select.poll()
-            poller.register(fd, select.POLLIN)
-            poller.poll(max(0.0, until - time.monotonic()) * 1000)
+            readable(handle.fileno(), max(0.0, until - time.monotonic()))
         finally:
-            os.close(fd)
+            handle.close()
 
 
 def demand(facts: IncidentFacts) -> tuple[Piece, ...]:

@@ -32,14 +32,14 @@ from rallypoint.workers.reaper.client import Command, ReaperClient
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
+    from rallypoint.base.process_handle import ProcessHandle
     from rallypoint.failures.failure import OomKills, ProcessFailure
     from rallypoint.workers.logs.outputs import Merges, Relay
-    from rallypoint.workers.reaper.client import StartedWorker
     from rallypoint.workers.stop import LeavingWorkers, NoSweep, Stop
 
     Fork = Callable[
         [Sequence[str], Mapping[str, str], int | None, int | None, Collection[int]],
-        StartedWorker | None,
+        ProcessHandle | None,
     ]
     """Called with a command, its environment, descriptors 1 and 2 (None for ours), and processors: forks that worker
     below the reaper of its context, or returns None if it must be started afresh. Raises as `ReaperClient.spawn`.
@@ -367,10 +367,6 @@ class PContext(ABC):
     def ended_at(self, local_rank: int) -> float:
         """When the end of one was seen, on the monotonic clock."""
         return self._processes[local_rank].ended_at
-
-    def descriptors(self) -> dict[int, int]:
-        """The pidfds of the processes that run, by local rank."""
-        return {rank: self._processes[rank].fileno() for rank in self.running}
 
     def forward_signal(self, number: int) -> None:
         for process in self._processes.values():

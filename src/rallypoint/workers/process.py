@@ -1,8 +1,8 @@
-"""One worker process: started by the reaper in a session of its own, watched through its pidfd.
+"""One worker process: started by the reaper in a session of its own, watched and signalled through its handle.
 
 Laws:
 
-1. A worker is signalled through its pidfd, which cannot refer to another process; its pid is for people.
+1. A worker is signalled through its handle, which cannot refer to another process; its pid is for people.
 2. A signal goes to the worker alone. What it has spawned is the reaper's business (`sweep`).
 3. A constructor that raises leaves no process.
 4. The reaper tells of an exit once, so one caller of `poll` at a time asks it: callers may be on several threads.
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import select
 import signal
 import threading
@@ -21,9 +20,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from rallypoint.base.errors import RallypointError, ResourceError
-from rallypoint.base.kernel import readable
-from rallypoint.base.light_typing import Protocol
-from rallypoint.workers.reaper.client import Command, ExitStatus, ReaperClient, ReaperLost, StartedWorker
+from rallypoint.base.kernel import DeniedError, readable
+from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
+from rallypoint.workers.reaper.client import Command, ExitStatus, ReaperClient, ReaperLost
+
+if TYPE_CHECKING:
+    from rallypoint.base.process_handle import ProcessHandle
 
 UNKNOWN_EXIT = 255
 """The exit code of a process whose real one is lost. It does not count as success."""
@@ -52,15 +54,16 @@ class ChildProcess(ABC):
     """A process that was started for us, and how it ended.
 
     Args:
-        pid: for people.
-        pidfd: which this object closes.
+        handle: which this object closes.
     """
 
-    def __init__(self, pid: int, pidfd: int) -> None:
-        self.pid = pid
-        self._pidfd = pidfd
+    def __init__(self, handle: ProcessHandle) -> None:
+        self.pid = handle.pid
+        self._handle = handle
         self.held_by_debugger = False
-        """Whether it has ended but a debugger still holds it, so that its descriptor shows nothing more."""
+        """Whether it has ended but a debugger still holds it, so that its descriptor shows nothing more. Without pidfds
+        also whether it runs while its reaper is lost.
+        """
         self.orphaned = False
         """Whether it ended when its reaper was lost, which alone knew its exit status."""
         self.signalled = False
@@ -83,11 +86,11 @@ class ChildProcess(ABC):
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when the process has ended."""
-        return self._pidfd
+        return self._handle.fileno()
 
     def poll(self) -> int | None:
         """The exit code; None while it runs."""
-        if self.exitcode is None and self._pidfd >= 0 and readable(self._pidfd):
+        if self.exitcode is None and self.fileno() >= 0 and readable(self.fileno()):
             # Law 4, without which:
             #   1. the loop's thread and one that reports on a hang both find the descriptor readable;
             #   2. both ask the reaper, which forgets the exit code once it has told it;
@@ -124,14 +127,12 @@ class ChildProcess(ABC):
 
     def forward_signal(self, number: int) -> None:
         """Forward a signal to the worker. Does nothing once it has ended."""
-        if self._pidfd >= 0 and self.exitcode is None:
+        if self.fileno() >= 0 and self.exitcode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                signal.pidfd_send_signal(self._pidfd, number)
+                self._handle.send_signal(number)
 
     def release(self) -> None:
-        pidfd, self._pidfd = self._pidfd, -1
-        if pidfd >= 0:
-            os.close(pidfd)
+        self._handle.close()
 
 
 class _Polled(Protocol):
@@ -156,14 +157,16 @@ def poll_all(processes: Iterable[_Polled]) -> None:
 class AdoptedProcess(ChildProcess):
     """A child of the reaper that a process below the reaper has started."""
 
-    def __init__(self, reaper: ReaperClient, started: StartedWorker) -> None:
-        super().__init__(*started)
+    def __init__(self, reaper: ReaperClient, handle: ProcessHandle) -> None:
+        super().__init__(handle)
         self._reaper = reaper
 
     def _exit_status(self) -> ExitStatus:
         try:
             return self._reaper.status(self.pid)
         except ReaperLost:
+            if self._handle.outlives_reaper():
+                return ExitStatus(False, None)
             self.orphaned = not self._killed
             return ExitStatus(True, -signal.SIGKILL if self._killed else None)
 
@@ -180,13 +183,13 @@ class WorkerProcess(AdoptedProcess):
         stdin: int | None = None,
     ) -> None:
         """Start one, with these as its whole environment; the rest is as in `Command` and `start_workers`."""
-        (started,) = start_workers(reaper, [Command(argv, {}, (stdin, stdout, stderr), cpus)], env)
-        super().__init__(reaper, started)
+        (handle,) = start_workers(reaper, [Command(argv, {}, (stdin, stdout, stderr), cpus)], env)
+        super().__init__(reaper, handle)
 
 
 def start_workers(
     reaper: ReaperClient, commands: Sequence[Command], env: Mapping[str, str], *, excluded: bool = False
-) -> list[StartedWorker]:
+) -> list[ProcessHandle]:
     """Start all of them, with these variables in the environment of each; or none. `excluded`: see `spawn`.
 
     Raises:
@@ -223,7 +226,8 @@ def is_shortage(error: BaseException) -> bool:
     number = getattr(error, "errno", None)
     if number is not None:
         return number in _SHORTAGES
-    return isinstance(error, (MemoryError, ResourceError)) or "can't start new thread" in str(error)
+    is_resource = isinstance(error, (MemoryError, ResourceError)) and not isinstance(error, DeniedError)
+    return is_resource or "can't start new thread" in str(error)
 
 
 _SHORTAGES = frozenset(

@@ -57,6 +57,8 @@ from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.kernel import readable, until_readable
 from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple, Protocol
 from rallypoint.base.log import get_logger
+from rallypoint.base.open_process import open_process
+from rallypoint.base.process_handle import ProcessHandle
 from rallypoint.base.process_table import ProcessStat, process_table, signal_process
 from rallypoint.base.procfs import has_signal_handler, is_ended_by, read_text
 from rallypoint.base.signals import signal_name
@@ -628,8 +630,7 @@ def kill_trees(processes: Iterable[ChildProcess], unreaped: Collection[int] = ()
     until = time.monotonic() + _KILL_TREES_TIMEOUT
     while known and time.monotonic() < until:
         for stat in known.values():
-            if (fd := signal_process(stat, SIGKILL)) is not None:
-                os.close(fd)
+            signal_process(stat, SIGKILL)
         known.update((stat.pid, stat) for stat in _descendants(set(known)))
         known = {pid: stat for pid, stat in known.items() if stat.is_running()}
         os.sched_yield()
@@ -646,15 +647,30 @@ def _descendants(roots: set[int]) -> list[ProcessStat]:
     return [stat for stat in stats if stat.pid in found]
 
 
+def open_found(stat: ProcessStat) -> ProcessHandle | None:
+    """The handle of a process that was found in the table; None if it has ended or cannot be watched."""
+    try:
+        handle = open_process(stat.pid)
+    except OSError:
+        return None
+    if stat.is_running():  # only from now on its pid cannot be reused by another process
+        return handle
+    handle.close()
+    return None
+
+
 def _terminate(stats: Iterable[ProcessStat], seconds: float) -> None:
     """Send SIGTERM, and give time to act on it; send SIGCONT to those that were stopped."""
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
-        fds = [fd for stat in stats if (fd := signal_process(stat, SIGTERM, SIGCONT)) is not None]
-        for fd in fds:
-            stack.callback(os.close, fd)
-        for fd in fds:
-            until_readable([fd], deadline - time.monotonic())
+        handles = [handle for stat in stats if (handle := open_found(stat)) is not None]
+        for handle in handles:
+            stack.callback(handle.close)
+            with contextlib.suppress(OSError):
+                handle.send_signal(SIGTERM)
+                handle.send_signal(SIGCONT)
+        for handle in handles:
+            until_readable([handle.fileno()], deadline - time.monotonic())
 
 
 # Whether a process writes a file

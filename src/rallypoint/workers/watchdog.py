@@ -8,7 +8,7 @@ Laws:
    counts, however late the loop comes.
 3. A request's wall-clock time is turned into a time of the monotonic clock once, when the request arrives. What the
    wall clock does later moves no timer.
-4. Only processes that `may_kill` allows are ended, each by its pidfd, which is opened before that is asked: a pid that
+4. Only processes that `may_kill` allows are ended, each by its handle, which is opened before that is asked: a pid that
    is reused means no other process. One that is being ended is reported once, and its requests are ignored.
 5. What a client writes costs a bounded number of log lines.
 6. A worker is stuck if it has not run between polls in uninterruptible sleep (state D), that is, in one and the same
@@ -31,6 +31,7 @@ from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import user_error
 from rallypoint.base.kernel import set_pipe_size
 from rallypoint.base.log import get_logger
+from rallypoint.base.open_process import open_process
 from rallypoint.base.process_table import read_stat
 from rallypoint.base.procfs import has_signal_handler, read_text
 from rallypoint.base.signals import signal_name
@@ -332,7 +333,7 @@ class Watchdog:
             self._processes.pop(ended).release()
             self._timers.pop(ended, None)
         try:
-            process = _TimedProcess(pid, os.pidfd_open(pid))
+            process = _TimedProcess(open_process(pid))
         except ProcessLookupError:  # it has ended, and its timers with it
             return False
         except OSError as error:

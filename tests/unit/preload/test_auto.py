@@ -121,7 +121,7 @@ def test_modules_can_be_named_beside_it_and_one_that_is_unforkable_is_left_out(
         with path.open("wb") as file:
             started = found.start(argv, os.environ, file.fileno(), None, ())
         assert started is not None
-        os.close(started.pidfd)
+        started.close()
         until(found, lambda: path.read_text() == "[True, True, True, False]")
     first, second = told(caplog)
     assert "reads cannot be preloaded: reads/__init__.py:2 reads RANK while it is imported" in first

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.kernel import readable
+from rallypoint.base.open_process import open_process
 from rallypoint.base.process_table import read_stat
 from rallypoint.features.preload import client
 from rallypoint.features.preload.client import PreloadManager
@@ -84,10 +85,10 @@ def test_sweeps_spare_them_until_they_are_workers(reaper: ReaperClient, tmp_path
 def test_those_that_were_killed_are_passed_over(reaper: ReaperClient, tmp_path: Path) -> None:
     with preloading(reaper, tmp_path) as found:
         first, second = two_wait(found)
-        fd = os.pidfd_open(first)
+        handle = open_process(first)
         os.kill(first, signal.SIGKILL)
-        assert readable(fd, TIMEOUT)
-        os.close(fd)
+        assert readable(handle.fileno(), TIMEOUT)
+        handle.close()
         process = start(found, reaper, tmp_path, "raise SystemExit(4)")
         assert process.pid == second
         assert ends(process) == 4

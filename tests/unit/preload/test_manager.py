@@ -67,7 +67,7 @@ def until(found: PreloadManager, holds: Callable[[], bool]) -> None:
 
 def copies(found: PreloadManager) -> list[int]:
     """The processes that wait to become workers."""
-    return [] if found._zygote is None else [each.started.pid for each in found._zygote.copies]
+    return [] if found._zygote is None else [each.handle.pid for each in found._zygote.copies]
 
 
 def start(found: PreloadManager, reaper: ReaperClient, folder: Path, text: str) -> AdoptedProcess:
@@ -187,7 +187,7 @@ def forked_with(found: PreloadManager, folder: Path, *names: str) -> list[bool]:
     text = f"import sys\nopen({str(path)!r}, 'w').write(str([name in sys.modules for name in {names!r}]))"
     started = found.start(command(folder, text), os.environ, None, None, ())
     assert started is not None
-    os.close(started.pidfd)
+    started.close()
     shown = path.read_text()
     path.unlink()
     return [each == "True" for each in shown.strip("[]").split(", ")]

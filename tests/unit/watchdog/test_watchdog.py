@@ -229,7 +229,7 @@ def test_what_a_worker_has_started_may_hold_timers_too(tmp_path: Path) -> None:
     with running(tmp_path, lambda pid: is_descendant(pid, pids)) as run:
         with holder(child + "; print('outlived', flush=True)", run.watchdog.path, 0.1, 9) as worker:
             pids.add(worker.pid)
-            run.until(worker.ended, worker.pidfd)
+            run.until(worker.ended, worker.handle.fileno())
             assert worker.ends()[0] == 0
         assert len(run.expired) == 1
         assert run.expired[0].pid not in pids

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from rallypoint.base.open_process import open_process
 from rallypoint.base.process_table import process_table
 
 TIMEOUT = 120.0
@@ -62,7 +63,7 @@ class Holder:
             text=True,
         )
         self.pid = self._process.pid
-        self.pidfd = os.pidfd_open(self.pid)
+        self.handle = open_process(self.pid)
 
     def is_up(self) -> None:
         """Wait until it says so."""
@@ -93,7 +94,7 @@ class Holder:
         """End it, and close what it wrote to."""
         self._process.kill()
         self._process.communicate(timeout=TIMEOUT)
-        os.close(self.pidfd)
+        self.handle.close()
 
 
 @contextmanager

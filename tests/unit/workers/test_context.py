@@ -14,6 +14,7 @@ from types import FrameType
 import pytest
 
 from rallypoint.base.errors import UserError
+from rallypoint.base.pidfds import HAS_PIDFDS
 from rallypoint.workers.context import PContext, RunProcsResult, SubprocessContext
 from rallypoint.workers.logs.specs import DefaultLogsSpecs, Std
 from tests.unit.workers.starting import start_processes
@@ -193,6 +194,7 @@ def test_a_reaper_that_is_known_to_be_lost_wakes_whoever_waits(tmp_path: Path) -
             context.close(signal.SIGKILL)
 
 
+@pytest.mark.skipif(not HAS_PIDFDS, reason="without pidfds, the end shows when the debugger has let go")
 def test_success_in_the_hands_of_a_debugger_is_success(tmp_path: Path) -> None:
     now = tmp_path / "now"
     text = TRACEABLE + f"import os, time\nprint('up')\nwhile not os.path.exists({str(now)!r}): time.sleep(0.01)"

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.kernel import readable
+from rallypoint.base.open_process import open_process
 from rallypoint.base.process_table import descendants, process_table
 from rallypoint.workers.process import AdoptedProcess, WorkerProcess, start_workers
 from rallypoint.workers.reaper import client
@@ -309,18 +310,18 @@ def test_a_forked_child_that_holds_the_connection_does_not_hide_the_agents_end(t
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
         assert agent.stdout is not None
         pids = [int(word) for word in agent.stdout.readline().split()]
-        fds = [os.pidfd_open(pid) for pid in pids[:2]]
+        handles = [open_process(pid) for pid in pids[:2]]
         try:
             agent.kill()
-            for fd in fds:
-                assert select.select([fd], [], [], TIMEOUT)[0]
+            for handle in handles:
+                assert readable(handle.fileno(), TIMEOUT)
             (record,) = tmp_path.iterdir()
             assert re.fullmatch(rf"\d{{14}}-{agent.pid}", record.name)
             assert re.fullmatch(r"outcome: killed\nended: \d+\.\d+\n", record.read_text())
         finally:
             os.kill(pids[2], signal.SIGKILL)
-            for fd in fds:
-                os.close(fd)
+            for handle in handles:
+                handle.close()
 
 
 OPEN_ONES = """
@@ -456,7 +457,7 @@ def test_it_runs_our_own_files_and_loads_nothing_that_is_costly(tmp_path: Path) 
     loaded = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     ours = {name.rpartition(".")[2]: path for name, path in loaded.items() if name.startswith("rallypoint.")}
     ours = {name: path for name, path in ours.items() if path != "None"}
-    paths = ("base/process_table", *(f"workers/reaper/{name}" for name in OUR_FILES))
+    paths = ("base/pidfds", "base/process_table", *(f"workers/reaper/{name}" for name in OUR_FILES))
     assert ours == {path.rpartition("/")[2]: f"{client._FOLDER}/{path}.py" for path in paths}
     assert not {"os", "signal", "socket", "typing", "warnings", "importlib", "ctypes"} & loaded.keys()
 
@@ -506,12 +507,12 @@ def test_one_that_nobody_takes_ends_with_the_process() -> None:
         [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        fd = os.pidfd_open(int(process.stdout.readline()))
+        handle = open_process(int(process.stdout.readline()))
         process.communicate("\n", 30)
     try:
-        assert select.select([fd], [], [], 30)[0]
+        assert readable(handle.fileno(), 30)
     finally:
-        os.close(fd)
+        handle.close()
 
 
 def process_of(reaper: ReaperClient) -> int:

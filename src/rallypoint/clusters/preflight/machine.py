@@ -29,7 +29,10 @@ from rallypoint.base.gpu_holders import (
     pids_are_ours,
     visible_gpus,
 )
+from rallypoint.base.kernel import DeniedError, check_kernel
 from rallypoint.base.nvml import LIBRARY, GpuMemory, NvmlHealth, nvml_health, nvml_memory
+from rallypoint.base.pidfds import HAS_PIDFDS
+from rallypoint.base.without_pidfds import FACT, REMEDY
 from rallypoint.clusters.preflight.results import (
     EXIT_CODES,
     CheckInputs,
@@ -44,6 +47,15 @@ from rallypoint.clusters.processors import Processors, processors, shortage
 from rallypoint.failures.failure import KERNEL_LOG, LogEntry, log_entries, own_cgroup_path, raw_entries
 
 MEBIBYTE, GIBIBYTE = 1 << 20, 1 << 30
+
+
+def kernel(_inputs: CheckInputs) -> Iterator[CheckResult]:
+    try:
+        check_kernel()
+    except DeniedError as error:
+        yield failed(*str(error).rsplit("; ", 1))
+        return
+    yield passed("all system calls that an agent needs are allowed") if HAS_PIDFDS else warned(FACT, REMEDY)
 
 
 # Room for files

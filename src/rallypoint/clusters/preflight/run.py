@@ -35,6 +35,7 @@ CHECKS = (
     Check(("shared-memory",), machine.shared_memory, _no_answer("shared memory"), may_hang=True),
     Check(("temp-space",), machine.temp_space, _no_answer("the temporary folder"), may_hang=True),
     LOG_SPACE,
+    Check(("kernel",), machine.kernel, skipped("the kernel could not be asked in time")),
     Check(
         ("open-files", "locked-memory", "processes"),
         machine.process_limits,

@@ -38,6 +38,7 @@ from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import ResourceError
 from rallypoint.base.kernel import memory_file, readable
 from rallypoint.base.log import get_logger
+from rallypoint.base.process_handle import ProcessHandle
 from rallypoint.base.procfs import inherited_settings
 from rallypoint.features.preload.forkable import (
     NeverForkable,
@@ -52,7 +53,6 @@ from rallypoint.workers.reaper.client import (
     Command,
     ReaperClient,
     ReaperLost,
-    StartedWorker,
     encoded_command,
     exit_words,
     standard_descriptors,
@@ -81,8 +81,6 @@ _MAX_LEFT_OUT = 5
 _MAX_SHOWN = 8
 _MAX_STATUS_TEXT = 200
 _HOOK = os.path.join(os.path.dirname(__file__), "hook")
-_DESCRIPTORS = 2
-"""The descriptors that come with a copy: its pidfd, and the connection to it."""
 
 
 class PreloadManager:
@@ -180,7 +178,7 @@ class PreloadManager:
         stdout: int | None,
         stderr: int | None,
         cpus: Collection[int] = (),
-    ) -> StartedWorker | None:
+    ) -> ProcessHandle | None:
         """Fork a worker, if it can be like a fresh interpreter; None if it must start without preloading.
 
         Raises:
@@ -346,7 +344,7 @@ class ZygoteImports(NamedTuple):
 
 
 class _Copy(NamedTuple):
-    started: StartedWorker
+    handle: ProcessHandle
     link: Connection
 
 
@@ -397,7 +395,8 @@ class Zygote:
         self._read: Mapping[str, str] = {}
         self._cpus = os.sched_getaffinity(0)
         self._folder = _folder()
-        self._pidfd = self._status_text = -1
+        self._process: ProcessHandle | None = None
+        self._status_text = -1
         link, theirs = socketpair()
         self._link = Connection(link)
         try:
@@ -423,11 +422,10 @@ class Zygote:
         try:
             # A scheduler's signals to all processes must not end it; its copies get the mask of their own request.
             command = Command(argv, stdio=(link, output, self._status_text))
-            (started,) = self.reaper.spawn([command], environ, excluded=True, blocked=SENT_TO_ALL)
+            (self._process,) = self.reaper.spawn([command], environ, excluded=True, blocked=SENT_TO_ALL)
         finally:
             os.close(output)
-        self._pidfd = started.pidfd
-        return started.pid
+        return self._process.pid
 
     def fds(self) -> list[int]:
         return [] if self._link.socket.fileno() < 0 else [self._link.socket.fileno()]
@@ -476,16 +474,19 @@ class Zygote:
 
     def _add_copy(self, pid: int) -> None:
         self._expected -= 1
-        mine, self._descriptors = self._descriptors[:_DESCRIPTORS], self._descriptors[_DESCRIPTORS:]
-        if len(mine) < _DESCRIPTORS:  # the kernel drops those for which we have no room
-            for fd in mine:
-                os.close(fd)
+        if not self._descriptors:  # the kernel drops those for which we have no room
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        link = socket(fileno=mine[1])
+        link = socket(fileno=self._descriptors.pop(0))
         link.settimeout(FORK_TIMEOUT)
-        self.copies.append(_Copy(StartedWorker(pid, mine[0]), Connection(link)))
-        with contextlib.suppress(ReaperLost):  # then nothing is left of what was below it
-            self.reaper.adopt(pid, excluded=True)
+        handle = None
+        try:
+            with contextlib.suppress(ReaperLost):  # then nothing is left of what was below it
+                handle = self.reaper.adopt_waiting(pid)
+        finally:
+            if handle is None:
+                link.close()
+        if handle is not None:
+            self.copies.append(_Copy(handle, Connection(link)))
 
     def fork(
         self,
@@ -493,7 +494,7 @@ class Zygote:
         environ: Mapping[str, str],
         stdio: tuple[int | None, int | None, int | None],
         cpus: Collection[int] = (),
-    ) -> StartedWorker:
+    ) -> ProcessHandle:
         """Fork a worker from it; the arguments are those of `ReaperClient.spawn`.
 
         Raises:
@@ -516,9 +517,9 @@ class Zygote:
             message = (*command, list(variables.items()), settings, places, sorted(cpus))
             for _ in range(2):  # a copy that has waited for long may have been killed
                 self._await_copy()
-                started = self._use_copy(message, [*sent])
-                if started is not None:
-                    return started
+                handle = self._use_copy(message, [*sent])
+                if handle is not None:
+                    return handle
             raise NotForkable("the copy ended at once")
         finally:
             os.close(folder)
@@ -549,23 +550,24 @@ class Zygote:
         if self._copies_error:
             raise NotForkable(f"no copy could be made: {os.strerror(self._copies_error)}")
 
-    def _use_copy(self, message: tuple[Any, ...], descriptors: Sequence[int]) -> StartedWorker | None:
+    def _use_copy(self, message: tuple[Any, ...], descriptors: Sequence[int]) -> ProcessHandle | None:
         """Turn a copy into the worker that this request describes; None if all waiting ones have ended."""
         while self.copies:
-            started, link = self.copies.popleft()
+            handle, link = self.copies.popleft()
             used = False
             try:
-                # Checked after it was adopted: by then no other process can have its pid.
-                if self.reaper.adopt(started.pid) and not readable(started.pidfd):
+                # The connection shows that the copy lives after it was adopted. So its pid was its own when it was
+                # adopted, both times, and its handle is too: the reaper opens that by the pid.
+                if self.reaper.adopt(handle.pid) and not readable(link.socket.fileno(), events=0):
                     with contextlib.suppress(OSError):  # it has ended
                         link.send(message, descriptors)
                         used = True
             finally:
                 link.close()
                 if not used:
-                    os.close(started.pidfd)
+                    handle.close()
             if used:
-                return started
+                return handle
         return None
 
     # The end
@@ -573,13 +575,15 @@ class Zygote:
     def close(self) -> None:
         self._link.close()
         while self.copies:
-            started, link = self.copies.popleft()
+            handle, link = self.copies.popleft()
             link.close()
-            os.close(started.pidfd)
-        for fd in (*self._descriptors, self._pidfd, self._status_text):
+            handle.close()
+        if self._process is not None:
+            self._process.close()
+        for fd in (*self._descriptors, self._status_text):
             if fd >= 0:
                 os.close(fd)
-        self._descriptors, self._pidfd, self._status_text = [], -1, -1
+        self._descriptors, self._status_text = [], -1
 
     def _disconnect(self, silent: bool = False) -> None:
         """Break the connection to a zygote that has ended or does not answer, and record why."""
@@ -593,12 +597,13 @@ class Zygote:
             last = next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "")
             end = f"; the end of its standard error: {last[-_MAX_STATUS_TEXT:]}" if last else ""
             self.reason += f" during the imports{end}"
-        with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                self._process.send_signal(signal.SIGKILL)
         self.close()
 
     def _exit_words(self, importing: bool) -> str:
-        if not readable(self._pidfd, 1.0):
+        if self._process is None or not readable(self._process.fileno(), 1.0):
             return "the connection to it broke"
         try:
             code = self.reaper.status(self.pid).code

@@ -403,17 +403,18 @@ def thread_obstacle() -> str | None:
     """
     if len(threads()) == 1:
         return None
+    reading, writing = posix.pipe()
     pid = posix.fork()
     if pid == 0:
-        posix._exit(0)
-    fd = posix.pidfd_open(pid)
+        posix._exit(0)  # which closes the pipe
+    posix.close(writing)
     poller = select.poll()
-    poller.register(fd, select.POLLIN)
+    poller.register(reading, select.POLLIN)
     ended = bool(poller.poll(_FORK_TEST_TIMEOUT * 1000))
     if not ended:
         posix.kill(pid, _SIGKILL)
     posix.waitpid(pid, 0)
-    posix.close(fd)
+    posix.close(reading)
     if not ended:
         return "a copy, made to try it out, hangs"
     more = len(threads()) - 1

@@ -12,7 +12,7 @@ input is the connection to the agent, its standard output and standard error are
                script's imports could not be, each with the reason), or
                ("unforkable", module, why, packages that could be preloaded instead); then it ends
     a request  (how many copies)
-    answers    ("copy", pid) for each, with its pidfd and a connection to it; ("failed", errno) for all that are missing
+    answers    ("copy", pid) for each, with a connection to it; ("failed", errno) for all that are missing
 
 A copy is sent on its connection: (command line, number of its words that the interpreter takes, environment, settings,
 places, processors), the last three and the descriptors as for SPAWN in `reaper.protocol`.
@@ -110,9 +110,7 @@ def _fork_copies(link: Connection, count: int) -> Connection | None:
                 _await_exit(between)
                 return Connection(ours)
             ours.close()
-            fd = posix.pidfd_open(pid)
-            _send(link, "copy", pid, descriptors=(fd, theirs.fileno()))
-            posix.close(fd)
+            _send(link, "copy", pid, descriptors=(theirs.fileno(),))
             theirs.close()
     except OSError as error:
         _send(link, "failed", error.errno or _EIO)
@@ -162,11 +160,13 @@ def _send(link: Connection, *message: object, descriptors: tuple[int, ...] = ())
 
 def _await_exit(parent: int) -> None:
     """In a copy: wait until the parent has ended and the reaper has become the parent."""
+    poller = select.poll()
     try:
         fd = posix.pidfd_open(parent)
-    except OSError:
+    except (OSError, AttributeError):  # it has ended, or there are no pidfds (see `base.process_table`)
+        while posix.getppid() == parent:
+            poller.poll(1)
         return
-    poller = select.poll()
     poller.register(fd, select.POLLIN)
     poller.poll()
     posix.close(fd)

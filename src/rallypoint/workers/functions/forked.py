@@ -30,6 +30,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TextIO
 
 from rallypoint.base.kernel import always_readable
+from rallypoint.base.open_process import open_process
+from rallypoint.base.process_handle import ProcessHandle
 from rallypoint.failures.record import record
 from rallypoint.workers.functions.worker import call
 from rallypoint.workers.process import ChildProcess, process_start_error
@@ -62,13 +64,11 @@ class ForkedProcess(ChildProcess):
         Raises:
             RallypointError: this machine has no room for another process.
         """
-        mine = os.pidfd_open(os.getpid())
         # None of our handlers may run in the copy.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            guard = partial(_die_with_agent, mine)
-            if threading.current_thread() is threading.main_thread():
-                guard = partial(_die_with_main_thread, os.getpid())
+            is_main = threading.current_thread() is threading.main_thread()
+            guard = partial(_die_with_main_thread if is_main else _die_with_agent, os.getpid())
 
             def run() -> None:
                 for number in ignored:
@@ -79,17 +79,16 @@ class ForkedProcess(ChildProcess):
 
             self._process = get_context("fork").Process(target=run)
             self._process.start()
-            pidfd = _pidfd(self._process)
+            handle = _handle(self._process)
         except OSError as error:
             raise process_start_error("by fork", error) from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            os.close(mine)
-        super().__init__(_pid(self._process), pidfd)
+        super().__init__(handle)
 
     def _exit_status(self) -> ExitStatus:
         try:
-            found = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # which does not reap
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # which does not reap
         except OSError:  # multiprocessing has reaped it on some other occasion, and knows
             return ExitStatus(True, self._process.exitcode)
         if found is None:
@@ -119,11 +118,11 @@ def _pid(process: BaseProcess) -> int:
     return process.pid
 
 
-def _pidfd(process: BaseProcess) -> int:
+def _handle(process: BaseProcess) -> ProcessHandle:
     try:
-        return os.pidfd_open(_pid(process))
+        return open_process(_pid(process))
     except ProcessLookupError:  # it has been reaped already
-        return always_readable()
+        return ProcessHandle(_pid(process), always_readable())
     except OSError:
         process.kill()
         process.join()
@@ -186,10 +185,14 @@ def _die_with_main_thread(agent: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _die_with_agent(pidfd: int) -> None:
+def _die_with_agent(agent: int) -> None:
+    handle = open_process(agent)
+    if os.getppid() != agent:  # then the handle may be another process's
+        os.kill(os.getpid(), signal.SIGKILL)
+
     def wait() -> None:
         poller = select.poll()
-        poller.register(pidfd, select.POLLIN)
+        poller.register(handle.fileno(), select.POLLIN)
         poller.poll()
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -24,12 +24,16 @@ from collections.abc import Collection, Mapping, Sequence
 from socket import socket, socketpair
 
 from rallypoint.base.errors import RallypointError, ResourceError, UserError
-from rallypoint.base.kernel import always_readable, check_kernel, denied_error, readable
-from rallypoint.base.light_typing import Any, NamedTuple
+from rallypoint.base.kernel import above_standard, always_readable, check_kernel, denied_error, readable
+from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.log import get_logger
+from rallypoint.base.pidfds import HAS_PIDFDS
 from rallypoint.base.procfs import inherited_settings
 from rallypoint.base.signals import how_it_ended
 from rallypoint.workers.reaper import protocol
+
+if TYPE_CHECKING:
+    from rallypoint.base.process_handle import ProcessHandle
 
 log = get_logger(__name__)
 
@@ -58,6 +62,10 @@ class ReaperLost(RallypointError, RuntimeError):
     """The reaper has ended, or does not answer any more."""
 
 
+class ReaperDenied(ReaperLost):
+    """The reaper has ended because a sandbox denies what it needs."""
+
+
 class Command(NamedTuple):
     """What is started as one worker.
 
@@ -72,13 +80,6 @@ class Command(NamedTuple):
     variables: Mapping[str, str] = {}
     stdio: tuple[int | None, int | None, int | None] = (None, None, None)
     cpus: Collection[int] = ()
-
-
-class StartedWorker(NamedTuple):
-    """A worker: its pid, for people, and its pidfd, which the receiver closes."""
-
-    pid: int
-    pidfd: int
 
 
 class ExitStatus(NamedTuple):
@@ -108,12 +109,15 @@ class ReaperClient:
         self.ignored: Collection[int] = ()
         """Signals that workers ignore initially, in addition to those that we ignore."""
         self._closed = False
+        self._lost_kind = ReaperLost
         self.lost_reason = ""
         """Once it is lost: how it ended, as text."""
         check_kernel()
         try:
-            self.pid, link, self._pidfd = _start()
+            self.pid, link, self._ended = _start()
         except OSError as error:
+            if error.errno == errno.EPERM:  # the C library uses `clone` only where this answers ENOSYS
+                raise denied_error("clone3", why=error) from None
             raise ResourceError(
                 f"the reaper of the workers could not be started by {sys.executable!r}: {error.strerror or error}; "
                 "look at the limits of processes and open files (`ulimit -a`)"
@@ -122,13 +126,13 @@ class ReaperClient:
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when the process has ended."""
-        return self._pidfd
+        return self._ended
 
     @property
     def lost(self) -> bool:
         """Whether it, or its supervisor, has ended without having been closed."""
         known = self._closed or self.lost_reason
-        if not known and (readable(self._pidfd) or readable(self._link.socket.fileno(), events=0)):
+        if not known and (self._has_ended() or readable(self._link.socket.fileno(), events=0)):
             self._disconnect("")
         return bool(self.lost_reason)
 
@@ -138,7 +142,7 @@ class ReaperClient:
         env: Mapping[str, str],
         excluded: bool = False,
         blocked: Collection[int] = (),
-    ) -> list[StartedWorker]:
+    ) -> list[ProcessHandle]:
         """Start workers, each in a session of its own, with our folder, umask, signal mask and ignored signals: all of
         them, or none.
 
@@ -153,6 +157,8 @@ class ReaperClient:
             UserError: an argument has a NUL byte, or the name of a variable is invalid.
             ReaperLost: see the class.
         """
+        from rallypoint.base.open_process import child_handle
+
         _, common = encoded_command((), env)
         settings = worker_settings(blocked, self.ignored)
         folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -163,21 +169,28 @@ class ReaperClient:
                 for argv, variables, stdio, cpus in commands
             ]
             request = protocol.SPAWN, common, settings, excluded, workers
-            answer, pidfds = self._request(*request, beside=[*sent], parts=len(workers))
+            answer, descriptors = self._request(*request, beside=[*sent], parts=len(workers))
         finally:
             os.close(folder)
         if isinstance(answer, int):
             raise OSError(-answer, os.strerror(-answer))
-        if len(pidfds) < len(answer):  # the kernel drops those for which we have no room
-            for fd in pidfds:
+        if len(descriptors) < len(answer):  # the kernel drops those for which we have no room
+            for fd in descriptors:
                 os.close(fd)
-            self._request(protocol.KILL, answer)
+            self._request(protocol.SIGNAL, answer, int(signal.SIGKILL), answered=False)
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         for pid in answer:
             self._exits.pop(pid, None)  # of another process before it
         if excluded:
             self.excluded.update(answer)
-        return list(map(StartedWorker, answer, pidfds))
+        return [child_handle(pid, fd, self._signal) for pid, fd in zip(answer, descriptors, strict=True)]
+
+    def _signal(self, pid: int, number: int) -> bool:
+        """Have the reaper send a signal to a child that it has not reaped. Returns False if the reaper is lost."""
+        with contextlib.suppress(ReaperLost):
+            self._request(protocol.SIGNAL, [pid], int(number), answered=False)
+            return True
+        return False
 
     def status(self, pid: int) -> ExitStatus:
         """The exit status of a worker. A code is returned once; afterwards it is not known. Raises ReaperLost."""
@@ -202,7 +215,19 @@ class ReaperClient:
             ReaperLost: see the class.
         """
         (self.excluded.add if excluded else self.excluded.discard)(pid)
-        return bool(self._request(protocol.ADOPT, pid, excluded)[0])
+        return bool(self._request(protocol.ADOPT, pid, excluded, False)[0])
+
+    def adopt_waiting(self, pid: int) -> ProcessHandle | None:
+        """`adopt` a process that is excluded, and that nobody has a handle of: returns that, or None if the process has
+        ended. Raises OSError: no descriptor is free; ReaperLost.
+        """
+        from rallypoint.base.open_process import child_handle
+
+        self.excluded.add(pid)
+        exists, descriptors = self._request(protocol.ADOPT, pid, True, True)
+        if exists and not descriptors:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return child_handle(pid, descriptors[0], self._signal) if exists else None
 
     def signals_received(self) -> list[int]:
         """The signals that it was sent since this was last called, or since it started a worker. Raises ReaperLost."""
@@ -269,14 +294,21 @@ class ReaperClient:
         with contextlib.suppress(OSError), self._lock:
             self._link.send((protocol.CLOSE,))
         self._link.close()
-        if not readable(self._pidfd, _CLOSE_TIMEOUT) and self._is_stopped():
-            self._kill()
-        if not readable(self._pidfd):
+        if not self._has_ended(_CLOSE_TIMEOUT):
+            from rallypoint.workers.reaper.stopped import is_stopped, kill
+
+            if is_stopped(self.pid):
+                kill(self.pid, self._ended, _CLOSE_TIMEOUT)
+        if not self._has_ended():
             log.warning("The reaper (process %d) still ends what the workers have left", self.pid)
         self._reap()
-        os.close(self._pidfd)
+        os.close(self._ended)
 
     # Inside
+
+    def _has_ended(self, seconds: float = 0.0) -> bool:
+        """Whether the supervisor has ended, or does within this time."""
+        return readable(self._ended, seconds)
 
     def _request(
         self, *message: object, beside: Sequence[int] = (), answered: bool = True, parts: int = 1
@@ -288,7 +320,7 @@ class ReaperClient:
         # The lock itself: a context manager in Python can be interrupted when it has the lock and is not yet entered.
         with self._lock:
             if self._closed or self.lost:
-                raise ReaperLost(self.lost_reason or "the reaper of the workers is closed")
+                raise self._lost_kind(self.lost_reason or "the reaper of the workers is closed")
             try:
                 self._link.socket.settimeout(ANSWER_TIMEOUT * max(1, parts))
                 self._link.send(message, beside)
@@ -299,21 +331,24 @@ class ReaperClient:
             except BaseException as error:
                 self._disconnect("it does not answer" if isinstance(error, TimeoutError) else "")
                 if isinstance(error, (OSError, EOFError)):
-                    raise ReaperLost(self.lost_reason) from None
+                    raise self._lost_kind(self.lost_reason) from None
                 raise
 
     def _disconnect(self, silence: str) -> None:
         """Break the connection, and say why."""
         self.lost_reason = "the reaper of the workers is lost"  # at once: an exception may come from here on
         self._link.close()
-        ended = not silence and readable(self._pidfd, _CLOSE_TIMEOUT)
-        if not ended and (silence or self._is_stopped()):
-            silence = silence or "it was stopped (SIGSTOP)"
-            self._kill()
-            ended = readable(self._pidfd)
+        ended = not silence and self._has_ended(_CLOSE_TIMEOUT)
+        if not ended:
+            from rallypoint.workers.reaper.stopped import is_stopped, kill
+
+            if silence or is_stopped(self.pid):
+                silence = silence or "it was stopped (SIGSTOP)"
+                kill(self.pid, self._ended, _CLOSE_TIMEOUT)
+                ended = self._has_ended()
         code = self._reap() if ended else None
         if code in protocol.DENIED:
-            self.lost_reason = str(denied_error(protocol.DENIED[code]))
+            self.lost_reason, self._lost_kind = str(denied_error(protocol.DENIED[code])), ReaperDenied
             return
         how = silence or (exit_words(code) if ended else "the connection to it broke")
         killed = code == -signal.SIGKILL and not silence
@@ -322,35 +357,6 @@ class ReaperClient:
             f"the reaper (process {self.pid}), which starts the workers and ends what they leave, is lost: {how}; "
             f"look at what else ends processes on this machine{where}"
         )
-
-    def _is_stopped(self) -> bool:
-        """Whether the reaper or its supervisor was stopped (SIGSTOP, a debugger): it will not end by itself."""
-        from rallypoint.base.process_table import process_table
-
-        with contextlib.suppress(OSError):
-            return any(
-                stat.state in "Tt" and self.pid in (pid, stat.parent) and stat.session == self.pid
-                for pid, stat in process_table().items()
-            )
-        return False
-
-    def _kill(self) -> None:
-        """Kill the reaper, which ends neither with the connection nor with its supervisor while it is stopped. Its
-        supervisor, which may be stopped as well, then kills all that is left below. Waits a moment for that.
-        """
-        from rallypoint.base.process_table import descendants, process_table, signal_process
-
-        with contextlib.suppress(OSError):
-            table = process_table()
-            below = descendants(self.pid, {pid: stat.parent for pid, stat in table.items()})
-            signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)
-            for victims in ([pid for pid in below if table[pid].parent == self.pid], below):
-                for pid in victims:
-                    if (fd := signal_process(table[pid], signal.SIGKILL)) is not None:
-                        os.close(fd)
-                if readable(self._pidfd, _CLOSE_TIMEOUT):
-                    return
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _reap(self) -> int | None:
         """Reap the process if it has ended; how it ended, if that can be known."""
@@ -370,35 +376,41 @@ def _start() -> tuple[int, socket, int]:
         stack.callback(ours.close)
         with theirs:
             pid = _spawn_supervisor(theirs.fileno())
-            ended = _pidfd(pid)
+            ended = above_standard(_exit_fd(pid))
         stack.pop_all()
     return pid, ours, ended
 
 
-def _pidfd(pid: int) -> int:
+def _exit_fd(pid: int) -> int:
     try:
-        return above_standard(os.pidfd_open(pid))
+        if HAS_PIDFDS:
+            return os.pidfd_open(pid)
+        from rallypoint.base.without_pidfds import exit_fd
+
+        return exit_fd(pid)
     except ProcessLookupError:  # it has been reaped already
-        return above_standard(always_readable())
+        return always_readable()
 
 
 def _spawn_supervisor(link: int) -> int:
-    """Start it with a pidfd of this process, so that no other process can be mistaken for this one."""
-    me = os.pidfd_open(os.getpid())
+    """Start it with a pidfd of this process, so that no other process can be mistaken for this one. Without pidfds, it
+    looks at who its parent is (see `program`).
+    """
+    given = (link, os.pidfd_open(os.getpid())) if HAS_PIDFDS else (link,)
     try:
-        given = (link, me)
         numbers = [max(given) + place for place in range(1, len(given) + 1)]  # none takes another's place on the way
         quiet = ["-B"] if sys.dont_write_bytecode else []
         command = [sys.executable, "-I", "-S", *quiet, "-c", _BOOTSTRAP, _FOLDER, *map(str, numbers)]
         pid = os.posix_spawn(
             sys.executable,
-            [*command, "rallypoint-reaper"],
+            [*command, *(() if HAS_PIDFDS else (f"{os.getpid()}",)), "rallypoint-reaper"],
             os.environ,
             file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for fd, number in zip(given, numbers, strict=True)],
             setsigmask=signal.valid_signals(),  # until it sets its own signals, ^C must not end it
         )
     finally:
-        os.close(me)
+        for fd in given[1:]:
+            os.close(fd)
     # Whoever has raised this process's limit of open files has imported it; the workers keep the limit of before.
     if (descriptors := sys.modules.get("rallypoint.base.descriptors")) is not None:
         descriptors.restore_for(pid)
@@ -495,15 +507,3 @@ def encoded_command(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[b
 
 
 _ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
-
-
-def above_standard(fd: int) -> int:
-    """Move this descriptor to a number above 2."""
-    if fd > 2:
-        return fd
-    import fcntl
-
-    try:
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
-    finally:
-        os.close(fd)

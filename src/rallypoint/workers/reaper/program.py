@@ -17,9 +17,11 @@ Laws:
 4. They wake only for a reason: a request, the end of a child, the agent's end; while they kill, or a fence is set, also
    by a timer.
 5. Nothing is imported but built-in modules (`os`, `signal` and `socket` would double the time until the reaper is
-   ready), `protocol` and `base.process_table`. The packages above are empty here (see `client`). What only the reaper
-   needs is imported before the fork too: after it, each page that the import touches would first have to be copied.
-6. The agent never uses a pid: it gets a pidfd with each worker.
+   ready), `protocol`, `base.pidfds` and `base.process_table`. The packages above are empty here (see `client`). What
+   only the reaper needs is imported before the fork too: after it, each page that the import touches would first have
+   to be copied.
+6. The agent never uses a pid: it gets a pidfd with each worker. Where there are none (Linux before 5.3, sandboxes), it
+   gets the end of a pipe, which is closed when the worker has been reaped, and asks for signals to it.
 7. A worker inherits what the agent has at that moment: folder, umask, signal mask, ignored signals, descriptors.
 8. The reaper records which signals it is sent: like each worker it is below the agent in a session of its own, so a
    sender that signals all processes of a job has sent them to the workers too (`agent/signals`).
@@ -27,7 +29,8 @@ Laws:
 Of the processes below one process:
 
 1. A child that has ended is reaped at once.
-2. A process is killed by its pidfd, once it is known that this still refers to the one that was found.
+2. A process is killed by its pidfd, once it is known that this still refers to the one that was found; without
+   pidfds, by its pid at the same moment.
 3. A sweep kills nothing that is started after it was begun, and a process that has survived SIGKILL once is not waited
    for again. It may begin with one SIGTERM to each process.
 4. An excluded process, with all below it, is spared by every sweep, but not by `end`.
@@ -41,6 +44,7 @@ import select
 import time
 from _socket import socket
 
+from rallypoint.base.pidfds import HAS_PIDFDS
 from rallypoint.base.process_table import ProcessStat, descendants, process_table, read_stat, signal_process
 from rallypoint.workers.reaper import protocol
 
@@ -52,7 +56,7 @@ if TYPE_CHECKING:
 _signal = __import__("_signal")
 """What `signal` is made of; that makes enums of all its constants, for 4 ms and 1 MB."""
 SIGKILL, SIGPIPE, SIGTERM, SIGCHLD, SIGCONT, SIGXFSZ = 9, 13, 15, 17, 18, 25
-_SET_CHILD_SUBREAPER = 36
+_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
 
 SWEEP_INTERVAL = 0.05
 """Seconds between two passes of a sweep, in addition to those at each end of a child."""
@@ -73,12 +77,30 @@ class ProcessTree:
         """Children whose exit codes matter, until they are reaped."""
         self.exits: dict[int, int] = {}
         """Exit codes of those that were reaped, -N for a signal."""
+        self._pipes: dict[int, list[int]] = {}
+        """Without pidfds: the writing ends that are closed when a child has ended."""
         self._kill_at = 0.0
         self._terminated: set[tuple[int, int]] = set()
         self._stuck: set[tuple[int, int]] = set()
         self._excluded: set[int] = set()
         self._spared: set[int] = set()
         """Children that the sweep that was begun last spares."""
+
+    def open_child(self, pid: int) -> int:
+        """A descriptor, which the caller closes, that becomes readable when this child has ended. Raises OSError."""
+        if HAS_PIDFDS:
+            return posix.pidfd_open(pid)
+        reading, writing = posix.pipe()
+        self._pipes.setdefault(pid, []).append(writing)
+        return reading
+
+    def send_signal(self, pids: Collection[int], number: int) -> None:
+        """Signal those of these children that are workers, or may become some. None of them has been reaped."""
+        for pid in (self.started | self._excluded).intersection(pids):
+            try:  # noqa: SIM105 - contextlib is not built in
+                posix.kill(pid, number)
+            except OSError:  # it runs as another user now
+                pass
 
     def watch_child(self, pid: int, excluded: bool) -> None:
         """A child was started as a worker; `excluded`: every sweep spares it and what is below it."""
@@ -133,6 +155,8 @@ class ProcessTree:
             if pid in self.started:
                 self.started.discard(pid)
                 self.exits[pid] = posix.waitstatus_to_exitcode(status)
+            for pipe in self._pipes.pop(pid, ()):
+                posix.close(pipe)
 
     def begin_sweep(self, seconds: float, spared: Collection[int] = ()) -> None:
         """Let `sweep` send SIGTERM to all that is below, except the spared, and SIGKILL after this many seconds."""
@@ -149,10 +173,10 @@ class ProcessTree:
             kills = time.monotonic() >= self._kill_at
             for victim in victims:
                 if kills:
-                    _send(victim, SIGKILL)
+                    signal_process(victim, SIGKILL)
                 elif victim.key not in self._terminated:
                     self._terminated.add(victim.key)
-                    _send(victim, SIGTERM, SIGCONT)  # one that is stopped handles it only when it continues
+                    signal_process(victim, SIGTERM, SIGCONT)  # one that is stopped handles it only when it continues
             if any(victim.key not in self._stuck for victim in victims):
                 return True
             return self.reap() and self._has_other_children()
@@ -220,12 +244,6 @@ class ProcessTree:
             posix.close(fd)
 
 
-def _send(stat: ProcessStat, *numbers: int) -> None:
-    fd = signal_process(stat, *numbers)
-    if fd is not None:
-        posix.close(fd)
-
-
 _AGENT_EXIT_WINDOW = 0.5
 """Seconds between the end of the connection and the agent's end, within which they count as one."""
 _FENCE_CHECK = 0.5
@@ -239,7 +257,8 @@ class Reaper:
 
     Args:
         link: the connection to the agent.
-        agent: a pidfd of the agent.
+        agent: a pidfd of the agent; or a pipe into which the supervisor, which holds its other end, writes when the
+            agent has ended.
         tree: what is below this process.
     """
 
@@ -295,7 +314,8 @@ class Reaper:
             return
         poller = select.poll()
         poller.register(self._agent, select.POLLIN)
-        if poller.poll(_AGENT_EXIT_WINDOW * 1000):
+        # Only the end of the pipe, without a byte: the supervisor has ended, and not the agent.
+        if any(events & select.POLLIN for _, events in poller.poll(_AGENT_EXIT_WINDOW * 1000)):
             for whole, paths in enumerate(self._cleanup):
                 for path in paths:
                     remove(path, whole=bool(whole))
@@ -342,7 +362,7 @@ class Reaper:
         count = 1 + max([0, *(place for _, _, places, _ in workers for place in places)])
         sent = self._take(count)
         pids: list[int] = []
-        pidfds: list[int] = []
+        descriptors: list[int] = []
         if not excluded:  # which no sweep touches, so that one which runs can continue
             self._end_sweep()
         try:
@@ -355,13 +375,13 @@ class Reaper:
             for arguments, own, places, cpus in workers:
                 pids.append(_start_on(cpus, arguments, {**environment, **own}, _actions(places, sent), mask))
                 self._tree.watch_child(pids[-1], excluded)
-                pidfds.append(posix.pidfd_open(pids[-1]))
-            self._answer(pids, pidfds)
+                descriptors.append(self._tree.open_child(pids[-1]))
+            self._answer(pids, descriptors)
         except OSError as error:
-            self._end_workers(pids)
+            self._tree.send_signal(pids, SIGKILL)
             self._answer(-(error.errno or _EIO))
         finally:
-            for fd in (*sent, *pidfds):
+            for fd in (*sent, *descriptors):
                 posix.close(fd)
 
     def _status(self, pid: int) -> None:
@@ -369,19 +389,22 @@ class Reaper:
         exits, self._tree.exits = self._tree.exits, {}
         self._answer((exits, pid in self._tree.started))
 
-    def _kill(self, pids: list[int]) -> None:
-        self._end_workers(pids)
-        self._answer(None)
+    def _send_signal(self, pids: list[int], number: int) -> None:
+        self._tree.send_signal(pids, number)
 
-    def _end_workers(self, pids: list[int]) -> None:
-        self._tree.reap()
-        for pid in self._tree.started.intersection(pids):
-            posix.kill(pid, SIGKILL)
-
-    def _adopt(self, pid: int, excluded: bool) -> None:
+    def _adopt(self, pid: int, excluded: bool, opened: bool) -> None:
         if not excluded:
             self._take_signals()
-        self._answer(self._tree.watch_orphan(pid, excluded))
+        exists = self._tree.watch_orphan(pid, excluded)
+        descriptors = []
+        if exists and opened:
+            try:  # noqa: SIM105 - contextlib is not built in
+                descriptors.append(self._tree.open_child(pid))
+            except OSError:  # none is free
+                pass
+        self._answer(exists, descriptors)
+        for fd in descriptors:
+            posix.close(fd)
 
     def _tell_signals(self) -> None:
         self._answer(self._take_signals())
@@ -420,7 +443,7 @@ class Reaper:
     _REQUESTS: dict[str, Any] = {  # noqa: RUF012 - a table, never changed
         protocol.SPAWN: _spawn,
         protocol.STATUS: _status,
-        protocol.KILL: _kill,
+        protocol.SIGNAL: _send_signal,
         protocol.ADOPT: _adopt,
         protocol.SIGNALS: _tell_signals,
         protocol.CLEANUP: _set_cleanup,
@@ -513,19 +536,20 @@ def _start_on(cpus: list[int], *request: Any) -> int:
 
 
 def become_subreaper() -> None:
-    """Adopt the orphans below us. Python has no call for it; `ctypes` does it too, for 2 ms more.
+    """Adopt the orphans below us. Raises OSError: the kernel is older than 3.4, or a sandbox denies it."""
+    _prctl(_SET_CHILD_SUBREAPER, 1)
 
-    Raises:
-        OSError: the kernel is older than 3.4, or a sandbox denies it.
-    """
+
+def _prctl(option: int, value: int) -> None:
+    """Python has no call for it; `ctypes` does it too, for 2 ms more."""
     ctypes = __import__("_ctypes")
     try:
         prctl = ctypes.dlsym(ctypes.dlopen(None, 2), "prctl")
-        refused = ctypes.call_function(prctl, (_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+        refused = ctypes.call_function(prctl, (option, value, 0, 0, 0))
     except AttributeError:  # these names are not public
-        refused = __import__("ctypes").CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        refused = __import__("ctypes").CDLL(None).prctl(option, value, 0, 0, 0)
     if refused:
-        raise OSError("this kernel has no PR_SET_CHILD_SUBREAPER")
+        raise OSError(f"this kernel has no prctl({option})")
 
 
 def sigchld_fd() -> int:
@@ -616,16 +640,26 @@ def remove(path: bytes, *, whole: bool) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the supervisor, and by a fork the reaper, of the process whose connection and pidfd have these numbers."""
+    """Run the supervisor, and by a fork the reaper, of the process whose connection and pidfd have these numbers;
+    without pidfds, the second one is that process's pid.
+    """
     link, agent = map(int, arguments[:-1])
     _exit_if_denied(101, posix.setsid)
-    close_inherited({link, agent})
+    close_inherited({link, agent} if HAS_PIDFDS else {link})
     _exit_if_denied(102, become_subreaper)
+    parent, pipe = 0, -1
+    if not HAS_PIDFDS:
+        parent = agent
+        agent, pipe = posix.pipe()
+        # A SIGCHLD when the agent ends; also when only the thread ends that has started us, so `_supervise` looks.
+        _exit_if_denied(103, lambda: _prctl(_SET_PDEATHSIG, SIGCHLD))
     reaper = posix.fork()
     if reaper:
         posix.close(link)
         posix.close(agent)
-        _supervise(reaper)
+        _supervise(reaper, parent, pipe)
+    if pipe >= 0:
+        posix.close(pipe)
     become_subreaper()  # that is not inherited
     for fd in (link, agent):
         posix.set_inheritable(fd, False)
@@ -644,14 +678,22 @@ def _exit_if_denied(code: int, call: Callable[[], None]) -> None:
         posix._exit(code)
 
 
-def _supervise(reaper: int) -> None:
-    """Supervise the reaper: wait until it ends, kill everything it has left, and end with the same status."""
+def _supervise(reaper: int, agent: int, pipe: int) -> None:
+    """Supervise the reaper: wait until it ends, kill everything it has left, and end with the same status. Without
+    pidfds (else `agent` is 0), write into the pipe when the agent has ended.
+    """
     tree = ProcessTree(sigchld_fd())
     tree.started.add(reaper)
     poller = select.poll()
     poller.register(tree.wake, select.POLLIN)
     tree.reap()
     while reaper not in tree.exits:
+        if agent and posix.getppid() != agent:
+            agent = 0
+            try:  # noqa: SIM105 - contextlib is not built in
+                posix.write(pipe, b"\0")
+            except OSError:  # the reaper has ended
+                pass
         poller.poll()
         tree.reap()
     code = tree.exits[reaper]

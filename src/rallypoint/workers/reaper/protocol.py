@@ -20,19 +20,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-SPAWN, STATUS, KILL, ADOPT, SIGNALS = "spawn", "status", "kill", "adopt", "signals"
+SPAWN, STATUS, SIGNAL, ADOPT, SIGNALS = "spawn", "status", "signal", "adopt", "signals"
 SWEEP, GIVE_UP, FENCE, CLEANUP, RECORD, CLOSE = "sweep", "give up", "fence", "cleanup", "record", "close"
 """The requests `(name, *arguments)`. Those with an arrow are answered by `(answer,)`, in order.
 
-SPAWN     environment, (ignored signals, mask, umask), excluded, workers -> their pids, with a pidfd for each; or minus
-          errno, and none is left. Of each worker: arguments, its own variables, the places of 0, 1 and 2 among the
-          descriptors sent, of which the first is the folder of all, and its processors. No sweep touches excluded
-          ones or what is below them until they have ended
+SPAWN     environment, (ignored signals, mask, umask), excluded, workers -> their pids, with a descriptor for each: its
+          pidfd, or without pidfds the end of a pipe that is closed when it has ended; or minus errno, and none is left.
+          Of each worker: arguments, its own variables, the places of 0, 1 and 2 among the descriptors sent, of which
+          the first is the folder of all, and its processors. No sweep touches excluded ones or what is below them
+          until they have ended
 STATUS    pid -> exit codes (-N for a signal) of all workers that were reaped since this was last asked, and whether
           this one is still to be reaped
-KILL      pids -> nothing; SIGKILL to these workers
-ADOPT     pid, excluded -> whether it exists; it will become a child of the reaper as an orphan. It counts as a worker
-          from now on; excluded: it may become one, and until it is adopted as such no sweep touches it
+SIGNAL    pids, number: a signal to those of them that are workers, or were adopted, and have not ended
+ADOPT     pid, excluded, opened -> whether it exists; if `opened`, with a descriptor as for SPAWN. It will become a
+          child of the reaper as an orphan. It counts as a worker from now on; excluded: it may become one, and until it
+          is adopted as such no sweep touches it
 SIGNALS   -> numbers of the signals that the reaper was sent since it was last asked, or last started a worker
 CLEANUP   folders to remove where they are empty, folders to remove whole
 RECORD    folder, pid of the agent, text to leave there if the agent ends without closing the reaper
@@ -45,7 +47,7 @@ FENCE     a moment on CLOCK_BOOTTIME at which all that is below is killed, if no
 CLOSE     the agent no longer needs the reaper
 """
 
-DENIED = {101: "setsid", 102: "prctl (PR_SET_CHILD_SUBREAPER)"}
+DENIED = {101: "setsid", 102: "prctl (PR_SET_CHILD_SUBREAPER)", 103: "prctl (PR_SET_PDEATHSIG)"}
 """Exit codes of a supervisor that is denied a system call which it needs."""
 
 CLOSED = -1

@@ -1,0 +1,44 @@
+"""Makes handles of processes: by pidfds, or where there are none, as `base.without_pidfds` does."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from rallypoint.base.kernel import above_standard, readable
+from rallypoint.base.pidfds import HAS_PIDFDS
+from rallypoint.base.process_handle import ProcessHandle
+
+
+def child_handle(pid: int, fd: int, send: Callable[[int, int], bool]) -> ProcessHandle:
+    """The handle of a child of the reaper.
+
+    Args:
+        pid: the process.
+        fd: what the reaper has sent: the handle closes it.
+        send: has the reaper send a signal to that pid; returns False if the reaper is lost.
+    """
+    if HAS_PIDFDS:
+        return ProcessHandle(pid, fd)
+    from rallypoint.base.process_table import read_stat
+    from rallypoint.base.without_pidfds import CheckedHandle
+
+    stat = read_stat(pid)
+    # After that look: a worker that has ended by now may have ended before, and then another process was seen.
+    return CheckedHandle(pid, fd, None if readable(fd) else stat, send)
+
+
+def open_process(pid: int) -> ProcessHandle:
+    """The handle of a process, whoever has started it.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+        OSError: no descriptor is free, or no thread where one must watch the process.
+    """
+    if HAS_PIDFDS:
+        return ProcessHandle(pid, above_standard(os.pidfd_open(pid)))
+    from rallypoint.base.process_table import read_stat
+    from rallypoint.base.without_pidfds import CheckedHandle, exit_fd
+
+    stat = read_stat(pid)
+    return CheckedHandle(pid, exit_fd(pid), stat)

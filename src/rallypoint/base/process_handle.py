@@ -1,0 +1,40 @@
+"""The handle of a process: it becomes readable when the process ends, and a signal through it reaches no other one.
+
+`base.open_process` makes them. Where processes have no pidfds, those of `base.without_pidfds`, which says what is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+
+class ProcessHandle:
+    """A process, by its pidfd.
+
+    Args:
+        pid: for people.
+        fd: its pidfd, which this object closes.
+    """
+
+    def __init__(self, pid: int, fd: int) -> None:
+        self.pid = pid
+        self._fd = fd
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when the process has ended; -1 after `close`."""
+        return self._fd
+
+    def send_signal(self, number: int) -> None:
+        """Raises OSError: the process has ended, or runs as a user that we may not signal."""
+        signal.pidfd_send_signal(self._fd, number)
+
+    def outlives_reaper(self) -> bool:
+        """Whether the process runs though its descriptor is readable, because the reaper that served it is lost."""
+        return False
+
+    def close(self) -> None:
+        """Idempotent."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)

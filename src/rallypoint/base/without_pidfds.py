@@ -1,0 +1,111 @@
+"""Handles of processes where there are no pidfds: Linux before 5.3, sandboxes that deny them. Imported only there.
+
+A worker's end is known to the reaper, which waits for it and then closes a pipe; the reaper sends its signals too, and
+only what a parent has not reaped keeps its pid. Of any other process a thread of ours watches the end.
+
+What is lost: the end of a process that is neither the reaper's child nor ours is seen up to `WATCH_INTERVAL` late; and
+a signal to such a process can reach another one, if the pid is reused in the microseconds between the look at
+/proc and the signal.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from rallypoint.base.kernel import above_standard
+from rallypoint.base.process_handle import ProcessHandle
+from rallypoint.base.process_table import ProcessStat, parse_stat, read_stat
+from rallypoint.base.side_thread import start_thread
+
+WATCH_INTERVAL = 0.02
+"""Seconds between looks at a process that is nobody's child here."""
+
+FACT = (
+    "processes have no pidfds here (Linux before 5.3, or a sandbox): the reaper signals the workers instead; a process "
+    f"that a worker leaves is signalled by its pid, and its end may be seen {WATCH_INTERVAL * 1000:.0f} ms late"
+)
+REMEDY = "allow pidfd_open and pidfd_send_signal in the seccomp profile of the container, or use Linux 5.3 or newer"
+
+
+class CheckedHandle(ProcessHandle):
+    """A process, by its pid and the time of its start.
+
+    Args:
+        pid: the process.
+        fd: readable when it has ended; this object closes it.
+        stat: the process as /proc shows it; None if it had ended.
+        send: sends a signal to the pid through its parent, if that is alive; returns whether it is.
+    """
+
+    def __init__(
+        self, pid: int, fd: int, stat: ProcessStat | None, send: Callable[[int, int], bool] = lambda *_: False
+    ) -> None:
+        super().__init__(pid, fd)
+        self._stat = stat
+        self._send = send
+
+    def send_signal(self, number: int) -> None:
+        if self._send(self.pid, number):
+            return
+        now = read_stat(self.pid)
+        if now is None or self._stat is None or now.key != self._stat.key:
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        os.kill(self.pid, number)
+
+    def outlives_reaper(self) -> bool:
+        return self._stat is not None and self._stat.is_running()
+
+
+def exit_fd(pid: int) -> int:
+    """A descriptor that becomes readable when this process has ended; a thread waits for that. Raises OSError, as
+    `open_process` does.
+    """
+    # The file stays that of this process: nothing comes of it when another one has the pid.
+    try:
+        watched = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from None
+    try:
+        reading, writing = os.pipe()
+    except OSError:
+        os.close(watched)
+        raise
+    ends = above_standard(watched), above_standard(writing)
+    if start_thread(partial(_watch, pid, *ends), f"rallypoint-process-{pid}") is None:
+        for fd in (reading, *ends):
+            os.close(fd)
+        raise OSError(errno.EAGAIN, "no thread can be started")
+    return above_standard(reading)
+
+
+def _watch(pid: int, watched: int, writing: int) -> None:
+    """Wait for the end of a process, or until its handle is closed; then write into the pipe.
+
+    The pipe is not only closed: a copy of this process that was forked meanwhile has its writing end too.
+    """
+    try:
+        if _is_running(pid, watched):
+            with suppress(ChildProcessError):  # it is no child of ours, or another thread has reaped it
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        closed = select.poll()
+        closed.register(writing, 0)
+        while _is_running(pid, watched) and not closed.poll(WATCH_INTERVAL * 1000):
+            pass
+        with suppress(OSError):  # the handle is closed
+            os.write(writing, b"\0")
+    finally:
+        os.close(watched)
+        os.close(writing)
+
+
+def _is_running(pid: int, watched: int) -> bool:
+    try:
+        stat = parse_stat(pid, os.pread(watched, 1024, 0))
+    except ProcessLookupError:
+        return False
+    return stat is not None and not stat.ended
