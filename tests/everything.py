@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from typing import NamedTuple
 
-from tests import outcomes
+from tests import denying, outcomes
 
 
 class Part(NamedTuple):
@@ -23,6 +23,23 @@ class Part(NamedTuple):
     what: str
     command: str
     switch: str = ""
+
+
+_JOBS = "test_endings test_signals test_nothing_left test_lost_reaper test_functions test_watchdog test_one_node"
+_FAULTS = "test_kills test_memory test_pauses test_disks"
+
+
+def _without_pidfds(what: str) -> str:
+    """The command of tests to which the kernel denies these calls."""
+    files = [f"tests/jobs/{name}.py" for name in _JOBS.split()] + [
+        f"tests/faults/{name}.py" for name in _FAULTS.split()
+    ]
+    words = [
+        *denying.denying(what)[1:],
+        sys.executable,
+        *["-m", "pytest", "-n", "3", "--dist", "worksteal", "tests/unit/workers"],
+    ]
+    return shlex.join([*words, "tests/unit/watchdog", *files])
 
 
 PARTS = (
@@ -34,6 +51,8 @@ PARTS = (
         "-m pytest -n 2 tests/faults/test_etcd_steps.py",
         "RALLYPOINT_SWEEP",
     ),
+    Part("where processes have no pidfds: one node", _without_pidfds(denying.OLD_KERNEL)),
+    Part("where a sandbox denies them: one node", _without_pidfds(denying.OLD_SANDBOX)),
     Part("random kills of training in process", "-m tests.inprocess_kills"),
     Part("random faults against real jobs", "-m tests.chaos --faults 40"),
     Part("what runs on GPUs, rehearsed on processors", "-m tests.gpu --rehearse"),

@@ -23,6 +23,8 @@ import pytest
 
 from rallypoint.agent.facts import WorkerFacts
 from rallypoint.agent.folder import steps_of_workers
+from rallypoint.base.open_process import open_process
+from rallypoint.base.pidfds import HAS_PIDFDS
 from rallypoint.base.secrets import new_secret
 from rallypoint.control.membership.state import Close, Settings
 from rallypoint.features.incidents import Incident, flight_recorder_paths, pieces_of
@@ -120,7 +122,7 @@ def test_no_process_of_a_job_can_be_looked_into_or_touched(rallyrun: Launcher) -
             "read the memory": lambda: os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY)),
             "see open files": lambda: os.listdir(f"/proc/{pid}/fd"),
             "signal": lambda: os.kill(pid, signal.SIGTERM),
-            "signal by pidfd": lambda: signal.pidfd_send_signal(os.pidfd_open(pid), signal.SIGTERM),
+            **({"signal by pidfd": lambda: open_process(pid).send_signal(signal.SIGTERM)} if HAS_PIDFDS else {}),
             "attach": lambda: attach(pid),
         }
 
