@@ -190,7 +190,7 @@ def test_the_same_is_read(torchrun: dict[str, list[Any]]) -> None:
         options = vars(parse(arguments, environ))
         theirs = answer["value"]
         theirs.pop("print_completion", None)  # since 2.14; it exits
-        assert options.keys() - theirs.keys() <= {"sources", "features", "log_line_prefix_template"}
+        assert options.keys() - theirs.keys() <= {"sources", "features", "environment", "log_line_prefix_template"}
         assert _as_json({name: options[name] for name in theirs}) == theirs, (arguments, environ)
 
 

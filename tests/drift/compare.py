@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rallypoint.agent.workers import constant_environment, worker_environment
-from rallypoint.base.flags import number, split_filters, whole_number
+from rallypoint.base.flags import number, restarts, split_filters, whole_number
 from rallypoint.cli.flags import BEYOND_TORCHRUN, FLAGS
 from rallypoint.compat.names import MODULES, _home
 from rallypoint.compat.run import get_args_parser
@@ -33,7 +33,13 @@ ANSWERED = Path(__file__).with_name("answered.json")
 
 _VARIADIC = (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL)
 _SIMPLE = (bool, int, float, str, type(None), Enum)
-_READERS = {str: "str", whole_number: "int", number: "float", split_filters: "comma_separated_list"}
+_READERS = {
+    str: "str",
+    whole_number: "int",
+    restarts: "int",  # or a budget in a window, which torchrun does not have
+    number: "float",
+    split_filters: "comma_separated_list",
+}
 
 
 class Line(NamedTuple):
