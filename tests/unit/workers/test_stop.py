@@ -235,9 +235,10 @@ def test_whatever_the_sweep_comes_to_the_workers_are_killed(up: Up) -> None:
 
 def test_a_reaper_that_is_known_to_be_lost_wakes_whoever_waits_for_the_sweep(reaper: ReaperClient, up: Up) -> None:
     process = up(DEAF)
+    parent = parent_of(process.pid)  # now: the sweep may have ended the worker before the next line
     sweep = Sweep(reaper, [process])
     sweep.begin()
-    os.kill(parent_of(process.pid), signal.SIGKILL)
+    os.kill(parent, signal.SIGKILL)
     until(lambda: reaper.lost)
     assert readable(*sweep.fds())
     assert sweep.done()
