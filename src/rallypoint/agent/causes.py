@@ -32,18 +32,20 @@ from collections.abc import Iterable, Mapping
 from rallypoint.agent.facts import attempt_folder
 from rallypoint.agent.spec import RunResult, WorkerState
 from rallypoint.base.light_typing import TYPE_CHECKING
-from rallypoint.base.log import get_logger, printable, ranges
+from rallypoint.base.log import get_logger, printable
 from rallypoint.base.side_thread import start_thread
 from rallypoint.control.protocol.messages import CauseClues, CauseSought
 from rallypoint.control.protocol.ranges import MOST_ANSWERS
 from rallypoint.failures.failure import NO_FILE, ProcessFailure
 from rallypoint.failures.kinds import is_consequence_text, may_be_consequence
+from rallypoint.failures.report import rank_list
 from rallypoint.failures.tracebacks import clean_lines, is_last_traceback
 
 if TYPE_CHECKING:
     from rallypoint.agent.workers import WorkerController
     from rallypoint.base.python_memory import HandledException, PythonThread
     from rallypoint.failures.cause import Cause
+    from rallypoint.workers.context import PContext
 
 log = get_logger(__name__)
 
@@ -67,6 +69,18 @@ _STILL = "still in "
 """How the clue of a worker that has not ended begins."""
 Clues = list[tuple[str, tuple[int, ...]]]
 """What workers were in, each with its global ranks."""
+
+
+def raised_failure(context: PContext, local_rank: int) -> tuple[ProcessFailure, float | None]:
+    """A worker's failure if it ended with 1 now, and the seconds since it has raised: it has left an error file of this
+    start, or a whole traceback as the last that it has written. None: it has not raised.
+    """
+    failure, silent_for = context.failure_so_far(local_rank)
+    if failure.error_file != NO_FILE:
+        return failure, max(0.0, time.time() - failure.moment)
+    written = (failure.last_lines, failure.last_stdout)
+    raised = any(is_last_traceback(clean_lines(output)) for output in written)
+    return failure, max(0.0, silent_for) if raised else None
 
 
 class CauseSearch:
@@ -173,19 +187,15 @@ class CauseSearch:
     def _living_failure(self, rank: int, thread: PythonThread | None) -> ProcessFailure | None:
         """What a worker that has not ended has left of an exception, or handles."""
         assert self._workers.pcontext is not None
-        failure, silent_for = self._workers.pcontext.failure_so_far(rank)
-        if failure.error_file != NO_FILE:
-            ago = time.time() - failure.moment
-        elif is_last_traceback(clean_lines(failure.last_lines)) or is_last_traceback(clean_lines(failure.last_stdout)):
-            ago = silent_for
-            failure.moment -= max(0.0, ago)
+        failure, ago = raised_failure(self._workers.pcontext, rank)
+        if ago is not None:
+            failure.moment -= ago if failure.error_file == NO_FILE else 0.0
+            failure.remark = f"raised {ago:.1f} s earlier, and the worker has not ended{_place(thread)}"
         elif thread is not None and (exception := _original(thread.exceptions)) is not None:
             failure.message, failure.callstack = printable(exception.line), _printable_lines(exception.traceback)
             failure.remark = f"the worker has not ended{_place(thread)}"
-            return failure
         else:
             return None
-        failure.remark = f"raised {max(0.0, ago):.1f} s earlier, and the worker has not ended{_place(thread)}"
         return failure
 
     def _add_clues(self, failures: Mapping[int, ProcessFailure], clues: Clues) -> None:
@@ -195,7 +205,7 @@ class CauseSearch:
         lines: list[str] = []
         if context is not None and ended:
             ago = time.monotonic() - max(context.ended_at(rank) for rank in ended)
-            lines.append(f"{_ranks(by_rank[rank] for rank in ended)} had ended with 0, {ago:.1f} s before")
+            lines.append(f"{rank_list(by_rank[rank] for rank in ended)} had ended with 0, {ago:.1f} s before")
         own = _failed_clues(failures) if len(failures) > 1 or clues else []
         merged = _merged([*own, *clues])
         lines += (_sentence(text, ranks) for text, ranks in merged[:_SHOWN])
@@ -293,7 +303,7 @@ def _merged(clues: Iterable[tuple[str, tuple[int, ...]]]) -> Clues:
 
 def _sentence(text: str, ranks: tuple[int, ...]) -> str:
     verb = "" if not text.startswith(_STILL) else "was " if len(ranks) == 1 else "were "
-    return f"{_ranks(ranks)} {verb}{text}"
+    return f"{rank_list(ranks)} {verb}{text}"
 
 
 def _summary(thread: PythonThread) -> str:
@@ -305,11 +315,6 @@ def _summary(thread: PythonThread) -> str:
 def _place(thread: PythonThread | None) -> str:
     place = "" if thread is None else _summary(thread)
     return f"; it is in {place}" if place else ""
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    texts = ranges(sorted(ranks))
-    return f"{'rank' if len(texts) == 1 and texts[0].isdigit() else 'ranks'} {', '.join(texts)}"
 
 
 def _printable_lines(text: str) -> str:

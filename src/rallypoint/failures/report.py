@@ -96,7 +96,7 @@ class ChildFailedError(RallypointError):
         if self._has_no_worker():
             return f"{self.name} FAILED: {root.headline}"
         own = sorted(rank for rank in self.failures if rank not in self.stopped)
-        after = f"; here {_rank_list(own)} failed after it" if own else ""
+        after = f"; here {rank_list(own)} failed after it" if own else ""
         return f"{self.name} FAILED: {root.headline}{after}; the full report is on {root.host}"
 
     def _report(self) -> str:
@@ -122,7 +122,7 @@ class ChildFailedError(RallypointError):
         return "\n".join(lines)
 
     def _context_lines(self, own_root: int | None) -> list[str]:
-        stopped = _rank_list(self.stopped - {own_root})
+        stopped = rank_list(self.stopped - {own_root})
         context = [f"Stopped by rallyrun: {stopped}"] if stopped else []
         return [*context, f"Restarts used: {self.restarts}"] if self.restarts.allowed else context
 
@@ -193,7 +193,7 @@ def failure_detail(cause: Cause) -> str:
     return f"{how} last lines of standard error:\n{cause.traceback}"
 
 
-def _rank_list(ranks: Iterable[int]) -> str:
+def rank_list(ranks: Iterable[int]) -> str:
     """`rank 3`, or `ranks 0-2, 5`; empty without any."""
     texts = ranges(ranks)
     if not texts:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 
+from rallypoint.agent.causes import raised_failure
 from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger, ranges
 from rallypoint.failures.explanation import message_and_traceback
-from rallypoint.failures.failure import NO_FILE
 from rallypoint.failures.texts import first_line
-from rallypoint.failures.tracebacks import clean_lines, is_last_traceback
 from rallypoint.features.console import waiting_for_console
 
 if TYPE_CHECKING:
@@ -33,14 +32,8 @@ def raised(context: PContext, local_rank: int) -> tuple[str, float] | None:
     """The exception that a worker has written, which has not ended, and the seconds since then; None if there is none.
     Reads files, so it is not for the loop's thread.
     """
-    failure, silent_for = context.failure_so_far(local_rank)
-    if failure.error_file != NO_FILE:
-        ago = time.time() - failure.moment
-    elif is_last_traceback(clean_lines(failure.last_lines)) or is_last_traceback(clean_lines(failure.last_stdout)):
-        ago = silent_for
-    else:
-        return None
-    return (first_line(message_and_traceback(failure)[0]), ago) if ago >= _SILENT_FOR else None
+    failure, ago = raised_failure(context, local_rank)
+    return None if ago is None or ago < _SILENT_FOR else (first_line(message_and_traceback(failure)[0]), ago)
 
 
 class RaisedWorkers:

@@ -14,7 +14,6 @@ processes that it has started, these are looked at too: a data loader that hangs
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 import sysconfig
@@ -42,7 +41,7 @@ from rallypoint.observe.hangs.messages import (
     deflated,
     inflated,
 )
-from rallypoint.observe.hangs.waits import CALLS, waits_for
+from rallypoint.observe.hangs.waits import call_name, waits_for
 from rallypoint.observe.stacks import MAX_FRAMES, calls_of, main_frames, waits_for_children
 
 TIMEOUT = 10.0
@@ -394,9 +393,7 @@ def _uninterruptible(pid: int) -> Iterator[int]:
 def _wait_place(pid: int, thread: int) -> str:
     place = _read(pid, thread, "wchan").strip("0\n")
     number = _read(pid, thread, "syscall").partition(" ")[0]
-    calls = CALLS.get(platform.machine(), "").split()
-    called = dict(zip(calls[::2], calls[1::2], strict=True)).get(number, number)
-    names = (place, called if number.isdigit() else "")
+    names = (place, call_name(number) or number if number.isdigit() else "")
     return ", ".join(printable(name) for name in names if name)
 
 

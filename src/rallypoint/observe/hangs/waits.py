@@ -75,9 +75,14 @@ def _prompt(main: PythonThread) -> str:
 def _system_call(pid: int) -> tuple[str, int | None]:
     """The name of the call that the main thread is in, and its first argument; empty, if it may not be seen."""
     fields = read_text(f"/proc/{pid}/syscall").split()
-    calls = CALLS.get(platform.machine(), "").split()
-    name = dict(zip(calls[::2], calls[1::2], strict=True)).get(fields[0], "") if len(fields) > 2 else ""
+    name = call_name(fields[0]) if len(fields) > 2 else ""
     return name, int(fields[1], 16) if name else None
+
+
+def call_name(number: str) -> str:
+    """The name of a system call of this machine by its number; empty for one that programs are seldom found in."""
+    calls = CALLS.get(platform.machine(), "").split()
+    return dict(zip(calls[::2], calls[1::2], strict=True)).get(number, "")
 
 
 def _on_descriptor(pid: int, call: str, fd: int) -> str:
