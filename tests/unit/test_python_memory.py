@@ -28,7 +28,7 @@ def _find(version: str) -> list[str]:
 
 def _pythons() -> list[str]:
     """This one, and others of the versions whose layouts are known."""
-    return [sys.executable, *(path for version in ("3.12", "3.13") for path in _find(version))]
+    return [sys.executable, *(path for version in ("3.12", "3.13", "3.14") for path in _find(version))]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ Laws:
 
 1. The process runs meanwhile, so what is read may be torn, and a pointer may lead anywhere. Each object's type is
    compared with the one that is expected, each length has a bound, and whatever fits nothing ends that thread's stack.
-2. Only layouts that were measured are read: CPython 3.11, 3.12 and 3.13 with a global lock, on 64-bit machines.
+2. Only layouts that were measured are read: CPython 3.11 to 3.14 with a global lock, on 64-bit machines.
 3. No file of the process is opened: its symbols are in its memory too, and a file may be on a disk that hangs.
 
 The layouts are those of CPython's headers (`Include/internal/pycore_frame.h`, `cpython/pystate.h`, `cpython/code.h`),
@@ -105,21 +105,28 @@ class _Layout(NamedTuple):
     stack_size: int
     text: int
     """Where the characters of a compact ASCII text begin."""
+    locals: int
+    """Where the local variables of a frame begin."""
+    items: int
+    """Where those of a tuple begin."""
     catches: bytes
     """The instructions of an `except` that compares an exception's type, and goes on where it is another; that of one
     without a type."""
 
 
 _LAYOUTS = {
-    0x030B: _Layout(40, 16, 160, 120, 104, 8, 56, 32, 48, 0, 69, 72, 76, 184, 68, 48, bytes((36, 114, 1))),
-    0x030C: _Layout(40, 72, 144, 104, 96, 0, 56, 0, 8, 0, 70, 68, 72, 192, 64, 40, bytes((36, 114, 1))),
-    0x030D: _Layout(632, 7344, 160, 120, 112, 72, -1, 0, 8, 1, 70, 68, 72, 200, 64, 40, bytes((7, 97, 32))),
+    0x030B: _Layout(40, 16, 160, 120, 104, 8, 56, 32, 48, 0, 69, 72, 76, 184, 68, 48, 72, 24, bytes((36, 114, 1))),
+    0x030C: _Layout(40, 72, 144, 104, 96, 0, 56, 0, 8, 0, 70, 68, 72, 192, 64, 40, 72, 24, bytes((36, 114, 1))),
+    0x030D: _Layout(632, 7344, 160, 120, 112, 72, -1, 0, 8, 1, 70, 68, 72, 200, 64, 40, 72, 24, bytes((7, 97, 32))),
+    0x030E: _Layout(808, 7344, 160, 120, 112, 72, -1, 0, 8, 1, 74, 68, 72, 208, 64, 40, 80, 32, bytes((6, 100, 31))),
 }
-_INSTRUCTION, _LOCALS, _FRAME_SIZE = 56, 72, 80
+_INSTRUCTION, _FRAME_SIZE = 56, 80
 _CODE_SIZE = 208
 _EXCEPTION_TABLE, _FILE, _QUALNAME, _LINES = 40, 112, 128, 136
 _OF_C = 3
-"""The owner of a frame that stands for a call from C."""
+"""The first of the owners of frames that stand for a call from C."""
+_TAG = 3
+"""What a frame of Python 3.14 keeps in the lowest bits of a reference; all of them are set if it is a small number."""
 _EXCEPTION_SIZE, _ARGS, _TRACEBACK = 48, 24, 40
 _TYPE_SIZE, _TYPE_NAME, _TYPE_FLAGS = 176, 24, 168
 _IS_EXCEPTION, _IS_TUPLE, _IS_STR, _IS_INT = 1 << 30, 1 << 26, 1 << 28, 1 << 24
@@ -211,16 +218,16 @@ class _Reader:
         frame = self.number(holder + layout.frame)
         while frame and len(frames) < _MOST_FRAMES:
             raw = self.read(frame, _FRAME_SIZE)
-            code_address = _number_in(raw, layout.frame_code)
-            if raw[layout.owner] != _OF_C:
+            code_address = _number_in(raw, layout.frame_code) & ~_TAG
+            if raw[layout.owner] < _OF_C:
                 code = self._code(code_address)
                 at = _number_in(raw, _INSTRUCTION) - code.instructions - 2 * layout.next_instruction
                 frames.append(PythonFrame(code.function, code.file, code.line(at)))
-                variables = self.read(frame + _LOCALS, 8 * code.variables)
+                variables = self.read(frame + layout.locals, 8 * code.variables)
                 marks.append((code_address, at, variables))
                 running.setdefault(code_address, at)
                 if len(frames) == 1:
-                    arguments = self._arguments(frame + _LOCALS + 8 * code.variables, code.stack_size)
+                    arguments = self._arguments(frame + layout.locals + 8 * code.variables, code.stack_size)
             frame = _number_in(raw, layout.previous)
         exceptions = tuple(self._exceptions(address, running))
         return PythonThread(native_id, tuple(frames), exceptions, hash(tuple(marks)), arguments)
@@ -228,8 +235,9 @@ class _Reader:
     def _arguments(self, address: int, count: int) -> tuple[str | int, ...]:
         found: list[str | int] = []
         for (value,) in struct.iter_unpack("<Q", self.read(address, 8 * min(count, 32))):
+            address = 0 if value & _TAG == _TAG else value & ~_TAG
             try:
-                if value and (known := self._simple(value)) is not None:
+                if address and (known := self._simple(address)) is not None:
                     found.append(known)
             except (OSError, ValueError, OverflowError):  # what is left there from an earlier call
                 continue
@@ -258,7 +266,7 @@ class _Reader:
         while entry and len(frames) < _MOST_FRAMES:
             fields = self.read(entry, 40)
             frame = self.number(_number_in(fields, 24) + 24)
-            code_address = self.number(frame + self.layout.frame_code)
+            code_address = self.number(frame + self.layout.frame_code) & ~_TAG
             code, at = self._code(code_address), int.from_bytes(fields[32:36], "little", signed=True)
             frames.append(PythonFrame(code.function, code.file, code.line(at)))
             if code_address in running:  # the frame that handles it, which is the innermost of these
@@ -271,7 +279,7 @@ class _Reader:
         if not self._type(_number_in(raw, 8))[1] & _IS_TUPLE:
             return ""
         count = min(_number_in(raw, 16), 8)
-        pointers = struct.iter_unpack("<Q", self.read(args + 24, 8 * count))
+        pointers = struct.iter_unpack("<Q", self.read(args + self.layout.items, 8 * count))
         values = [self._simple(value) for (value,) in pointers]
         match values:
             case [str(text)] | [None, str(text)]:
