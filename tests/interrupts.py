@@ -43,6 +43,7 @@ def _interrupt(
 
     def trace(frame: FrameType, event: str, _argument: object) -> Callable[[FrameType, str, object], object] | None:
         nonlocal left, place
+        frame.f_trace = trace  # before the next line: Python 3.13 and later look at it there
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         called = frame.f_lasti if event == "call" else _after_calls(frame.f_code).get(frame.f_lasti)
         if event == "call" or (event == "opcode" and called is not None):
