@@ -1,5 +1,7 @@
 # Every verb sets up what it needs: a virtual environment in .venv with the package and its test extras.
-PYTHON ?= python3.11
+# The first of these that is new enough. PYTHON=/path/to/python for another.
+PYTHON ?= $(or $(shell for each in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$each && break; done),python3)
 PYTHON3 ?= python3
 VENV   := .venv
 PURE   := tests/unit tests/sim tests/transcripts tests/fuzz
