@@ -24,7 +24,9 @@ pytestmark = pytest.mark.process
 
 HELP, FIRST_WORKER = 115_000, 1_355_000
 """Bytes of bytecode of ours that `rallyrun --help` may import, and a job of one worker on one node until its process is
-asked for."""
+asked for, under Python 3.11."""
+LARGER = 1.0 if sys.version_info < (3, 12) else 1.1
+"""How much larger the same bytecode may be: under 3.14 it is by 9 %."""
 
 STANDARD_HELP = {"argparse", "contextlib", "enum", "fnmatch", "functools", "gettext", "keyword", "locale", "operator"}
 STANDARD_HELP |= {"re", "reprlib", "types", "warnings", "collections", "copyreg"}
@@ -36,6 +38,10 @@ STANDARD |= {"faulthandler", "fcntl", "heapq", "json", "linecache", "logging", "
 STANDARD |= {"select", "selectors", "signal", "socket", "string", "textwrap", "tokenize", "traceback"}
 STANDARD |= {"weakref", "pwd", "grp", "struct"}
 """The same for a first worker."""
+
+if sys.version_info >= (3, 14):  # argparse and logging import these, to colour what they print
+    STANDARD |= {"annotationlib", "ast", "copy", "dataclasses", "dis", "inspect", "io", "opcode"}
+    STANDARD_HELP |= STANDARD
 
 
 _PRINT = """
@@ -144,12 +150,12 @@ def for_first_worker(worker: str) -> Imported:
 
 
 def test_help_imports_what_it_shows(for_help: Imported) -> None:
-    assert 0 < for_help.size <= HELP
+    assert 0 < for_help.size <= HELP * LARGER
     assert foreign(for_help.modules, STANDARD_HELP) == set()
 
 
 def test_the_way_to_the_first_worker(for_first_worker: Imported) -> None:
-    assert 0 < for_first_worker.size <= FIRST_WORKER
+    assert 0 < for_first_worker.size <= FIRST_WORKER * LARGER
     assert foreign(for_first_worker.modules, STANDARD) == set()
 
 

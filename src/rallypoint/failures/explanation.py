@@ -28,6 +28,8 @@ _CRASHES = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal
 """Signals by which a program ends itself."""
 TOOL_FILES = ("uv-receipt.toml", "pipx_metadata.json")
 """Files that `uv tool` and `pipx` leave in an environment that they have made for one program."""
+_QUITS_PDB = "Quitting pdb will kill the process."
+"""The last line of a program whose debugger was left, from Python 3.14 on, which raises no BdbQuit."""
 _MOST_LOOKED_AT = 8
 """Tracebacks whose source is looked at."""
 
@@ -46,7 +48,7 @@ def message_and_traceback(failure: ProcessFailure) -> tuple[str, str]:
         message, traceback = _from_output(failure, message, failure.error_file != NO_FILE)
     elif failure.context:
         traceback = f"{traceback.rstrip()}\n{failure.context}"
-    if message.removeprefix("bdb.").startswith("BdbQuit"):
+    if message.removeprefix("bdb.").startswith("BdbQuit") or _QUITS_PDB in traceback.rpartition("\n")[2]:
         message, traceback = "it was ended by its debugger", ""
     message += _environment_note(message, failure.program or sys.executable) or _user_note(message)
     if failure.remark:

@@ -41,7 +41,10 @@ print(checks.fork_obstacle() or checks.thread_obstacle())"""
         ("kept = open('/dev/urandom')", "None"),
         ("import os; kept = os.pipe()", "share (pipe:["),
         ("import os; kept = os.eventfd(0)", "share (anon_inode:[eventfd])"),
-        ("import multiprocessing; kept = multiprocessing.Lock()", "maps memory that copies would share (/dev/shm/"),
+        (
+            "import multiprocessing; kept = multiprocessing.get_context('fork').Lock()",
+            "maps memory that copies would share (/dev/shm/",
+        ),
         ("import mmap; kept = mmap.mmap(-1, 4096)", "maps memory that copies would share (/dev/zero"),
         ("import mmap; kept = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE)", "None"),
         ("import mmap; file = open(mmap.__file__); kept = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)", "None"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -110,7 +111,13 @@ def waited(context: FunctionContext) -> RunProcsResult:
 
 
 def descriptors() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))
+    """Those of this process, without the one that libffi keeps on itself from the first callback on."""
+    found = set[str]()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of this list
+            if "libffi" not in os.readlink(f"/proc/self/fd/{number}"):
+                found.add(number)
+    return found
 
 
 @every_method
@@ -137,9 +144,7 @@ def test_values_by_rank(tmp_path: Path, method: str) -> None:
 
 
 @every_method
-@pytest.mark.parametrize(
-    ("function", "words"), [(boom, "ValueError: boom"), (unpicklable, "pickle local object 'unpicklable.")]
-)
+@pytest.mark.parametrize(("function", "words"), [(boom, "ValueError: boom"), (unpicklable, "pickle local object")])
 def test_an_exception_is_told_with_its_traceback(
     tmp_path: Path, method: str, function: Callable[[], object], words: str
 ) -> None:
