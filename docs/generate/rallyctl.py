@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import textwrap
 
 from docs.generate.markdown import literal
 
 from rallypoint.cli.rallyctl import build_parser
+from rallypoint.cli.verbs import VERBS, Verb
 
 HEAD = """\
 # Verbs and flags of `rallyctl`
@@ -18,7 +20,8 @@ the same text. `--version` prints the version.
 
 def page() -> str:
     """The page, in Markdown."""
-    return "\n".join([HEAD, *(_verb(name, each) for name, each in verbs().items())])
+    parsers = verbs()
+    return "\n".join([HEAD, *(_verb(verb, parsers[verb.name]) for verb in VERBS)])
 
 
 def verbs() -> dict[str, argparse.ArgumentParser]:
@@ -27,15 +30,25 @@ def verbs() -> dict[str, argparse.ArgumentParser]:
     return dict(found.choices)
 
 
-def _verb(name: str, parser: argparse.ArgumentParser) -> str:
+def _verb(verb: Verb, parser: argparse.ArgumentParser) -> str:
     usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
-    parts = [f"## `rallyctl {name}`\n", f"```\n{usage}\n```\n", f"{parser.description}\n"]
+    parts = [f"## `rallyctl {verb.name}`\n", f"```\n{usage}\n```\n", f"{_paragraphs(verb.text)}\n"]
     for group in parser._action_groups:
         shown = [each for each in group._group_actions if not isinstance(each, argparse._HelpAction)]
         parts += [*(f"- {_argument(parser, each)}" for each in shown), *([""] if shown else [])]
-    if parser.epilog:
-        parts.append(f"{_sentence(parser.epilog)}\n")
+    parts += ["```console"]
+    for comment, words in verb.examples:
+        parts += [f"$ {f'rallyctl {verb.name} {words}'.rstrip():<40}  # {comment}"]
+    parts += ["```\n"]
+    if verb.exit_codes:
+        parts += ["Exit codes:\n", *(f"- {code}: {meaning}" for code, meaning in verb.exit_codes), ""]
     return "\n".join(parts)
+
+
+def _paragraphs(text: str) -> str:
+    """The text, with its indented lines as a block."""
+    found = [f"```\n{textwrap.dedent(each)}\n```" if each.startswith("  ") else each for each in text.split("\n\n")]
+    return "\n\n".join(found)
 
 
 def _argument(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
@@ -46,8 +59,3 @@ def _argument(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
     )
     text = action.help % vars(action) if action.help else ""
     return f"{name or literal(metavar)}: {text}"
-
-
-def _sentence(epilog: str) -> str:
-    head, found, example = epilog.partition("example: ")
-    return f"{head}Example: {literal(example)}" if found else epilog

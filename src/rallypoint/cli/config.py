@@ -26,7 +26,6 @@ Laws:
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 import re
@@ -108,8 +107,10 @@ def _config(given: str, table: Mapping[str, Any]) -> Config:
             environment = _environment(given, value)
             continue
         if key not in flags:
-            near = difflib.get_close_matches(key, [*flags, *_TABLES], 1)
-            which = f"did you mean {near[0]!r}?" if near else "rallyrun --help lists them"
+            from rallypoint.cli.similar_names import closest_match
+
+            near = closest_match(key, [*flags, *_TABLES])
+            which = f"did you mean {near!r}?" if near else "rallyrun --help lists them"
             raise UsageError(f"{given}: {name!r} is no flag of rallyrun; {which}")
         flag = flags[key]
         values[flag.dest] = _text(given, flag, value)

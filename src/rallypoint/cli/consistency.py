@@ -1,4 +1,5 @@
-"""Values that cannot be meant: what no shell has expanded, what is empty, and flags that contradict `--standalone`.
+"""Values that cannot be meant: what no shell has expanded, what is empty, flags that contradict `--standalone`, and
+flags that come after the script.
 
 Without this a job of several nodes waits for its join timeout, each node under an id or at an endpoint of its own.
 """
@@ -31,6 +32,9 @@ _MEETING = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "master_add
 _OF_STANDALONE = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "node_rank": 0, "master_addr": "localhost"}
 """What `--standalone` does anyway; so does what is the default."""
 
+_OF_A_LAUNCHER = {"nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "standalone", "max_restarts"}
+"""Flags that few scripts have."""
+
 
 def consistent(options: Options) -> Options:
     """The options without those that `--standalone` overrides, which one line names.
@@ -42,6 +46,8 @@ def consistent(options: Options) -> Options:
     for dest in _PLAIN_TEXTS:
         if dest in options.sources:
             _refuse_unexpanded(options.source(dest), values[dest])
+    if not options.no_python:  # a program may be another launcher
+        _warn_of_late_flags(options)
     return _alone(options, values) if options.standalone else _checked_meeting(options)
 
 
@@ -52,6 +58,16 @@ def _refuse_unexpanded(source: str, value: object) -> None:
             f"{source}={value!r} has {found[0]}, which nothing has expanded; in a shell write double quotes instead "
             "of single ones, in a template define the variable"
         )
+
+
+def _warn_of_late_flags(options: Options) -> None:
+    """Name a flag that the script gets, and that looks as if it were meant for the launcher."""
+    spellings = {name for flag in Options.flags if flag.dest in _OF_A_LAUNCHER for name in flag.spellings}
+    for word in options.training_script_args:
+        if word.partition("=")[0] in spellings:
+            script = options.training_script
+            _log.warning("%s comes after %s and is passed to it; put it before %s to use it here", word, script, script)
+            return
 
 
 def _alone(options: Options, values: dict[str, Any]) -> Options:

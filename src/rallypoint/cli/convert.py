@@ -49,6 +49,8 @@ _OF_SEVERAL_NODES = {
 
 _ENVIRONMENTS = ("VIRTUAL_ENV", "CONDA_PREFIX", "UV_PROJECT_ENVIRONMENT")
 """Variables that may name another environment than the launcher's."""
+_OF_LAUNCHERS = ("--nnodes", "--nproc", "--rdzv", "--standalone", "--max-restarts", "--max_restarts")
+"""How flags begin that few scripts have."""
 
 EntryPoint = str | Callable[..., None]
 
@@ -59,7 +61,8 @@ def config_from_options(
     """The configuration, the program or function to run, and its arguments, with `${local_rank}` still in them. Raises
     UserError: a value that cannot work.
     """
-    if not _OF_SEVERAL_NODES.isdisjoint(options.sources) or set("$`").intersection(str(options.flat())):
+    late = any(word.startswith(_OF_LAUNCHERS) for word in options.training_script_args)
+    if late or not _OF_SEVERAL_NODES.isdisjoint(options.sources) or set("$`").intersection(str(options.flat())):
         from rallypoint.cli.consistency import consistent
 
         options = consistent(options)
@@ -154,6 +157,8 @@ def check_script(options: Options, environ: Mapping[str, str]) -> None:
     try:
         # Without the ending: any two short names are alike by that.
         stems = [name.removesuffix(".py") for name in os.listdir(folder) if name.endswith(".py")]
+        from rallypoint.cli.similar_names import closest_match
+
         similar = closest_match(name.removesuffix(".py"), stems)
     except OSError:
         similar = ""
@@ -534,9 +539,6 @@ def _incident_dir(options: Options) -> str:
     raise UsageError(f"{source}={path} cannot be a folder for incidents: {why}; name a folder of your own")
 
 
-_SIMILARITY = 0.5
-"""The similarity of two names, from 0 to 1, above which one counts as a misspelling of the other."""
-
 OURS = frozenset(
     f"RALLYPOINT_{name}"
     for name in (
@@ -548,7 +550,7 @@ OURS = frozenset(
 )
 """The variables that this program reads."""
 _ALMOST = 0.8
-"""The same for one of `OURS`; it is higher, since Kubernetes makes variables of similar names for services."""
+"""How alike a name must be to one of `OURS`, from 0 to 1: Kubernetes makes variables of similar names for services."""
 
 
 def warn_of_variables(environ: Mapping[str, str]) -> None:
@@ -558,6 +560,8 @@ def warn_of_variables(environ: Mapping[str, str]) -> None:
         flag = flags.get(name)
         if flag is None:
             known = {flag.variable.removeprefix("PET_"): flag.variable for flag in FLAGS if flag.from_environment}
+            from rallypoint.cli.similar_names import closest_match
+
             similar = closest_match(name.removeprefix("PET_"), known)
             _log.warning(
                 "%s has no effect: no flag reads it%s", name, f"; did you mean {known[similar]}?" if similar else ""
@@ -566,6 +570,8 @@ def warn_of_variables(environ: Mapping[str, str]) -> None:
             _log.warning("%s has no effect: %s is read from the command line only; give it there", name, flag.name)
     ours = {name.removeprefix("RALLYPOINT_"): name for name in OURS}
     for name in sorted(name for name in environ if name.startswith("RALLYPOINT_") and name not in OURS):
+        from rallypoint.cli.similar_names import closest_match
+
         similar = closest_match(name.removeprefix("RALLYPOINT_"), ours, _ALMOST)
         if similar:
             _log.warning("%s has no effect: nothing reads it; did you mean %s?", name, ours[similar])
@@ -576,6 +582,8 @@ def warn_of_options(source: str, names: Collection[str], backend: str, known: Co
     for name in sorted(set(names).difference(known)):
         similar = _MEANT.get(name, "")
         if similar not in known and not similar.startswith("--"):
+            from rallypoint.cli.similar_names import closest_match
+
             similar = closest_match(name, known)
         hint = f"; did you mean {similar}?" if similar else ""
         _log.warning("%s: the option %r has no effect with the backend %s%s", source, name, backend, hint)
@@ -583,16 +591,3 @@ def warn_of_options(source: str, names: Collection[str], backend: str, known: Co
 
 _MEANT = {"timeout": "join_timeout", "join_timeout": "timeout", "rank": "--node-rank"}
 """Other backends' names for an option, and options that have a flag, which takes precedence."""
-
-
-def closest_match(name: str, known: Collection[str], least: float = _SIMILARITY) -> str:
-    """The known name that is most similar to `name`, ignoring case; empty if none is as similar as `least`, from 0 to
-    1.
-    """
-    from difflib import SequenceMatcher
-
-    def likeness(other: str) -> float:
-        return SequenceMatcher(None, name.lower(), other.lower()).ratio()
-
-    best = max(sorted(known), key=likeness, default="")
-    return best if best and likeness(best) >= least else ""

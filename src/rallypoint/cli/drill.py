@@ -10,7 +10,7 @@ import time
 
 from rallypoint.base.errors import RallypointError, UsageError
 from rallypoint.cli.exit import print_answer, print_error
-from rallypoint.cli.job_verbs import receive, with_session
+from rallypoint.cli.job_verbs import receive, require_job, with_session
 from rallypoint.control.protocol.messages import Fault
 from rallypoint.control.protocol.ranges import is_in_range, range_of
 from rallypoint.observe.drills import (
@@ -31,7 +31,6 @@ from rallypoint.observe.watching.messages import CommandReply, FaultCommand, Sna
 
 NOT_SURVIVED = 4
 """The exit code where the job has not survived a fault; 1 if one was refused."""
-"""Seconds that a fault may last."""
 _LOOK_EVERY = 0.5
 """Seconds between two looks at the job: events have their own times, which this does not blur."""
 _KILLS = {"worker": Fault.KILL_WORKER, "agent": Fault.KILL_AGENT, "node": Fault.KILL_NODE}
@@ -39,6 +38,7 @@ _KILLS = {"worker": Fault.KILL_WORKER, "agent": Fault.KILL_AGENT, "node": Fault.
 
 def drill(options: argparse.Namespace) -> int:
     plan = _parse_drill(options)
+    require_job(options)
 
     async def run(session: WatcherSession) -> int:
         run = _DrillRun(session, plan, options.every)
@@ -59,9 +59,9 @@ def _parse_drill(options: argparse.Namespace) -> Drill:
         raise UsageError("give either --rank or --node")
     fault, lasts = _fault(options)
     if fault.is_of_worker and options.node:
-        raise UsageError(f"'{fault.value}' befalls a worker; name one by --rank")
+        raise UsageError(f"'{fault.value}' is a fault of a worker; choose one with --rank")
     if not fault.is_of_worker and options.rank >= 0:
-        raise UsageError(f"'{fault.value}' befalls a node; name one by --node")
+        raise UsageError(f"'{fault.value}' is a fault of a node; choose one with --node")
     for name in ("times", "every", "within"):
         value = getattr(options, name)
         if not 0 < value < math.inf:  # nan is neither

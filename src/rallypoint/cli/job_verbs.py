@@ -343,8 +343,24 @@ def bundle(options: argparse.Namespace) -> int:
 # Verbs that change it
 
 
+def require_job(options: argparse.Namespace) -> None:
+    """Refuse a command that names no job: the only job of this machine may be somebody else's.
+
+    Raises:
+        UsageError: it names none, in an argument or in the environment. NoJobError: there is none here either.
+    """
+    from rallypoint.cli.local_jobs import candidates, job_named, running_jobs
+
+    if given_endpoint(options) or options.rdzv_id:
+        return
+    if not (jobs := running_jobs()):
+        job_named("", "")
+    raise UsageError(f"name the job to {options.verb}, by its number, id, port or script:\n{candidates(jobs)}")
+
+
 def _command(options: argparse.Namespace, doing: str, make: Callable[[str], Command]) -> int:
     """Say which job it is, and how it stands, before anything is done to it."""
+    require_job(options)
 
     async def send_command(session: WatcherSession) -> int:
         from rallypoint.observe.status import job_words

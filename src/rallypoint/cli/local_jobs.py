@@ -169,7 +169,7 @@ def job_named(word: str, job: str) -> RunningJob | None:
         which = f"{what!r} names {len(matches)} jobs" if what else f"there are {len(matches)} jobs"
         users = len({running.first_agent.user for running in matches}) > 1
         how = "USER/NAME or the number" if users else "the number, port or endpoint of one"
-        raise UsageError(f"{which} on this machine; give {how}:\n{_candidates(matches)}")
+        raise UsageError(f"{which} on this machine; give {how}:\n{candidates(matches)}")
     if past := past_jobs_named(word, job) if what else []:
         logs = f"; its logs are in {past[0].log_dir}" if past[0].log_dir else ""
         more = f"; 'rallyctl status {what}' shows its report"
@@ -185,7 +185,8 @@ def job_named(word: str, job: str) -> RunningJob | None:
     )
 
 
-def _candidates(jobs: Sequence[RunningJob]) -> str:
+def candidates(jobs: Sequence[RunningJob]) -> str:
+    """A table of jobs to choose from."""
     firsts = [job.first_agent for job in jobs[:_MOST_CANDIDATES]]
     now = time.time()
     rows = [

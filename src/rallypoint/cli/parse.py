@@ -297,6 +297,10 @@ class Parser(argparse.ArgumentParser):
         """Exit with a usage error and code 2, except in `try_parse`."""
         if self._trying:
             raise _NotACommandLine
+        if message.startswith("unrecognized arguments: -"):
+            from rallypoint.cli.similar_names import unknown_flag
+
+            message = unknown_flag(message.split()[2], self._option_string_actions, self.prog)
         about, needless, value = message.partition("ignored explicit argument ")
         super().error(f"{about}it takes no value, and was given {value}; leave that out" if needless else message)
 

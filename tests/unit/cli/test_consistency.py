@@ -130,3 +130,21 @@ def test_a_segment_that_was_typed_with_standalone_is_refused() -> None:
 def test_requeue_outside_of_slurm_is_refused() -> None:
     with pytest.raises(UsageError, match=r"PET_REQUEUE=3 requeues a job of Slurm, and this is not one"):
         launched("--preempt-signals=SIGUSR2", PET_REQUEUE="3")
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["train.py", "--nproc-per-node=2"], "--nproc-per-node=2"),
+        (["train.py", "--epochs=3", "--rdzv_id", "x"], "--rdzv_id"),
+        (["train.py", "--nproc=2", "--log-dir=logs"], ""),
+        (["--no-python", "torchrun", "--standalone", "train.py"], ""),
+    ],
+)
+def test_a_launchers_flag_that_the_script_gets_is_pointed_out(
+    words: list[str], named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config_from_options(parse(words, {}), {})
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.partition(" ")[0] for line in lines] == ([named] if named else [])
+    assert all("put it before train.py" in line for line in lines)

@@ -19,7 +19,6 @@ from rallypoint.cli.convert import (
     EntryPoint,
     RendezvousChoice,
     choose_rendezvous,
-    closest_match,
     config_from_options,
     limit_threads,
     local_world_size,
@@ -27,6 +26,7 @@ from rallypoint.cli.convert import (
 )
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.parse import parse, parse_nnodes
+from rallypoint.cli.similar_names import closest_match
 from rallypoint.rendezvous.backends.option_table import KNOWN
 from rallypoint.rendezvous.handler import rendezvous_handler_registry
 from rallypoint.rendezvous.params import RendezvousParameters

@@ -135,7 +135,7 @@ def test_help_of_rallyctl_has_sections_and_an_example(capsys: pytest.CaptureFixt
             rallyctl.main([verb, "--help"])
         shown = capsys.readouterr().out
         assert [title for title in sections if f"\n{title}:\n" not in shown] == []
-        assert f"\nexample: rallyctl {verb} --" in shown
+        assert f"\n  rallyctl {verb} --" in shown.partition("\nexamples:\n")[2]
 
 
 @pytest.mark.parametrize("read", [partial(parse, environ={}), rallyctl.main], ids=["rallyrun", "rallyctl"])
@@ -153,7 +153,8 @@ def test_only_the_whole_word_is_version(word: str, capsys: pytest.CaptureFixture
         parse([word, "s.py"], {})
     shown = capsys.readouterr()
     assert (caught.value.code, shown.out) == (2, "")
-    assert shown.err.splitlines()[-1].endswith(("takes no value, and was given '1'; leave that out", f": {word}"))
+    ends = ("takes no value, and was given '1'; leave that out", "--help' lists all")
+    assert shown.err.splitlines()[-1].endswith(ends)
 
 
 def test_a_prefix_means_what_it_means_to_a_parser_of_torchruns_flags_alone(capsys: pytest.CaptureFixture[str]) -> None:

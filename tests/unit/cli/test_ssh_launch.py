@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.cli.rallyctl import VERBS, load, main
+from rallypoint.cli.rallyctl import load, main
 from rallypoint.cli.ssh_launch import LaunchedCommand, read_command
+from rallypoint.cli.verbs import VERBS
 from tests.processes import completed
 
 HOSTS = "--hosts=a:4,b:4"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from rallypoint.base.errors import UserError
 from rallypoint.base.secrets import job_secret
 from rallypoint.cli.convert import check_script
 from rallypoint.cli.parse import parse
-from rallypoint.cli.rallyctl import VERBS, main
+from rallypoint.cli.rallyctl import main
+from rallypoint.cli.verbs import GROUPS, VERBS
+from rallypoint.rendezvous.handler import LocalJob
 
 
 @pytest.mark.parametrize("name", ["every", "within", "times"])
@@ -30,7 +33,7 @@ def test_the_example_of_a_secret_makes_one_that_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    example = next(verb.example for verb in VERBS if verb.name == "secret")
+    ((_, example),) = next(verb.examples for verb in VERBS if verb.name == "secret")
     former = os.umask(0)
     try:
         assert main(["secret", *example.split()]) == 0
@@ -57,3 +60,43 @@ def test_a_script_is_suggested_only_if_its_name_is_alike(
     with pytest.raises(UserError) as refused:
         check_script(parse([name], {}), {})
     assert str(refused.value).endswith(f"did you mean {meant}?" if meant else "check the path")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["status", "--nodee=3"], "there is no flag --nodee; did you mean --node? 'rallyctl status --help' lists all"),
+        (["--foo", "status"], "there is no flag --foo; 'rallyctl status --help' lists all"),
+        (["stauts"], "there is no verb 'stauts'; did you mean status? 'rallyctl --help' lists all"),
+        (["stop", "a", "b"], "'b' is one argument too many; 'rallyctl stop --help' shows what it takes"),
+    ],
+)
+def test_what_is_unknown_is_answered_with_what_is_alike(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert capsys.readouterr().err.splitlines()[-1] == f"rallyctl: error: {sentence}"
+
+
+def test_alone_it_lists_its_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr().err
+    assert [verb.name for verb in VERBS if f"\n  {verb.name} " not in shown] == []
+    assert [group for group in GROUPS if f"\n{group}:\n" not in shown] == []
+
+
+@pytest.mark.parametrize(
+    "words", [["stop"], ["restart"], ["drain", "0"], ["resize", "1:2"], ["drill", "--kill=worker"]]
+)
+def test_what_changes_a_job_names_it(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = LocalJob(4711, "elastic7", "c10d", "127.0.0.1:1", "train.py", time.time(), os.geteuid())
+    monkeypatch.setattr("rallypoint.cli.local_jobs.local_jobs", lambda: [job])
+    for name in ("RALLYPOINT_ENDPOINT", "PET_RDZV_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(words) == 2
+    head, *rows = capsys.readouterr().err.splitlines()
+    assert head == f"rallyctl: error: name the job to {words[0]}, by its number, id, port or script:"
+    assert rows[1].split()[:3] == ["4711", "elastic7", "train.py"]
