@@ -177,12 +177,20 @@ def job_named(word: str, job: str) -> RunningJob | None:
             f"no job {what!r} runs on this machine; the last one {_ending(past[0], time.time())}{logs}{more}"
         )
     if word and not word.isdecimal() and os.sep not in word and not word.endswith(".py"):
+        _refuse_other_case(word, jobs)
         return None
     named = f" is named {what!r} (by id, number, port or script)" if what else ""
     raise NoJobError(
         f"no job of this user{named or ' runs'} on this machine; "
         + ("'rallyctl status' lists those that run" if named else "give the job's --rdzv-endpoint")
     )
+
+
+def _refuse_other_case(word: str, jobs: Sequence[RunningJob]) -> None:
+    """Raises NoJobError: apart from upper and lower case the word is a job's name, so no host is meant."""
+    names = {name.lower(): name for job in jobs for name in (job.first_agent.job, job.first_agent.script)}
+    if word.lower() in names:
+        raise NoJobError(f"no job on this machine is named {word!r}; did you mean {names[word.lower()]}?")
 
 
 def candidates(jobs: Sequence[RunningJob]) -> str:

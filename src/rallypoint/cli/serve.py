@@ -45,29 +45,17 @@ _MANAGER_TIMEOUT = 1.0
 def serve(options: argparse.Namespace) -> None:
     configure(program="rallyctl")
     check_for_loop()
-    text: str = options.endpoint
-    try:
-        everywhere = not text or text.startswith(":")
-        endpoint = parse_endpoint(f"localhost{text}" if everywhere else text, C10D_PORT)
-    except UserError as error:
-        raise UsageError(f"--endpoint: {error}") from None
-    host = "" if everywhere else endpoint.host
+    endpoint = _endpoint("--endpoint", options.endpoint or ":", C10D_PORT)
     # Blocked before any thread is made, so that only `sigwait` gets them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-    try:
-        listeners = listening_sockets(resolve(host) if host else [], endpoint.port)
-    except OSError as error:
-        raise RallypointError(
-            f"the control plane cannot listen at {text or endpoint}: {error.strerror}; "
-            "give --endpoint another port, or an address of this machine"
-        ) from None
+    listeners = _listeners("--endpoint", endpoint, "the control plane cannot listen")
     allow_descriptors()
     jobs = ManyJobs()
     jobs.remote_control = options.remote_control
     pages = _pages(jobs, options)
     server = ControlServer(jobs, listeners, keys=accepted_keys(), tls=control_tls(vars(options)))
     import_ahead()
-    where = f"control plane listens at {Endpoint(host or '*', server.port)}"
+    where = f"control plane listens at {endpoint._replace(port=server.port)}"
     print_error(f"rallyctl: {where}")
     number = _serve_until_signal(f"READY=1\nSTATUS={where}")
     _tell_manager("STOPPING=1")
@@ -155,8 +143,8 @@ def _pages(jobs: ManyJobs, options: argparse.Namespace) -> Serving | None:
             raise UsageError("--http-token-file has an effect only with --http; give that, or leave it out")
         return None
     token = http_token(token_file, "--http-token-file") if token_file else ""
-    endpoint = _endpoint(where)
-    listeners = _listeners(endpoint)
+    endpoint = _endpoint("--http", f"localhost:{where}" if where.isdecimal() else where, HTTP_PORT)
+    listeners = _listeners("--http", endpoint, "the pages cannot be served")
     here = all(is_loopback(listener.getsockname()[0]) for listener in listeners)
     if not here and not token and job_secret() is not None:
         raise UsageError(
@@ -182,19 +170,21 @@ def _pages(jobs: ManyJobs, options: argparse.Namespace) -> Serving | None:
     return pages
 
 
-def _endpoint(where: str) -> Endpoint:
-    text = f":{where}" if where.isdecimal() else where
+def _endpoint(flag: str, text: str, default_port: int) -> Endpoint:
+    """Where to listen; the host `*` stands for all addresses of this machine, as in `:29400`."""
+    everywhere = text.startswith((":", "*:"))
+    port = text.partition(":")[2] or default_port
     try:
-        return parse_endpoint(f"localhost{text}" if text.startswith(":") else text, HTTP_PORT)
+        endpoint = parse_endpoint(f"localhost:{port}" if everywhere else text, default_port)
     except UserError as error:
-        raise UsageError(f"--http: {error}") from None
+        raise UsageError(f"{flag}: {error}") from None
+    return endpoint._replace(host="*") if everywhere else endpoint
 
 
-def _listeners(endpoint: Endpoint) -> list[socket.socket]:
+def _listeners(flag: str, endpoint: Endpoint, failed: str) -> list[socket.socket]:
     try:
-        return listening_sockets(resolve(endpoint.host), endpoint.port)
+        return listening_sockets([] if endpoint.host == "*" else resolve(endpoint.host), endpoint.port)
     except OSError as error:
         raise RallypointError(
-            f"the pages cannot be served at {endpoint}: {error.strerror}; give --http another port, or an address of "
-            "this machine"
+            f"{failed} at {endpoint}: {error.strerror}; give {flag} another port, or an address of this machine"
         ) from None

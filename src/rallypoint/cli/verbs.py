@@ -493,8 +493,8 @@ VERBS = (
             _value(
                 "--http",
                 "[HOST:]PORT",
-                "Serve a page, /status.json, /events and /metrics there; for this machine alone without HOST, for all "
-                "addresses with *:PORT (default: nowhere)",
+                "Serve a page, /status.json, /events and /metrics there; PORT alone serves only this machine, :PORT "
+                "all its addresses (default: nowhere)",
             ),
             _value("--http-token-file", "FILE", "File with the token that clients must send"),
             "TLS",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import select
 import signal
 import threading
@@ -34,8 +35,10 @@ _PROGRAM_ERRORS = {
     errno.ENOENT: "is not found; give a path, or a name on PATH",
     errno.E2BIG: "cannot be run: its arguments and environment are too long for the kernel (128 KiB for one, about a "
     "quarter of `ulimit -s` for all); hand large values over in a file",
+    errno.EACCES: "cannot be run: Permission denied; check who may enter its folders and run its interpreter, "
+    "and that its file system is not mounted with noexec",
     **dict.fromkeys(
-        (errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),
+        (errno.ENOEXEC, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),
         "cannot be run: {reason}; give a path, or a name on PATH",
     ),
 }
@@ -209,6 +212,10 @@ def _start_error(program: str, error: OSError) -> RallypointError:
         from rallypoint.base.errors import user_error
 
         why = _PROGRAM_ERRORS[number].format(reason=error.strerror)
+        if number == errno.EACCES and os.path.isfile(program) and not os.access(program, os.X_OK):
+            why = f"is not executable; run 'chmod +x {program}'"
+        elif number == errno.EACCES and os.path.isdir(program):
+            why = "is a folder; name a program"
         return user_error(f"the worker program {program!r} {why}", error)
     return process_start_error(f"for {program!r}", error)
 

@@ -307,3 +307,9 @@ def test_of_a_success_the_last_lines_are_shown_on_request(
     job = ended(AGENTS[3], 1012.0, "succeeded")
     assert shown(capsys, job) == ["", "'rallyctl status 15 --all' shows what each rank wrote last"]
     assert shown(capsys, job, "--all")[1:] == ["rank 0 (succeeded, exit code 0), standard output:", "  of rank 0"]
+
+
+def test_a_name_in_other_letters_is_no_host() -> None:
+    with pytest.raises(NoJobError, match=r"no job on this machine is named 'OpJob'; did you mean opjob\?"):
+        job_named("OpJob", "")
+    assert job_named("opjobs", "") is None

@@ -21,10 +21,17 @@ from tests.unit.coordinator.test_jobs import Node, World
 
 @pytest.mark.parametrize(
     ("given", "place"),
-    [("81", "localhost:81"), (":81", "localhost:81"), ("0.0.0.0", "0.0.0.0:29480"), ("[::1]:81", "[::1]:81")],
+    [
+        ("a:81", "a:81"),
+        (":81", "*:81"),
+        ("*:81", "*:81"),
+        (":", "*:7"),
+        ("0.0.0.0", "0.0.0.0:7"),
+        ("[::1]:81", "[::1]:81"),
+    ],
 )
-def test_where_the_pages_are_served(given: str, place: str) -> None:
-    assert str(_endpoint(given)) == place
+def test_where_it_listens(given: str, place: str) -> None:
+    assert str(_endpoint("--http", given, 7)) == place
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_a_program_that_is_not_there_or_cannot_run_is_named(reaper: ReaperClient
         WorkerProcess(reaper, ["no-such-program"], os.environ)
     plain = tmp_path / "plain"
     plain.write_text("text")
-    with pytest.raises(UserError, match=r"plain' cannot be run: Permission denied"):
+    with pytest.raises(UserError, match=r"plain' is not executable; run 'chmod \+x"):
         WorkerProcess(reaper, [str(plain)], os.environ)
     plain.chmod(0o755)
     with pytest.raises(UserError, match=r"plain' cannot be run: Exec format error"):
