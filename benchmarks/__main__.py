@@ -11,26 +11,19 @@ from pathlib import Path
 
 from benchmarks import (
     chart,
-    core,
-    etcd,
     figures,
     floods,
-    large_hang,
-    large_status,
     logs,
     many_workers,
     memory,
     next_step,
     preload,
-    protection,
     recovery,
     rendezvous,
     results,
     scale,
     start,
     store,
-    store_herd,
-    watching,
 )
 from benchmarks.case import Case, Row, Settings, render
 from benchmarks.results import Machine, this_machine
@@ -47,17 +40,9 @@ CASES: tuple[Case, ...] = (
     *next_step.CASES,
     rendezvous.CASE,
     scale.CASE,
-    core.CASE,
-    watching.CASE,
     floods.CASE,
-    large_status.CASE,
-    large_hang.CASE,
-    protection.CASE,
-    etcd.CASE,
     store.RAW_CASE,
-    store.TORCH_CASE,
     store.START_UP_CASE,
-    store_herd.CASE,
     logs.CASE,
 )
 """All benchmarks, in the order of the table. A new one is a line here, and one in `chart.TITLES` to be in the chart."""
@@ -93,9 +78,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _publish(rows: list[Row], machine: Machine, rounds: str) -> list[Path]:
-    """Write the chart, the values behind it, and the figures of the README."""
+    """Write the chart, the values behind it, and the figures of the documents."""
     values = results.write(rows, machine, False, chart.PATH.with_suffix(".json"))
-    return [values, chart.write(rows, machine, rounds), figures.write(json.loads(values.read_text()))]
+    return [values, chart.write(rows, machine, rounds), *figures.write(json.loads(values.read_text()))]
 
 
 def _rounds(rows: list[Row]) -> str:

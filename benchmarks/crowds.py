@@ -14,7 +14,7 @@ from types import TracebackType
 
 from benchmarks.case import BenchError
 from benchmarks.children import Child, Children, program
-from benchmarks.messages import ComeBack, Gather, Gathered, Go, Protected, Regroup, Serving, Sustain, decode, encode
+from benchmarks.messages import ComeBack, Gather, Gathered, Go, Regroup, Serving, Sustain, decode, encode
 from benchmarks.system import ProcessClock
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.control.client.dialing import DialTarget
@@ -38,14 +38,11 @@ class Meeting:
     The methods return the seconds of processor time that the server used meanwhile.
     """
 
-    def __init__(
-        self, nodes: int, protected: Protected | None = None, lease: float = _LEASE, *, many_jobs: bool = False
-    ) -> None:
+    def __init__(self, nodes: int, lease: float = _LEASE, *, many_jobs: bool = False) -> None:
         """With `many_jobs` the server is one outside of all jobs, which takes other jobs too."""
         self.nodes = nodes
         self._more = ["many"] if many_jobs else []
         self._lease = lease
-        self._protected = protected or Protected()
         self._children = Children()
         self._crowds: list[Child] = []
         self.port = 0
@@ -63,9 +60,7 @@ class Meeting:
         return self
 
     def _start(self) -> None:
-        argv = program(
-            "control_server", str(self.nodes), RUN_ID, encode(self._protected).decode(), str(self._lease), *self._more
-        )
+        argv = program("control_server", str(self.nodes), RUN_ID, str(self._lease), *self._more)
         self._server = self._children.start("control server", argv)
         self.port = decode(self._answers([self._server], "its port")[self._server], Serving).port
         self._clock = ProcessClock(self._server.pid)
@@ -73,7 +68,7 @@ class Meeting:
             own = min(_OF_ONE, self.nodes - at)
             source = f"127.0.0.{1 + len(self._crowds)}"
             crowd = self._children.start(f"crowd {len(self._crowds)}", program("crowd"))
-            crowd.tell(encode(Gather(self.port, own, at, self.nodes, RUN_ID, self._protected, source, self._lease)))
+            crowd.tell(encode(Gather(self.port, own, at, self.nodes, RUN_ID, source, self._lease)))
             self._crowds.append(crowd)
         self._answers(self._crowds, "being ready")
 

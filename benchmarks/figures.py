@@ -1,8 +1,8 @@
-"""The figures in the README: some rows of `docs/bench.json` as a table, between two markers.
+"""The figures in the documents: rows of `docs/bench.json` as tables, each between two markers.
 
     python -m benchmarks.figures
 
-writes it anew; a run of everything does so by itself. No figure in the README is typed.
+writes them anew; a run of everything does so by itself. No figure of a benchmark is typed.
 """
 
 from __future__ import annotations
@@ -10,53 +10,86 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.case import number
 from benchmarks.chart import PATH as CHART
 
-README = CHART.parent.parent / "README.md"
-BEGIN, END = "<!-- FIGURES, written by make bench -->", "<!-- END OF FIGURES -->"
+ROOT = CHART.parent.parent
+END = "<!-- END OF FIGURES -->"
 
-LABELS = {
+START = {
     "worker SIGKILL to restarted workers' first line, one node": "one of two workers is killed, until the new ones run",
     "the same over two nodes": "the same, the workers on two nodes",
     "command to first line of the last of 2 workers": "start of two workers",
 }
-"""The rows that are shown, by what they are called in the table, and what they are called here. A lost node is in the
-README's picture, where the workers train: torchrun comes back once their collectives have failed."""
+"""Rows of the README, by what they are called in the results. A lost node is in the README's picture, where the workers
+train: torchrun comes back once their collectives have failed."""
+MANY_WORKERS = {
+    "one of 64 workers in C killed, to the last new one": "64 workers",
+    "one of 256 workers in C killed, to the last new one": "256 workers",
+    "one of 256 workers in C killed, to the last new one, busy processors": "256 workers, both processors busy",
+}
+_SIZES = ("1,024", "4,096", "12,500")
+_OF_A_NODE = {
+    "server's processor time a node": "first round: from the connection to the place",
+    "the same for a failure and the next round": "a failure, until all are told and placed again",
+    "the same for coming back after a cut": "all come back after a cut in which they missed their place",
+    "messages a node": "messages",
+    "bytes a node": "bytes",
+    "server's memory a node": "memory of the server",
+}
+
+Results = Mapping[str, Any]
 
 
-def block(results: Mapping[str, Any]) -> str:
-    """The table, with its markers.
+def _beside_torchrun(labels: Mapping[str, str], results: Results) -> list[str]:
+    return [
+        "| | rallyrun | torchrun |",
+        "|---|---|---|",
+        *_lines(results["rows"], labels),
+        "",
+        _conditions(results, labels),
+    ]
 
-    Args:
-        results: what `docs/bench.json` has.
-    """
+
+def _of_a_node(results: Results) -> list[str]:
+    """What one of many nodes costs the coordinator."""
+    found = {row["what"]: row for row in results["rows"]}
+    lines = [f"| for each node | {' | '.join(f'{size} nodes' for size in _SIZES)} |", "|---|---|---|---|"]
+    for what, label in _OF_A_NODE.items():
+        rows = [found[f"{size} nodes: {what}"] for size in _SIZES]
+        cells = " | ".join(_figure(row["ours"]["median"], row["unit"]) for row in rows)
+        lines.append(f"| {label} | {cells} |")
+    return [*lines, "", _conditions(results, [f"{size} nodes: {what}" for size in _SIZES for what in _OF_A_NODE])]
+
+
+TABLES: Mapping[str, tuple[str, Callable[[Results], list[str]]]] = {
+    "start": ("README.md", lambda results: _beside_torchrun(START, results)),
+    "many-workers": ("docs/how-far.md", lambda results: _beside_torchrun(MANY_WORKERS, results)),
+    "scale": ("docs/how-far.md", _of_a_node),
+}
+"""The document of each table, and what makes its lines."""
+
+
+def block(name: str, results: Results) -> str:
+    """A table with its markers. `results` is what `docs/bench.json` has."""
+    return "\n".join([f"<!-- FIGURES {name}, written by make bench -->", "", *TABLES[name][1](results), "", END])
+
+
+def _conditions(results: Results, whats: Container[str]) -> str:
     machine, day = results["machine"], results["written"][:10]
-    rounds = " or ".join(map(str, sorted({len(row["ours"]["values"]) for row in results["rows"] if row["ours"]})))
-    return "\n".join(
-        [
-            BEGIN,
-            "",
-            "| | rallyrun | torchrun |",
-            "|---|---|---|",
-            *_lines(results["rows"]),
-            "",
-            f"Medians of {rounds} rounds, in turn, {machine['cores']} cores, torch {machine['torch']}, {day}: "
-            "[the chart](docs/bench.svg), [all figures](benchmarks/README.md).",
-            "",
-            END,
-        ]
-    )
+    shown = [row for row in results["rows"] if row["what"] in whats and row["ours"]]
+    rounds = " or ".join(map(str, sorted({len(row["ours"]["values"]) for row in shown})))
+    return f"Medians of {rounds} rounds, in turn, {machine['cores']} cores, torch {machine['torch']}, {day}."
 
 
-def _lines(rows: list[Mapping[str, Any]]) -> Iterator[str]:
-    """In the order of `LABELS`; what was not measured is left out."""
+def _lines(rows: list[Mapping[str, Any]], labels: Mapping[str, str]) -> Iterator[str]:
+    """In the order of the labels; what was not measured is left out."""
     found = {row["what"]: row for row in rows}
-    for what, label in LABELS.items():
+    for what, label in labels.items():
         row = found.get(what)
         if row is not None and row["ours"] is not None:
             theirs = _figure(row["base"]["median"], row["unit"]) if row["base"] else row["never"] or "-"
@@ -67,21 +100,27 @@ def _figure(value: float, unit: str) -> str:
     return f"{value * 1000:.0f} ms" if unit == "s" and value < 1 else f"{number(value)} {unit}"
 
 
-def write(results: Mapping[str, Any], path: Path = README) -> Path:
-    """Put the table into the README, and return where that is.
+def write(results: Results, root: Path = ROOT) -> list[Path]:
+    """Put the tables into the documents below a folder, and return these.
 
     Raises:
-        ValueError: it has no such markers.
+        ValueError: a document does not have the markers of its table once.
     """
-    text, count = re.subn(
-        f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: block(results), path.read_text(), flags=re.DOTALL
-    )
-    if count != 1:
-        raise ValueError(f"{path} has the markers of the figures {count} times; it has to have them once")
-    path.write_text(text)
-    return path
+    for name, (document, _) in TABLES.items():
+        path = root / document
+        begin = f"<!-- FIGURES {name}, written by make bench -->"
+        text, count = re.subn(
+            f"{re.escape(begin)}.*?{re.escape(END)}",
+            lambda _, name=name: block(name, results),  # type: ignore[misc]
+            path.read_text(),
+            flags=re.DOTALL,
+        )
+        if count != 1:
+            raise ValueError(f"{path} has the markers of the figures {name!r} {count} times; it has to have them once")
+        path.write_text(text)
+    return sorted({root / document for document, _ in TABLES.values()})
 
 
 if __name__ == "__main__":
-    print(f"written to {write(json.loads(CHART.with_suffix('.json').read_text()))}")
+    print(*write(json.loads(CHART.with_suffix(".json").read_text())), sep="\n")
     sys.exit(0)

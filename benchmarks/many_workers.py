@@ -55,7 +55,7 @@ def _run(settings: Settings) -> list[Row]:
         turns = in_turn(what, settings.rounds, sides)
         seconds = {side: [each.seconds for each in all_] for side, all_ in turns.results.items()}
         processor = {side: [each.processor for each in all_] for side, all_ in turns.results.items()}
-        rows.append(row(what, "s", Turns(seconds, turns.failures), Budget(0.8 if busy else 0.6)))
+        rows.append(row(what, "s", Turns(seconds, turns.failures), Budget(0.7 if busy else 0.4)))
         if not busy:
             title = f"the same, {workers} workers: the launcher's processor time a worker"
             rows.append(row(title, "ms", Turns(processor, turns.failures), Budget(1.0)))

@@ -41,7 +41,7 @@ def _run(settings: Settings) -> list[Row]:
         {side: [found.proportional for found in all_] for side, all_ in turns.results.items()}, turns.failures
     )
     return [
-        row("memory of agent and helpers, 2 idle workers (PSS)", "MB", shared, Budget(0.10), remarks),
+        row("memory of agent and helpers, 2 idle workers (PSS)", "MB", shared, Budget(0.09), remarks),
         row("the same, all resident pages (RSS)", "MB", resident, remarks=remarks),
     ]
 

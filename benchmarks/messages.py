@@ -91,49 +91,6 @@ class Replayed(msgspec.Struct, frozen=True):
     """Processor time that the server used meanwhile."""
 
 
-class Assemble(msgspec.Struct, frozen=True):
-    """To a herd: connect so many clients at once, with a greeting; answered by `Answered`."""
-
-    port: int
-    first: int
-    """Number of this program's first client: each has an address and a port of its own."""
-    clients: int
-    greeting: bytes
-    reply: int
-    """Bytes that each client gets for it."""
-
-
-class Converse(msgspec.Struct, frozen=True):
-    """To a herd: have each client say this, if it is anything; answered by `Answered`."""
-
-    message: bytes
-    reply: int
-    """Bytes that each client gets then."""
-
-
-class Answered(msgspec.Struct, frozen=True):
-    """From a herd: all its clients have got what they had to get."""
-
-    at: float
-    """When the last of them had, on the monotonic clock."""
-
-
-class LookOn(msgspec.Struct, frozen=True):
-    """To a bystander: get a key every millisecond until there is another line; answered by `LookedOn`."""
-
-    port: int
-    server_pid: int
-
-
-class LookedOn(msgspec.Struct, frozen=True):
-    """From a bystander: how long its longest round trip took, of how many. Seconds."""
-
-    count: int
-    wait: float
-    server: float
-    """The same in processor time of the server: as if nothing else ran on its processor."""
-
-
 class Meet(msgspec.Struct, frozen=True):
     """To a rendezvous program: make these nodes' handlers; answered by a line `ready`."""
 
@@ -159,15 +116,6 @@ class Met(msgspec.Struct, frozen=True):
     world_sizes: list[int]
 
 
-class Protected(msgspec.Struct, frozen=True):
-    """To a control server, as an argument, and to a crowd: what protects the control plane."""
-
-    secret: str = ""
-    """The job's; empty for none."""
-    certificates: str = ""
-    """A folder with `cert.pem`, `key.pem` and `ca.pem` of 127.0.0.1; empty for no TLS."""
-
-
 class Gather(msgspec.Struct, frozen=True):
     """To a crowd: these are its nodes; answered by a line `ready`."""
 
@@ -178,7 +126,6 @@ class Gather(msgspec.Struct, frozen=True):
     """Number of this program's first node."""
     all_nodes: int
     run_id: str
-    protected: Protected = Protected()
     source: str = "127.0.0.1"
     """The address that its nodes connect from: each has its own ports."""
     lease: float = 3.0

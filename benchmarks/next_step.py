@@ -73,12 +73,12 @@ TORCHRUN = Variant(THEIRS, "torchrun")
 PRELOAD = "--preload=torch,torch._dynamo"
 VARIANTS = (
     Variant("rallyrun"),
-    Variant(f"rallyrun {PRELOAD}", flags=(PRELOAD,), budget=Budget(0.08)),
+    Variant(f"rallyrun {PRELOAD}", flags=(PRELOAD,), budget=Budget(0.035)),
     Variant(
         "rallyrun --preload=auto",
         flags=("--preload=auto",),
         ready="Preloaded for workers that are started again",
-        budget=Budget(0.08),
+        budget=Budget(0.035),
     ),
     Variant(
         "rallyrun, in-process",
@@ -92,7 +92,7 @@ VARIANTS = (
         program="examples/train_ddp_inprocess.py",
         ready="a standby worker is ready",
         budget=Budget(0.03),
-        budget_construction=Budget(0.03),
+        budget_construction=Budget(0.02),
     ),
 )
 """Ours; what each is compared with is torchrun in the same round."""

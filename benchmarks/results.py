@@ -9,6 +9,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -88,8 +89,15 @@ def write(rows: list[Row], machine: Machine, quick: bool, path: Path | None = No
     if path is None:
         FOLDER.mkdir(exist_ok=True)
         path = FOLDER / time.strftime("%Y%m%dT%H%M%SZ.json", now)
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(_text(content), encoding="utf-8")
     return path
+
+
+def _text(content: dict[str, Any]) -> str:
+    """As JSON with one row a line, so that a difference shows the rows that changed."""
+    head = json.dumps({**content, "rows": []}, indent=2, ensure_ascii=False)
+    rows = ",\n".join(f"    {json.dumps(row, ensure_ascii=False)}" for row in content["rows"])
+    return head.removesuffix("[]\n}") + f"[\n{rows}\n  ]\n}}\n"
 
 
 def _plain(row: Row) -> dict[str, object]:

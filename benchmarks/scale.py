@@ -13,7 +13,6 @@ from functools import partial
 
 from benchmarks.case import OURS, Budget, Case, Row, Settings, Turns, in_turn, row, sample
 from benchmarks.crowds import LONG_LEASE, Meeting, followed
-from benchmarks.messages import Protected
 
 _SIZES = (1024, 4096, 12500)
 _QUICK_SIZES = (64, 256)
@@ -78,16 +77,6 @@ def _run(settings: Settings) -> list[Row]:
 def _picked(turns: Turns[Figures], pick: Callable[[Figures], float]) -> Turns[float]:
     """One figure of all rounds of all sides."""
     return Turns({side: [pick(one) for one in figures] for side, figures in turns.results.items()}, turns.failures)
-
-
-def gather(nodes: int, seconds: float, protected: Protected) -> Figures:
-    """Let nodes meet, and then send heartbeats for so many seconds."""
-    with Meeting(nodes, protected, LONG_LEASE) as meeting:
-        met = _met(meeting)
-    with Meeting(nodes, protected) as meeting:
-        meeting.meet()
-        meeting.settle()
-        return Figures(*met, heartbeat_load=meeting.load(seconds))
 
 
 def measured(nodes: int, seconds: float) -> Figures:

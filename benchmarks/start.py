@@ -32,7 +32,7 @@ def _help(name: str) -> float:
 
 def _run_start(settings: Settings) -> list[Row]:
     turns = in_turn("start", settings.rounds, {side: partial(_start, side) for side in (OURS, THEIRS)}, warm_up=True)
-    return [row("command to first line of the last of 2 workers", "s", turns, Budget(0.07))]
+    return [row("command to first line of the last of 2 workers", "s", turns, Budget(0.06))]
 
 
 def _start(side: str) -> float:
@@ -43,7 +43,7 @@ def _start(side: str) -> float:
 
 def _run_restart(settings: Settings) -> list[Row]:
     turns = in_turn("restart", settings.rounds, {side: partial(_restart, side) for side in (OURS, THEIRS)})
-    return [row("worker SIGKILL to restarted workers' first line, one node", "s", turns, Budget(0.20))]
+    return [row("worker SIGKILL to restarted workers' first line, one node", "s", turns, Budget(0.06))]
 
 
 def _restart(side: str) -> float:
@@ -54,7 +54,7 @@ def _restart(side: str) -> float:
 
 def _run_restart_of_pair(settings: Settings) -> list[Row]:
     turns = in_turn("restart over 2 nodes", settings.rounds, {side: partial(_pair, side) for side in (OURS, THEIRS)})
-    return [row("the same over two nodes", "s", turns, Budget(0.06))]
+    return [row("the same over two nodes", "s", turns, Budget(0.010))]
 
 
 def _pair(side: str) -> float:

@@ -1,8 +1,8 @@
 """The worker store under load: requests a second, latency of a request and of a connect, and a recorded start-up.
 
-Each server runs alone in a process; the load comes from other processes. Two kinds of load make the same requests:
-plain sockets, which can keep a server busy, and real torch clients, whose Python threads mostly cannot. The start-up is
-what 256 processes of torch said to their store in `init_process_group`, said again by plain sockets.
+Each server runs alone in a process; the load comes from another one, from plain sockets, since the Python threads of
+real torch clients cannot keep a server busy. The start-up is what 256 processes of torch sent to their store in
+`init_process_group`, sent again by plain sockets.
 """
 
 from __future__ import annotations
@@ -38,21 +38,8 @@ _BUSY = 0.9  # a server that uses less than this share of a core was not the bot
 _NOT_BUSY = (
     "so the load, or what else ran on this machine, was the bottleneck: compare the processor time a request instead"
 )
-_AS_MANY = Budget(1.0, at_least=True)
+_AS_MANY = Budget(1.05, at_least=True)
 _AS_LITTLE = Budget(1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """A kind of load: its program, what tables call it, and over how many processes it is spread at most."""
-
-    program: str
-    label: str
-    processes: int
-
-
-_RAW = _Kind("raw_load", "plain socket", 1)
-_TORCH = _Kind("torch_load", "torch client", 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +64,9 @@ class _Stage:
     """Both servers and the programs that load them; each is started when first needed and kept."""
 
     children: Children
-    kind: _Kind
     seconds: float
     _servers: dict[str, tuple[Child, int]] = field(default_factory=dict)
-    _loads: list[Child] = field(default_factory=list)
+    _load: Child | None = None
 
     def measure(self, side: str, clients: int) -> _Figures:
         """One round: connect, then drive.
@@ -89,71 +75,55 @@ class _Stage:
             BenchError: the server or the load ended, or did not answer in time.
         """
         server, port = self._server(side)
+        if self._load is None:
+            self._load = self.children.start("load", program("raw_load"))
+            self._answer(self._load, "being ready")
         try:
-            loads = self._load_programs(min(self.kind.processes, clients))
-            return self._drive(loads, server.pid, port, clients)
+            return self._drive(self._load, server.pid, port, clients)
         except BenchError:
-            self._loads.clear()  # whatever they are in the midst of, later rounds begin with new ones
+            self._load = None  # whatever it is in the midst of, later rounds begin with a new one
             raise
 
     def _server(self, side: str) -> tuple[Child, int]:
         if side not in self._servers:
             child = self.children.start(f"{side} store server", program("store_server", side, "--own-core"))
-            line = self._answers([child], "its port")[child]
+            line = self._answer(child, "its port")
             self._servers[side] = child, decode(line, Serving).port
         return self._servers[side]
 
-    def _load_programs(self, count: int) -> list[Child]:
-        new = [
-            self.children.start(f"load {number}", program(self.kind.program))
-            for number in range(len(self._loads), count)
-        ]
-        self._answers(new, "being ready")
-        self._loads.extend(new)
-        return self._loads[:count]
-
-    def _drive(self, loads: list[Child], server_pid: int, port: int, clients: int) -> _Figures:
-        shares = [clients // len(loads)] * len(loads)
-        connects = {
-            load: Connect(port, share, first_client=number * share, at_least=_CONNECTS // len(loads))
-            for number, (load, share) in enumerate(zip(loads, shares, strict=True))
-        }
-        connected = self._ask(connects, Connected)
-        driven = self._ask(dict.fromkeys(loads, Drive(self.seconds, server_pid)), Driven)
-        latencies = [latency for report in driven for latency in report.latencies]
-        connect_latencies = [latency for report in connected for latency in report.latencies]
+    def _drive(self, load: Child, server_pid: int, port: int, clients: int) -> _Figures:
+        connected = self._ask(load, Connect(port, clients, first_client=0, at_least=_CONNECTS), Connected)
+        driven = self._ask(load, Drive(self.seconds, server_pid), Driven)
         return _Figures(
-            rate=sum(report.requests / report.seconds for report in driven),
-            busy=median([report.server_seconds / report.seconds for report in driven]),
-            p50=percentile(latencies, 0.5),
-            p99=percentile(latencies, 0.99),
-            connect_p50=percentile(connect_latencies, 0.5),
-            connect_p99=percentile(connect_latencies, 0.99),
-            storm=median([storm for report in connected for storm in report.storms]),
+            rate=driven.requests / driven.seconds,
+            busy=driven.server_seconds / driven.seconds,
+            p50=percentile(driven.latencies, 0.5),
+            p99=percentile(driven.latencies, 0.99),
+            connect_p50=percentile(connected.latencies, 0.5),
+            connect_p99=percentile(connected.latencies, 0.99),
+            storm=median(connected.storms),
         )
 
-    def _ask(self, orders: dict[Child, Connect] | dict[Child, Drive], answer: type[S]) -> list[S]:
-        for load, order in orders.items():
-            load.tell(encode(order))
-        return [decode(line, answer) for line in self._answers(list(orders), answer.__name__.lower()).values()]
+    def _ask(self, load: Child, order: Connect | Drive, answer: type[S]) -> S:
+        load.tell(encode(order))
+        return decode(self._answer(load, answer.__name__.lower()), answer)
 
-    def _answers(self, children: list[Child], awaited: str) -> dict[Child, str]:
-        lines = self.children.one_line_each(children, time.monotonic() + _TIMEOUT, awaited)
-        return {child: line.text for child, line in lines.items()}
+    def _answer(self, child: Child, awaited: str) -> str:
+        return self.children.one_line_each([child], time.monotonic() + _TIMEOUT, awaited)[child].text
 
 
-def _run(kind: _Kind, settings: Settings) -> list[Row]:
+def _run(settings: Settings) -> list[Row]:
     rows: list[Row] = []
     with Children() as children:
-        stage = _Stage(children, kind, _QUICK_SECONDS if settings.quick else _SECONDS)
+        stage = _Stage(children, _QUICK_SECONDS if settings.quick else _SECONDS)
         for clients in _SIZES:
             sides = {side: partial(stage.measure, side, clients) for side in (OURS, THEIRS)}
-            rows.extend(_rows(kind, clients, in_turn(f"store, {clients} x {kind.label}", settings.rounds, sides)))
+            rows.extend(_rows(clients, in_turn(f"store, {clients} clients", settings.rounds, sides)))
     return rows
 
 
-def _rows(kind: _Kind, clients: int, turns: Turns[_Figures]) -> list[Row]:
-    name = f"store, {clients:,} {kind.label}{'s' if clients > 1 else ''}"
+def _rows(clients: int, turns: Turns[_Figures]) -> list[Row]:
+    name = f"store, {clients:,} plain socket{'s' if clients > 1 else ''}"
 
     def figure(what: str, unit: str, pick: Callable[[_Figures], float], budget: Budget | None = None) -> Row:
         values = {side: [pick(found) for found in results] for side, results in turns.results.items()}
@@ -173,9 +143,8 @@ def _rows(kind: _Kind, clients: int, turns: Turns[_Figures]) -> list[Row]:
         ),
         figure("connect p50", "ms", lambda found: found.connect_p50 * 1e3),
     ]
-    if kind is _RAW:  # torch clients wait for DNS now and then; only their median means anything
-        rows.append(figure("connect p99", "ms", lambda found: found.connect_p99 * 1e3))
-    if kind is _RAW and many:
+    rows.append(figure("connect p99", "ms", lambda found: found.connect_p99 * 1e3))
+    if many:
         rows.append(figure("all connected", "ms", lambda found: found.storm * 1e3))
     return rows
 
@@ -216,6 +185,5 @@ def _replayed(side: str) -> Replayed:
         return decode(children.one_line_each([load], deadline, "the end of the start-up")[load].text, Replayed)
 
 
-RAW_CASE = Case("store", "the worker store under load from plain sockets", partial(_run, _RAW))
-TORCH_CASE = Case("store-torch", "the worker store under load from real torch clients", partial(_run, _TORCH))
+RAW_CASE = Case("store", "the worker store under load from plain sockets", _run)
 START_UP_CASE = Case("store-startup", "the worker store at the start of 256 torch processes, recorded", _start_up)

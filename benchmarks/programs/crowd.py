@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-import ssl
 import sys
 import time
 from collections import deque
@@ -29,12 +28,11 @@ from benchmarks.messages import (
     decode_order,
     encode,
 )
-from benchmarks.protected import key_of, tls_of
 from benchmarks.system import raise_file_limit
 from rallypoint.control.membership.state import Fail, NodeId, NodeInfo, Settings
 from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, FrameReader, frame
-from rallypoint.control.protocol.handshake import Challenge, ClientHandshake, Welcome
+from rallypoint.control.protocol.handshake import ClientHandshake, Welcome
 from rallypoint.control.protocol.messages import (
     Heartbeat,
     JoinRequest,
@@ -46,7 +44,6 @@ from rallypoint.control.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
-from rallypoint.control.protocol.signing import transcript_of
 from rallypoint.failures.cause import Cause
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters
@@ -73,10 +70,6 @@ class _Node:
     number: int
     socket: socket.socket
     handshake: ClientHandshake
-    greeting: bytes
-    """The Hello, as it goes over the wire."""
-    greeted: bool = False
-    """Whether that has gone: with TLS it waits for TLS's own handshake."""
     frames: FrameReader = field(default_factory=FrameReader)
     incarnation: str = ""
     """The coordinator of its session before, if it comes back; then of this one."""
@@ -92,23 +85,12 @@ class _Node:
         return NodeInfo("default", 1, "", _FIRST_PORT + self.number, max_restarts=_MAX_RESTARTS)
 
     def send(self, *payloads: bytes, before: bytes = b"") -> int:
-        """Say some frames, signed if the session's are; returns how many bytes that were."""
-        signers = self.handshake.signers if self.lease else None
-        frames = (frame(each if signers is None else signers.outgoing.sign(each)) for each in payloads)
-        return self.socket.send(before + b"".join(frames))
-
-    def verified(self, payload: bytes) -> bytes:
-        """What was said to it, without its signature."""
-        return payload if self.handshake.signers is None else self.handshake.signers.incoming.verify(payload)
+        """Send some frames; returns how many bytes that were."""
+        return self.socket.send(before + b"".join(map(frame, payloads)))
 
     def received(self) -> bytes:
-        """What has come; b"" if that is TLS's own alone."""
-        try:
-            data = self.socket.recv(65536)
-            while isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
-                data += self.socket.recv(65536)
-        except ssl.SSLWantReadError:
-            return b""
+        """What has come."""
+        data = self.socket.recv(65536)
         if not data:
             raise SystemExit(f"the server has disconnected node {self.number}")
         return data
@@ -120,8 +102,6 @@ class _Crowd:
     def __init__(self, order: Gather) -> None:
         self._order = order
         self._settings = _settings(order)
-        self._key = key_of(order.protected, order.run_id)
-        self._tls = tls_of(order.protected)
         self._epoll = select.epoll()
         self._nodes: dict[int, _Node] = {}
         self._greeted: list[_Node] = []
@@ -204,24 +184,12 @@ class _Crowd:
         made.connect(("127.0.0.1", self._order.port))
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         made.setblocking(False)
-        if self._tls is not None:
-            context = self._tls.for_node()
-            made = context.wrap_socket(made, server_hostname="127.0.0.1", do_handshake_on_connect=False)
-        handshake = ClientHandshake(self._order.run_id, self._key, os.urandom(16), self._settings)
+        handshake = ClientHandshake(self._order.run_id, None, os.urandom(16), self._settings)
         hello = codec.encode(handshake.hello(address, NodeId(address, os.getpid(), number), incarnation))
-        node = _Node(number, made, handshake, hello, incarnation=incarnation)
+        node = _Node(number, made, handshake, incarnation=incarnation)
         self._nodes[made.fileno()] = node
         self._epoll.register(made, select.EPOLLIN)
-        self._greet(node)
-
-    def _greet(self, node: _Node) -> None:
-        if isinstance(node.socket, ssl.SSLSocket):
-            try:
-                node.socket.do_handshake()
-            except ssl.SSLWantReadError:
-                return
-        node.greeted = True
-        self._say(node, node.greeting, before=MAGIC)
+        self._say(node, hello, before=MAGIC)
 
     def _say(self, node: _Node, *payloads: bytes, before: bytes = b"") -> None:
         self.messages += len(payloads)
@@ -245,16 +213,12 @@ class _Crowd:
     def _listen(self, seconds: float) -> None:
         for fd, _ in self._epoll.poll(seconds, 1024):
             node = self._nodes[fd]
-            if not node.greeted:
-                self._greet(node)
-                continue
-            for signed in node.frames.feed(node.received()):
-                payload = node.verified(signed)
+            for payload in node.frames.feed(node.received()):
                 if payload in _ANSWERS:
                     self.answers += 1
                 else:
                     self.messages += 1
-                    self.bytes += _LENGTH + len(signed)
+                    self.bytes += _LENGTH + len(payload)
                     self._on_frame(node, payload)
 
     def _on_frame(self, node: _Node, payload: bytes) -> None:
@@ -262,9 +226,7 @@ class _Crowd:
             self._on_notice(node, codec.decode_notification(payload))
             return
         answer = codec.decode_answer(payload)
-        if isinstance(answer, Challenge):
-            self._say(node, codec.encode(node.handshake.prove(transcript_of(node.greeting, payload))))
-        elif isinstance(answer, Welcome):
+        if isinstance(answer, Welcome):
             node.lease = answer.lease
             self._heartbeats_a_second += 1 / (answer.heartbeat_interval or answer.lease / 3)
             self._greeted.append(node)
@@ -274,7 +236,7 @@ class _Crowd:
             node.incarnation = answer.incarnation
             self._say(node, *map(codec.encode, asked))
         else:
-            raise SystemExit(f"node {node.number} was refused: {answer.sentence}")
+            raise SystemExit(f"node {node.number} was refused: {answer}")
 
     def _on_notice(self, node: _Node, notice: Notification) -> None:
         if isinstance(notice, Placed):
