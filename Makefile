@@ -9,6 +9,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DEV    := $(VENV)/.ready-dev
 READY  := $(VENV)/.ready
+DEMO   := $(VENV)/.ready-demo
 FRAMES := .venv-frameworks/.ready
 # Wheels are built of the source archive, as whoever has only that builds them.
 OF_SDIST = .venv-release/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --no-cache-dir
@@ -30,8 +31,8 @@ check: $(DEV)  ## in a minute, without torch: lint, all tests that start no proc
 help:  ## this list
 	@awk -F ':.*## +' '/^[a-z-]+:.*## /{printf "  make %-20s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-demo: $(READY)  ## a training job of torch loses a worker, then a node, and continues
-	@$(BIN)/rallyctl demo --program examples/train_ddp.py $(ARGS)
+demo: $(or $(wildcard $(READY)),$(DEMO))  ## a training job of torch loses a worker, then a node, and continues
+	@$(BIN)/rallyctl demo --program examples/train_ddp.py --standby-program examples/train_ddp_inprocess.py $(ARGS)
 
 # What fails beside other tests and starts processes is run once more, alone, and named at the end (tests/again.py).
 test: $(READY)  ## what decides about a change, in eight minutes on two cores (which tests: tests/runs.py)
@@ -131,6 +132,14 @@ lock:  ## renew requirements/*.txt: what the verbs above install, with hashes (a
 clean:  ## what the verbs above made
 	rm -rf $(VENV) .venv-frameworks .venv-release dist src/rallypoint/store/_native*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis \
 		docs/_build docs/project docs/reference/generated build
+
+# The package and torch, and nothing that only tests need.
+$(DEMO): pyproject.toml src/rallypoint/base/version.py
+	@echo "setting up $(VENV) with torch (the first time only)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) -e . numpy torch==2.13.0
+	@$(BIN)/python -m compileall -q src
+	@touch $@
 
 $(READY): $(DEV)
 	@echo "fetching torch into $(VENV), for what runs beside it (the first time only)"

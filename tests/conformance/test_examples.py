@@ -58,7 +58,11 @@ def test_training_depends_neither_on_the_number_of_workers_nor_on_a_break(tmp_pa
 
 def test_the_demo_trains_a_program_of_torch() -> None:
     done = completed(
-        [str(BIN / "rallyctl"), "demo", "--steps=40", f"--program={EXAMPLES / 'train_ddp.py'}"],
+        [
+            *(str(BIN / "rallyctl"), "demo", "--steps=40"),
+            f"--program={EXAMPLES / 'train_ddp.py'}",
+            f"--standby-program={EXAMPLES / 'train_ddp_inprocess.py'}",
+        ],
         env=os.environ | without_compiler.ENVIRONMENT,
         timeout=240,
         check=True,
@@ -66,4 +70,5 @@ def test_the_demo_trains_a_program_of_torch() -> None:
     assert "SIGKILL to rank 1" in done.stdout
     assert len(re.findall(r"resumed from step [1-9]", done.stdout)) == 2
     assert re.search(r"SIGKILL to all \d+ processes of one node", done.stdout)
-    assert len(re.findall(r"finished: exit code 0, final loss", done.stdout)) == 3
+    assert re.search(r"standby worker is ready\n.* all train from step [1-9]\d* on", done.stdout, re.DOTALL)
+    assert len(re.findall(r"finished: exit code 0, final loss", done.stdout)) == 4

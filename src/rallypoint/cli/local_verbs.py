@@ -26,11 +26,13 @@ def demo(options: argparse.Namespace) -> None:
         raise UsageError(f"--steps={options.steps} is too few to be killed half-way; give {_LEAST_STEPS} or more")
     if not 1 <= options.deadline <= 3600:
         raise UsageError(f"--deadline={options.deadline:g} cannot be waited for; give 1 to 3600 seconds")
-    if options.program and not os.path.isfile(options.program):
-        raise UsageError(f"--program={options.program} is not a file; give the path of a Python script")
+    for flag, path in (("--program", options.program), ("--standby-program", options.standby_program)):
+        if path and not os.path.isfile(path):
+            raise UsageError(f"{flag}={path} is not a file; give the path of a Python script")
     _end_in_order()
     program = [options.program] if options.program else ["-m", "rallypoint.cli.demo.worker"]
-    run_demo(DemoPlan(program, options.steps, options.deadline), write_answer)
+    standby = [options.standby_program] if options.standby_program else []
+    run_demo(DemoPlan(program, options.steps, options.deadline, standby), write_answer)
 
 
 def _end_in_order() -> None:

@@ -163,7 +163,10 @@ VERBS = (
         "Train a small network on this machine, in half a minute: first undisturbed, then with a worker killed "
         "half-way, then on three nodes (launchers on loopback) of which one is lost. Each time the job must resume "
         "and end with the same loss. Needs no torch.",
-        (("Train longer", "--steps=240"), ("Train with torch", "--program=examples/train_ddp.py")),
+        (
+            ("Train longer", "--steps=240"),
+            ("Train with torch", "--program=examples/train_ddp.py --standby-program=examples/train_ddp_inprocess.py"),
+        ),
         "local_verbs:demo",
         (
             _value(
@@ -172,6 +175,12 @@ VERBS = (
                 "Training script that takes --steps, --progress and --checkpoint-dir as examples/train_ddp.py does "
                 "(default: a small network in plain Python)",
                 default=None,
+            ),
+            _value(
+                "--standby-program",
+                "FILE",
+                "The same training, written for rallypoint.inprocess: shows the kill of a worker once more, with a "
+                "standby worker (default: leave that out)",
             ),
             _value("--steps", "N", "Steps to train (default: 120)", type=int, default=120),
             _value(

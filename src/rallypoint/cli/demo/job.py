@@ -1,4 +1,5 @@
-"""The demo: a job that runs undisturbed, one that loses a worker, one that loses a node; a line for each event.
+"""The demo: a job that runs undisturbed, one that loses a worker, one that has a standby worker for it, one that loses
+a node; a line for each event.
 
 Workers tell what they do through a named pipe, one line of JSON an event: `event` ("start", "training", "step",
 "done"), `rank`, `pid`, and what belongs to it.
@@ -7,7 +8,7 @@ Laws:
 
 1. Every process of a run carries a mark in its environment; when the run is over, none is left.
 2. Nothing is waited for without a deadline.
-3. What counts after a kill is the next step that is finished by workers that were started after it.
+3. What counts after a kill is the next step that is finished by workers that were placed after it.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ MARK = "_RALLYPOINT_DEMO"
 
 _TIMEOUT = 60.0
 """Seconds after which a run that says nothing more is given up."""
+_STANDBY = "a standby worker is ready"
+"""What the launcher logs."""
+_LEVEL = "INFO"
 _TICK = 0.1
 """Seconds after which launchers are looked after."""
 _END = 10.0
@@ -63,12 +67,14 @@ class DemoPlan(NamedTuple):
     """The plan of a demo.
 
     `program` is what follows the launcher's flags: a module or a script that takes `--steps`, `--progress` and
-    `--checkpoint-dir`. `deadline` is for how many seconds the next step is waited for after a kill.
+    `--checkpoint-dir`. `deadline` is for how many seconds the next step is waited for after a kill. `standby_program`
+    is a program that continues in its processes (`rallypoint.inprocess`), for the part with a standby worker.
     """
 
     program: Sequence[str]
     steps: int
     deadline: float
+    standby_program: Sequence[str] = ()
 
     @property
     def fatal(self) -> int:
@@ -96,14 +102,20 @@ def demo(plan: DemoPlan, write: Write) -> None:
         expected = _undisturbed(plan, Path(base, "1"), write)
         write(f"\nThe same again, but one worker is killed at step {plan.fatal}.\n\n")
         worker = _worker_lost(plan, Path(base, "2"), write)
+        runs = [worker]
+        rows = [("a worker killed, until the next step", f"{worker.stopped:.2f} s")]
+        if plan.standby_program:
+            write("\nThe same kill, but a standby worker has imported and built everything before.\n\n")
+            runs.append(_worker_replaced(plan, Path(base, "4"), write))
+            rows.append(("the same with a standby worker", f"{runs[-1].stopped:.2f} s"))
         enough = f"of which {NODES - 1} suffice: one whole node is lost at step {plan.fatal}."
         write(f"\nThe same on {NODES} nodes, {enough}\n\n")
         node = _node_lost(plan, Path(base, "3"), write)
-    difference = max(abs(run.loss - expected.loss) for run in (worker, node))
+    runs.append(node)
+    difference = max(abs(run.loss - expected.loss) for run in runs)
     if not difference <= TOLERANCE:
         raise DemoError(f"the final losses differ by {difference:.3g}, which is more than {TOLERANCE:g}")
-    rows = [
-        ("a worker killed, until the next step", f"{worker.stopped:.2f} s"),
+    rows += [
         ("a node lost, until the next step", f"{node.stopped:.2f} s"),
         (f"the whole job ({expected.seconds:.1f} s undisturbed)", f"{worker.seconds:.1f} s, {node.seconds:.1f} s"),
         ("the final losses differ by", f"{difference:.1g}"),
@@ -131,6 +143,27 @@ def _worker_lost(plan: DemoPlan, folder: Path, write: Write) -> DemoResult:
         after = _resumed(run, WORKERS, plan)
         if set(before) & set(after):
             raise DemoError(f"has kept workers of before {before} among the new ones {after}")
+        return run.finish(_TIMEOUT)
+
+
+def _worker_replaced(plan: DemoPlan, folder: Path, write: Write) -> DemoResult:
+    flags = ["--standalone", f"--nproc-per-node={WORKERS}", "--max-restarts=3", "--standby=1"]
+    with _running(plan._replace(program=plan.standby_program), [flags], folder, write) as run:
+        before = run.pids_of("training", WORKERS, _TIMEOUT)
+        run.say(f"{WORKERS} workers train: pids {before}")
+        run.wait_for(lambda event: event.get("step") == plan.fatal, _TIMEOUT)
+        run.wait_for_standby(before, _TIMEOUT)
+        run.say("a standby worker is ready")
+        run.kill_worker(before[VICTIM])
+        run.say(f"SIGKILL to rank {VICTIM}, pid {before[VICTIM]}")
+        after = run.wait_for_all("training", WORKERS, plan.deadline)
+        goes_on = ", ".join(str(event["pid"]) for event in after if event["pid"] in before)
+        run.say(
+            f"{run.since_kill():.3f} s after the kill, all train from step {after[0]['step']} on; {goes_on} was kept"
+        )
+        run.wait_for(lambda event: event["event"] == "step", plan.deadline)
+        run.stopped = run.since_kill()
+        run.say(f"{run.stopped:.3f} s after the kill, the next step is finished")
         return run.finish(_TIMEOUT)
 
 
@@ -213,7 +246,7 @@ class DemoRun:
             for name, value in os.environ.items()
             if name not in _STEERING_NAMES and not name.startswith(_STEERING)
         }
-        env = {**inherited, "OMP_NUM_THREADS": "1", MARK: self._mark}
+        env = {**inherited, "OMP_NUM_THREADS": "1", "LOGLEVEL": _LEVEL, MARK: self._mark}
         with self._log.open("ab") as log:
             # In a session of its own: a ^C is for the demo, which then ends all.
             return subprocess.Popen(
@@ -249,6 +282,19 @@ class DemoRun:
     def pids_of(self, name: str, workers: int, timeout: float) -> list[int]:
         """The pids of all workers, once each has told `name`."""
         return [event["pid"] for event in self.wait_for_all(name, workers, timeout)]
+
+    def wait_for_standby(self, workers: Sequence[int], timeout: float) -> None:
+        """Wait until the launcher has a standby worker. The workers are paused, so that the training does not end."""
+        deadline = time.monotonic() + timeout
+        for pid in workers:
+            os.kill(pid, signal.SIGSTOP)
+        while _STANDBY not in self.log():
+            self._check_launchers()
+            if time.monotonic() > deadline:
+                raise DemoError(f"has had no standby worker for {timeout:.0f} s")
+            self._receive()
+        for pid in workers:
+            os.kill(pid, signal.SIGCONT)
 
     def kill_worker(self, pid: int) -> None:
         try:
@@ -323,9 +369,7 @@ class DemoRun:
                 yield event
                 if self._killed is None or self.stopped is not None:
                     deadline = time.monotonic() + timeout
-            ready, _, _ = select.select([self._pipe], [], [], _TICK)
-            if ready:
-                self._pending += os.read(self._pipe, 65536)
+            if self._receive():
                 continue
             self._check_launchers()
             if all(agent.poll() == 0 for agent in self._running_launchers()):
@@ -334,6 +378,13 @@ class DemoRun:
                 if self._killed is not None and self.stopped is None:
                     raise DemoError(f"has finished no step for {self.since_kill():.0f} s after the kill")
                 raise DemoError(f"has not come further within {timeout:.0f} s")
+
+    def _receive(self) -> bool:
+        """Wait a moment for events; returns whether any came."""
+        ready, _, _ = select.select([self._pipe], [], [], _TICK)
+        if ready:
+            self._pending += os.read(self._pipe, 65536)
+        return bool(ready)
 
     def _running_launchers(self) -> list[subprocess.Popen[bytes]]:
         return [agent for number, agent in enumerate(self.agents) if number not in self._lost]
