@@ -28,7 +28,7 @@ TITLES = {
     "worker SIGKILL to the next training step, one node of two workers: rallyrun": "next training step",
     f"worker SIGKILL to the next training step, one node of two workers: rallyrun {PRELOAD}": "the same, preloaded",
     "worker SIGKILL to the next training step, one node of two workers: rallyrun, in-process": "the same, in-process",
-    "agent SIGKILL to survivors' new workers' first line": "1 of 3 launchers killed",
+    "agent SIGKILL to survivors' new workers' first line": "1 launcher of 3 killed, alone",
     "link down to the same (lease 3 s)": "a node's link down",
     "third agent's start to all new workers' first line": "a third node joins",
     "^C to the end of the last process, one node": "^C until all is gone",
