@@ -14,6 +14,8 @@ from rallypoint.features.preload.client import PreloadManager
 from rallypoint.notices import STANDBY_VARIABLE
 from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
 from rallypoint.workers.context import ProcessOptions, macros
+from rallypoint.workers.patched_start import as_patched
+from rallypoint.workers.reaper.client import Command
 
 log = get_logger(__name__)
 
@@ -49,6 +51,12 @@ class Preload(Feature, Preparation):
         sources = workers.group.variable_sources
         own = per_worker_variables(spec, constant).union(*(source.names for source in sources))
         environ = {name: value for name, value in os.environ.items() if name not in own} | constant
+        ((patched, *_),), _ = as_patched([Command(argv)], environ)
+        if patched != argv:
+            log.warning(
+                "Workers start without preloading: a debugger or tracer changes their command, and would not see forks"
+            )
+            return
         self._manager = PreloadManager(names, argv, environ, own, spec.local_world_size, progress=workers.folder.made)
         self._manager.ensure_zygote(workers.ensure_reaper())
         workers.sources.append(self._manager)

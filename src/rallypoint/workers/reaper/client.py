@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import posix
 import signal
 import sys
 import threading
@@ -401,11 +402,12 @@ def _spawn_supervisor(link: int) -> int:
         numbers = [max(given) + place for place in range(1, len(given) + 1)]  # none takes another's place on the way
         quiet = ["-B"] if sys.dont_write_bytecode else []
         command = [sys.executable, "-I", "-S", *quiet, "-c", _BOOTSTRAP, _FOLDER, *map(str, numbers)]
-        pid = os.posix_spawn(
+        # Of `posix`: a debugger replaces that of `os`, and the reaper would run under it, and not start in time.
+        pid = posix.posix_spawn(
             sys.executable,
             [*command, *(() if HAS_PIDFDS else (f"{os.getpid()}",)), "rallypoint-reaper"],
             os.environ,
-            file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for fd, number in zip(given, numbers, strict=True)],
+            file_actions=[(posix.POSIX_SPAWN_DUP2, fd, number) for fd, number in zip(given, numbers, strict=True)],
             setsigmask=signal.valid_signals(),  # until it sets its own signals, ^C must not end it
         )
     finally:

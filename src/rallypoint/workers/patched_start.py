@@ -1,0 +1,123 @@
+"""The commands of workers as a tool in this process changes them: debuggers, tracers and monitors replace
+`subprocess.Popen` or `os.posix_spawn` to follow what a program starts.
+
+The reaper starts the workers, where no tool sees it. So each command first goes through `subprocess.Popen`, as
+torchrun's do, and is stopped at the system call; what arrives there is what the reaper starts.
+
+Laws:
+
+1. Nothing is started here.
+2. A tool that fails costs its own sight of a worker, and never the worker.
+"""
+
+from __future__ import annotations
+
+import os
+import posix
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from types import FunctionType, ModuleType
+
+from rallypoint.base.light_typing import Any
+from rallypoint.base.log import get_logger
+from rallypoint.workers.reaper.client import Command
+
+log = get_logger(__name__)
+
+
+def as_patched(commands: Sequence[Command], env: Mapping[str, str]) -> tuple[Sequence[Command], Mapping[str, str]]:
+    """These commands, and the environment that all have, as the tools in this process change them. Tools that tell
+    their user of a new process do so now.
+    """
+    subprocess = sys.modules.get("subprocess")
+    if (os.posix_spawn is posix.posix_spawn and (subprocess is None or _is_original(subprocess))) or not commands:
+        return commands, env
+    changed = []
+    for command in commands:
+        argv, environment = command.argv, {**env, **command.variables}
+        try:
+            argv, environment = _at_system_call(argv, environment)
+        except Exception as error:
+            log.warning(
+                "%r starts out of sight of the debugger or tracer in this process, which fails with %s: %s",
+                argv[0],
+                type(error).__name__,
+                error,
+            )
+        changed.append(command._replace(argv=argv, variables=environment))
+    common = dict(set[tuple[str, str]].intersection(*(set(command.variables.items()) for command in changed)))
+    return [
+        command._replace(variables={name: text for name, text in command.variables.items() if name not in common})
+        for command in changed
+    ], common
+
+
+def _is_original(subprocess: ModuleType) -> bool:
+    """Whether no tool has replaced `subprocess.Popen`, or how it starts."""
+    popen = subprocess.Popen
+    start = popen.__init__
+    # By its dictionary: `functools.wraps` gives a wrapper the name of the original's module.
+    is_own = isinstance(start, FunctionType) and start.__globals__ is vars(subprocess)
+    return is_own and popen.__module__ == "subprocess"
+
+
+def _at_system_call(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """Arguments and environment with which `subprocess.Popen` would start a program."""
+    from subprocess import Popen
+
+    if not hasattr(Popen, "_execute_child"):
+        raise OSError("its subprocess.Popen is not derived from Python's")
+    reached: list[tuple[list[str], dict[str, str]]] = []
+
+    class Stopped(Popen[bytes]):
+        def _execute_child(self, args: Sequence[str], executable: str | None, *others: Any) -> None:
+            program, *rest = args
+            _preexec_fn, _close_fds, _pass_fds, _cwd, env, *_ = others
+            reached.append(_spawned([executable or program, *rest], env))
+
+    Stopped(list(argv), env=dict(env))
+    return reached[0]
+
+
+def _spawned(argv: list[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """What the system call would get from whatever has replaced `os.posix_spawn`."""
+    if os.posix_spawn is posix.posix_spawn:
+        return argv, dict(env)
+    _install_hook()
+    _stopping.here = True
+    try:
+        os.posix_spawn(argv[0], argv, env)
+    except _AtSystemCall as reached:
+        return [os.fsdecode(argument) for argument in reached.argv], {**reached.env}
+    finally:
+        _stopping.here = False
+    raise OSError("its os.posix_spawn does not call Python's")
+
+
+class _AtSystemCall(BaseException):
+    """Ends a call of `os.posix_spawn` at its audit event, the last moment before there is a process."""
+
+    def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+        self.argv, self.env = argv, env
+
+
+class _Stopping(threading.local):
+    here = False
+
+
+_stopping = _Stopping()
+_has_hook = False
+
+
+def _install_hook() -> None:
+    """Only where it is needed, since Python cannot remove one."""
+    global _has_hook
+    if not _has_hook:
+        sys.addaudithook(_on_audit)
+        _has_hook = True
+
+
+def _on_audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "os.posix_spawn" and _stopping.here:
+        raise _AtSystemCall(*arguments[1:])
