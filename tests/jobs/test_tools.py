@@ -10,14 +10,18 @@ import os
 import sys
 from collections import Counter
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from rallypoint.base.python_memory import read_python
+from rallypoint.observe.hangs.waits import waits_for
 from tests.debug_adapter import Editor, Stop
 from tests.jobs.launching import Job, Launcher
 from tests.ports import free_port
 from tests.processes import completed
+from tests.waiting import until
 
 WORKER = """
 import os, signal, sys
@@ -61,6 +65,14 @@ def debug(rallyrun: Launcher, script: str, *flags: str) -> tuple[Job, Editor]:
     return job, Editor(port, Path(script), LINE)
 
 
+def waits(stop: Stop) -> str:
+    return waits_for(stop.pid, read_python(stop.pid)[0])
+
+
+def is_free(stop: Stop) -> bool:
+    return waits(stop) != "it is held by its debugger"
+
+
 def rank_of(stop: Stop) -> str:
     environ = Path(f"/proc/{stop.pid}/environ").read_bytes().split(b"\0")
     return next(text.decode() for text in environ if text.startswith(b"RANK=")).removeprefix("RANK=")
@@ -72,6 +84,7 @@ def test_breakpoints_in_workers_are_hit_in_each_round(rallyrun: Launcher, flags:
     with closing(editor):
         stops = {rank_of(stop): stop for stop in editor.next_stops(2)}
         assert sorted(stops) == ["0", "1"]
+        assert {waits(stop) for stop in stops.values()} == {"it is held by its debugger"}
         stops["0"].go_on()  # and fails; rank 1 is stopped, held as it is
         for stop in editor.next_stops(2):
             assert stop.pid not in {old.pid for old in stops.values()}
@@ -80,6 +93,17 @@ def test_breakpoints_in_workers_are_hit_in_each_round(rallyrun: Launcher, flags:
         assert len(editor.attached) == 4  # the workers alone
     check_results(job)
     assert ("start without preloading: a debugger" in job.err) == bool(flags)
+
+
+def test_a_worker_that_a_debugger_does_not_hold_is_not_said_to_be_held(rallyrun: Launcher) -> None:
+    script = prepare(rallyrun)
+    job, editor = debug(rallyrun, script, "--max-restarts=0")
+    with closing(editor):
+        for stop in editor.next_stops(2):
+            if rank_of(stop) == "1":
+                stop.go_on()
+                until(partial(is_free, stop), "rank 1 goes on")
+    assert job.ends() == 1  # rank 0 has gone on when its editor left
 
 
 def test_viztracer_has_each_worker_in_its_trace(rallyrun: Launcher) -> None:

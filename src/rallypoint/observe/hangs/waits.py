@@ -33,7 +33,13 @@ CALLS = {
 _LISTEN, _CONNECTING = "0A", "02"
 _READS, _WRITES, _LOCKS = {"read", "recvfrom", "recvmsg"}, {"write", "sendto", "sendmsg"}, {"flock", "fcntl"}
 _MOST_FILES = 4096
-_DEBUGGERS = {"pdb.py": "pdb", "bdb.py": "pdb", "ipdb/__main__.py": "ipdb", "IPython/terminal/debugger.py": "ipdb"}
+_PROMPTS = (
+    ("/IPython/terminal/debugger.py", "cmdloop", "it is at a prompt of ipdb"),
+    ("/pdb.py", "interaction", "it is at a prompt of pdb"),
+    ("/pydevd.py", "do_wait_suspend", "it is held by its debugger"),
+    ("/pydevd.py", "_wait_for_attach", "it waits for a debugger to attach"),
+)
+"""File and function in which a debugger holds the program. Its other functions are below each program it runs."""
 
 
 class _Socket(NamedTuple):
@@ -65,10 +71,9 @@ def waits_for(pid: int, main: PythonThread | None) -> str:
 def _prompt(main: PythonThread) -> str:
     """Whether it is at the prompt of a debugger, or waits for one."""
     for frame in main.frames:
-        if name := next((name for file, name in _DEBUGGERS.items() if frame.file.endswith(f"/{file}")), ""):
-            return f"it is at a prompt of {name}"
-        if "debugpy" in frame.file or "pydevd" in frame.file:
-            return "it is held by its debugger"
+        for file, function, sentence in _PROMPTS:
+            if frame.file.endswith(file) and frame.function.rpartition(".")[2] == function:
+                return sentence
     return ""
 
 
