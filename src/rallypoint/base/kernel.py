@@ -35,6 +35,10 @@ def check_kernel() -> None:
     """
     global _checked
     if not _checked:
+        if "gevent.monkey" in sys.modules:
+            from rallypoint.base.greenlets import check_threads
+
+            check_threads()
         _check(_CALLS)
         _check_proc()
         _checked = True

@@ -9,12 +9,15 @@ import logging
 import os
 import posix
 import subprocess
+import sys
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from rallypoint.base.errors import UserError
+from rallypoint.base.kernel import check_kernel
 from rallypoint.workers.patched_start import as_patched
 from rallypoint.workers.process import start_workers
 from rallypoint.workers.reaper.client import Command, ReaperClient
@@ -120,3 +123,14 @@ def test_what_starts_processes_in_its_own_way_is_not_asked(
     with caplog.at_level(logging.WARNING, "rallypoint"):
         assert as_patched(COMMANDS[:1], ENV)[0][0].argv == COMMANDS[0].argv
     assert why in caplog.text
+
+
+def test_gevent_in_the_launcher_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkey = types.ModuleType("gevent.monkey")
+    monkeypatch.setattr(monkey, "is_module_patched", {"threading", "select"}.__contains__, raising=False)
+    monkeypatch.setitem(sys.modules, "gevent.monkey", monkey)
+    monkeypatch.setattr("rallypoint.base.kernel._checked", False)
+    with pytest.raises(UserError, match=r"^gevent has replaced threading, select in this process"):
+        check_kernel()
+    monkeypatch.setattr(monkey, "is_module_patched", lambda _: False)
+    check_kernel()

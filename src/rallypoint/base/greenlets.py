@@ -1,0 +1,18 @@
+"""Whether gevent has put its greenlets in the place of threads, on which an agent relies."""
+
+from __future__ import annotations
+
+import sys
+
+from rallypoint.base.errors import UserError
+
+
+def check_threads() -> None:
+    """Raises UserError: gevent has replaced threads, or what waits for descriptors."""
+    monkey = sys.modules["gevent.monkey"]
+    replaced = [name for name in ("threading", "select", "signal") if monkey.is_module_patched(name)]
+    if replaced:
+        raise UserError(
+            f"gevent has replaced {', '.join(replaced)} in this process (gevent.monkey), and the launcher needs real "
+            "threads; start it without, and call gevent.monkey.patch_all() in the workers' program"
+        )
