@@ -48,6 +48,8 @@ _WORKER_LINES = 8
 """Lines about workers that have ended or wait, at most."""
 _STRAGGLERS = 10
 """How many ranks are shown that are behind the others: the last of them."""
+_USUAL_LAG = 1
+"""Steps that a rank may be behind without being shown: some always are."""
 NODE_STATES = (*(state.value for state in MemberState), "unreachable", "succeeded")
 """The states of a node that `node_state` names, each a count of `Totals`."""
 _FORMING = frozenset({JobPhase.WAITING, JobPhase.FORMING, JobPhase.HELD_BACK})
@@ -282,7 +284,8 @@ def _head(snapshot: Snapshot, screen: OnScreen | None) -> Iterator[Line]:
         kinds += [("expected", totals.expected), ("quiet", totals.quiet)]
     extra = "".join(f", {count} {what}" for what, count in kinds if count)
     yield Line(f"round     {snapshot.round}")
-    yield Line(f"nodes     {totals.in_round} ({size_words(snapshot)}){extra}")
+    if not snapshot.detail or totals.in_round:
+        yield Line(f"nodes     {totals.in_round} ({size_words(snapshot)}){extra}")
     yield Line(f"restarts  {restarts_sentence(snapshot)}")
     ready, standby = standby_workers(snapshot)
     if standby:
@@ -311,8 +314,8 @@ def _head(snapshot: Snapshot, screen: OnScreen | None) -> Iterator[Line]:
 
 def _node_lines(snapshot: Snapshot, screen: OnScreen | None, others: int) -> list[Line]:
     """The table of the nodes, on a screen that shows so many other lines."""
-    if not snapshot.nodes:
-        return [Line("no nodes")]
+    if not snapshot.nodes:  # a control plane forgets the nodes of a job that has ended
+        return [] if snapshot.detail else [Line("no node has come yet")]
     nodes = list(snapshot.nodes)
     if screen is not None:
         room = max(_LEAST_NODES, screen.height - others - 2)  # the header, and how many more there are
@@ -384,14 +387,15 @@ def _ranks(node: NodeView, local_ranks: Sequence[int]) -> str:
 def _straggler_lines(snapshot: Snapshot) -> list[Line]:
     """Ranks that are behind the others, by the steps that they report (`notices.progress`); only reported."""
     steps = snapshot.totals.steps
-    if steps is None or not steps.behind:
+    late = [] if steps is None else [straggler for straggler in steps.behind if straggler.behind > _USUAL_LAG]
+    if steps is None or not late:
         return []
     rows = [("RANK", "NODE", "STEP", "BEHIND")]
     rows += [
         (str(straggler.rank), straggler.node, str(straggler.step), str(straggler.behind))
-        for straggler in steps.behind[:_STRAGGLERS]
+        for straggler in late[:_STRAGGLERS]
     ]
-    more = steps.late - _STRAGGLERS
+    more = (steps.late if len(late) == len(steps.behind) else len(late)) - _STRAGGLERS
     lines = [Line(f"  {row}") for row in table(rows)] + ([Line(f"  and {more} more")] if more > 0 else [])
     return _titled(f"steps behind the median of {steps.ranks} ranks, which is {steps.median}", lines)
 

@@ -223,7 +223,12 @@ def test_ranks_are_told_by_how_far_they_are_behind() -> None:
 
 
 def test_who_is_alone_or_with_all_others_is_not_behind() -> None:
-    for seen in (snapshot_with((7, -1), ()), snapshot_with((), ()), snapshot_with((5, 5), (5, 5))):
+    for seen in (
+        snapshot_with((7, -1), ()),
+        snapshot_with((), ()),
+        snapshot_with((5, 5), (5, 5)),
+        snapshot_with((5, 4), (5, 5)),
+    ):
         assert not any("behind" in each for each in status_lines(seen))
     assert status_fields(snapshot_with((7, -1), ()), 1e9)["stragglers"] is None
     assert status_fields(snapshot_with((5, 5)), 1e9)["stragglers"] == {"median_step": 5, "ranks": 2, "behind": []}
