@@ -174,7 +174,7 @@ class CauseSearch:
         if self._reading is not None and self._reading.done:
             self._seen, self._reading = self._reading.threads, None
         if self._reading is None:
-            self._reading = _Reading({rank: context.pids()[rank] for rank in context.running})
+            self._reading = _Reading({rank: context.program_pids()[rank] for rank in context.running})
         for rank in context.running:
             main = next(iter((self._seen or {}).get(rank, ())), None)
             if (failure := self._living_failure(rank, main)) is not None:

@@ -99,7 +99,7 @@ def attempt_folder(error_files: Iterable[str]) -> str:
 
 def worker_facts(worker: Worker, context: PContext | None, codes: Mapping[int, int]) -> WorkerFacts:
     """What is known about one worker, of the processes of `context`, some of which have ended with these codes."""
-    rank, pid = worker.local_rank, worker.id if isinstance(worker.id, int) else 0
+    rank, pid = worker.local_rank, worker_pid(worker, context)
     if context is None:
         return WorkerFacts(worker.global_rank, rank, pid, None, "", "", "", {}, bytes)
     return WorkerFacts(
@@ -113,3 +113,9 @@ def worker_facts(worker: Worker, context: PContext | None, codes: Mapping[int, i
         context.envs[rank],
         context.last_lines(rank),
     )
+
+
+def worker_pid(worker: Worker, context: PContext | None) -> int:
+    """The process that runs a worker's program; 0 if none was started."""
+    pid = 0 if context is None else context.program_pid(worker.local_rank)
+    return pid or (worker.id if isinstance(worker.id, int) else 0)

@@ -335,6 +335,11 @@ class WorkerController:
             self.sources.append(self._watchdog)
         return self._watchdog
 
+    def watch_programs(self) -> None:
+        """The programs of some workers are in other processes than before: watch these."""
+        if self._watchdog is not None and self.pcontext is not None:
+            self._watchdog.watch(self.pcontext.program_pids().values())
+
     def _watched(self, name: str, timer: FileTimerRequest | None) -> None:
         """The watchdog has done what `name` says; a worker that its timer ends writes its stacks first."""
         if timer is not None and timer.signal > 0 and self.pcontext is not None:
@@ -382,7 +387,7 @@ class WorkerController:
 
         self.beyond_help = True
         failures = {}
-        for local_rank, pid in pcontext.pids().items():
+        for local_rank, pid in pcontext.program_pids().items():
             if pid in stuck:
                 failure = failures[by_rank[local_rank]] = ProcessFailure(local_rank, pid, -SIGKILL, "")
                 failure.set_reason(stuck[pid].why)

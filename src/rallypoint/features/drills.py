@@ -104,7 +104,7 @@ class Drills(Feature):
         ranks = {worker.local_rank: worker.global_rank for worker in self.workers.group.workers}
         stats = {
             local: read_stat(pid)
-            for local, pid in context.pids().items()
+            for local, pid in context.program_pids().items()
             if not request.fault.is_of_worker or ranks[local] == request.rank
         }
         # After that look: the pid of a worker that still runs was its own.

@@ -141,7 +141,7 @@ class ReportKeeper:
 
         return [
             _Ended(self._ranks.get(rank, rank), rank, pid, codes.get(rank), ending(rank), context.output(rank))
-            for rank, pid in context.pids().items()
+            for rank, pid in context.program_pids().items()
         ]
 
     def _writer(self, ended: Sequence[_Ended], error: BaseException | None) -> Callable[[], None]:

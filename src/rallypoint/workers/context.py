@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from rallypoint.workers.logs.outputs import Merges, Relay
     from rallypoint.workers.stop import LeavingWorkers, NoSweep, Stop
 
+    ChangeCommand = Callable[[int, Sequence[str]], "WorkerCommand | None"]
+    """Called with a local rank and its command: returns what is started in place of that, or None for the same."""
     Fork = Callable[
         [Sequence[str], Mapping[str, str], int | None, int | None, Collection[int]],
         ProcessHandle | None,
@@ -97,6 +99,8 @@ class ProcessOptions(NamedTuple):
     stderr_filters: Sequence[str] | None = None
     start_method: str = "spawn"
     fork: Fork | None = None
+    command: ChangeCommand | None = None
+    """Changes what is started as a worker."""
     console: WorkerConsole | None = None
     """Where they are shown; None for one of their own, which ends with them."""
     merges: Merges | None = None
@@ -105,6 +109,13 @@ class ProcessOptions(NamedTuple):
     """Signals that the processes ignore until they have handlers of their own."""
     waits_for_place: bool = False
     """Whether no sweep touches the processes: they are in no round before another context adopts them."""
+
+
+class WorkerCommand(NamedTuple):
+    """What is started as a worker, and the kind of the object of its process. It is not forked."""
+
+    argv: Sequence[str]
+    process: Callable[[ReaperClient, ProcessHandle], ChildProcess] = AdoptedProcess
 
 
 class WorkerStart(NamedTuple):
@@ -278,6 +289,14 @@ class PContext(ABC):
     def pids(self) -> dict[int, int]:
         return {rank: process.pid for rank, process in self._processes.items()}
 
+    def program_pid(self, local_rank: int) -> int:
+        """The process that runs a worker's program; 0 if none was started. For any thread."""
+        process = self._processes.get(local_rank)
+        return 0 if process is None else process.program_pid
+
+    def program_pids(self) -> dict[int, int]:
+        return {rank: self.program_pid(rank) for rank in tuple(self._processes)}
+
     def last_lines(self, local_rank: int) -> Callable[[], bytes]:
         """A function that returns the end of a worker's standard error, as far as it is kept: also after `close`, when
         the worker is in another context, and from any thread.
@@ -374,7 +393,8 @@ class PContext(ABC):
 
     def announce_stacks(self, pid: int) -> None:
         """A process is about to write the stacks of its threads: log whose they are."""
-        rank = next((rank for rank, process in self._processes.items() if process.pid == pid), None)
+        same = (rank for rank, process in self._processes.items() if pid in (process.pid, process.program_pid))
+        rank = next(same, None)
         if rank is None or rank not in self._outputs:
             return
         own = self.envs[rank].get("RANK")
@@ -437,12 +457,13 @@ class PContext(ABC):
             exitcode = -signal.SIGKILL if rank in orphans else exitcodes[rank]
             if exitcode is None or rank in self._failures:
                 continue
-            fault = self._failure_reason(rank, exitcode)
+            fault = self._failure_reason(rank, exitcode) or process.fault
             if rank in orphans and self._reaper is not None:
                 fault = self._reaper.lost_reason
             if exitcode or fault:
-                self._failures[rank] = self._failure(rank, process.pid, exitcode)
+                self._failures[rank] = self._failure(rank, process.program_pid, exitcode)
                 self._failures[rank].set_reason(fault)
+                self._failures[rank].remark = process.remark
 
     def _orphans(self, lost: ReaperClient) -> list[int]:
         """Local ranks of the workers that ran when the reaper was lost; they have been killed."""
@@ -475,7 +496,7 @@ class PContext(ABC):
 
     def failure_so_far(self, local_rank: int) -> tuple[ProcessFailure, float]:
         """A worker's failure if it ended with 1 now; the seconds since it has written something."""
-        return self._failure(local_rank, self._processes[local_rank].pid, 1), self._outputs[local_rank].age()
+        return self._failure(local_rank, self._processes[local_rank].program_pid, 1), self._outputs[local_rank].age()
 
     # The stop
 
@@ -636,20 +657,23 @@ class PContext(ABC):
 class SubprocessContext(PContext):
     def _start_each(self, starts: Sequence[WorkerStart]) -> Iterator[tuple[int, ChildProcess]]:
         assert self._reaper is not None
-        fork, commands = self._options.fork, {}
+        options, commands = self._options, {}
+        kinds: dict[int, Callable[[ReaperClient, ProcessHandle], ChildProcess]] = {}
         for rank, stdout, stderr, cpus in starts:
-            argv = [str(self.entrypoint), *map(str, self.args[rank])]
+            argv: Sequence[str] = [str(self.entrypoint), *map(str, self.args[rank])]
+            changed = None if options.command is None else options.command(rank, argv)
             forked = None
-            if fork is not None:
-                forked = fork(argv, {**os.environ, **self.envs[rank]}, stdout, stderr, cpus)
+            if changed is not None:
+                argv, kinds[rank] = changed
+            elif options.fork is not None:
+                forked = options.fork(argv, {**os.environ, **self.envs[rank]}, stdout, stderr, cpus)
             if forked is not None:
-                if self._options.waits_for_place:
+                if options.waits_for_place:
                     self._reaper.adopt(forked.pid, excluded=True)
                 yield rank, AdoptedProcess(self._reaper, forked)
             else:
                 commands[rank] = Command(argv, self.envs[rank], (None, stdout, stderr), cpus)
-        excluded = self._options.waits_for_place
+        excluded = options.waits_for_place
         started = start_workers(self._reaper, [*commands.values()], os.environ, excluded=excluded) if commands else []
-        yield from (
-            (rank, AdoptedProcess(self._reaper, worker)) for rank, worker in zip(commands, started, strict=True)
-        )
+        for rank, worker in zip(commands, started, strict=True):
+            yield rank, kinds.get(rank, AdoptedProcess)(self._reaper, worker)

@@ -84,10 +84,19 @@ class ChildProcess(ABC):
 
         It is `UNKNOWN_EXIT` if it is `orphaned` and was not killed by us.
         """
+        self.fault = ""
+        """Once it has ended: why that is a failure, if its exit code does not show it."""
+        self.remark = ""
+        """Once it has ended: what a person should know of its exit code."""
         self.ended_at = 0.0
         """When that was, on the monotonic clock."""
         self._killed = False
         self._collecting = threading.Lock()
+
+    @property
+    def program_pid(self) -> int:
+        """The process that runs the worker's program: this one, unless it has started that behind itself."""
+        return self.pid
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when the process has ended."""
@@ -128,7 +137,8 @@ class ChildProcess(ABC):
         """Whether SIGABRT shows where the process hangs, which a signal that ends it would not."""
         from rallypoint.base.procfs import has_signal_handler, is_ended_by
 
-        return is_ended_by(self.pid, number) and has_signal_handler(self.pid, signal.SIGABRT)
+        pid = self.program_pid
+        return is_ended_by(pid, number) and has_signal_handler(pid, signal.SIGABRT)
 
     def forward_signal(self, number: int) -> None:
         """Forward a signal to the worker. Does nothing once it has ended."""

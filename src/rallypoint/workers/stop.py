@@ -76,6 +76,9 @@ if TYPE_CHECKING:
         signalled: bool
         exitcode: int | None
 
+        @property
+        def program_pid(self) -> int: ...
+
         def fileno(self) -> int: ...
 
         def poll(self) -> int | None: ...
@@ -183,9 +186,17 @@ class _Worker:
         """When it was told to leave or signalled, and when its stage ends."""
         self.is_sent = True
         """Whether it has been sent the signal of its stage; it has not while it is writing."""
-        self.writing = WriteDetector(process.pid, clock)
+        self._clock = clock
+        self._detector = WriteDetector(process.program_pid, clock)
         self.is_logged = False
         """Whether it was logged that it is writing."""
+
+    @property
+    def writing(self) -> WriteDetector:
+        """Detects its writes: those of its program, and, once that has ended, of what has started it."""
+        if (pid := self.process.program_pid) != self._detector.pid:
+            self._detector = WriteDetector(pid, self._clock)
+        return self._detector
 
 
 class Stop:
@@ -393,7 +404,7 @@ class Stop:
             if now >= worker.until and not self._waits_for_writes(worker, now):
                 log.warning(
                     "worker %d (local rank %d) has not left its function within %g s: it is ended and started again",
-                    *(worker.process.pid, worker.rank, self._leaving_time),
+                    *(worker.process.program_pid, worker.rank, self._leaving_time),
                 )
                 self._request_stacks(worker, now)
         self._end_grace(now)
@@ -417,7 +428,9 @@ class Stop:
                 worker.until = now + _POLL_INTERVAL
             due = []
         for worker in due:
-            log.warning("Process %d did not end within %.0f s; sending SIGKILL", worker.process.pid, now - worker.since)
+            log.warning(
+                "Process %d did not end within %.0f s; sending SIGKILL", worker.process.program_pid, now - worker.since
+            )
             self._request_stacks(worker, now)
         if signalled and now >= self._warn_at:
             self._log_remaining(now)
@@ -428,7 +441,7 @@ class Stop:
         for worker in self._in(Stage.SIGNALLED):
             left = worker.until - now  # to the next stage, or to the next check of one that writes
             if worker.is_sent and left >= 1:
-                log.warning("worker %d has not ended, SIGKILL in %.0f s", worker.process.pid, left)
+                log.warning("worker %d has not ended, SIGKILL in %.0f s", worker.process.program_pid, left)
 
     def _signal_all(self, workers: Sequence[_Worker], number: int, grace: float, sent: bool = False) -> None:
         """Enter SIGNALLED, or KILLED if that is the signal."""
@@ -436,7 +449,9 @@ class Stop:
         for worker in workers:
             worker.stage, worker.since, worker.until = Stage.SIGNALLED, now, now + grace
             worker.is_sent = (
-                sent or number == SIGKILL or not (worker.writing.check() and is_ended_by(worker.process.pid, number))
+                sent
+                or number == SIGKILL
+                or not (worker.writing.check() and is_ended_by(worker.process.program_pid, number))
             )
             worker.process.signalled |= sent
         if not sent:
@@ -453,7 +468,7 @@ class Stop:
             return
         name = signal_name(self._death_sig)
         log.warning(
-            "%s", "\n".join(f"Sending process {worker.process.pid} closing signal {name}" for worker in workers)
+            "%s", "\n".join(f"Sending process {worker.process.program_pid} closing signal {name}" for worker in workers)
         )
         for worker in workers:
             worker.is_sent = True
@@ -461,7 +476,7 @@ class Stop:
                 worker.process.signal(self._death_sig)
 
     def _request_stacks(self, worker: _Worker, now: float) -> None:
-        if has_signal_handler(worker.process.pid, SIGABRT):
+        if has_signal_handler(worker.process.program_pid, SIGABRT):
             worker.stage, worker.until = Stage.STACKS, now + STACKS_TIMEOUT
             worker.process.signal(SIGABRT)
         else:
@@ -487,7 +502,7 @@ class Stop:
             return False
         if worker.writing.certain and not worker.is_logged:
             worker.is_logged = True
-            pid, what = worker.process.pid, worker.writing.what
+            pid, what = worker.process.program_pid, worker.writing.what
             if worker.stage is Stage.LEAVING:
                 log.warning("worker %d is writing %s; it has %.0f s more to leave its function", pid, what, left)
             else:
@@ -717,7 +732,7 @@ class WriteDetector:
     """
 
     def __init__(self, pid: int, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._pid = pid
+        self.pid = pid
         self._clock = clock
         self._last_progress: WriteProgress | None = None
         self._until = 0.0
@@ -727,7 +742,7 @@ class WriteDetector:
         """The name of what it writes, for a message."""
 
     def check(self) -> bool:
-        now, found = self._clock.monotonic(), write_progress(self._pid)
+        now, found = self._clock.monotonic(), write_progress(self.pid)
         if self._last_progress is None:
             self._last_progress = found
             self._until = now if not found.positions else now + (LOCK_DETECTION_TIME if found.locks else DETECTION_TIME)

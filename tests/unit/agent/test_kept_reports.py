@@ -55,7 +55,7 @@ class Workers:
 
     def poll(self) -> None: ...
 
-    def pids(self) -> dict[int, int]:
+    def program_pids(self) -> dict[int, int]:
         return {rank: 100 + rank for rank in range(len(self._outputs))}
 
     def global_ranks(self) -> dict[int, int]:

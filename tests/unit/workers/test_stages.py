@@ -27,6 +27,10 @@ class Process:
         self.got: list[int] = []
         self.exitcode: int | None = None
 
+    @property
+    def program_pid(self) -> int:
+        return self.pid
+
     def fileno(self) -> int:
         return self._fd
 

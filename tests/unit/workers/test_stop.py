@@ -107,7 +107,7 @@ def readable_now(fd: int) -> bool:
 class Stuck:
     """A process that the kernel does not let go, as after a disk has gone: nothing ends it."""
 
-    pid = 4_000_000
+    pid = program_pid = 4_000_000
     held_by_debugger = signalled = False
 
     def __init__(self, fd: int) -> None:

@@ -35,7 +35,7 @@ class ActivityProbe:
     """
 
     def __init__(self, pids: Collection[int], clock: Clock = SYSTEM_CLOCK) -> None:
-        self._pids = frozenset(pids)
+        self.pids = frozenset(pids)
         self._clock = clock
         self._writes: dict[int, WriteProgress] = {}
         self._ticks: dict[int, int] = {}
@@ -52,12 +52,12 @@ class ActivityProbe:
         table = process_table()
         now = self._clock.monotonic()
         parents = {pid: stat.parent for pid, stat in table.items()}
-        below = set[int]().union(*(descendants(pid, parents) for pid in self._pids)) - self._pids
-        writes = {pid: write_progress(pid) for pid in (*self._pids, *below)}
+        below = set[int]().union(*(descendants(pid, parents) for pid in self.pids)) - self.pids
+        writes = {pid: write_progress(pid) for pid in (*self.pids, *below)}
         grown = any(found.has_grown(self._writes[pid]) for pid, found in writes.items() if pid in self._writes)
         # What a worker itself uses says nothing, since one that waits in a collective may spin; what its ended children
         # have used says that they have run.
-        ticks = {pid: ticks_of(pid)[1] for pid in self._pids} | {pid: sum(ticks_of(pid)) for pid in below}
+        ticks = {pid: ticks_of(pid)[1] for pid in self.pids} | {pid: sum(ticks_of(pid)) for pid in below}
         used = sum(max(0, number - self._ticks[pid]) for pid, number in ticks.items() if pid in self._ticks)
         is_busy = used > _BUSY * _TICKS_A_SECOND * (now - self._looked_at)
         self._writes, self._ticks, self._looked_at = writes, ticks, now

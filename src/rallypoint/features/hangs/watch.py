@@ -209,14 +209,15 @@ class HangWatch(Source):
         workers, group = self._workers, self._workers.group
         context, folder, ranks = workers.pcontext, group.notices, len(group.workers)
         marks = None if context is None else context.output_marks()
-        probe = ActivityProbe(() if context is None else context.pids().values())
-        pids = {} if context is None else context.pids()
+        pids = dict if context is None else context.program_pids  # which may start after its worker
+        probe = ActivityProbe(pids().values())
         if marks is None and not self._reports_only:
             self._warn_blind()
 
         def look() -> Seen:
             output = None if marks is None else marks()
-            python = _python_marks(pids.values()) if self._reports_only else None
+            probe.pids = frozenset(pids().values())
+            python = _python_marks(sorted(probe.pids)) if self._reports_only else None
             return Seen(output, steps_of_workers(folder, ranks), workers.folder.file_mark(), probe.look(), python)
 
         return look

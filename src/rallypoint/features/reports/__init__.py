@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 
-from rallypoint.agent.facts import attempt_folder
+from rallypoint.agent.facts import attempt_folder, worker_pid
 from rallypoint.agent.feature import Agent, Feature
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.light_typing import TYPE_CHECKING, Any
@@ -42,7 +42,8 @@ _HERE = ("127.", "[::1]:")
 
 
 def _stacks(request: CollectRequested, workers: WorkerController) -> Callable[[], bytes]:
-    found = {worker.global_rank: worker.id for worker in workers.group.workers if isinstance(worker.id, int)}
+    known = {worker.global_rank: worker_pid(worker, workers.pcontext) for worker in workers.group.workers}
+    found = {rank: pid for rank, pid in known.items() if pid}
     waiting = enumerate(workers.waiting_processes(), 1)  # they have no rank
     found |= {-number: process.pid for number, process in waiting}
     return partial(_stacks_of, {rank: pid for rank, pid in found.items() if not request.ranks or rank in request.ranks})
@@ -113,7 +114,7 @@ class Reports(Feature):
                 self._outputs.watch(thread)
 
     def _present(self) -> NodeReport:
-        pids = tuple(worker.id if isinstance(worker.id, int) else 0 for worker in self.workers.group.workers)
+        pids = tuple(worker_pid(worker, self.workers.pcontext) for worker in self.workers.group.workers)
         folder, now = self.workers.folder, SYSTEM_CLOCK.monotonic()
         folder.look()
         context, group, standby = self.workers.pcontext, self.workers.group, self.workers.waiting_processes()
