@@ -300,6 +300,27 @@ class OutputOptions(OptionRecord):
     )
 
 
+class ToolOptions(OptionRecord):
+    """What runs in front of the workers."""
+
+    wrap = Flag(
+        str,
+        "Command in front of each worker, such as py-spy record --; with macros for rank, local rank, host and round",
+        metavar="COMMAND",
+        default="",
+        samples=("nice -n 5", "env"),
+        bad=(" ", "env 'a", "env %x", "no-such-program", "env $((1-%r))"),
+    )
+    wrap_ranks = Flag(
+        str,
+        "Ranks of the job that --wrap is for: 0,3-5 (default: all)",
+        metavar="LIST",
+        default="",
+        samples=("0,3-5", "1"),
+        bad=("a", "3-1", "-1", "0,,1"),
+    )
+
+
 class TopologyOptions(OptionRecord):
     """Which nodes stay together."""
 
@@ -387,6 +408,7 @@ class Features(NamedTuple):
     recovery: RecoveryOptions = RecoveryOptions()
     output: OutputOptions = OutputOptions()
     topology: TopologyOptions = TopologyOptions()
+    tools: ToolOptions = ToolOptions()
     command: CommandOptions = CommandOptions()
 
     @classmethod

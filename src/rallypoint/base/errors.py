@@ -110,3 +110,17 @@ _made_kinds: dict[type, Any] = {}
 def _reduce(error: UserError) -> tuple[object, ...]:
     """For pickle: the class is recreated where the error is loaded."""
     return user_error, (str(error), type(error).__bases__[1])
+
+
+class naming:
+    """Put `source`, where a value was given, before the text of a UserError inside the block."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, UserError):
+            text = f"{self._source}: {error}"
+            raise (UsageError(text) if isinstance(error, UsageError) else user_error(text, error)) from error

@@ -18,10 +18,10 @@ from typing import Any
 
 from rallypoint.base.devices import cpu_count
 from rallypoint.base.endpoint import Endpoint, is_loopback, parse_endpoint
-from rallypoint.base.errors import UsageError, UserError
+from rallypoint.base.errors import UsageError, UserError, naming
 from rallypoint.base.log import get_logger
 from rallypoint.base.procfs import local_port_range, read_text
-from rallypoint.cli.parse import Options, naming, parse_nnodes
+from rallypoint.cli.parse import Options, parse_nnodes
 from rallypoint.cli.worker_count import count_accelerators
 from rallypoint.clusters.detect import Cluster, DetectionRefusal, Machine, NoCluster, find, started_with_others
 from rallypoint.rendezvous.params import parse_rdzv_conf

@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 
 from rallypoint.agent.launch import LaunchConfig
-from rallypoint.agent.options import Features, PreemptionOptions, TopologyOptions
+from rallypoint.agent.options import Features, PreemptionOptions, ToolOptions, TopologyOptions
 from rallypoint.base.endpoint import parse_endpoint
-from rallypoint.base.errors import UsageError, UserError, user_error
+from rallypoint.base.errors import UsageError, UserError, naming, user_error
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_name, signal_number
 from rallypoint.cli.flags import FLAGS
-from rallypoint.cli.parse import Options, naming, parse_nnodes
+from rallypoint.cli.parse import Options, parse_nnodes
 from rallypoint.control.protocol.ranges import is_in_range, range_of
 from rallypoint.rendezvous.params import BACKENDS, C10D_PORT, ON_ETCD, parse_rdzv_conf
 from rallypoint.workers.logs.specs import TEMPLATE_VARIABLE, host_label, with_host
@@ -456,6 +456,10 @@ def checked(options: Options, environ: Mapping[str, str]) -> Features:
         check_topology(
             own.topology.node_domain, own.topology.segment, parse_nnodes(options.nnodes, options.source("nnodes"))[0]
         )
+    if own.tools != ToolOptions():
+        from rallypoint.agent.feature import part
+
+        part("wrap", ":check")(own, environ, options.source("wrap"), options.source("wrap_ranks"))
     return own._replace(
         recovery=own.recovery.replace(progress_file=_progress_file(options)),
         output=own.output.replace(incident_dir=_incident_dir(options)),

@@ -15,6 +15,7 @@ from rallypoint.agent.options import (
     OutputOptions,
     PreemptionOptions,
     RecoveryOptions,
+    ToolOptions,
     TopologyOptions,
 )
 from rallypoint.base.flags import (
@@ -252,6 +253,7 @@ GROUPS = (
             CommandOptions.store_peers,
             CommandOptions.exit_codes,
             *OutputOptions.flags,
+            *ToolOptions.flags,
             CommandOptions.host_prefix,
             CommandOptions.log_format,
             CommandOptions.config,

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from rallypoint.agent.options import Features
-from rallypoint.base.errors import UsageError, UserError, user_error
+from rallypoint.base.errors import UserError, user_error
 from rallypoint.base.flags import Flag
 from rallypoint.base.light_typing import Any, NoReturn
 from rallypoint.cli.flags import (
@@ -92,20 +92,6 @@ class Options(RendezvousOptions, WorkerOptions, RestartOptions, LogOptions, Stat
     def source(self, dest: str) -> str:
         """Where the value of `dest` was given, for messages; the flag's name for a default."""
         return self.sources.get(dest, f"--{dest.replace('_', '-')}")
-
-
-class naming:
-    """Put `source`, where a value was given, before the text of a UserError inside the block."""
-
-    def __init__(self, source: str) -> None:
-        self._source = source
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, UserError):
-            text = f"{self._source}: {error}"
-            raise (UsageError(text) if isinstance(error, UsageError) else user_error(text, error)) from error
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:

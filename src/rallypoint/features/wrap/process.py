@@ -1,0 +1,195 @@
+"""A worker behind a wrapper, as one process of its context.
+
+Laws:
+
+1. The worker runs as long as the wrapper does: what that writes after the end of the program belongs to the run.
+2. Signals and looks are for the program, once it is found and while it runs. After its end the wrapper is left alone,
+   so that it can write, until the stop asks for stacks and kills. Until it is found, the wrapper stands for it.
+3. A wrapper cannot hide a failure, as far as the kernel tells how the program has ended.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from contextlib import suppress
+from signal import SIGABRT, SIGKILL
+from typing import NamedTuple
+
+from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.base.kernel import readable, until_readable
+from rallypoint.base.open_process import open_process
+from rallypoint.base.process_handle import ProcessHandle
+from rallypoint.features.wrap.program import ProgramName, command_line, environment, exit_code, find_program
+from rallypoint.workers.process import AdoptedProcess
+from rallypoint.workers.reaper.client import ExitStatus, ReaperClient
+
+_PAUSE, _LONGEST_PAUSE, _SHARE = 0.002, 2.0, 0.01
+"""Seconds between two looks for the program: this share of the time since the wrapper was started, within bounds. A
+program that runs for a shorter time is not found, and its wrapper can hide how it ended.
+"""
+_LONGEST_WAIT = 60.0
+"""Seconds after which it is looked again, whatever has become of the descriptors."""
+_END_WINDOW = 0.05
+"""Seconds for the end of a program that its wrapper ends as its own last act, as gdb does."""
+
+
+class Wrapped(NamedTuple):
+    """What was started: `name` of the wrapper, for messages; the command lines of both; the variables by which the
+    program of this worker is told from those of others; and where it writes its error file.
+    """
+
+    name: str
+    wrapper: ProgramName
+    program: ProgramName
+    variables: dict[str, str]
+    error_file: str
+
+
+class WrappedProcess(AdoptedProcess):
+    """May be looked at from any thread.
+
+    Args:
+        reaper, handle: of the wrapper.
+        wrapped: what it is.
+    """
+
+    def __init__(self, reaper: ReaperClient, handle: ProcessHandle, wrapped: Wrapped) -> None:
+        super().__init__(reaper, handle)
+        self._wrapped = wrapped
+        self._looking = threading.Lock()
+        self._began = self._look_at = SYSTEM_CLOCK.monotonic()
+        self._is_program = wrapped.program == wrapped.wrapper
+        """Whether the wrapper has become the program."""
+        self._program: ProcessHandle | None = None
+        """The program, if it is another process."""
+        self._end_noted = False
+        self._program_code: int | None = None
+        """How it has ended, if the kernel has told that."""
+
+    # The program
+
+    @property
+    def program_pid(self) -> int:
+        program = self._found()
+        return self.pid if program is None or (self.exitcode is None and _has_ended(program)) else program.pid
+
+    def watch(self) -> None:
+        """Find the program, and note how it has ended, until the wrapper ends. For a thread of its own."""
+        while (own := self.fileno()) >= 0 and not readable(own):
+            fd = self._look()
+            seconds = min(self._next_look() - SYSTEM_CLOCK.monotonic(), _LONGEST_WAIT)
+            until_readable([own, *([fd] if fd >= 0 else [])], seconds)
+
+    def _look(self) -> int:
+        """Find the program, if that is due, and note how it has ended. Returns a descriptor that is readable when there
+        is more to note; -1 for none.
+        """
+        program = self._found()
+        with self._looking:
+            fd = -1 if program is None or self._end_noted else program.fileno()
+            if program is None or fd < 0 or not readable(fd):
+                return fd
+            self._program_code, self._end_noted = exit_code(program.pid, fd), True
+            return -1
+
+    def _next_look(self) -> float:
+        return math.inf if self._is_program or self._program is not None else self._look_at
+
+    def _found(self, *, now: bool = False) -> ProcessHandle | None:
+        """The program, if it is another process; looks for it if that is due, or `now`."""
+        with self._looking:
+            time = SYSTEM_CLOCK.monotonic()
+            if (now or time >= self._next_look()) and self.exitcode is None and self._next_look() < math.inf:
+                self._look_at = time + min(max(_PAUSE, _SHARE * (time - self._began)), _LONGEST_PAUSE)
+                self._find()
+            return self._program
+
+    def _find(self) -> None:
+        pid = find_program(self.pid, self._wrapped.program, self._wrapped.wrapper)
+        if pid is None or pid == self.pid:
+            self._is_program = pid is not None
+            return
+        with suppress(OSError):  # it has ended, or no descriptor is free
+            handle = open_process(pid)
+            # The pid may be another process's by now, which shows; unless that, or the program, has ended already.
+            if self._wrapped.program.fits(command_line(pid)) or readable(handle.fileno()):
+                self._program = handle
+            else:
+                handle.close()
+
+    # Signals
+
+    def forward_signal(self, number: int) -> None:
+        program = self._found(now=True)
+        if program is None or self.exitcode is not None or not self._reached(program, number):
+            super().forward_signal(number)
+
+    def _reached(self, program: ProcessHandle, number: int) -> bool:
+        """Send a signal to the program. Returns whether the wrapper is not to get it too (law 2)."""
+        if _has_ended(program):
+            return number not in (SIGABRT, SIGKILL)
+        try:
+            program.send_signal(number)
+        except ProcessLookupError:
+            pass
+        except PermissionError:  # it runs as another user, whom its wrapper may signal
+            return False
+        return number != SIGKILL
+
+    def release(self) -> None:
+        super().release()
+        with self._looking:  # a thread may look at its descriptor, which another file can have next
+            if self._program is not None:
+                self._program.close()
+
+    # The end
+
+    def _exit_status(self) -> ExitStatus:
+        status = super()._exit_status()
+        if not status.final or status.code is None:
+            return status
+        self._look()
+        return ExitStatus(True, self._judged(status.code))
+
+    def _judged(self, code: int) -> int:
+        """The exit code of the worker, whose wrapper has ended with this one."""
+        name, how = self._wrapped.name, self._program_code
+        if code == 0 and not self.signalled and (left := self._left()) is not None:
+            self.fault = (
+                f"its wrapper {name} has ended, and the program behind it (pid {left}) still ran; use one that waits "
+                "for its program, or becomes it by exec"
+            )
+            return 1
+        if how and how != code:
+            self.remark = f"its wrapper {name} ended with {code}"
+            return how
+        if code and how == 0:
+            self.remark = f"that is of its wrapper {name}; the program behind it succeeded"
+        elif code == 0 and how is None and not self._is_program and _is_there(self._wrapped.error_file):
+            self.remark = f"its wrapper {name} ended with 0"
+            return 1
+        return code
+
+    def _left(self) -> int | None:
+        """The pid of the program, if it runs though its wrapper has ended."""
+        program = self._program
+        if self._is_program:
+            return None
+        if program is not None:
+            return None if program.fileno() < 0 or readable(program.fileno(), _END_WINDOW) else program.pid
+        return find_program(self._reaper.pid, self._wrapped.program, self._wrapped.wrapper, self._is_ours)
+
+    def _is_ours(self, pid: int) -> bool:
+        found = environment(pid)
+        return all(found.get(name) == value for name, value in self._wrapped.variables.items())
+
+
+def _has_ended(program: ProcessHandle) -> bool:
+    fd = program.fileno()
+    return fd < 0 or readable(fd)
+
+
+def _is_there(path: str) -> bool:
+    return bool(path) and os.path.exists(path)

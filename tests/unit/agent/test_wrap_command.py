@@ -1,0 +1,125 @@
+"""The command of `--wrap` as a template, and the ranks of `--wrap-ranks`."""
+
+from __future__ import annotations
+
+import pytest
+
+from rallypoint.agent.options import Features
+from rallypoint.base.errors import UsageError
+from rallypoint.features import wrap
+from rallypoint.features.wrap.command import Place, read_ranks, read_template
+
+WORKER = ["/opt/bin/python3", "-u", "train.py", "--lr", "3 %r"]
+MODULE = ["python", "-u", "-m", "package.train", "x"]
+PLACE = Place(rank=5, local_rank=1, host="node7", round=2)
+
+
+@pytest.mark.parametrize(
+    ("command", "worker", "expected"),
+    [
+        ("nsys profile -o r%r", WORKER, ["nsys", "profile", "-o", "r5", *WORKER]),
+        ("a %r-%l-%h-%n %%r 100%%", WORKER, ["a", "5-1-node7-2", "%r", "100%", *WORKER]),
+        ("a 'b  c' \"d %l\"", WORKER, ["a", "b  c", "d 1", *WORKER]),
+        ("a $((5678+%l)) :$((%r+%l+%n+1))", WORKER, ["a", "5679", ":9", *WORKER]),
+        ("a $(( 5678 + %l ))", WORKER, ["a", "5679", *WORKER]),
+        ("a -- %c --last", WORKER, ["a", "--", *WORKER, "--last"]),
+        ("memray run -o %r.bin %s", WORKER, ["memray", "run", "-o", "5.bin", *WORKER[2:]]),
+        ("memray run %s", MODULE, ["memray", "run", *MODULE[2:]]),
+        (
+            "python -m debugpy --listen $((5678+%l))",
+            WORKER,
+            ["python", "-m", "debugpy", "--listen", "5679", *WORKER[2:]],
+        ),
+        ("python -X dev -Wx -m cProfile", MODULE, ["python", "-X", "dev", "-Wx", "-m", "cProfile", *MODULE[2:]]),
+        ("python3.11 wrapper.py -m x", WORKER, ["python3.11", "wrapper.py", "-m", "x", *WORKER]),
+        ("python -m wrapper %c", WORKER, ["python", "-m", "wrapper", *WORKER]),
+        (
+            "sh -c 'ulimit -c 0; exec \"$@\"' sh",
+            ["./train.sh"],
+            ["sh", "-c", 'ulimit -c 0; exec "$@"', "sh", "./train.sh"],
+        ),
+        ("gdb -ex 'print $pc' --args", WORKER, ["gdb", "-ex", "print $pc", "--args", *WORKER]),
+    ],
+)
+def test_the_command_line_of_a_worker(command: str, worker: list[str], expected: list[str]) -> None:
+    assert read_template(command, {"HOME", "RANK"}).argv(worker, PLACE).argv == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        ("py-spy record --", WORKER),
+        ("python -m cProfile", ["python", "-m", "cProfile", *WORKER[2:]]),
+        ("py-spy record -- python3 -m cProfile %s", ["python3", "-m", "cProfile", *WORKER[2:]]),
+    ],
+)
+def test_the_program_behind_it(command: str, program: list[str]) -> None:
+    assert read_template(command).argv(WORKER, PLACE).program == program
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("", "not a command"),
+        ("''", "not a command"),
+        ("a 'b", "closing quotation"),
+        ("a %x", "%x is none of"),
+        ("a b%", "write %% for a percent"),
+        ("a x%c", "a word of its own"),
+        ("a %c %s", "write one of them"),
+        ("%c", "names no program"),
+        ("a $((2*%l))", "is not a sum"),
+        ("a $((%h+1))", "is not a sum"),
+        ("a $((", "without a sum"),
+        ("a -o $HOME/r%r", "$HOME, which no shell expands"),
+        ("a -o ${HOME}/r%r", "$HOME"),
+        ("a -o $(date)", "$(date), which no shell expands"),
+    ],
+)
+def test_what_is_no_command(command: str, why: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        read_template(command, {"HOME"})
+    assert why in str(raised.value)
+
+
+@pytest.mark.parametrize("worker", [["./train.sh"], ["python", "-c", "pass"], ["python", "-X", "dev", "train.py"]])
+def test_a_worker_that_no_other_interpreter_can_run_as_a_script(worker: list[str]) -> None:
+    with pytest.raises(UsageError, match="write %c"):
+        read_template("python -m cProfile").argv(worker, PLACE)
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "least"),
+    [("", [0, 1, 2, 3, 4, 5], 0), ("0", [0], 1), ("0,3-5", [0, 3, 4, 5], 1), ("4, 2", [2, 4], 3), ("9", [], 10)],
+)
+def test_ranks(text: str, ranks: list[int], least: int) -> None:
+    read = read_ranks(text)
+    assert [rank for rank in range(6) if read.include(rank)] == ranks
+    assert read.least == least
+
+
+@pytest.mark.parametrize("text", ["a", "-1", "3-1", "0,,1", "0-", "1.5", ","])
+def test_what_is_no_list_of_ranks(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a rank of the job"):
+        read_ranks(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"wrap": "/no/such --flag"}, "--wrap=/no/such --flag: /no/such is not found"),
+        ({"wrap": "/etc/passwd"}, "cannot be executed"),
+        ({"wrap_ranks": "0"}, "--wrap-ranks=0: it names the ranks of --wrap, which is not given"),
+        ({"wrap": "env", "standby": 1}, "leave out --standby"),
+        ({"wrap": "env", "preload": ("json",)}, "name some ranks by --wrap-ranks"),
+    ],
+)
+def test_options_that_cannot_work(options: dict[str, object], why: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        wrap.check(Features.of(**options), {"PATH": "/usr/bin:/bin"})
+    assert why in str(raised.value)
+
+
+@pytest.mark.parametrize("options", [{"wrap": "env"}, {"wrap": "env", "wrap_ranks": "0", "preload": ("json",)}])
+def test_options_that_can(options: dict[str, object]) -> None:
+    wrap.check(Features.of(**options), {"PATH": "/usr/bin:/bin"})
