@@ -35,6 +35,7 @@ TRUSTED: Mapping[str, str] = {
     "clusters/preflight/run.py": "lines of a child of our own",
     "cli/convert.py": "our own random bytes",
     "features/incidents.py": _KERNEL,
+    "features/wrap/program.py": _KERNEL,
     "cli/config.py": "a file that the user has named, of bounded size, by tomllib; each value is checked",
     "cli/following.py": "our own lines, in what the terminal can show of them",
     "features/local_jobs.py": "lines of printable text in a file of bounded size; each field is checked",

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from textwrap import indent
 
 import pytest
 
@@ -225,3 +226,34 @@ def test_functions_are_refused_before_a_rendezvous(rallyrun: Launcher) -> None:
     assert job.ends() == 2
     assert "--wrap=env: the workers are functions, which no program can run" in job.err
     assert job.out == []
+
+
+PEERS = """
+import socket
+if os.environ["RANK"] == "1":
+    listener = socket.create_server(("127.0.0.1", 0))
+    open("port.new", "w").write(str(listener.getsockname()[1]))
+    os.rename("port.new", "port")
+    listener.accept()[0].recv(1)
+    os._exit(3)
+while not os.path.exists("port"):
+    time.sleep(0.01)
+peer = socket.create_connection(("127.0.0.1", int(open("port").read())))
+peer.sendall(b"x")
+peer.recv(1)
+raise ConnectionResetError("Connection closed by peer [127.0.0.1]")
+"""
+"""Rank 0 fails since rank 1 has failed, whose wrapper goes on."""
+
+
+def test_a_failure_behind_a_wrapper_is_found_before_that_has_ended(rallyrun: Launcher, hiding: Hiding) -> None:
+    if not kernel_tells():
+        pytest.skip("needs Linux 6.15")
+    text = f"import os, time\nif os.environ['RANK'] == '1':\n{indent(FOUND, '    ')}\n{PEERS}"
+    job = hiding.job(text, "--nproc-per-node=2", "--wrap-ranks=1")
+    job.until_err("failed (exitcode: 3) local_rank: 1")
+    hiding.let_go()
+    assert job.ends() == 1
+    root = job.err.partition("Root Cause")[2]
+    assert "rank      : 1 " in root
+    assert "it exited with code 3 (what was started in front of it (--wrap) has not ended)" in root

@@ -187,6 +187,8 @@ class CauseSearch:
     def _living_failure(self, rank: int, thread: PythonThread | None) -> ProcessFailure | None:
         """What a worker that has not ended has left of an exception, or handles."""
         assert self._workers.pcontext is not None
+        if (behind := self._workers.pcontext.failed_behind(rank)) is not None:
+            return behind
         failure, ago = raised_failure(self._workers.pcontext, rank)
         if ago is not None:
             failure.moment -= ago if failure.error_file == NO_FILE else 0.0

@@ -498,6 +498,15 @@ class PContext(ABC):
         """A worker's failure if it ended with 1 now; the seconds since it has written something."""
         return self._failure(local_rank, self._processes[local_rank].program_pid, 1), self._outputs[local_rank].age()
 
+    def failed_behind(self, local_rank: int) -> ProcessFailure | None:
+        """The failure of a worker's program, if what was started in front of it still runs."""
+        process = self._processes[local_rank]
+        if not (code := process.program_code):
+            return None
+        failure = self._failure(local_rank, process.pid, code)
+        failure.remark = "what was started in front of it (--wrap) has not ended"
+        return failure
+
     # The stop
 
     def begin_close(

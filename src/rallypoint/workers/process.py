@@ -98,6 +98,11 @@ class ChildProcess(ABC):
         """The process that runs the worker's program: this one, unless it has started that behind itself."""
         return self.pid
 
+    @property
+    def program_code(self) -> int | None:
+        """The exit code of a program that has ended while this process, which had started it, still runs."""
+        return None
+
     def fileno(self) -> int:
         """A descriptor that becomes readable when the process has ended."""
         return self._handle.fileno()

@@ -75,6 +75,10 @@ class WrappedProcess(AdoptedProcess):
         program = self._found()
         return self.pid if program is None or (self.exitcode is None and _has_ended(program)) else program.pid
 
+    @property
+    def program_code(self) -> int | None:
+        return self._program_code if self.exitcode is None else None
+
     def watch(self) -> None:
         """Find the program, and note how it has ended, until the wrapper ends. For a thread of its own."""
         while (own := self.fileno()) >= 0 and not readable(own):
