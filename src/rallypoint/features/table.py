@@ -95,7 +95,12 @@ FEATURES = (
         example="--flight-recorder",
     ),
     Row("preload", "agent:Preload", wanted=lambda options: bool(options.recovery.preloaded), example="--preload=json"),
-    Row("wrap", ":Wrap", wanted=lambda options: bool(options.tools.wrap), example="--wrap=env"),
+    Row(
+        "wrap",
+        ":Wrap",
+        wanted=lambda options: bool(options.tools.wrap or options.tools.wrap_ranks),
+        example="--wrap=env",
+    ),
     Row(
         "collapse",
         ":Collapse",
