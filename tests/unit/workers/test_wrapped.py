@@ -159,3 +159,15 @@ def test_a_wrapper_gets_what_may_not_be_sent_to_its_program(start: Start, monkey
     process.signal(signal.SIGTERM)
     until(lambda: process.poll() == -signal.SIGTERM, "the wrapper has ended")
     os.kill(pid, signal.SIGKILL)
+
+
+def test_a_program_that_ends_a_moment_after_its_wrapper_has_succeeded(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "exit_code", lambda _pid, _fd: 0)
+    process, pid = start("import subprocess, sys; subprocess.Popen(sys.argv[1:])")
+    until(lambda: process.poll() is None and process.held_by_debugger, "only the program runs")
+    assert process.program_pid == pid
+    process.forward_signal(signal.SIGTERM)
+    until(lambda: process.poll() is not None, "that has ended too")
+    assert (process.exitcode, process.fault) == (0, "")

@@ -31,8 +31,10 @@ program that runs for a shorter time is not found, and its wrapper can hide how 
 """
 _LONGEST_WAIT = 60.0
 """Seconds after which it is looked again, whatever has become of the descriptors."""
-_END_WINDOW = 0.05
-"""Seconds for the end of a program that its wrapper ends as its own last act, as gdb does."""
+_END_WINDOW = 5.0
+"""Seconds after the end of a wrapper that has succeeded in which its program has to end: py-spy does not wait for a
+program that is about to.
+"""
 
 
 class Wrapped(NamedTuple):
@@ -67,6 +69,9 @@ class WrappedProcess(AdoptedProcess):
         self._end_noted = False
         self._program_code: int | None = None
         """How it has ended, if the kernel has told that."""
+        self._own_code: int | None = None
+        """The exit code of the wrapper, once that has ended."""
+        self._ended = 0.0
 
     # The program
 
@@ -112,8 +117,13 @@ class WrappedProcess(AdoptedProcess):
 
     def _find(self) -> None:
         pid = find_program(self.pid, self._wrapped.program, self._wrapped.wrapper)
-        if pid is None or pid == self.pid:
-            self._is_program = pid is not None
+        if pid == self.pid:
+            self._is_program = True
+        else:
+            self._take(pid)
+
+    def _take(self, pid: int | None) -> None:
+        if pid is None:
             return
         with suppress(OSError):  # it has ended, or no descriptor is free
             handle = open_process(pid)
@@ -151,19 +161,25 @@ class WrappedProcess(AdoptedProcess):
     # The end
 
     def _exit_status(self) -> ExitStatus:
-        status = super()._exit_status()
-        if not status.final or status.code is None:
-            return status
+        if self._own_code is None:
+            status = super()._exit_status()
+            if not status.final or status.code is None:
+                return status
+            self._own_code, self._ended = status.code, SYSTEM_CLOCK.monotonic()
+            self._find_left()
         self._look()
-        return ExitStatus(True, self._judged(status.code))
+        left = self._own_code == 0 and not self.signalled and self._program_runs()
+        if left and SYSTEM_CLOCK.monotonic() < self._ended + _END_WINDOW:
+            return ExitStatus(False, None)
+        return ExitStatus(True, self._judged(self._own_code, left=left))
 
-    def _judged(self, code: int) -> int:
-        """The exit code of the worker, whose wrapper has ended with this one."""
+    def _judged(self, code: int, *, left: bool) -> int:
+        """The exit code of the worker, whose wrapper has ended with this one. `left`: its program still runs."""
         name, how = self._wrapped.name, self._program_code
-        if code == 0 and not self.signalled and (left := self._left()) is not None:
+        if left and self._program is not None:
             self.fault = (
-                f"its wrapper {name} has ended, and the program behind it (pid {left}) still ran; use one that waits "
-                "for its program, or becomes it by exec"
+                f"its wrapper {name} has ended, and the program behind it (pid {self._program.pid}) still ran; use one "
+                "that waits for its program, or becomes it by exec"
             )
             return 1
         if how and how != code:
@@ -176,14 +192,14 @@ class WrappedProcess(AdoptedProcess):
             return 1
         return code
 
-    def _left(self) -> int | None:
-        """The pid of the program, if it runs though its wrapper has ended."""
-        program = self._program
-        if self._is_program:
-            return None
-        if program is not None:
-            return None if program.fileno() < 0 or readable(program.fileno(), _END_WINDOW) else program.pid
-        return find_program(self._reaper.pid, self._wrapped.program, self._wrapped.wrapper, self._is_ours)
+    def _program_runs(self) -> bool:
+        return self._program is not None and not _has_ended(self._program)
+
+    def _find_left(self) -> None:
+        """Find a program that its wrapper has left at once: it is somewhere below the reaper."""
+        with self._looking:
+            if not self._is_program and self._program is None:
+                self._take(find_program(self._reaper.pid, self._wrapped.program, self._wrapped.wrapper, self._is_ours))
 
     def _is_ours(self, pid: int) -> bool:
         found = environment(pid)
