@@ -300,7 +300,7 @@ def a_job_without_a_free_descriptor_goes_on_whoever_asks(rallyrun: Launcher) -> 
         job.until_err("commands on this machine cannot find this job, which continues")
     resource.prlimit(job.pid, resource.RLIMIT_NOFILE, (hard, hard))
     (rallyrun.folder / "finish").touch()
-    assert job.ends() == 0
+    assert job.ends() == 0, job.err
 
 
 def test_jobs_are_watched_and_steered(at_once: AtOnce) -> None:
