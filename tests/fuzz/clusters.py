@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from rallypoint.base.errors import UsageError
-from rallypoint.clusters.detect import Cluster, DetectionRefusal, Machine, find, started_with_others
+from rallypoint.clusters.detect import FAMILIES, find, job_file, started_with_others
+from rallypoint.clusters.findings import Cluster, DetectionRefusal, Machine
 from rallypoint.clusters.hostlist import MAX_HOSTS
 from rallypoint.clusters.remote.inputs import Host, file_variables, parse_hostfile, parse_hosts
 from rallypoint.clusters.remote.messages import (
@@ -21,18 +22,24 @@ from rallypoint.clusters.remote.messages import (
 from rallypoint.clusters.remote.output import PrefixedLines
 from rallypoint.clusters.remote.ssh import SshOptions, why_unreachable
 from tests.fuzz.target import Target
+from tests.unit.cluster.test_platforms import ROWS
 
-_KINDS = ("auto", "slurm", "mpi", "k8s")
+_KINDS = ("auto", *(family.flag for family in FAMILIES))
 
 
 def environment(data: bytes) -> None:
-    """An environment, a variable a line, and behind an empty line the text of /etc/hosts."""
+    """An environment, a variable a line, and behind an empty line the text of /etc/hosts and of the job's file."""
     variables, _, hosts = data.decode("utf-8", "surrogateescape").partition("\n\n")
     environ = {name: text for name, _, text in (line.partition("=") for line in variables.split("\n"))}
     machine = Machine(
-        hostname=environ.get("HOSTNAME", ""), hosts_file=hosts, ephemeral=hosts[:40], cpu_quota=hosts[:40]
+        hostname=environ.get("HOSTNAME", ""),
+        hosts_file=hosts,
+        ephemeral=hosts[:40],
+        cpu_quota=hosts[:40],
+        job_file=hosts,
     )
     started_with_others(environ)
+    job_file(environ)
     for kind in _KINDS:
         try:
             finding = find(kind, environ, machine)
@@ -78,7 +85,11 @@ def _environments() -> Sequence[bytes]:
     pod = ["JOB_COMPLETION_INDEX=1", "JOB_COMPLETIONS=4", "HOSTNAME=train-1"]
     hosts = "\n\n10.0.0.1 train-1.workers.default.svc train-1\n"
     ranks = ["PMI_SIZE=2", "PMI_RANK=1", "MPI_LOCALNRANKS=1"]
-    return ["\n".join(step).encode(), ("\n".join(pod) + hosts).encode(), "\n".join(ranks).encode()]
+    seeds = ["\n".join(step).encode(), ("\n".join(pod) + hosts).encode(), "\n".join(ranks).encode()]
+    for row in ROWS:
+        variables = "\n".join(f"{name}={text}" for name, text in row.environ.items() if "\n" not in text)
+        seeds.append(f"{variables}\nHOSTNAME={row.machine.hostname}\n\n{row.machine.job_file}".encode())
+    return seeds
 
 
 def _hosts() -> list[bytes]:
@@ -94,11 +105,16 @@ def _messages() -> list[bytes]:
     ]
 
 
+_DECODING = (
+    *("batch", "detect", "findings", "hostlist"),
+    *("kubernetes", "mpi", "platforms", "ports", "slurm"),
+)
+
 TARGETS: Mapping[str, Target] = {
     "cluster-environment": Target(
         environment,
         _environments,
-        tuple(f"clusters/{name}.py" for name in ("detect", "hostlist")),
+        tuple(f"clusters/{name}.py" for name in _DECODING),
         2000,
     ),
     "hosts": Target(hosts, _hosts, ("clusters/remote/inputs.py",)),

@@ -79,7 +79,7 @@ def test_a_port_that_is_taken_is_said(jobs: SlurmJobs) -> None:
         "import socket, sys, time; s = socket.socket(); s.bind(('', int(sys.argv[1]))); s.listen(); "
         "print('taken', flush=True); time.sleep(60)"
     )
-    find = "import os; from rallypoint.clusters.detect import control_port; "
+    find = "import os; from rallypoint.clusters.ports import control_port; "
     find += "print(control_port(int(os.environ['SLURM_JOB_ID']), 1, 0, "
     find += "open('/proc/sys/net/ipv4/ip_local_port_range').read())[0])"
     python = jobs.rallyrun().split(" ")[0]

@@ -360,11 +360,15 @@ class CommandOptions(OptionRecord):
         bad=("1",),
     )
     cluster = Flag(
-        OneOf("auto", "slurm", "mpi", "k8s", "none"),
-        "Fill in what was not given from Slurm, mpirun or an Indexed Job: auto, slurm, mpi, k8s, none",
+        OneOf(
+            *("auto", "slurm", "mpi", "k8s", "pbs", "lsf", "flux", "skypilot", "dstack", "sagemaker", "azureml"),
+            *("volcano", "none"),
+        ),
+        "Fill in what was not given from what starts the nodes: auto, slurm, mpi, k8s, pbs, lsf, flux, skypilot, "
+        "dstack, sagemaker, azureml, volcano, none",
         metavar="WHICH",
         default="none",
-        bad=("pbs", ""),
+        bad=("sge", ""),
     )
     store_peers = Flag(
         peer_policy,

@@ -19,11 +19,13 @@ from typing import Any
 from rallypoint.base.devices import cpu_count
 from rallypoint.base.endpoint import Endpoint, is_loopback, parse_endpoint
 from rallypoint.base.errors import UsageError, UserError, naming
-from rallypoint.base.log import get_logger
+from rallypoint.base.log import get_logger, printable
+from rallypoint.base.private_files import open_regular
 from rallypoint.base.procfs import local_port_range, read_text
 from rallypoint.cli.parse import Options, parse_nnodes
 from rallypoint.cli.worker_count import count_accelerators
-from rallypoint.clusters.detect import Cluster, DetectionRefusal, Machine, NoCluster, find, started_with_others
+from rallypoint.clusters.detect import find, job_file, started_with_others
+from rallypoint.clusters.findings import Cluster, DetectionRefusal, Machine, NoCluster
 from rallypoint.rendezvous.params import parse_rdzv_conf
 
 _log = get_logger(__name__)
@@ -60,13 +62,26 @@ def _meets_somewhere(options: Options) -> bool:
     return any(dest in options.sources for dest in _MEETING)
 
 
-def this_machine() -> Machine:
+def this_machine(environ: Mapping[str, str]) -> Machine:
     return Machine(
         hostname=socket.gethostname(),
         hosts_file=read_text("/etc/hosts", _MOST),
         ephemeral=local_port_range(),
         cpu_quota=read_text("/sys/fs/cgroup/cpu.max"),
+        job_file=_foreign_text(job_file(environ)),
     )
+
+
+def _foreign_text(path: str) -> str:
+    """The text of a file that a variable names; empty if it is not a file of root or of this user."""
+    if not path:
+        return ""
+    try:
+        with open(open_regular(path), encoding="utf-8", errors="replace") as file:
+            return file.read(_MOST)
+    except (OSError, ValueError) as error:  # a path with a null character is a ValueError
+        _log.info("%s, which describes the job, is not read: %s", printable(path), error)
+        return ""
 
 
 def _completed(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> Options:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import sys
 
-_SEVERAL_NODES = ("SLURM_STEP_NUM_NODES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JOB_COMPLETIONS")
+_SEVERAL_NODES = (
+    *("SLURM_STEP_NUM_NODES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE"),
+    *("JOB_COMPLETIONS", "SKYPILOT_NUM_NODES", "DSTACK_NODES_NUM", "FLUX_JOB_NNODES"),
+)
 """Variables that show several nodes, if one is set."""
 
 TYPE_CHECKING = False
@@ -158,7 +161,7 @@ def by_cluster(options: Options) -> Options:
     if options.features.command.cluster != "none":
         from rallypoint.cli.cluster_options import this_machine, with_cluster
 
-        return with_cluster(options, os.environ, this_machine())
+        return with_cluster(options, os.environ, this_machine(os.environ))
     if any(name in os.environ for name in _SEVERAL_NODES):
         from rallypoint.cli.cluster_options import warn_of_own_worlds
 

@@ -68,7 +68,7 @@ def _count(number: int) -> str:
 def _remedy(environ: Mapping[str, str]) -> str:
     if "SLURM_JOB_ID" in environ:
         return "give srun --cpus-per-task=N, or --cpu-bind=none"
-    from rallypoint.clusters.detect import launcher_of
+    from rallypoint.clusters.mpi import launcher_of
 
     if launcher := launcher_of(environ):
         return f"write {launcher.one_per_host} rallyrun ..."

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from itertools import product
+from pathlib import Path
 
 import pytest
 
 from rallypoint.base.devices import cpu_count
 from rallypoint.base.errors import UsageError, UserError
 from rallypoint.cli import cluster_options
-from rallypoint.cli.cluster_options import warn_of_own_worlds, with_cluster
+from rallypoint.cli.cluster_options import this_machine, warn_of_own_worlds, with_cluster
 from rallypoint.cli.parse import Options, parse
 from rallypoint.cli.rallyrun import _SEVERAL_NODES
-from rallypoint.clusters.detect import LAUNCHERS, Machine, control_port, started_with_others
+from rallypoint.clusters.detect import started_with_others
+from rallypoint.clusters.findings import Machine
+from rallypoint.clusters.mpi import LAUNCHERS
+from rallypoint.clusters.ports import control_port
 from tests.unit.cluster.test_detect import BATCH, HYDRA, INDEXED, OPEN_MPI, POD, STEP
+from tests.unit.cluster.test_platforms import DSTACK, FLUX, NODEFILE, PBS_TASK, SKYPILOT
 
 MACHINE = Machine(hostname="n3", ephemeral="32768 60999")
 ENDPOINT = f"n2:{control_port(12)[0]}"
@@ -165,7 +171,7 @@ def test_what_is_not_enough_is_refused_unless_the_flags_are(caplog: pytest.LogCa
 
 
 def test_nothing_found_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    for environ, said in (({}, "neither Slurm"), ({"SLURM_JOB_ID": "12"}, "as after ssh to a node of it")):
+    for environ, said in (({}, "nor Slurm"), ({"SLURM_JOB_ID": "12"}, "as after ssh to a node of it")):
         caplog.clear()
         assert meeting(filled(environ=environ)) == ("1:1", "static", "", "none", 0)
         (record,) = caplog.records
@@ -176,11 +182,29 @@ def test_nothing_found_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert [record.levelname for record in caplog.records if record.levelno > 20] == []
 
 
+def test_the_file_of_the_job_is_read_if_it_can_be_trusted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    nodes = tmp_path / "nodes"
+    environ = {**PBS_TASK, "PBS_NODEFILE": str(nodes)}
+    nodes.write_text(NODEFILE)
+    assert this_machine(environ).job_file == NODEFILE
+    nodes.write_text("n" * (2 << 20))
+    assert len(this_machine(environ).job_file) == 1 << 20
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to(nodes)
+    os.mkfifo(pipe)
+    for path in (link, pipe, tmp_path, tmp_path / "none", "", "a\0b"):
+        assert this_machine({**environ, "PBS_NODEFILE": str(path)}).job_file == ""
+    assert this_machine({"PBS_NODEFILE": str(nodes)}).job_file == ""  # of no job
+
+
 SEVERAL = {
     "slurm": FIRST,
     "mpi": {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0"},
     "hydra": HYDRA,
     "k8s": {**INDEXED, "JOB_COMPLETION_INDEX": "0"},
+    "skypilot": {**SKYPILOT, "SKYPILOT_NODE_RANK": "0"},
+    "dstack": {**DSTACK, "DSTACK_NODE_RANK": "0"},
+    "flux": {name: text for name, text in FLUX.items() if "PMI" not in name} | {"FLUX_TASK_RANK": "0"},
 }
 
 

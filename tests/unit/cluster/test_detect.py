@@ -7,16 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import UsageError
-from rallypoint.clusters.detect import (
-    _USED_BY_OTHERS,
-    DEFAULT_RANGE,
-    Cluster,
-    DetectionRefusal,
-    Machine,
-    NoCluster,
-    control_port,
-    find,
-)
+from rallypoint.clusters.detect import find
+from rallypoint.clusters.findings import Cluster, DetectionRefusal, Machine, NoCluster
+from rallypoint.clusters.ports import _USED_BY_OTHERS, DEFAULT_RANGE, control_port
 from tests.effort import examples
 
 # What a step of Slurm says; the variables are those that Slurm 22.05 has set

@@ -29,7 +29,7 @@ from rallypoint.base.errors import RallypointError
 from rallypoint.base.procfs import local_port_range
 from rallypoint.base.signals import SignalWakeup, post_signals, signal_name
 from rallypoint.base.version import __version__
-from rallypoint.clusters.detect import control_port
+from rallypoint.clusters.ports import control_port
 from rallypoint.clusters.remote.messages import (
     CANNOT_START,
     LONGEST_REQUEST,
