@@ -98,7 +98,7 @@ class PreemptionOptions(OptionRecord):
     )
     stop_before_end = Flag(
         number,
-        "As on such a signal, this many seconds before Slurm ends the job; 0 for never",
+        "As on such a signal, this many seconds before the scheduler ends the job; 0 for never",
         metavar="SECONDS",
         default=0.0,
         bad=("-1", "nan", "inf", "soon"),

@@ -34,7 +34,7 @@ FORWARDED_SIGNALS = frozenset(
 )
 """Signals that inform workers and do not end them."""
 
-SCHEDULERS = {"SLURM_JOB_ID": "Slurm", "PBS_JOBID": "PBS", "LSB_JOBID": "LSF"}
+SCHEDULERS = {"SLURM_JOB_ID": "Slurm", "PBS_JOBID": "PBS", "LSB_JOBID": "LSF", "FLUX_JOB_ID": "Flux"}
 """Variables that identify schedulers which send signals as notices, to the agent or to all processes of a job."""
 _SCHEDULER_NOTICE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -67,7 +67,7 @@ VARIABLE = "RALLYPOINT_TERMINATION_GRACE"
 MARGIN = 5.0
 """Seconds before SIGKILL at which the workers' time is over; half of the grace period if that is less."""
 
-_HAS_GRACE_PERIOD = ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
+_HAS_GRACE_PERIOD = ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST", "PBS_JOBID", "LSB_JOBID", "TRAINING_JOB_NAME")
 """Variables of schedulers whose grace period is known or assumed (`clusters.grace`)."""
 
 FAILURE_GRACE = 5.0

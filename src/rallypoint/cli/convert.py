@@ -481,7 +481,7 @@ def _check_preempt_signals(options: Options, preemption: PreemptionOptions) -> N
 def _check_deadline(options: Options, preemption: PreemptionOptions, environ: Mapping[str, str]) -> None:
     from rallypoint.agent.feature import part
 
-    end_time = part("preemption", "slurm:end_time")
+    end_time = part("preemption", "deadline:end_time")
     seconds = preemption.stop_before_end
     flag = f"{options.source('stop_before_end')}={seconds:g}"
     if not (seconds >= 0 and is_in_range("seconds", seconds)):
@@ -490,6 +490,20 @@ def _check_deadline(options: Options, preemption: PreemptionOptions, environ: Ma
     end = end_time(environ, now) if seconds else None
     if end is not None and now < end <= now + seconds:
         raise UsageError(f"{flag} is not less than the {end - now:.0f} s that this job has left; give less")
+
+
+_REQUEUED_BY = {
+    "LSF": "one of LSF; leave it out, and submit with bsub -Q 143, by which LSF requeues a job that was preempted",
+    "PBS": "one of PBS, where only an operator may requeue a job; leave it out, and let the script submit itself again "
+    "if it ends with 143",
+}
+
+
+def _what_it_is(environ: Mapping[str, str]) -> str:
+    """What this is instead of a job of Slurm, and what to do."""
+    from rallypoint.agent.signals import scheduler
+
+    return _REQUEUED_BY.get(scheduler(environ) or "", "not one: SLURM_JOB_ID is not set; leave it out")
 
 
 def _check_requeue(options: Options, preemption: PreemptionOptions, environ: Mapping[str, str]) -> None:
@@ -502,9 +516,9 @@ def _check_requeue(options: Options, preemption: PreemptionOptions, environ: Map
 
     from rallypoint.agent.feature import part
 
-    job = part("preemption", "slurm:job_name")(environ)
+    job = part("preemption", "limits:job_name")(environ)
     if not job:
-        raise UsageError(f"{flag} requeues a job of Slurm, and this is not one: SLURM_JOB_ID is not set; leave it out")
+        raise UsageError(f"{flag} requeues a job of Slurm, and this is {_what_it_is(environ)}")
     if environ.get("ENVIRONMENT") != "BATCH":
         _log.warning("%s: Slurm requeues batch jobs only, and this is not one; start it by sbatch", flag)
     if which("scontrol", path=environ.get("PATH")) is None:

@@ -2,6 +2,11 @@
 
 Slurm         KillWait of its slurm.conf, if that can be read, else 30, its default
 Kubernetes    30, the default of terminationGracePeriodSeconds, which no pod can look up
+PBS           10, the default of a queue's kill_delay
+              https://github.com/openpbs/openpbs/blob/master/doc/man1/pbs_queue_attributes.7B
+LSF           10, the default of JOB_TERMINATE_INTERVAL
+              https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=lsbparams-job-terminate-interval
+SageMaker     120: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StopTrainingJob.html
 """
 
 from __future__ import annotations
@@ -10,13 +15,16 @@ from collections.abc import Iterable, Mapping
 
 _DEFAULT = 30.0
 """The defaults of Slurm's KillWait and Kubernetes' terminationGracePeriodSeconds."""
+_OTHERS = {"TRAINING_JOB_NAME": 120.0, "PBS_JOBID": 10.0, "LSB_JOBID": 10.0}
 _SLURM_CONFS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
 """Paths of slurm.conf if `SLURM_CONF` is not set: the usual one, and that of a node without its own file."""
 
 
 def scheduler_grace_period(environ: Mapping[str, str]) -> float:
-    """The known or assumed grace period of the scheduler that has started this process: Slurm, or Kubernetes."""
-    return _slurm_kill_wait(environ) if environ.get("SLURM_JOB_ID") else _DEFAULT
+    """The known or assumed grace period of the scheduler that has started this process."""
+    if environ.get("SLURM_JOB_ID"):
+        return _slurm_kill_wait(environ)
+    return next((seconds for name, seconds in _OTHERS.items() if environ.get(name)), _DEFAULT)
 
 
 def _slurm_kill_wait(environ: Mapping[str, str]) -> float:

@@ -30,6 +30,10 @@ SLURM, KUBERNETES = {"SLURM_JOB_ID": "7"}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1
         ({VARIABLE: "30"}, True, 25, 25),
         ({VARIABLE: "6"} | SLURM, False, 3, 3),
         ({VARIABLE: ""} | KUBERNETES, False, math.inf, 25),
+        ({"PBS_JOBID": "1.s"}, False, math.inf, 5),
+        ({"LSB_JOBID": "1"}, False, math.inf, 5),
+        ({"LSB_JOBID": "1"}, True, math.inf, 30),
+        ({"TRAINING_JOB_NAME": "j"}, False, math.inf, 30),
     ],
 )
 def test_whose_word_counts(environ: dict[str, str], chosen: bool, total: float, stop: float, tmp_path: Path) -> None:

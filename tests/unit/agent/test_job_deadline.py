@@ -11,16 +11,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rallypoint.agent.feature import Agent
 from rallypoint.agent.options import Features, PreemptionOptions
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.errors import UsageError
 from rallypoint.base.kernel import until_readable
-from rallypoint.features.preemption import slurm
+from rallypoint.features.preemption import commands
 from rallypoint.features.preemption.agent import DEFAULT_NOTICE, WholeJobPreemption
+from rallypoint.features.preemption.deadline import JobDeadline, end_time
+from rallypoint.features.preemption.limits import SCHEDULERS, scheduler_of
 from rallypoint.features.preemption.rules import PreemptionRequested
-from rallypoint.features.preemption.slurm import JobDeadline, end_time
+from tests.effort import examples
 
 pytestmark = pytest.mark.process
 NOW = 1_800_000_000.0
@@ -60,7 +64,10 @@ class Watched:
         )
 
     def slurm_says(self, text: str, code: int = 0) -> None:
-        script = self._folder / "squeue"
+        self.answers("squeue", text, code)
+
+    def answers(self, program: str, text: str, code: int = 0) -> None:
+        script = self._folder / program
         script.write_text(
             f'#!/bin/sh\necho "$@" "$SLURM_TIME_FORMAT" >>{self._folder}/asked\necho "{text}"\nexit {code}\n'
         )
@@ -182,7 +189,7 @@ def test_where_slurm_cannot_be_asked_the_known_moment_holds(tmp_path: Path) -> N
     ("job", "says", "code", "asked", "words"),
     [
         ("7", "Unable to contact slurm controller", 1, 1, "Unable to contact slurm controller"),
-        ("", "", 0, 0, "SLURM_JOB_ID is not set"),
+        ("", "", 0, 0, "this is no job of Slurm, PBS, LSF or Flux"),
         ("7", "NONE", 0, 1, "has no time limit"),
     ],
     ids=["no answer", "outside of a job", "no limit"],
@@ -215,7 +222,7 @@ def test_a_query_whose_output_stays_open_does_not_block_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it has started holds the pipe, in a session of its own, where no signal of ours to the query reaches it."""
-    monkeypatch.setattr(slurm, "_KILLED", 1000.0)  # what waits for the query itself outlasts this test
+    monkeypatch.setattr(commands, "_KILLED", 1000.0)  # what waits for the query itself outlasts this test
     seen = Watched(tmp_path, 60, str(int(NOW) + 300))
     script = tmp_path / "squeue"
     script.write_text(f"#!/bin/sh\nsetsid sleep 1000 &\necho $! >{tmp_path}/pid\nexit 0\n")
@@ -240,6 +247,96 @@ def test_a_query_under_way_ends_with_the_run(tmp_path: Path) -> None:
     seen.slurm_is_asked_and_hangs()
     seen.deadline.close()
     assert (seen.deadline.fds(), seen.deadline.wake_at()) == ([], math.inf)
+
+
+# Other schedulers: their answers are transcribed from their documents
+
+STIME = time.strftime("%a %b %d %H:%M:%S %Y", time.localtime(NOW - 600))
+QSTAT = [
+    "Job Id: 1234.server",
+    "job_state = R",
+    f"stime = {STIME}",
+    "Resource_List.ncpus = 64",
+    "Resource_List.walltime = 01:00:00",
+    "resources_used.walltime = 00:09:50",
+]
+FLUX, PBS, LSF = {"FLUX_JOB_ID": "\u0192Jq"}, {"PBS_JOBID": "1234.server"}, {"LSB_JOBID": "3856", "LSB_JOBINDEX": "2"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "command", "answer", "end"),
+    [
+        (FLUX, "flux job timeleft fJq", ["3000"], NOW + 3000),
+        (FLUX, "flux job timeleft fJq", ["0"], NOW),
+        (FLUX, "flux job timeleft fJq", ["4294967295"], math.inf),
+        (FLUX, "flux job timeleft fJq", ["flux-job: ERROR: not found"], None),
+        (PBS, "qstat -f 1234.server", QSTAT, NOW + 3000),
+        (PBS, "qstat -f 1234.server", [*QSTAT[:4], "Resource_List.walltime = 90:00"], NOW + 4800),
+        (PBS, "qstat -f 1234.server", [*QSTAT, "Walltime.Remaining = 2500"], NOW + 2500),
+        (PBS, "qstat -f 1234.server", QSTAT[:4], math.inf),
+        (PBS, "qstat -f 1234.server", [*QSTAT[:2], "stime = soon", *QSTAT[3:]], None),
+        (PBS, "qstat -f 1234.server", ["qstat: Unknown Job Id 1234.server"], None),
+        (LSF, "bjobs -noheader -o time_left 3856[2]", ["0:50 L"], NOW + 3000),
+        (LSF, "bjobs -noheader -o time_left 3856[2]", ["-"], math.inf),
+        (LSF, "bjobs -noheader -o time_left 3856[2]", ["0:50 E"], None),
+        (LSF, "bjobs -noheader -o time_left 3856[2]", ["Job <3856> is not found"], None),
+        ({"SLURM_JOB_ID": "7"}, "squeue --noheader --jobs=7 --format=%e", ["NONE"], math.inf),
+        ({"SLURM_JOB_ID": "7"}, "squeue --noheader --jobs=7 --format=%e", [str(int(NOW) + 9)], NOW + 9),
+    ],
+)
+def test_what_each_scheduler_answers(
+    environ: dict[str, str], command: str, answer: list[str], end: float | None
+) -> None:
+    scheduler = scheduler_of(environ)
+    assert scheduler is not None
+    assert " ".join(scheduler.command(scheduler.job(environ))) == command
+    assert scheduler.read(answer, NOW) == end
+    assert scheduler.read([], NOW) is None
+
+
+@settings(max_examples=examples(200))
+@given(st.lists(st.text(max_size=30) | st.sampled_from([*QSTAT, "9" * 400, "999999:99 L", "stime = "])))
+def test_any_answer_is_read_in_peace(lines: list[str]) -> None:
+    for scheduler in SCHEDULERS:
+        end = scheduler.read(lines, NOW)
+        assert end is None or end == math.inf or abs(end - NOW) < 11 * 366 * 86400
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"PBS_JOBID": "-x"}, {"LSB_JOBID": "1 2"}, {"FLUX_JOB_ID": "--help"}, {"PBS_JOBID": "1;rm"}]
+)
+def test_what_is_no_job_is_not_asked_for(environ: dict[str, str]) -> None:
+    assert scheduler_of(environ) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "program", "answer", "told"),
+    [
+        (FLUX, "flux", "300", "reports that Flux job fJq ends in 60 s"),
+        (PBS, "qstat", "Walltime.Remaining = 300", "reports that PBS job 1234.server ends in 60 s"),
+        (LSF, "bjobs", "0:05 L", "reports that LSF job 3856[2] ends in 60 s"),
+    ],
+)
+def test_the_end_that_a_scheduler_answers_is_waited_for(
+    tmp_path: Path, environ: dict[str, str], program: str, answer: str, told: str
+) -> None:
+    seen = Watched(tmp_path, 60, job="", array=environ)
+    seen.answers(program, answer)
+    seen.passes(3)
+    assert (seen.told, seen.asked) == ([], 1)
+    seen.answers(program, answer.replace("300", "60").replace("05", "01"))
+    seen.passes(240)
+    assert [each.why for each in seen.told] == [told]
+    assert seen.asked == 2
+
+
+def test_what_a_scheduler_does_not_know_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    seen = Watched(tmp_path, 60, job="", array=FLUX)
+    seen.answers("flux", "no \033[31m job", 1)
+    seen.passes(3)
+    seen.passes(300)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "Flux cannot be asked: no ?[31m job; use --preempt-signals with 'flux run --signal=USR2@SECONDS'" in line
 
 
 # How long the workers have

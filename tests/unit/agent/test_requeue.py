@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.process_table import read_stat
-from rallypoint.features.preemption.slurm import (
-    SlurmCommand,
-    SlurmRequeue,
-    job_name,
-    times_requeued,
-)
+from rallypoint.features.preemption.commands import SchedulerCommand
+from rallypoint.features.preemption.limits import job_name
+from rallypoint.features.preemption.slurm import SlurmRequeue, times_requeued
 from tests.waiting import until
 
 pytestmark = pytest.mark.process
@@ -92,7 +89,7 @@ def test_what_ends_the_step_does_not_end_the_request(slurm: Path) -> None:
 
 
 def test_a_command_that_does_not_answer_is_ended_with_what_it_has_started(tmp_path: Path) -> None:
-    command = SlurmCommand(
+    command = SchedulerCommand(
         ["sh", "-c", f"sleep 1000 & echo $! >{tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; wait"],
         os.environ,
     )

@@ -1,4 +1,4 @@
-"""What tells one node that its whole job will be taken away: a signal, or the end of the time that Slurm gives it.
+"""What tells one node that its whole job will be taken away: a signal, or the end of its time.
 
 How long the workers have to save then:
 
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from rallypoint.agent.feature import Agent, Feature
 from rallypoint.base.signals import signal_name
+from rallypoint.features.preemption.deadline import JobDeadline, end_time
 from rallypoint.features.preemption.rules import RULES, PreemptionRequested, RequeueJob
-from rallypoint.features.preemption.slurm import JobDeadline, SlurmRequeue, end_time
+from rallypoint.features.preemption.slurm import SlurmRequeue
 
 if TYPE_CHECKING:
     from rallypoint.agent.policy import Rules

@@ -1,0 +1,191 @@
+"""When the job's time is over, and the source that reports it.
+
+Slurm says when the job ends in `SLURM_JOB_END_TIME`, which older versions do not set; no other scheduler has a variable
+for it. So the scheduler is asked (`limits`) once the job runs, and in any case again before anything is done, as an
+operator may have given the job more time. The end is a moment on the clock of the wall, and compared with this host's.
+Only one node looks at it: that of group rank 0, or each as long as no round has begun.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from rallypoint.agent.sources import Source
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.log import get_logger, printable
+from rallypoint.base.mailbox import Background
+from rallypoint.features.preemption.commands import SchedulerCommand
+from rallypoint.features.preemption.limits import moment, scheduler_of
+from rallypoint.features.preemption.rules import PreemptionRequested
+
+log = get_logger(__name__)
+
+END_TIME = "SLURM_JOB_END_TIME"
+_FIRST_ASKED = 3.0
+"""Seconds after the start at which the scheduler is asked first: by then there is a round, so that one node asks."""
+_ANSWER_TIMEOUT = 10.0
+_ANSWER_HOLDS = 60.0
+"""Seconds for which an answer is good."""
+_LOOK_EVERY = 60.0
+"""Seconds between looks at the clock of the wall, which may be set."""
+_INEXACT = 60.0
+"""Seconds by which answers about the same end may differ: LSF counts minutes."""
+
+
+def end_time(environ: Mapping[str, str], now: float) -> float | None:
+    """When the environment says that the job ends, in epoch seconds; None if it does not, or what cannot be.
+
+    Args:
+        environ: of this process.
+        now: the epoch seconds at this moment.
+    """
+    return moment(environ.get(END_TIME, ""), now)
+
+
+class JobDeadline(Source):
+    """Waits for the moment, and reports it once. Nothing here blocks: a thread asks the scheduler, which may hang.
+
+    Args:
+        before_end: seconds before the job's end.
+        notice: how many seconds workers have when so many are left.
+        leads: whether this node is the one that looks.
+        post: takes the event.
+        environ: of this process.
+        clock: of the loop.
+        wall: gives epoch seconds.
+    """
+
+    def __init__(
+        self,
+        before_end: float,
+        notice: Callable[[float], float],
+        leads: Callable[[], bool],
+        post: Callable[[PreemptionRequested], None],
+        environ: Mapping[str, str],
+        clock: Clock = SYSTEM_CLOCK,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._before_end = before_end
+        self._notice = notice
+        self._leads = leads
+        self._post = post
+        self._environ = environ
+        self._clock = clock
+        self._wall = wall
+        self._scheduler = scheduler_of(environ)
+        self._job = "" if self._scheduler is None else f"{self._scheduler.title} job {self._scheduler.job(environ)}"
+        self._end = end_time(environ, wall())
+        self._query: Background[list[str]] | None = None
+        """Asks the scheduler; made with the first question."""
+        self._command: SchedulerCommand | None = None
+        """The command under way, which the thread sets."""
+        self._asked_at = -math.inf
+        self._ask_at = clock.monotonic() + _FIRST_ASKED
+        self._over = False
+        """Whether there is nothing more to wait for."""
+        if self._end is None and self._scheduler is None:
+            self._unknown(f"{END_TIME} is not set, and this is no job of Slurm, PBS, LSF or Flux")
+
+    # A monitor of the agent's loop
+
+    def fds(self) -> list[int]:
+        return self._query.fds() if self._query is not None and self._query.busy else []
+
+    def wake_at(self) -> float:
+        if self._query is not None and self._query.busy:
+            return self._asked_at + _ANSWER_TIMEOUT
+        if self._over or not self._leads():
+            return math.inf
+        now = self._clock.monotonic()
+        return self._ask_at if self._end is None else now + min(max(0.0, self._due_in()), _LOOK_EVERY)
+
+    def step(self) -> None:
+        now = self._clock.monotonic()
+        if self._query is not None and self._query.busy:
+            said = self._query.take_result()
+            if said is None and now < self._asked_at + _ANSWER_TIMEOUT:
+                return
+            self._drop_query()
+            self._take(said or ["it does not answer"])
+        if self._over or not self._leads() or (self._end is None and now < self._ask_at):
+            return
+        if self._end is not None and self._due_in() > 0:
+            return
+        if self._scheduler is not None and now >= self._asked_at + _ANSWER_HOLDS:
+            self._ask(now)
+        elif self._end is not None:
+            self._report(self._end - self._wall())
+
+    def close(self) -> None:
+        """The run is over."""
+        self._over = True
+        self._drop_query()
+        if self._query is not None:
+            self._query.close()
+            self._query = None
+
+    # Inside
+
+    def _due_in(self) -> float:
+        assert self._end is not None, "only a known end is waited for"
+        return self._end - self._before_end - self._wall()
+
+    def _ask(self, now: float) -> None:
+        self._asked_at = now
+        self._query = self._query or Background("rallypoint-job-end")
+        if not self._query.start(self._ask_scheduler):
+            log.warning("%s: its end was not asked for: this machine allows no further thread", self._job)
+
+    def _ask_scheduler(self) -> list[str]:
+        """What the scheduler says, or a sentence. On a thread."""
+        scheduler = self._scheduler
+        assert scheduler is not None, "only a scheduler that is known is asked"
+        words = scheduler.command(scheduler.job(self._environ))
+        try:
+            command = SchedulerCommand(words, {**self._environ, **scheduler.variables})
+        except OSError as error:
+            return [f"{words[0]} could not be started: {error.strerror}"]
+        self._command = command
+        if self._over:  # said meanwhile
+            command.kill()
+        code, lines = command.answer(_ANSWER_TIMEOUT)
+        return lines or [f"{words[0]} {'does not answer' if code is None else f'ended with {code}'}"]
+
+    def _drop_query(self) -> None:
+        """Drop the question, and end the command if it is still under way."""
+        if self._query is not None:
+            self._query.forget()
+        command, self._command = self._command, None
+        if command is not None:
+            command.kill()
+
+    def _take(self, said: Sequence[str]) -> None:
+        """The lines that the scheduler has said."""
+        assert self._scheduler is not None, "only a scheduler that is known answers"
+        end = self._scheduler.read(said, self._wall())
+        if end == math.inf:
+            self._over = True
+            log.warning("%s has no time limit, so that --stop-before-end does nothing", self._job)
+        elif end is not None:
+            if self._end is not None and end > self._end + _INEXACT:
+                log.warning("%s has %.0f s more than it had", self._job, end - self._end)
+            self._end = end
+        elif self._end is None:
+            which = f"{END_TIME} is not set, and " if self._scheduler.title == "Slurm" else ""
+            self._unknown(f"{which}{self._scheduler.title} cannot be asked: {printable(said[-1])}")
+
+    def _unknown(self, why: str) -> None:
+        self._over = True
+        log.warning(
+            "when this job ends is not known, so that --stop-before-end does nothing: %s; use --preempt-signals with "
+            "%s instead",
+            why,
+            "'sbatch --signal'" if self._scheduler is None else self._scheduler.instead,
+        )
+
+    def _report(self, left: float) -> None:
+        self._over = True
+        why = f"reports that {self._job or 'this job'} ends in {max(0.0, left):.0f} s"
+        self._post(PreemptionRequested(self._notice(left), why))
