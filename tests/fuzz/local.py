@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
-from rallypoint import notices
+from rallypoint import metrics, notices
 from rallypoint.agent import signals
 from rallypoint.agent.folder import WorkerFolder, _integer
 from rallypoint.base.endpoint import parse_endpoint
@@ -42,6 +42,7 @@ from rallypoint.failures.cause import Cause
 from rallypoint.failures.failure import ProcessFailure, error_data
 from rallypoint.failures.report import ChildFailedError
 from rallypoint.failures.tracebacks import clean_lines, last_stacks, last_traceback
+from rallypoint.features import trainjob
 from rallypoint.features.round_setup import PeerRecord, decode_record, encode_record
 from rallypoint.observe.goodput import agent_runs, report
 from rallypoint.observe.health import HealthView
@@ -303,7 +304,24 @@ _PEER = PeerRecord(1, "n1", "10.0.0.1", 8, 8, {"jax": (40000,)})
 _MESH_NODE = MeshNode("job/coordinator/0", 1, "n1")
 _FINDINGS = {0: Finding("n0", "10.0.0.1:4000", {1: "no route to host"}), 1: Finding("n1", "[::1]:4000")}
 
+
+def worker_metrics(data: bytes) -> None:
+    """What a worker leaves as metrics, and what a server answers to the report of them."""
+    with suppress(ValueError, RecursionError):
+        found = metrics.decoded(data)
+        if found is not None:
+            assert 0 <= found.total < 2**63
+            position = trainjob.Position(7, 20.0, 3, 10.0)
+            json.dumps(trainjob.status_of(position, found, "2026-11-28T22:00:00Z"), allow_nan=False)
+    assert isinstance(trainjob._message(data), str)
+
+
 TARGETS = {
+    "worker-metrics": Target(
+        worker_metrics,
+        lambda: [b'{"total": 1000, "metrics": {"loss": 0.25, "lr": 1e-4}}', b'{"kind": "Status", "message": "no"}'],
+        ("metrics.py", "features/trainjob.py"),
+    ),
     "mesh": Target(
         mesh,
         lambda: [

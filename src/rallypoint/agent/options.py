@@ -36,6 +36,8 @@ _NO_REQUESTS = (
 )
 """Signals that cannot be handled, or that the kernel sends for reasons of its own."""
 
+_CLUSTERS = "auto, slurm, mpi, k8s, pbs, lsf, flux, skypilot, dstack, sagemaker, azureml, volcano, none"
+
 FRAMEWORKS = ("jax", "tf", "ompi", "inherit")
 """Kinds of variables besides torch's, in the order in which workers get them."""
 
@@ -360,12 +362,8 @@ class CommandOptions(OptionRecord):
         bad=("1",),
     )
     cluster = Flag(
-        OneOf(
-            *("auto", "slurm", "mpi", "k8s", "pbs", "lsf", "flux", "skypilot", "dstack", "sagemaker", "azureml"),
-            *("volcano", "none"),
-        ),
-        "Fill in what was not given from what starts the nodes: auto, slurm, mpi, k8s, pbs, lsf, flux, skypilot, "
-        "dstack, sagemaker, azureml, volcano, none",
+        OneOf(*_CLUSTERS.split(", ")),
+        f"Fill in what was not given from what starts the nodes: {_CLUSTERS}",
         metavar="WHICH",
         default="none",
         bad=("sge", ""),

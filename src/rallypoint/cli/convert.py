@@ -492,20 +492,6 @@ def _check_deadline(options: Options, preemption: PreemptionOptions, environ: Ma
         raise UsageError(f"{flag} is not less than the {end - now:.0f} s that this job has left; give less")
 
 
-_REQUEUED_BY = {
-    "LSF": "one of LSF; leave it out, and submit with bsub -Q 143, by which LSF requeues a job that was preempted",
-    "PBS": "one of PBS, where only an operator may requeue a job; leave it out, and let the script submit itself again "
-    "if it ends with 143",
-}
-
-
-def _what_it_is(environ: Mapping[str, str]) -> str:
-    """What this is instead of a job of Slurm, and what to do."""
-    from rallypoint.agent.signals import scheduler
-
-    return _REQUEUED_BY.get(scheduler(environ) or "", "not one: SLURM_JOB_ID is not set; leave it out")
-
-
 def _check_requeue(options: Options, preemption: PreemptionOptions, environ: Mapping[str, str]) -> None:
     if not preemption.requeue:
         return
@@ -518,7 +504,7 @@ def _check_requeue(options: Options, preemption: PreemptionOptions, environ: Map
 
     job = part("preemption", "limits:job_name")(environ)
     if not job:
-        raise UsageError(f"{flag} requeues a job of Slurm, and this is {_what_it_is(environ)}")
+        raise UsageError(f"{flag} {part('preemption', 'limits:why_no_requeue')(environ)}")
     if environ.get("ENVIRONMENT") != "BATCH":
         _log.warning("%s: Slurm requeues batch jobs only, and this is not one; start it by sbatch", flag)
     if which("scontrol", path=environ.get("PATH")) is None:

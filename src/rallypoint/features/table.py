@@ -119,6 +119,12 @@ FEATURES = (
     Row("pages", serves=":begin_pages"),
     Row("local_jobs", ":LocalJobs", Load.WHEN_PLACED),
     Row("live_line", ":WaitingLine", Load.ON_MESSAGE, loaded_by=("ProgressText",)),
+    Row(
+        "trainjob",
+        ":TrainJobStatus",
+        Load.WHEN_STARTED,
+        wanted=lambda _options: "KUBEFLOW_TRAINER_SERVER_URL" in os.environ,
+    ),
     Row("reports", ":Reports", Load.ON_MESSAGE, loaded_by=("ReportRequested", "CollectRequested")),
     Row("drills", ":Drills", Load.ON_MESSAGE, loaded_by=("FaultRequested",)),
 )

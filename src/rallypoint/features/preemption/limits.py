@@ -153,3 +153,18 @@ SCHEDULERS = (
 def scheduler_of(environ: Mapping[str, str]) -> Scheduler | None:
     """The one that has started this process, if it can be asked."""
     return next((scheduler for scheduler in SCHEDULERS if scheduler.job(environ)), None)
+
+
+_REQUEUED_BY = {
+    "LSF": "one of LSF; leave it out, and submit with bsub -Q 143, by which LSF requeues a job that was preempted",
+    "PBS": "one of PBS, where only an operator may requeue a job; leave it out, and let the script submit itself again "
+    "if it ends with 143",
+}
+
+
+def why_no_requeue(environ: Mapping[str, str]) -> str:
+    """That this is no job of Slurm, and what to do without `--requeue`."""
+    scheduler = scheduler_of(environ)
+    title = "" if scheduler is None else scheduler.title
+    instead = _REQUEUED_BY.get(title, "not one: SLURM_JOB_ID is not set; leave it out")
+    return f"requeues a job of Slurm, and this is {instead}"
