@@ -13,7 +13,7 @@ import kubernetes_validate
 import pytest
 from kubeflow_trainer_api.models import JobsetV1alpha2JobSet, TrainerV1alpha1TrainingRuntime, TrainerV1alpha1TrainJob
 
-from rallypoint.cli.verdict import CODES
+from rallypoint.cli.verdict import CODES, IN_PLACE
 from rallypoint.failures.cause import Ending
 from tests.deploy.manifests import (
     COMPONENTS,
@@ -32,6 +32,8 @@ from tests.deploy.manifests import (
 )
 
 VERSIONS = ("1.29", "1.37")
+IN_PLACE_VERSIONS = ("1.35", "1.37")
+"""Before 1.35, rules for the restart of a container need a feature gate."""
 PAGE = FOLDER.parents[1] / "docs" / "how-to" / "kubernetes.md"
 _CUSTOM = {
     "JobSet": JobsetV1alpha2JobSet,
@@ -43,8 +45,8 @@ _OF_NO_USE = {CODES[each] for each in (Ending.PROGRAM, Ending.CONFIGURATION, End
 WITH_A_JOB = [*(each for each in KUSTOMIZATIONS if each != "control-plane"), *SAMPLES]
 
 
-def validate(manifest: Manifest) -> None:
-    for version in VERSIONS:
+def validate(manifest: Manifest, versions: tuple[str, ...] = VERSIONS) -> None:
+    for version in versions:
         kubernetes_validate.validate(manifest, version, strict=True)
 
 
@@ -78,7 +80,7 @@ def test_components_change_what_they_are_for_and_leave_the_rest(name: str, tmp_p
     manifests = with_component(name, tmp_path)
     for each in manifests:
         if each["kind"] != "PodMonitor":  # of the Prometheus operator, not of Kubernetes
-            validate(each)
+            validate(each, IN_PLACE_VERSIONS if name == "in-place" else VERSIONS)
     _CHECK[name](manifests)
 
 
@@ -119,6 +121,16 @@ def _check_queue(manifests: tuple[Manifest, ...]) -> None:
     assert job["spec"]["suspend"]
 
 
+def _check_in_place(manifests: tuple[Manifest, ...]) -> None:
+    (container,) = pod_of(of_kind(manifests, "Job"))["containers"]
+    (example,) = pod_of(of_kind(rendered("job"), "Job"))["containers"]
+    assert [each.replace("in-place", "classified") for each in container["command"]] == example["command"]
+    (rule,) = container["restartPolicyRules"]
+    assert (rule["action"], rule["exitCodes"]) == ("Restart", {"operator": "In", "values": [IN_PLACE]})
+    assert container["restartPolicy"] == "Never", "which Kubernetes wants beside rules, and for all other codes"
+    assert not _OF_NO_USE & {IN_PLACE}
+
+
 def _check_priority(manifests: tuple[Manifest, ...]) -> None:
     name = of_kind(manifests, "PriorityClass")["metadata"]["name"]
     assert pod_of(of_kind(manifests, "Deployment"))["priorityClassName"] == name
@@ -127,6 +139,7 @@ def _check_priority(manifests: tuple[Manifest, ...]) -> None:
 _JOB_LABELS = {"batch.kubernetes.io/job-name": "train"}
 _CHECK: dict[str, Callable[[tuple[Manifest, ...]], None]] = {
     "control-plane-network-policy": partial(_check_network_policy, workload="Deployment", monitored="http"),
+    "in-place": _check_in_place,
     "monitoring": _check_monitoring,
     "network-policy": partial(_check_network_policy, workload="Job", monitored="health"),
     "priority": _check_priority,
@@ -197,6 +210,17 @@ def test_numbers_that_are_said_twice_are_the_same(name: str) -> None:
     assert env["RALLYPOINT_SECRET_FILE"].startswith(mounts["secret"] + "/")
     (shm,) = [each for each in pod["volumes"] if each["name"] == "shm"]
     assert (mounts["shm"], shm["emptyDir"]["medium"]) == ("/dev/shm", "Memory")
+
+
+def test_a_job_whose_pods_change_in_number_says_it_in_no_variable() -> None:
+    elastic, fixed = the_job("jobset-elastic.yaml"), the_job("jobset.yaml")
+    assert elastic["spec"]["completions"] == elastic["spec"]["parallelism"], "which are changed together"
+    (container,), (other,) = pod_of(elastic)["containers"], pod_of(fixed)["containers"]
+    same = {name: value for name, value in variables(other).items() if name != "JOB_COMPLETIONS"}
+    assert variables(container) == same | {"PET_NNODES": "1:8"}
+    for part in ("env", "command"):
+        del container[part], other[part]
+    assert elastic == fixed
 
 
 @pytest.mark.parametrize("name", [each for each in KUSTOMIZATIONS if each != "control-plane"])

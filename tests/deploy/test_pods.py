@@ -25,7 +25,8 @@ from typing import Any
 import pytest
 
 from rallypoint.base.secrets import new_secret
-from tests.deploy.manifests import SAMPLES, Manifest, of_kind, pod_of, rendered, the_job, variables
+from rallypoint.cli.verdict import IN_PLACE
+from tests.deploy.manifests import SAMPLES, Manifest, of_kind, pod_of, rendered, the_job, variables, with_component
 from tests.faults import network
 from tests.faults.network import Host, Network
 from tests.jobs.launching import Job, Launcher
@@ -325,6 +326,40 @@ def test_an_evicted_pod_of_an_elastic_job_is_to_be_replaced(kubelet: Kubelet, ch
     first[0].until_out("rank 0 of 4 from a checkpoint")
     (checkpoints / "finish").touch()
     assert [pod.ends() for pod in (first[0], second)] == [0, 0]
+
+
+def test_a_jobset_grows_and_shrinks(kubelet: Kubelet, checkpoints: Path) -> None:
+    """As the Job controller does: pods with the next indices come, and those with the highest leave."""
+    job = the_job("jobset-elastic.yaml")
+    first = start(kubelet, 0, job, "train-node-0")
+    first.until_out("rank 0 of 2 from the start")
+    (checkpoints / "save").touch()
+    first.until_out("saved")
+    second = start(kubelet, 1, job, "train-node-0")
+    second.until_out("rank 2 of 4 from a checkpoint")
+    first.until_out("rank 0 of 4 from a checkpoint")
+    second.signal(signal.SIGTERM)
+    assert second.ends() == 75, "nobody counts it: the Job has fewer indices by now"
+    first.until_out("rank 0 of 2 from a checkpoint")
+    (checkpoints / "finish").touch()
+    assert first.ends() == 0
+
+
+def test_a_container_whose_pod_is_not_the_reason_is_started_again_there(
+    kubelet: Kubelet, checkpoints: Path, tmp_path: Path
+) -> None:
+    job = of_kind(with_component("in-place", tmp_path), "Job")
+    (container,) = pod_of(job)["containers"]
+    container["command"] = [each.replace("join_timeout=1800", "join_timeout=3") for each in container["command"]]
+    lonely = start(kubelet, 0, job)
+    assert lonely.ends() == IN_PLACE, "the other pod has not come"
+    assert (lonely.termination_message["ending"], lonely.termination_message["code"]) == ("infrastructure", IN_PLACE)
+    again = [start(kubelet, index, job) for index in (0, 1)]
+    for index, pod in enumerate(again):
+        pod.until_out(f"rank {2 * index} of 4 from the start")
+    (checkpoints / "save").touch()
+    (checkpoints / "finish").touch()
+    assert [pod.ends() for pod in again] == [0, 0]
 
 
 def test_a_failure_of_the_program_ends_all_pods_with_its_code(kubelet: Kubelet, checkpoints: Path) -> None:

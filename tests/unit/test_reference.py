@@ -13,8 +13,9 @@ from docs.repository_links import DOCS
 
 from rallypoint.cli.convert import OURS
 from rallypoint.cli.flags import FLAGS
-from rallypoint.cli.verdict import CODES, SUCCESS, verdict_of
+from rallypoint.cli.verdict import CODES, IN_PLACE, SUCCESS, verdict_of
 from rallypoint.compat.names import HOMES, MODULES
+from rallypoint.failures.cause import Ending
 from rallypoint.observe.telemetry.agent_events import KINDS, AgentEvent, Failure
 from rallypoint.rendezvous.backends.option_table import OPTIONS
 from tests.sentences import SOURCE, VALUE, texts_of, trees
@@ -118,7 +119,8 @@ def test_the_fields_of_every_line_are_described_and_no_other() -> None:
 
 def test_each_exit_code_has_the_row_of_its_ending() -> None:
     rows = {(row[1], row[2]) for row in re.finditer(r"^\| (\d+) \| `(\w+)` \|", EXIT_CODES, re.MULTILINE)}
-    assert rows == {(str(code), ending.name.lower()) for ending, code in CODES.items()}
+    in_place = (str(IN_PLACE), Ending.INFRASTRUCTURE.name.lower())
+    assert rows == {(str(code), ending.name.lower()) for ending, code in CODES.items()} | {in_place}
 
 
 def test_each_field_of_a_verdict_is_described_and_no_other() -> None:

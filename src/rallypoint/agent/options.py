@@ -378,8 +378,8 @@ class CommandOptions(OptionRecord):
         complete=("members", "any"),
     )
     exit_codes = Flag(
-        OneOf("torchrun", "classified"),
-        "Exit codes: torchrun's, or classified for schedulers: 1, 2, 75 (try again), 93 and 94 (do not), 124, 143",
+        OneOf("torchrun", "classified", "in-place"),
+        "Exit codes: torchrun's; classified: 1, 2, 75 (try again), 93, 94 (do not), 124, 143; in-place: also 85 (here)",
         metavar="WHICH",
         default="torchrun",
         bad=("mine", ""),

@@ -153,10 +153,10 @@ class _Run:
         """The final exit code; writes the verdict if that is requested. Most runs import nothing here."""
         if self.refused is not None:
             return code
-        wants = self.options.features.command.exit_codes == "classified"
+        wants = self.options.features.command.exit_codes
         named = "RALLYPOINT_VERDICT_FILE" in os.environ
         shown = os.environ.get("RALLYPOINT_TERMINATION_LOG") or "/dev/termination-log"
-        if not wants and not named and not (error is not None and os.path.exists(shown)):
+        if wants == "torchrun" and not named and not (error is not None and os.path.exists(shown)):
             return code
         from rallypoint.cli.verdict import finish
 

@@ -67,6 +67,11 @@ CODES = {
 }
 """The exit code of each ending."""
 
+IN_PLACE = 85
+"""Another start on the same machine can help; the number is that of ERESTART."""
+_OF_THIS_MACHINE = (PreflightError, ResourceError, SignalException, NodeLeftInOrder)
+"""Endings after which this machine is unfit or is taken away, so that another start on it would not help."""
+
 POD_INDEX = "JOB_COMPLETION_INDEX"
 """Kubernetes sets it in the pods of an Indexed Job, which does not replace one that has ended with 0."""
 _ENDINGS: tuple[tuple[type[BaseException], Ending], ...] = (
@@ -113,6 +118,12 @@ def classified(error: BaseException | None, *, is_pod: bool = False) -> Classifi
     return Classified(ending, CODES[ending])
 
 
+def code_in_place(error: BaseException | None, classification: Classified) -> int:
+    """The code of `--exit-codes=in-place`: 85 in place of 75 where this machine is not the reason."""
+    tried_again = classification.code == CODES[Ending.INFRASTRUCTURE] and not isinstance(error, _OF_THIS_MACHINE)
+    return IN_PLACE if tried_again else classification.code
+
+
 def ending_of(error: BaseException) -> Ending:
     """Why a run has not succeeded.
 
@@ -127,10 +138,21 @@ def ending_of(error: BaseException) -> Ending:
     return next((ending for kind, ending in _ENDINGS if isinstance(error, kind)), Ending.PROGRAM)
 
 
-def finish(error: BaseException | None, code: int, job: str, wants_classified: bool, environ: Mapping[str, str]) -> int:
-    """Write the verdict of a run if that is requested; `code` is torchrun's exit code. Returns the exit code."""
+def finish(error: BaseException | None, code: int, job: str, exit_codes: str, environ: Mapping[str, str]) -> int:
+    """Write the verdict of a run if that is requested. Returns the exit code.
+
+    Args:
+        error: what has ended the run.
+        code: torchrun's exit code.
+        job: its id.
+        exit_codes: which codes are wanted, as of `--exit-codes`.
+        environ: of this process.
+    """
     classification = classified(error, is_pod=POD_INDEX in environ)
-    code = classification.code if wants_classified else code
+    if exit_codes == "in-place":
+        code = code_in_place(error, classification)
+    elif exit_codes == "classified":
+        code = classification.code
     verdict = verdict_of(error, classification, code, job)
     path = environ.get(VERDICT_FILE, "")
     if path:

@@ -21,6 +21,7 @@ from rallypoint.base.errors import (
 from rallypoint.cli.verdict import (
     CODES,
     MAX_TERMINATION_LOG,
+    TERMINATION_LOG,
     Classified,
     classified,
     finish,
@@ -108,28 +109,28 @@ def test_a_verdict_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
     shown = tmp_path / "termination-log"
     shown.touch()
     environ = {"RALLYPOINT_VERDICT_FILE": str(tmp_path / "v.json"), "RALLYPOINT_TERMINATION_LOG": str(shown)}
-    assert finish(failed(Ending.REPEATED), 1, "job", True, environ) == 93
+    assert finish(failed(Ending.REPEATED), 1, "job", "classified", environ) == 93
     verdict: dict[str, Any] = json.loads((tmp_path / "v.json").read_text())
     assert (verdict["version"], verdict["code"], verdict["ending"]) == (1, 93, "repeated")
     assert (verdict["cause"]["rank"], verdict["cause"]["host"], verdict["cause"]["signal"]) == (3, "node7", "SIGKILL")
     told: dict[str, Any] = json.loads(shown.read_text())
     assert (told["code"], told["cause"]["rank"], told["cause"]["host"]) == (93, 3, "node7")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["termination-log", "v.json"]
-    assert finish(None, 0, "job", False, environ) == 0
+    assert finish(None, 0, "job", "torchrun", environ) == 0
     assert json.loads((tmp_path / "v.json").read_text())["succeeded"] is True
     assert json.loads(shown.read_text()) == told, "a success is not told there"
 
 
 def test_torchruns_code_stays_and_the_verdict_has_both(tmp_path: Path) -> None:
     environ = {"RALLYPOINT_VERDICT_FILE": str(tmp_path / "v.json")}
-    assert finish(RendezvousTimeoutError("too few"), 1, "job", False, environ) == 1
+    assert finish(RendezvousTimeoutError("too few"), 1, "job", "torchrun", environ) == 1
     verdict = json.loads((tmp_path / "v.json").read_text())
     assert (verdict["code"], verdict["classified_code"], verdict["ending"]) == (1, 75, "infrastructure")
 
 
 def test_a_verdict_that_cannot_be_written_changes_no_code(tmp_path: Path) -> None:
     environ = {"RALLYPOINT_VERDICT_FILE": str(tmp_path / "none" / "v.json")}
-    assert finish(RendezvousTimeoutError("too few"), 1, "job", True, environ) == 75
+    assert finish(RendezvousTimeoutError("too few"), 1, "job", "classified", environ) == 75
     assert list(tmp_path.iterdir()) == []
 
 
@@ -140,3 +141,28 @@ def test_what_kubernetes_keeps_is_never_too_long(text: str) -> None:
     line = termination_message(verdict_of(error, Classified(Ending.PROGRAM, 1), 1, text * 5000))
     assert len(line) <= MAX_TERMINATION_LOG
     assert json.loads(line)["cause"]["rank"] == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (None, 0),
+        (ChildFailedError("train.py", {}, CAUSE), 1),
+        (UsageError("bad"), 2),
+        (RendezvousTimeoutError("too few"), 85),
+        (RendezvousConnectionError("lost"), 85),
+        (EtcdUnreachable("away"), 85),
+        (failed(Ending.INFRASTRUCTURE), 85),
+        (failed(Ending.HANG), 124),
+        (failed(Ending.REPEATED), 93),
+        (PreflightError("its GPU is broken"), 75),
+        (ResourceError("no process can be started"), 75),
+        (SignalException("evicted", SIGTERM), 75),
+        (SignalException("evicted", SIGTERM, saved=True), 143),
+        (NodeLeftInOrder("evicted", SIGTERM), 75),
+        (NodeLeftInOrder("drained", SIGTERM, drained=True), 0),
+    ],
+)
+def test_in_place_is_for_what_another_start_on_this_machine_can_help(error: BaseException | None, code: int) -> None:
+    environ = {"JOB_COMPLETION_INDEX": "0", TERMINATION_LOG: "/none"}
+    assert finish(error, 1, "job", "in-place", environ) == code
