@@ -91,7 +91,7 @@ def _is_refused(done: subprocess.CompletedProcess[str], name: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-BY_THE_MACHINE = {"gpu_memory", "task_variables"}
+BY_THE_MACHINE = {"gpu_memory", "task_variables", "trainjob"}
 """Features that depend on where the agent runs, and not on an option alone."""
 
 
