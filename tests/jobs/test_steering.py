@@ -284,6 +284,19 @@ def what_is_no_control_plane_is_named(rallyrun: Launcher) -> None:
     assert "Traceback" not in text
 
 
+def _open_when_idle(pid: int) -> set[int]:
+    """The descriptors that a process has open while it sleeps: one that imports has files open for a moment."""
+    seen: list[tuple[str, list[str], set[int]]] = [("", [], set())]
+
+    def is_idle() -> bool:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        seen.append((state, fields[10:12], set(map(int, os.listdir(f"/proc/{pid}/fd")))))
+        return state == "S" and seen[-1] == seen[-2]
+
+    until(is_idle, "it sleeps")
+    return seen[-1][2]
+
+
 def a_job_without_a_free_descriptor_goes_on_whoever_asks(rallyrun: Launcher) -> None:
     """The server for commands needs some, once somebody has connected."""
     script = "import os, time\nprint('up', flush=True)\nwhile not os.path.exists('finish'): time.sleep(0.02)\n"
@@ -293,7 +306,7 @@ def a_job_without_a_free_descriptor_goes_on_whoever_asks(rallyrun: Launcher) -> 
     until(lambda: list(folder.glob(f"running-{job.pid}-*[0-9a-f]")), "commands find it")
     (file,) = folder.glob(f"running-{job.pid}-*")
     port = int(re.findall(r"(?m)^endpoint: .*:(\d+)$", file.read_text())[0])
-    used = set(map(int, os.listdir(f"/proc/{job.pid}/fd")))
+    used = _open_when_idle(job.pid)
     _, hard = resource.prlimit(job.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(job.pid, resource.RLIMIT_NOFILE, (min(set(range(len(used) + 1)) - used), hard))
     with socket.create_connection(("127.0.0.1", port)):

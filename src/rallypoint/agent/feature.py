@@ -24,6 +24,7 @@ from rallypoint.agent.sources import Keeper, Preparation, Source, guarded
 from rallypoint.base.clock import Clock
 from rallypoint.base.errors import UserError
 from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
+from rallypoint.base.log import get_logger
 
 if TYPE_CHECKING:
     from rallypoint.agent.facts import WaitingProcess
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from rallypoint.control.membership.state import NodeInfo
     from rallypoint.rendezvous.params import RendezvousParameters
     from rallypoint.workers.context import PContext, ProcessOptions
+
+log = get_logger(__name__)
 
 TABLE = "rallypoint.features.table"
 """The module that has the table, as `FEATURES`."""
@@ -244,11 +247,21 @@ class FeatureSet:
                 self._by_message.setdefault(message, []).append(row)
 
     def load(self, load: Load) -> None:
-        """Make the features that are due at this moment. Raises UserError."""
+        """Make the features that are due at this moment. Raises UserError; at the start also what a feature raises."""
         due = [row for row in self._waiting if row.load is load]
         for row in due:
             self._waiting.remove(row)
-            self._add(row)
+            if load is Load.AT_START:
+                self._add(row)
+                continue
+            # Workers may run by now. Where this process has no descriptor left, the import of a feature fails, and
+            # that must not end the job (law 2).
+            try:
+                self._add(row)
+            except UserError:
+                raise
+            except Exception as error:
+                log.warning("the feature %r cannot be loaded, and the job continues without it: %s", row.name, error)
 
     def load_for(self, event: Event) -> None:
         """Make the features that are due with the first message of this type."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rallypoint
-from rallypoint.agent.feature import Row
+from rallypoint.agent.feature import Load, Row, anybody
 from rallypoint.agent.options import Features
 from rallypoint.features.table import FEATURES
 
@@ -28,7 +28,7 @@ from importlib.abc import MetaPathFinder
 class Without(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name == "rallypoint.features.{name}" or name.startswith("rallypoint.features.{name}."):
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+            raise {error}
 
 sys.meta_path.insert(0, Without())
 from rallypoint.cli.rallyrun import main
@@ -73,6 +73,22 @@ def test_without_a_feature_a_job_runs(row: Row) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize(
+    "row",
+    [
+        row
+        for row in FEATURES
+        if (row.by_default or row.wanted is anybody) and row.load in {Load.WHEN_PLACED, Load.WHEN_STARTED}
+    ],
+    ids=lambda row: row.name,
+)
+def test_a_feature_whose_file_cannot_be_opened_does_not_end_the_job(row: Row) -> None:
+    done = _run(row, (), error='OSError(24, "Too many open files")')
+    assert done.returncode == 0, done.stderr
+    assert f"the feature {row.name!r} cannot be loaded, and the job continues without it" in done.stderr
+
+
+@pytest.mark.process
 @pytest.mark.parametrize("row", [row for row in FEATURES if row.example], ids=lambda row: row.name)
 def test_asking_for_a_feature_that_is_not_there_gives_one_sentence(row: Row, tmp_path: Path) -> None:
     _is_refused(_run(row, tuple(row.example.split()), tmp_path), row.name)
@@ -100,8 +116,13 @@ def test_each_feature_with_an_option_of_its_own_is_tried_without() -> None:
     assert asked_for == {row.name for row in FEATURES if row.example}
 
 
-def _run(row: Row, flags: tuple[str, ...], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    code = _ONE_JOB.format(name=row.name, flags=list(flags))
+_MISSING = 'ModuleNotFoundError(f"No module named {name!r}", name=name)'
+
+
+def _run(
+    row: Row, flags: tuple[str, ...], folder: Path | None = None, error: str = _MISSING
+) -> subprocess.CompletedProcess[str]:
+    code = _ONE_JOB.format(name=row.name, flags=list(flags), error=error)
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=folder
     )
