@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import rallypoint
+from rallypoint.cli.flags import FLAGS
 from rallypoint.observe.metrics import build_family
 from tests import runs
 from tests.sentences import FILE, listing
@@ -95,10 +96,25 @@ def test_the_version_stands_nowhere_else() -> None:
     ]
 
 
-def test_the_newest_release_of_the_changelog_is_this_version_or_older() -> None:
-    """A release is made of "Unreleased": the version is raised together with the heading."""
-    newest = re.findall(r"^## \[(\d+)\.(\d+)\.(\d+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
-    assert tuple(map(int, newest)) <= tuple(map(int, rallypoint.__version__.split(".")[:3]))
+def test_the_version_is_above_the_newest_release_while_there_are_changes() -> None:
+    """A release is made of "Unreleased": its heading and the version change together."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    unreleased, newest, *_ = re.split(r"^## .*$", text, flags=re.MULTILINE)[1:]
+    found = re.findall(r"^## \[(\d+)\.(\d+)\.(\d+)\]", text, re.MULTILINE)[0]
+    released, ours = tuple(map(int, found)), tuple(map(int, rallypoint.__version__.split(".")[:3]))
+    assert released < ours if "- " in unreleased else released == ours, newest
+
+
+def test_each_flag_is_read() -> None:
+    """Somewhere besides its row: as a field of its record, or by its name."""
+    read = set[str]()
+    for _, tree in modules().values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                read.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                read.add(node.value)
+    assert [flag.name for flag in FLAGS if flag.dest not in read] == []
 
 
 # Coined words do not come back: each thing has the one name that `docs/glossary.md` gives it
