@@ -21,7 +21,7 @@ FOR_AARCH64 = _PYTHON_HOST_PLATFORM=linux-aarch64 \
 # Where this says not to keep bytecode, each of the thousands of processes that tests start compiles the package anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: check help record drift demo fuzz gpu hops causes test test-all conformance-preload sweep chaos inprocess-kills sim lint docs man frameworks bench dist release-check lock clean
+.PHONY: check help record drift demo fuzz gpu hops causes test test-all conformance-preload sweep chaos inprocess-kills sim lint docs check-docs man frameworks bench dist release-check lock clean
 
 check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, with fewer examples, and 200 simulated jobs
 	@$(MAKE) --no-print-directory lint
@@ -87,6 +87,9 @@ lint: $(DEV)  ## style, types and layers
 
 docs: $(DEV)  ## the site, in docs/_build/html; a warning is an error
 	@$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html $(ARGS)
+
+check-docs: $(DEV)  ## in seconds: links, names, the commands of changed pages (ARGS=docs/PAGE.md for one), and the site as a preview
+	@$(BIN)/python -m docs.check $(ARGS)
 
 man: $(DEV)  ## the manual pages, in build/share; then man build/share/man/man1/rallyrun.1
 	@$(BIN)/python -m docs.manual
