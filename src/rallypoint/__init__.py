@@ -1,6 +1,6 @@
 """Rallypoint starts distributed Python jobs, keeps them alive, and says why they died.
 
-The few names a user types are here and are looked up when first used, so that importing the package costs nothing.
+The names that users need are here. Each is imported when first used, so importing the package costs nothing.
 """
 
 from __future__ import annotations

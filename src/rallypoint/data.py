@@ -1,11 +1,11 @@
-"""The samples that a worker of an elastic job processes, and their order. For use in workers; torch is not imported.
+"""Splits a dataset among the workers of an elastic job and orders the samples. For workers; does not import torch.
 
 Laws:
 
-1. The order of an epoch is that of `torch.randperm` on a CPU with a generator of the same seed, so that workers with
-   torch's sampler and workers with ours can share an epoch.
-2. It is the same whether or not a process has imported torch: that only decides who computes it. torch is 5 to 20 times
-   faster, and is asked only once it has answered a sample as we do.
+1. The order of an epoch is that of `torch.randperm` on a CPU with the same seed. So workers with torch's sampler and
+   workers with ours can share an epoch.
+2. The order does not depend on whether the process has imported torch. If it has, torch computes the order, which is
+   5 to 20 times faster, but only after it has shuffled a sample as we do.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _WORD = 0xFFFFFFFF
 
 
 class ElasticDistributedSampler:
-    """Gives each worker its share of the indices of a dataset from `start_index` on, shuffled anew in each epoch.
+    """Gives each worker its share of a dataset's indices from `start_index` on, shuffled anew for each epoch.
 
-    Every worker gets the same number: if they do not divide evenly, some are given twice. The order is that of torch's
-    sampler of the same name. A `DataLoader` accepts it as its `sampler`. If torch's samplers have been imported when
-    the sampler is created, it is also a `torch.utils.data.DistributedSampler`: trainers check that before they set the
-    epoch.
+    Every worker gets the same number of indices; if the dataset does not divide evenly, some indices are used twice.
+    The order is that of torch's sampler of the same name. Pass it to a `DataLoader` as `sampler`. If torch's samplers
+    have been imported before, it is also a `torch.utils.data.DistributedSampler`; trainers check this before they set
+    the epoch.
 
     Args:
         dataset: an object with a length.
-        num_replicas: how many workers share the dataset; None for `WORLD_SIZE`.
-        rank: the rank of this worker among them; None for `RANK`.
-        start_index: the first index to process, for an epoch that continues.
+        num_replicas: how many workers share the dataset; `WORLD_SIZE` by default.
+        rank: the rank of this worker among them; `RANK` by default.
+        start_index: the first index to process, to continue an epoch.
 
     Raises:
-        UserError: a number is out of range, or is given neither by the caller nor by the environment.
+        UserError: a number is out of range, or neither the argument nor the variable is set.
     """
 
     def __new__(cls, *_arguments: object, **_named: object) -> Self:
@@ -74,7 +74,7 @@ class ElasticDistributedSampler:
         self.total_size = self.num_samples * self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, from which the order is derived; every worker must set the same."""
+        """Set the epoch, which determines the order; all workers must set the same one."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
@@ -85,16 +85,16 @@ class ElasticDistributedSampler:
         return islice(cycle(order), self.rank, self.total_size, self.num_replicas)
 
     def __len__(self) -> int:
-        """The number of indices of this worker in an epoch."""
+        """The number of indices that this worker gets in an epoch."""
         return self.num_samples
 
 
 _CLASS_WITHOUT_TORCH: dict[type, type] = {}
-"""For each class that is torch's too, the class it was made from, by which pickles name it."""
+"""The plain class of each class that also derives from torch's. Pickles name the plain class."""
 
 
 def _torch_subclass(kind: type) -> type:
-    """`kind`, or a class of it and torch's `DistributedSampler`, if that is imported."""
+    """`kind`, or a subclass of it and of torch's `DistributedSampler` if that has been imported."""
     torchs = getattr(sys.modules.get("torch.utils.data.distributed"), "DistributedSampler", None)
     if torchs is None or issubclass(kind, torchs):
         return kind
@@ -127,8 +127,8 @@ class CyclingIterator(Generic[T], Iterator[T]):
 
     Args:
         n: the number of epochs; the last one is `n - 1`.
-        generator_fn: returns an epoch's items; called when the epoch begins, for the first one at once.
-        start_epoch: the first epoch, for a job that continues.
+        generator_fn: returns the items of an epoch; called when the epoch begins (for the first one, at once).
+        start_epoch: the first epoch, to continue a job.
     """
 
     def __init__(self, n: int, generator_fn: Callable[[int], Iterable[T]], start_epoch: int = 0) -> None:
@@ -173,13 +173,13 @@ def _shuffle(n: int, seed: int) -> list[int]:
 
 _SAMPLE = 100
 _asked: Any = None
-"""The torch that was asked for a sample."""
+"""The torch that has shuffled a sample."""
 _alike = False
-"""Whether its answer was ours."""
+"""Whether it shuffled the sample as we do."""
 
 
 def _torch_that_shuffles_alike() -> Any:
-    """torch, if this process has imported it and it shuffles as we do; a version to come may do it otherwise."""
+    """torch, if this process has imported it and it shuffles as we do; a future version may not."""
     global _asked, _alike
     torch = sys.modules.get("torch")
     if not hasattr(torch, "randperm") or not hasattr(torch, "Generator"):  # or not completely imported yet
@@ -190,14 +190,14 @@ def _torch_that_shuffles_alike() -> Any:
 
 
 def _shuffle_with(torch: Any, n: int, seed: int) -> list[int]:
-    # A generator of its own, and the device by name: what the process draws, or uses by default, is not touched.
+    # An own generator and an explicit device, so the process's random state and default device stay as they are.
     generator = torch.Generator(device="cpu").manual_seed(seed & _WORD)
     shuffled: list[int] = torch.randperm(n, generator=generator, device="cpu").tolist()
     return shuffled
 
 
 def _generator(seed: int) -> Random:
-    """Python's Mersenne twister, seeded as by the algorithm's authors; `Random(seed)` seeds it differently."""
+    """Python's Mersenne twister with the seeding of the algorithm's authors; `Random(seed)` seeds differently."""
     words = [seed & _WORD]
     for place in range(1, _STATE_SIZE):
         last = words[-1]

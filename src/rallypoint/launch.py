@@ -1,4 +1,4 @@
-"""`python -m rallypoint.launch`, like `python -m torch.distributed.launch`: the command is in a higher layer."""
+"""`python -m rallypoint.launch`, like `python -m torch.distributed.launch`. The command itself is in `cli.rallyrun`."""
 
 from __future__ import annotations
 

@@ -9,27 +9,27 @@
             save(step)
             notices.acknowledge()
 
-Workers of different nodes see a notice at different steps, and no rank may save alone if saving is collective. So all
+Workers of different nodes see a notice at different steps, and if saving is collective, no rank may save alone. So all
 ranks must agree on the step: reduce the flag over all of them, and save in the step in which any of them saw it.
 
-Nothing has to be acknowledged: a worker that does not is stopped at the deadline, with the usual signal and grace
-period. After the acknowledgement a worker may continue; what it does then is repeated from the checkpoint.
+Acknowledging is optional. A worker that does not is stopped at the deadline, with the usual signal and grace period.
+A worker may continue after the acknowledgement; that work is repeated from the checkpoint.
 
 Any language can do the same. The variable `RALLYPOINT_NOTICES` names a folder. A notice is the file `notice.json` in it
 (written atomically), an object with `reason`, `node`, `round`, `deadline` (seconds on CLOCK_MONOTONIC, which is the
-same for all processes of a host) and `number`, a different one for each notice. An acknowledgement is an empty file
-`ack.<LOCAL_RANK>.<number>` beside it, so that a late one answers no later notice. The folder exists only while there
-is, or was, a notice, or once a worker has made it (for its user alone): a worker that looks for notices says so by an
-empty file `looks.<LOCAL_RANK>` in it.
+same for all processes of a host) and `number`, which differs for each notice. To acknowledge, create an empty file
+`ack.<LOCAL_RANK>.<number>` in the folder; the number keeps a late one from answering the next notice. The folder exists
+only once there has been a notice, or once a worker has created it (with access for its user alone). A worker that looks
+for notices shows this with an empty file `looks.<LOCAL_RANK>`.
 
-A save that must not be interrupted goes into `saving`: the stop of a worker waits for it, within its grace period::
+Put a save that must not be interrupted into `saving`. A stop waits for it, within the worker's grace period::
 
     with notices.saving():
         torch.save(state, path)
 
-In another language, keep a `memfd_create(2)` of the name "rallypoint-saving" open meanwhile.
+In another language, keep a `memfd_create(2)` named "rallypoint-saving" open while you save.
 
-Nothing here raises, and outside of Rallypoint there is never a notice. Next to nothing of Rallypoint is imported.
+Nothing here raises, and outside of Rallypoint there is never a notice. This imports almost nothing of Rallypoint.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ VARIABLE = "RALLYPOINT_NOTICES"
 NOTICE_FILE = "notice.json"
 ACK_PREFIX = "ack."
 LOOKS_PREFIX = "looks."
-"""The prefix of the file by which a worker shows that it looks for notices."""
+"""The prefix of the file with which a worker shows that it looks for notices."""
 PROGRESS_PREFIX = "progress."
 FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX, PREPARED_PREFIX = "inprocess.", "left.", "round.", "prepared."
-"""Prefixes of the files by which a worker continues in the next round (`rallypoint.inprocess`)."""
+"""Prefixes of the files that let a worker continue in the next round (`rallypoint.inprocess`)."""
 STANDBY_VARIABLE = "RALLYPOINT_STANDBY"
-"""What a standby worker has in place of a local rank, above those of all workers of its node."""
+"""The number that a standby worker has instead of a local rank, above all local ranks of its node."""
 PROGRESS_SIZE = 32
-"""Bytes of a worker's progress file; a writer of 16 leaves out where it began."""
+"""Bytes of a worker's progress file; 16 if the writer does not say where it began."""
 
 SAVING = "rallypoint-saving"
-"""The name of the memory file that a worker has open while it saves."""
+"""The name of the memory file that a worker keeps open while it saves."""
 
 SCALE, PREEMPTION = "scale", "preemption"
-"""The reasons: nodes will be added, or one node will be taken away, or all nodes will be."""
+"""The reasons: nodes will be added; one node or all nodes will be taken away."""
 
 
 class Notice(NamedTuple):
     """The workers will soon be stopped.
 
-    `reason` is "scale" (to be restarted with more nodes) or "preemption" (`node` will be taken away, or was the first
-    to be told that the whole job will be; empty if it is this one). `node` is a name for people: host and group rank,
+    `reason` is "scale" (the workers restart with more nodes) or "preemption" (`node` will be taken away, or was the
+    first to learn that the whole job will be; empty for this node). `node` is a name for people: host and group rank,
     as in "n3 (rank 2)". `round` is the round that will end. `deadline` is in seconds on CLOCK_MONOTONIC. `number`
     identifies the notice to `acknowledge`.
     """
@@ -85,13 +85,13 @@ class Notice(NamedTuple):
 
 _NoticeRead = tuple[tuple[int, int], Notice | None]
 _last_read: _NoticeRead = ((0, 0), None)
-"""The last notice read, by number and time of its file."""
+"""The last notice read, after the inode and modification time of its file."""
 _last_returned: Notice | None = None
-"""What `pending` returned last."""
+"""The last result of `pending`."""
 
 
 def pending() -> Notice | None:
-    """The current notice for this worker, if there is one. Cheap enough for every step."""
+    """Return the current notice for this worker, if there is one. Cheap enough for every step."""
     global _last_returned, _looks_in
     folder = os.environ.get(VARIABLE)
     if folder != _looks_in:
@@ -102,7 +102,7 @@ def pending() -> Notice | None:
 
 
 _looks_in: str | None = None
-"""The folder in which this worker has left its mark; None until the first call."""
+"""The folder in which this worker has created its `looks` file; None until the first call."""
 
 
 def _leave_mark(folder: str | None) -> None:
@@ -118,9 +118,9 @@ def _touch(path: str) -> None:
 
 
 def acknowledge() -> None:
-    """Report that this worker has saved what it wants to keep. Idempotent; without a notice nothing happens.
+    """Report that this worker has saved what it wants to keep. Idempotent; does nothing if there is no notice.
 
-    It answers the notice that `pending` returned last, since that was the reason to save; else the current one.
+    Acknowledges the notice that `pending` returned last, since that was the reason to save; else the current one.
     """
     folder, rank, out = os.environ.get(VARIABLE), os.environ.get("LOCAL_RANK"), _poll()
     if not folder or not rank or out is None:
@@ -130,9 +130,9 @@ def acknowledge() -> None:
 
 
 def progress(step: int) -> None:
-    """Report the progress of this worker: the step (iteration, batch, sample) that it has finished, from 0 on.
+    """Report this worker's progress: the last step (iteration, batch, sample) that it has finished, counted from 0.
 
-    Cheap enough for every step: it writes to shared memory, and opens a file the first time only.
+    Cheap enough for every step: it writes to shared memory and opens a file only on the first call.
     """
     global _progress_place, _progress
     folder = os.environ.get(VARIABLE)
@@ -151,7 +151,7 @@ def progress(step: int) -> None:
 
 _MAX_STEP = 2**63 - 1
 _progress_place: str | None = None
-"""The folder that has the file of `_progress`; None until the first call."""
+"""The folder that contains the file of `_progress`; None until the first call."""
 _progress: memoryview[int] | None = None
 
 
@@ -164,10 +164,10 @@ def _map_progress(folder: str | None) -> memoryview[int] | None:
     try:
         make_private(folder)
         path = os.path.join(folder, PROGRESS_PREFIX + rank)
-        # Opened to append, as logs are, it is not taken for a checkpoint whose writing a stop has to wait for.
+        # Opened for appending, like a log, so that a stop does not take it for a checkpoint and wait for the write.
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            # Allocate disk space before writing to the memory: a full disk would raise a signal there. No step yet: -1.
+            # Allocate disk space first: with a full disk, a write to the mapping would raise a signal. No step yet: -1.
             if os.fstat(file).st_size < PROGRESS_SIZE:
                 none = (-1).to_bytes(8, "little", signed=True) + bytes(8)
                 os.write(file, none + none)
@@ -180,16 +180,16 @@ def _map_progress(folder: str | None) -> memoryview[int] | None:
 
 @contextmanager
 def saving() -> Iterator[None]:
-    """Defer a stop of this worker until the block has ended: SIGTERM waits, and so does the agent.
+    """Defer a stop of this worker until the block ends: SIGTERM waits, and so does the agent.
 
-    They wait for `--shutdown-timeout` (or `failure_grace`, if that is longer) at most; then SIGKILL follows. On the
-    main thread, if the program has no handler of its own for SIGTERM, the block is never interrupted; elsewhere the
-    agent finds the mark when it checks for it, just before it sends the signal. The end of a round waits too, in a
-    worker that outlives it (`rallypoint.inprocess`).
+    Both wait at most for `--shutdown-timeout` (or `failure_grace`, if longer); then SIGKILL follows. The block is never
+    interrupted on the main thread of a program that has no SIGTERM handler of its own. Elsewhere, the agent looks for
+    the mark just before it sends the signal. If the worker outlives the round (`rallypoint.inprocess`), the end of the
+    round waits too.
     """
     with uninterrupted():
         mark = -1
-        with suppress(KeyError, OSError):  # the call does not exist here, or no descriptor is free
+        with suppress(KeyError, OSError):  # this platform has no such call, or no descriptor is free
             mark = vars(os)["memfd_create"](SAVING)
         try:
             with _sigterm_deferred():
@@ -200,14 +200,14 @@ def saving() -> Iterator[None]:
 
 
 open_blocks = 0
-"""The number of nested `uninterrupted` blocks that the main thread is in."""
+"""How many nested `uninterrupted` blocks the main thread is in."""
 interrupt: Callable[[], None] | None = None
-"""Called when the last of them ends: raises an interruption that arrived meanwhile (set by `rallypoint.inprocess`)."""
+"""Called when the outermost block ends, to raise a deferred interruption (set by `rallypoint.inprocess`)."""
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Defer the interruption at a round's end until the block ends; exported to users by `rallypoint.inprocess`."""
+    """Defer the interruption at a round's end until the block ends. Users import it from `rallypoint.inprocess`."""
     import threading
 
     global open_blocks
@@ -225,7 +225,7 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def _sigterm_deferred() -> Iterator[None]:
-    """Deliver SIGTERM at the end of the block, if it would otherwise end this process at once."""
+    """Deliver SIGTERM at the end of the block, if it would otherwise kill this process at once."""
     import signal
     import threading
 
@@ -241,7 +241,7 @@ def _sigterm_deferred() -> Iterator[None]:
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGTERM) is defer:  # otherwise the program has set another meanwhile, which stays
+        if signal.getsignal(signal.SIGTERM) is defer:  # otherwise the program has set its own handler: keep that
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if came:
             os.kill(os.getpid(), signal.SIGTERM)

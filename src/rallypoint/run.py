@@ -1,4 +1,4 @@
-"""`python -m rallypoint.run`: the same as the command `rallyrun`."""
+"""`python -m rallypoint.run`: the same command as `rallyrun`."""
 
 from __future__ import annotations
 

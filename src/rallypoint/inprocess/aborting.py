@@ -1,14 +1,15 @@
-"""What makes calls that wait for other workers return when the round has ended: the user's hooks, and ours for torch,
-which is looked up and never imported.
+"""Aborts calls that wait for other workers when the round has ended: runs the users' hooks, and our own for torch.
+
+torch is looked up and never imported.
 
 Gloo cannot abort a call that waits for a live worker: its groups' `abort` and `shutdown` do nothing. A client of the
 store waits until the store answers. Both wait in C++, where neither a signal nor an abort reaches them, and give up
-when the connection ends. The thread in which gloo waits for its connections has a name, and the kernel shows on which
-epoll instance it waits, and which sockets that has.
+when the connection ends. Gloo's thread has a name, the kernel shows which epoll instance the thread waits on, and which
+sockets belong to that instance.
 
-While a group is made, gloo also waits for other workers to connect to it, and waits forever if these are gone. It
-identifies the peer by the number that comes first in a connection, so it takes a connection of ours with that number
-for the peer's, and its end for the end of the peer's.
+While a group is created, gloo also waits for other workers to connect, forever if they are gone. Gloo identifies a peer
+by the number that it sends first. So a connection of ours that sends the number passes for the peer's, and when it
+ends, gloo takes the peer's connection for ended.
 """
 
 from __future__ import annotations
@@ -27,31 +28,31 @@ from typing import Any
 
 _C10D = "torch.distributed.distributed_c10d"
 _MAKES_A_GROUP = "_new_process_group_helper"
-"""The function of torch that makes a process group."""
+"""The function of torch that creates a process group."""
 _GLOO_THREAD = "gloo_tcp_loop"
 _EPOLL = "anon_inode:[eventpoll]"
 _INODES = re.compile(r"^tfd:.*\sino:([0-9a-f]+)", re.MULTILINE)
 _NUMBER = struct.Struct("=q")
 _MOST = 1024
-"""The most connections that are made in the place of other workers."""
+"""The most connections that we open in the place of other workers."""
 _TRIES, _MOMENT = 20, 0.001
-"""Seconds between tries: a thread that is computing does not show where it waits; this one nearly always waits."""
+"""Seconds between tries. A thread that computes does not show what it waits on; gloo's nearly always waits."""
 
 _hooks: list[Callable[[], None]] = []
 
 
 def on_round_end(abort: Callable[[], None]) -> Callable[[], None]:
-    """Call `abort` when a round ends, to abort whatever waits for other workers; torch's groups need no hook.
+    """Register a hook that aborts waits for other workers when a round ends; torch's groups need none.
 
-    It is called on another thread while the function still runs, repeatedly until the function has ended, and once more
-    after that. So it must do no harm if nothing waits. What it raises is logged. Can be used as a decorator.
+    The hook is called on another thread, repeatedly while the function still runs and once more after it has ended. So
+    it must do no harm if nothing waits. Exceptions from it are logged. Usable as a decorator.
     """
     _hooks.append(abort)
     return abort
 
 
 class Aborting:
-    """Runs all hooks on a thread of its own, one run at a time."""
+    """Runs all hooks on its own thread, one run at a time."""
 
     def __init__(self) -> None:
         self._thread: Thread | None = None
@@ -80,7 +81,7 @@ def run_hooks() -> None:
 
 
 def abort_groups() -> None:
-    """Make every wait for another worker return, on whichever thread it is."""
+    """Make all waits for other workers return, on all threads."""
     groups = c10d()
     if groups is None:
         return
@@ -89,23 +90,23 @@ def abort_groups() -> None:
 
 
 def destroy_groups() -> None:
-    """Forget all groups, so that `init_process_group` can be called again. After `abort_groups`, in the main thread.
-    Raises Exception: whatever torch raises.
+    """Forget all groups, so that `init_process_group` can be called again. Call it after `abort_groups`, on the main
+    thread. Raises Exception: whatever torch raises.
     """
     groups = c10d()
     if groups is None:
         return
     names = groups._world.pg_names
-    if not groups.is_initialized() and names:  # interrupted while the first group was made
+    if not groups.is_initialized() and names:  # interrupted while the first group was created
         groups._update_default_pg(next(iter(names)))
     if groups.is_initialized():
         groups.destroy_process_group()
-    # A group that was counted and never made would give the next ones other names than they have in new workers.
+    # A group that was counted but never created would give later groups other names than they have in new workers.
     groups._world.group_count = 0
 
 
 def _makes_a_group() -> bool:
-    """Whether the main thread is making a group, and so may wait for others to connect."""
+    """Whether the main thread is creating a group, and so may wait for others to connect."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_code.co_name != _MAKES_A_GROUP:
         frame = frame.f_back
@@ -118,13 +119,13 @@ def _number(variable: str) -> int:
 
 
 def c10d() -> Any:
-    """torch's module of groups; None if it has not been imported, or not completely yet."""
+    """torch's module of process groups; None if it has not been (completely) imported."""
     module = sys.modules.get(_C10D)
     return module if hasattr(module, "init_process_group") and hasattr(module, "_world") else None
 
 
 def _abort_nccl(c10d: Any) -> None:
-    """Abort NCCL's groups, all at once, as torch itself does before it forgets them."""
+    """Abort all of NCCL's groups together, as torch itself does before it forgets them."""
     groups = sorted(dict(c10d._world.pg_names).items(), key=lambda item: item[1], reverse=True)
     nccl = _nccl_backend(c10d)
     if nccl is not None:
@@ -152,9 +153,9 @@ def _nccl_backend(c10d: Any) -> Any:
 
 
 def end_connections(store_port: int, workers: int) -> None:
-    """Close all of gloo's connections, and those to a store; does nothing where there is no `/proc`.
+    """Close all connections of gloo and to a store; does nothing without `/proc`.
 
-    `workers` is how many may not have connected yet; 0 where no group is being made.
+    `workers` is how many workers may not have connected yet; 0 if no group is being created.
     """
     with suppress(OSError):
         gloo = set(_gloo_inodes())
@@ -165,8 +166,8 @@ def end_connections(store_port: int, workers: int) -> None:
 
 
 def _end(number: int, gloo: set[int], store_port: int, workers: int) -> None:
-    with socket.socket(fileno=os.dup(number)) as connection:  # which cannot become another file meanwhile
-        # The inode shows whether the descriptor still is what it was when it was listed.
+    with socket.socket(fileno=os.dup(number)) as connection:  # a copy, which cannot become another file meanwhile
+        # The inode shows whether the descriptor still is the socket that was listed.
         is_gloo = os.fstat(connection.fileno()).st_ino in gloo
         if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             if is_gloo or _port(connection) == store_port:
@@ -196,8 +197,9 @@ def _gloo_inodes() -> Iterator[int]:
 
 
 def _epoll_instance(thread: str) -> int:
-    """The descriptor on which a thread waits. Raises OSError, ValueError: the thread has ended, or the kernel does not
-    say.
+    """The epoll descriptor that a thread waits on.
+
+    Raises OSError, ValueError: the thread has ended, or the kernel does not say.
     """
     for _ in range(_TRIES):
         call = _read(f"/proc/self/task/{thread}/syscall").split()

@@ -1,13 +1,13 @@
-"""`Round.agree`: all workers of a round continue from the state of the one that is furthest.
+"""`Round.agree`: all workers of a round continue from the state of the furthest one.
 
 Laws:
 
-1. Nothing of torch is imported. A function that has no process group has nobody to agree with: that is an error where
-   there are other workers, whose answers would differ.
-2. State and step change together or not at all: a worker that is interrupted between the two would pass on a state as
-   that of another step.
-3. What is sent is in host memory, and each worker puts it where its own state is: a tensor on a device of the sender
-   would be made on a device of that number at the receiver.
+1. torch is never imported. A function without a process group cannot agree with others; if there are other workers,
+   that is an error, since their answers would differ.
+2. State and step change together or not at all. A worker that is interrupted between the two would send its state with
+   the wrong step.
+3. State is sent in host memory, and each worker moves it to where its own state is. A tensor on the sender's device
+   would be created on the device of that number at the receiver.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rallypoint.inprocess.aborting import c10d
 from rallypoint.notices import uninterrupted
 
 STEP = "step"
-"""The key in `round.memory` of the last step that this worker has finished."""
+"""The key in `round.memory` of the last step that this worker finished."""
 
 
 class Stateful(Protocol):
-    """Has a state, as modules, optimizers and schedulers of torch have."""
+    """An object with a state, like torch's modules, optimizers and schedulers."""
 
     def state_dict(self) -> Any: ...
 
@@ -69,12 +69,12 @@ def agree(memory: dict[str, Any], state: Stateful | Mapping[str, Stateful] | Non
 
 
 def on_host(value: Any) -> Any:
-    """The same with each tensor in host memory, in dicts, lists and tuples."""
+    """The value with each tensor copied to host memory, in dicts, lists and tuples."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", ())
     if isinstance(value, tensor):
         return value.detach().cpu()
     if isinstance(value, dict):
-        # A copy of its own kind, with its attributes: a module's state has the versions of its parts in `_metadata`.
+        # A copy of the same class, with its attributes: a module's state has its parts' versions in `_metadata`.
         copied = copy.copy(value)
         for key, item in value.items():
             copied[key] = on_host(item)

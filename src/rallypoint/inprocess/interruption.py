@@ -1,36 +1,36 @@
 """`Interruption`: raises `RoundEnded` in the function of a worker whose round has ended, where that does no harm.
 
-It reaches the main thread from another thread, by a signal, so that blocking system calls return too. Python runs a
-signal's handler after a call, at the start of a function, or at the end of a loop's turn: also between the call that
-switches something and the line that notes how to switch it back. So `RoundEnded` is raised only at some of these
-points; at the others the handler returns, and the signal is sent again a moment later.
+The interruption is a signal that another thread sends to the main thread, so that blocking system calls return too.
+Python runs a signal handler after a call, at the start of a function, or at the end of a loop's turn. This includes the
+point between the call that switches something on and the line that remembers to switch it off. So `RoundEnded` is
+raised only at some of these points. At the others the handler returns, and the signal is sent again a moment later.
 
 Laws:
 
 1. `RoundEnded` is raised in the main thread only, only while the function runs, and only if its round has ended.
 2. Nothing is raised within `uninterrupted` (or `notices.saving`), but at the end of the block.
-3. Nothing is raised while the function handles an exception, be it `RoundEnded` or another: `except`, and `finally` and
-   `with` on the way out. Such a clean-up is not interrupted. Exceptions that the caller of the function handles do not
-   count. `send` has to be repeated until the function ends: nothing else notices that the handling is over.
-4. Nothing is raised in `__del__` and in finalizers: whatever they raise is only printed, and their clean-up would be
-   cut. One that runs while an error leaves a loop, as that of torch's data loader, does not even see the error.
-5. Nothing is raised while a module is imported, which would leave half of it: many cannot be imported twice.
+3. Nothing is raised while the function handles an exception, `RoundEnded` or another: in `except`, and in `finally` and
+   `with` on the way out. Exceptions that the function's caller handles do not count. `send` must be repeated until the
+   function ends: nothing else notices that an exception has been handled.
+4. Nothing is raised in `__del__` and in finalizers: Python only prints such exceptions, and the clean-up would be cut.
+   If an error leaves a loop over torch's data loader, its finalizer does not even see the error.
+5. Nothing is raised during an import, which would leave half a module: many cannot be imported twice.
 6. A forked process is never interrupted.
-7. What is taken and given back is not cut in between. Nothing is raised
+7. Nothing is raised between taking something and giving it back:
 
-   - in `__enter__`, `__exit__`, `acquire` and `release`, and in what these call;
-   - where a `with` statement makes, enters or leaves its context manager: `torch.set_grad_enabled(False)` switches
-     when it is made;
-   - in `finally`, where no exception leads to it;
+   - in `__enter__`, `__exit__`, `acquire` and `release`, and in the functions that they call;
+   - where a `with` statement creates, enters or leaves its context manager: `torch.set_grad_enabled(False)` switches
+     when it is created;
+   - in `finally`, unless an exception leads to it;
    - after the last call before a `try` that has a `finally`: `lock.acquire()`;
    - in the standard library: queues, locks and pools have states that outlive the function.
 
-   The exception: the main thread waits, in a call that a signal interrupts and that goes on after it. Such a call may
-   fail anyway, so what surrounds it expects an exception; and nothing else might ever end it. It waits if the handler
-   has found the same instruction of the same frame `_LOOKS` times in a row.
+   The exception: the main thread waits in a call that a signal interrupts and that then continues to wait. Such a call
+   may fail anyway, so the code around it expects an exception; and nothing else might ever end it. The thread counts
+   as waiting if the handler has found the same instruction of the same frame `_LOOKS` times in a row.
 
-What remains: a call of the user's own between two lines that belong together, with neither `with` nor `try`. That is
-what `uninterrupted` is for.
+One case remains: a user's call between two lines that belong together, without `with` or `try`. This is what
+`uninterrupted` is for.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from typing import NamedTuple
 from rallypoint import notices
 
 _LOOKS = 5
-"""With the pauses between signals (1, 2, 4 and 8 ms) this is 15 ms: a thread that computes has moved by then."""
+"""With pauses of 1, 2, 4 and 8 ms between the signals, this takes 15 ms; a thread that computes has moved by then."""
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 _FINALIZERS = (("weakref", "finalize"), ("multiprocessing.util", "Finalize"))
-"""Classes of what is called when an object is gone."""
+"""Classes of the callbacks that run when an object is collected."""
 _PAIRED = frozenset(("__enter__", "__exit__", "__aenter__", "__aexit__", "acquire", "release"))
-"""Functions of which the one undoes what the other does."""
+"""Functions of which one undoes the other."""
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = os.path.join(_STANDARD_LIBRARY, "site-packages", ""), os.path.join(_STANDARD_LIBRARY, "dist-packages", "")
 _OF_BLOCKS = frozenset((notices.pending.__code__.co_filename, contextmanager.__code__.co_filename))
-"""Files of what runs at the end of a block of `uninterrupted`."""
+"""Files of the code that runs at the end of an `uninterrupted` block."""
 _used = 0
-"""The signal that earlier functions used; few signals are free."""
+"""The signal that earlier functions used; free signals are few."""
 
 
 class RoundEnded(BaseException):
@@ -72,11 +72,11 @@ class Interruption:
     """The only owner of the signal and its handler."""
 
     def __init__(self, due: Callable[[], bool], caller: CodeType | None = None) -> None:
-        """Set the handler of a free signal for good.
+        """Install the handler for a free signal permanently.
 
         Args:
-            due: says whether the function's round has ended. Asked in the handler.
-            caller: the code of what calls the function: frames above it do not count.
+            due: returns whether the function's round has ended. Called in the handler.
+            caller: the code object that calls the function: frames above it do not count.
 
         Raises:
             OSError, ValueError: this is not the main thread, or no signal is free.
@@ -93,21 +93,21 @@ class Interruption:
         """Whether it was interrupted."""
         self._handled_by_caller = id(None)
         self._looking = False
-        """Whether `check` is looking at the frames."""
+        """Whether `check` is inspecting the frames."""
         self._found: tuple[FrameType, int] | None = None
-        """The frame and the instruction at which the last look found the main thread, where it must not be cut."""
+        """The frame and the instruction where the last look found the main thread and could not interrupt it."""
         self._looks = 0
         """How many looks in a row have found it there."""
         global _used
         self._signal = _used = _free_signal()
-        # It stays for good: a signal may be on its way when the function returns.
+        # It is never removed: a signal may be on its way when the function returns.
         signal.signal(self._signal, lambda _number, frame: self.check(frame))
         notices.interrupt = self._check_after_block
 
     def enter(self) -> None:
-        """Note that the function begins, and raise `RoundEnded` if its round has ended already."""
+        """Note that the function begins; raise `RoundEnded` if its round has already ended."""
         self.raised = False
-        # Not the exception itself: that would keep what its traceback holds. The caller's frame keeps it long enough.
+        # The id only: the exception would keep its traceback's objects. The caller's frame keeps it alive long enough.
         self._handled_by_caller = id(sys.exc_info()[1])
         self.inside = True
         self.check(None)
@@ -121,16 +121,16 @@ class Interruption:
         """Raise `RoundEnded` if it is due and the main thread may be interrupted at this point.
 
         Args:
-            frame: the innermost frame that counts; None where nothing of the function runs yet.
-            block: whether a `with` statement of this frame has just ended, and the exception may come out of it.
+            frame: the innermost frame that counts; None before the function runs.
+            block: whether a `with` statement of this frame has just ended, so that the exception may leave it.
         """
         if not self.inside or self._looking or os.getpid() != self._pid or not self._due():
             return
         if notices.open_blocks or threading.get_ident() != self._main or self._handles_an_exception():
             return
         # While A, the handler of one signal, looks at the frames, another signal arrives:
-        #   1. its handler B finds A's own frame as the innermost, which neither `with` nor the standard library is;
-        #   2. so it would raise in whatever A was about to spare.
+        #   1. its handler B finds A's own frame as the innermost, outside of `with` and the standard library;
+        #   2. so B would raise in the very place that A was about to spare.
         self._looking = True
         try:
             places = [Place(caller.f_code, caller.f_lasti) for caller in self._frames(frame)]
@@ -149,7 +149,7 @@ class Interruption:
             signal.pthread_kill(self._main, self._signal)
 
     def _check_after_block(self) -> None:
-        """Called last at the end of a block of `uninterrupted` or `saving`: the exception comes out of the block."""
+        """Called last at the end of an `uninterrupted` or `saving` block; the exception leaves from there."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename in _OF_BLOCKS:
             frame = frame.f_back
@@ -164,8 +164,8 @@ class Interruption:
     def _waits(self, frame: FrameType) -> bool:
         """Whether the main thread waits in a call of this frame.
 
-        It keeps the frame itself, and not its id: the next call of the same function could have the same id, so that a
-        function which is called again and again would seem to stand still.
+        It keeps the frame itself, not its id: the next call of the same function could have the same id. Then a
+        function that is called again and again would look like one that waits.
         """
         if self._found is not None and self._found[0] is frame and self._found[1] == frame.f_lasti:
             self._looks += 1
@@ -179,7 +179,7 @@ class Interruption:
 
 
 class Place(NamedTuple):
-    """Where a function is: at the instruction at this offset, of which the call, if it is one, has returned."""
+    """A position in a function: this instruction; if it is a call, the call has returned."""
 
     code: CodeType
     offset: int
@@ -207,8 +207,8 @@ def cuts_in_between(places: list[Place], *, block: bool = False) -> bool:
     """Whether an exception here would come between taking something and giving it back (law 7).
 
     Args:
-        places: of the functions that run, the innermost first. Empty: nothing is cut.
-        block: whether a `with` statement of the innermost has just ended, and the exception may come out of it.
+        places: positions in the running functions, the innermost first. Empty: nothing is cut.
+        block: whether a `with` statement of the innermost function has just ended, so that the exception may leave it.
     """
     if not places:
         return False
@@ -224,7 +224,7 @@ def _is_standard(path: str) -> bool:
     return path.startswith("<frozen ") or (path.startswith(_STANDARD_LIBRARY) and not path.startswith(_PACKAGES))
 
 
-# Where `with`, `try` and `finally` begin and end, as the compiler has left it
+# Where `with`, `try` and `finally` begin and end in the bytecode
 
 _MAKES_EDGES, _CALLS_EXIT, _RAISES_AGAIN = opmap["PUSH_EXC_INFO"], opmap["WITH_EXCEPT_START"], opmap["RERAISE"]
 _NOTHING = frozenset(opmap[name] for name in ("CACHE", "NOP", "COPY", "SWAP") if name in opmap)
@@ -233,25 +233,25 @@ _LEAVES = frozenset(opmap[name] for name in ("RAISE_VARARGS", "RETURN_VALUE", "R
 
 
 class _CleanUp(NamedTuple):
-    """What runs when a body has ended: of `finally`, of `with`, or an `except`, whose lines no normal course has."""
+    """Code that runs after a body: `finally`, the exit of `with`, or `except`, with lines that only it has."""
 
     lines: frozenset[int]
     bodies: tuple[tuple[int, int], ...]
-    """What it belongs to: offsets of the first instruction, and behind the last."""
+    """The bodies that it follows: offsets of the first instruction, and behind the last."""
     of_with: bool
 
 
 class _Edges(NamedTuple):
     clean_ups: tuple[_CleanUp, ...]
     before: tuple[tuple[int, int], ...]
-    """The line before a `try` with `finally`, and the offset at which its body begins."""
+    """For each `try` with `finally`, the line before it and the offset at which its body begins."""
 
 
 def _is_at_the_edge(place: Place, *, after_with: bool) -> bool:
-    """Whether a function makes, enters or leaves a context manager, or is in `finally`."""
+    """Whether a function is creating, entering or leaving a context manager, or is in `finally`."""
     if not place.code.co_exceptiontable:
         return False
-    # With its items on several lines, the call which makes one is on a line of its own.
+    # If its items are on several lines, the call that creates an item is on its own line.
     if not after_with and _next_operation(place) in _ENTERS:
         return True
     line = place.line()
@@ -264,7 +264,7 @@ def _is_at_the_edge(place: Place, *, after_with: bool) -> bool:
 
 
 def _is_before_try(place: Place) -> bool:
-    """Whether a function has just called the last thing before a `try` that has a `finally`."""
+    """Whether a function has just made the last call before a `try` that has a `finally`."""
     if not place.code.co_exceptiontable:
         return False
     line = place.line()
@@ -276,7 +276,7 @@ def _is_within(offset: int, spans: tuple[tuple[int, int], ...]) -> bool:
 
 
 def _next_operation(place: Place) -> int:
-    """The operation that follows and does something; -1 if there is none near."""
+    """The next operation that does something; -1 if none is near."""
     operations = place.code.co_code[place.offset + 2 : place.offset + 34 : 2] if place.offset >= 0 else b""
     return next((operation for operation in operations if operation not in _NOTHING), -1)
 
@@ -288,7 +288,7 @@ def _edges(code: CodeType) -> _Edges:
     for target, bodies in _bodies(code).items():
         if operations[target // 2] != _MAKES_EDGES:
             continue
-        # Up to where it first raises its exception again: a part of it, where it has `try` itself.
+        # Up to the first RERAISE: only a part of the handler, if that contains a `try` itself.
         end = 2 * operations.find(_RAISES_AGAIN, target // 2)  # there always is one
         own = frozenset(line for first, last, line in lines if line and first < end and last > target)
         of_with = operations[target // 2 + 1] == _CALLS_EXIT
@@ -301,7 +301,7 @@ def _edges(code: CodeType) -> _Edges:
 
 
 def _lines(code: CodeType) -> list[tuple[int, int, int | None]]:
-    """The lines in the order of their instructions, each with the offsets of the first and behind the last."""
+    """The lines in the order of their instructions, each with the offsets of the first and behind the last one."""
     groups = groupby(code.co_lines(), key=lambda entry: entry[2])
     return [(parts[0][0], parts[-1][1], line) for line, group in groups if (parts := list(group))]
 
@@ -309,17 +309,17 @@ def _lines(code: CodeType) -> list[tuple[int, int, int | None]]:
 def _line_before(operations: bytes, lines: list[tuple[int, int, int | None]], begin: int) -> int | None:
     """The line that runs before the `try` whose body begins at this offset.
 
-    That of `if not lock.acquire(timeout): raise Timeout` is the one with `if`, and not the one with `raise`.
+    For `if not lock.acquire(timeout): raise Timeout`, this is the line with `if`, not the one with `raise`.
     """
     if operations[begin // 2 - 1] != opmap["NOP"]:
         return None
-    before = [line for line in lines if line[1] <= begin][:-1]  # without that of `try`
+    before = [line for line in lines if line[1] <= begin][:-1]  # without the line of `try`
     falls_through = (line for first, last, line in reversed(before) if operations[last // 2 - 1] not in _LEAVES)
     return next(falls_through, None)
 
 
 def _bodies(code: CodeType) -> dict[int, list[tuple[int, int]]]:
-    """Where each handler of exceptions begins, and what it guards: also what a handler within that guards first."""
+    """For each exception handler, by its offset, the ranges that it guards, also through an inner handler."""
     table = list(_exception_table(code))
     by_handler: dict[int, list[tuple[int, int]]] = {}
     for begin, end, target in table:
@@ -333,7 +333,7 @@ def _bodies(code: CodeType) -> dict[int, list[tuple[int, int]]]:
 
 
 def _exception_table(code: CodeType) -> Iterator[tuple[int, int, int]]:
-    """Offsets: from the first to behind the last instruction that is guarded, and of what handles an exception there.
+    """Offsets: the first guarded instruction, behind the last one, and the handler.
 
     The format is in CPython's Objects/exception_handling_notes.txt: numbers of six bits a byte, in instructions.
     """

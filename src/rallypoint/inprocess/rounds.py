@@ -1,31 +1,32 @@
-"""`resumable`, and how a process that keeps its memory goes from round to round: orders of the agent, ends of the
-function, and which comes first.
+"""`resumable`: how a process that keeps its memory goes from round to round. Puts the agent's orders and the function's
+ends into one sequence.
 
 Laws:
 
-1. The function is called once for each round that the agent announces to this process, one after the other; the first
-   is the one in which the process was started.
-2. Whatever it raises after its round has ended counts as leaving the round, except SystemExit and KeyboardInterrupt,
-   which end the process. So does a return, if it was interrupted; any other return is the end.
-3. An exception before that may be the effect of another worker's death that the agent has not announced yet: it is held
-   back for `ECHO_SECONDS`, and then raised.
-4. `left` is written when no process group of the old round is left. A failure on the way there ends the process, and
-   the agent starts another.
+1. The function is called once for each round that the agent announces to this process, one after the other. The first
+   is the round in which the process was started.
+2. An exception after the function's round has ended counts as leaving the round, except SystemExit and
+   KeyboardInterrupt, which end the process. A return counts as leaving if the function was interrupted; any other
+   return is the end.
+3. An exception before that may be the effect of another worker's death that the agent has not announced yet. So it is
+   kept back for `ECHO_SECONDS`, and then raised.
+4. `left` is written when all process groups of the old round are gone. A failure on the way ends the process, and the
+   agent starts another.
 5. A forked process takes no part in this.
-6. What prepares the function (`prepare`) runs once, before the first call, and is never interrupted. A process that
-   prepares is in no round: it answers `leave` at once, and enters the round that is the present one when it is done.
-7. A standby worker is such a process that has no local rank before the agent gives it one, and then enters a round like
-   any other. One that cannot be told ends: it must never call the function by itself.
+6. `prepare` runs once, before the first call, and is never interrupted. While it runs, the process is in no round: it
+   answers `leave` at once. Afterwards it enters the current round.
+7. A standby worker is such a process without a local rank. When the agent gives it one, it enters a round like any
+   other worker. If the agent cannot reach it, it ends: it must never call the function on its own.
 
-The channel between an agent and a worker are files in the notice directory. Laws:
+The channel between an agent and a worker consists of files in the notice directory. Laws:
 
 1. `inprocess.<LOCAL_RANK>` is a FIFO; if it has a reader, this process can continue. It is created only then.
-   It stays, without a reader, when the function has ended for good: so the agent knows that a process that replaces a
-   failed or succeeded worker can continue, too.
-2. The agent writes lines into it: `leave <ROUND>`, that round has ended; `enter <ROUND>`, a new one has begun, and its
-   variables are in `round.<LOCAL_RANK>.json`; `rank <LOCAL_RANK>`, that is the local rank of this process from now on:
-   a standby worker has one of `RALLYPOINT_STANDBY` first, above those of workers, and the agent renames the FIFO.
-3. The worker answers `leave` with an empty file `left.<LOCAL_RANK>.<ROUND>`, and makes `prepared.<LOCAL_RANK>` when
+   When the function has ended for good, the FIFO stays, without a reader. So the agent knows that a process that
+   replaces a failed or succeeded worker can continue, too.
+2. The agent writes lines into it: `leave <ROUND>`: this round has ended; `enter <ROUND>`: a new one has begun, and its
+   variables are in `round.<LOCAL_RANK>.json`; `rank <LOCAL_RANK>`: this is the process's local rank from now on.
+   A standby worker first has the number in `RALLYPOINT_STANDBY`, above all local ranks; the agent renames the FIFO.
+3. The worker answers `leave` with an empty file `left.<LOCAL_RANK>.<ROUND>`, and creates `prepared.<LOCAL_RANK>` when
    `prepare` has returned.
 4. One process speaks for a local rank: a FIFO that another process reads is left alone.
 """
@@ -67,11 +68,11 @@ class Order(NamedTuple):
 
 class Channel:
     def __init__(self, folder: str, rank: str) -> None:
-        """Make the FIFO and open it; the agent does not see it before `announce`.
+        """Create and open the FIFO; the agent does not see it before `announce`.
 
         Raises:
-            OSError: there is no space, the folder is not ours alone, a FIFO cannot be made, or another process reads
-                that of this local rank.
+            OSError: there is no space, the folder is not private, a FIFO cannot be created, or another process reads
+                the FIFO of this local rank.
         """
         self._folder, self.rank = folder, rank
         self._path = os.path.join(folder, FIFO_PREFIX + rank)
@@ -83,8 +84,8 @@ class Channel:
             os.unlink(self._draft)
         os.mkfifo(self._draft, 0o600)
         try:
-            # Opened for writing too, so that it never reaches its end; for appending, so that it is not taken for a
-            # checkpoint being written.
+            # Opened for writing too, so that it never reaches its end; for appending, so that a stop does not take it
+            # for a checkpoint being written.
             self.fd = os.open(self._draft, os.O_RDWR | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             os.unlink(self._draft)
@@ -110,15 +111,11 @@ class Channel:
         return [order for line in lines if (order := parse(line)) is not None]
 
     def tell_left(self, round_: int) -> None:
-        """Tell the agent that this process has left that round, and waits for the next.
-
-        Raises:
-            OSError: the agent cannot be told.
-        """
+        """Report to the agent that this process has left the round and waits for the next. Raises OSError."""
         self._create_file(f"{LEFT_PREFIX}{self.rank}.{round_}")
 
     def tell_prepared(self) -> None:
-        """Tell the agent that this process has prepared its function. Raises OSError."""
+        """Report to the agent that this process has prepared its function. Raises OSError."""
         self._create_file(f"{PREPARED_PREFIX}{self.rank}")
 
     def _create_file(self, name: str) -> None:
@@ -126,7 +123,7 @@ class Channel:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
 
     def environment(self, round_: int) -> dict[str, str | None]:
-        """The variables of that round; None for those to remove.
+        """The variables of the round; None means remove.
 
         Raises:
             OSError, ValueError, KeyError, TypeError: the file is missing or invalid.
@@ -150,10 +147,10 @@ def parse(line: bytes) -> Order | None:
 
 
 def _refuse_if_read(path: str) -> None:
-    """Raises: FileExistsError: another process reads the FIFO."""
+    """Raise FileExistsError if another process reads the FIFO."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC))
-    except OSError:  # missing, or without a reader: left behind by a dead process
+    except OSError:  # missing, or without a reader: left by a dead process
         return
     raise FileExistsError(f"another process of this local rank is resumable already: {path} has a reader")
 
@@ -163,28 +160,27 @@ R = TypeVar("R")
 
 ECHO_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.25
-"""Seconds from one interruption to the next, while the function does not end; each is twice the one before. It is sent
-again because it has no effect where it would do harm, or while the function handles an exception, and may be
-swallowed."""
+"""Seconds between interruptions, doubled each time, while the function does not end. They are repeated because one has
+no effect where it would do harm or while the function handles an exception, and because the function may swallow it."""
 _ABORT_EVERY = 0.25
-"""Seconds from one run of the hooks to the next, while the function does not end: what they abort may be made again."""
+"""Seconds between runs of the hooks while the function does not end: it may create again what they abort."""
 
 
 class ResumableLoop:
-    """Calls the function for one round after another: owns the channel, and what is known about rounds."""
+    """Calls the function for one round after another. Owns the channel and the knowledge of rounds."""
 
     def __init__(self, folder: str, rank: str, *, standby: bool = False) -> None:
-        """Announce this process as resumable. OSError, ValueError: this is not possible; the text says why."""
+        """Announce this process as resumable. Raises OSError, ValueError with the reason why it cannot be."""
         self.survived = False
-        """Whether the function was called here in an earlier round."""
+        """Whether the function ran here in an earlier round."""
         self._standby = standby
         self._preparing = True
         self._ended = self._entered = self._current = self._left = -1
-        """Rounds: the last that was announced to end, to begin; the one that the function is in, that it has left."""
+        """The last round announced to end; the last announced to begin; the function's round; the last round left."""
         self._changed = Condition()
         self._interruption = Interruption(self._has_ended, ResumableLoop._call.__code__)
         self._switches: torch_switches.Switches | None = None
-        """Those of torch, as they were when the function was called."""
+        """torch's switches when the function was called."""
         self._aborting = Aborting()
         self._pid = os.getpid()
         self._stopped = False
@@ -194,10 +190,10 @@ class ResumableLoop:
         self._channel.announce()
 
     def run(self, prepare: Callable[[], object] | None, call: Callable[[], R]) -> R:
-        """Prepare the function, if it wants that, and call it for each round, until it returns.
+        """Prepare the function if needed, and call it for each round until it returns.
 
         Raises:
-            BaseException: whatever one of them raised; the function, while its round continued.
+            BaseException: whatever `prepare` raised, or the function while its round continued.
         """
         if prepare is not None:
             prepare()
@@ -218,18 +214,18 @@ class ResumableLoop:
             self._listener.join()  # so that the FIFO has no reader when the next function wants one
 
     def is_here(self) -> bool:
-        """Whether this is the process that was announced, and not a fork of it."""
+        """Whether this is the announced process, and not a fork of it."""
         return os.getpid() == self._pid
 
     def after_fork(self) -> None:
-        """Release, in a forked process, what belongs to the original."""
+        """Release the original process's resources in a fork."""
         self._interruption.inside = False
         self._channel.close()
 
     # On the main thread
 
     def _call(self, call: Callable[[], R]) -> list[R]:
-        """Call the function once, and return its result; nothing if it ended because its round has ended."""
+        """Call the function once, and return its result in a list; an empty list if it left because its round ended."""
         interruption = self._interruption
         self._switches = torch_switches.read()
         try:
@@ -254,9 +250,9 @@ class ResumableLoop:
             return self._changed.wait_for(self._has_ended, ECHO_SECONDS)
 
     def _leave(self) -> None:
-        with self._changed:  # so that no further run begins
+        with self._changed:  # so that no new run begins
             self._aborting.wait()
-        run_hooks()  # again, for groups that were made meanwhile
+        run_hooks()  # again, for groups that were created meanwhile
         destroy_groups()
         torch_switches.restore(self._switches)
         self.survived = True
@@ -267,7 +263,7 @@ class ResumableLoop:
         while self._entered <= self._left:
             with self._changed:
                 self._changed.wait_for(lambda: max(self._entered, self._ended) > self._left)
-            if self._entered <= self._left < self._ended:  # a round that has ended without us
+            if self._entered <= self._left < self._ended:  # a round that ended without us
                 self._left = self._ended
                 self._channel.tell_left(self._left)
         for name, value in self._channel.environment(self._entered).items():
@@ -278,10 +274,10 @@ class ResumableLoop:
         self._current = self._entered
 
     def _has_ended(self) -> bool:
-        """Whether the round in which the function is, or was last, has ended. The number of the first is unknown."""
+        """Whether the function's current or last round has ended. The number of the first round is unknown."""
         return self._ended >= max(self._current, 0)
 
-    # On the thread that listens
+    # On the listening thread
 
     def _listen(self) -> None:
         poller, pause, abort_at = select.poll(), 0.0, -math.inf
@@ -310,7 +306,7 @@ class ResumableLoop:
                 self._ended = max(self._ended, order.number)
                 if self._preparing:
                     self._left = self._ended
-                    with suppress(OSError):  # it is ended by the agent, which waits no longer than for others
+                    with suppress(OSError):  # the agent then ends this process, after the same time as for others
                         self._channel.tell_left(self._left)
             else:
                 self._entered = max(self._entered, order.number)
@@ -318,7 +314,7 @@ class ResumableLoop:
 
 
 def _drop_variables(error: BaseException) -> None:
-    """Drop references that functions which have ended hold: models, groups, loaders."""
+    """Drop the references in frames of ended functions: models, groups, loaders."""
     seen: set[int] = set()
     following: BaseException | None = error
     while following is not None and id(following) not in seen:
@@ -328,16 +324,16 @@ def _drop_variables(error: BaseException) -> None:
 
 
 _MAKES_AN_OBJECT = 0x20 | 0x80 | 0x200
-"""Code flags of generators and coroutines, as in `inspect`, whose import would be half of this package's cost."""
+"""Code flags of generators and coroutines. Importing them from `inspect` would be half of this package's cost."""
 
 
 class Round(NamedTuple):
     """The round in which the function runs; its first argument.
 
-    `survived`: this process ran in an earlier round, perhaps without finishing a step: what it has is in `memory`, a
-    dict that outlives rounds, empty in a new process.
-    `restart_count`: restarts that the job has used, as in `TORCHELASTIC_RESTART_COUNT`.
-    `prepared`: what `prepare` has returned in this process; None without it.
+    `survived`: this process ran in an earlier round, perhaps without finishing a step. Its results are in `memory`, a
+    dict that outlives rounds; empty in a new process.
+    `restart_count`: the restarts that the job has used, as in `TORCHELASTIC_RESTART_COUNT`.
+    `prepared`: the result of `prepare` in this process; None without it.
     """
 
     survived: bool
@@ -346,20 +342,20 @@ class Round(NamedTuple):
     prepared: Any = None
 
     def agree(self, state: Stateful | Mapping[str, Stateful] | None) -> int | None:
-        """Have all workers continue from the same step. All of them call it, after `init_process_group`.
+        """Make all workers continue from the same step. All of them must call it, after `init_process_group`.
 
-        Who is furthest is known by `memory["step"]`: set it to the step that is finished together with the state that
-        this step has changed, in one block of `uninterrupted`. A worker without it has nothing.
+        `memory["step"]` says how far a worker is. Update it together with the state that the step changes, in one
+        `uninterrupted` block. A worker without it starts from nothing.
 
         Args:
-            state: what all workers have alike: an object with `state_dict` and `load_state_dict`, or a dict of such.
-                The worker that is furthest sends its own, through host memory, to those that are behind, who load it.
-                None if each worker has only a part: then nothing can be sent, and the answer is a step only if all
-                workers have finished the same one.
+            state: the state that is equal in all workers: an object with `state_dict` and `load_state_dict`, or a dict
+                of such objects. The furthest worker sends its own, through host memory, and workers that are behind
+                load it. None if each worker has only a part: then nothing can be sent, and the result is a step only
+                if all workers have finished the same one.
 
         Returns:
-            The step that all have finished now, which is also in `memory["step"]`; None if they have to read the
-            checkpoint, or begin: no worker has anything that the others could continue from.
+            The step that all workers have finished now, also in `memory["step"]`. None if they must read the checkpoint
+            or start from the beginning, because no worker has a state from which the others could continue.
         """
         from rallypoint.inprocess.agreement import agree
 
@@ -388,15 +384,15 @@ def resumable(function: Callable[..., Any] | None = None, /, *, prepare: Callabl
     Args:
         function: takes the `Round`, and then the arguments of the call, which are the same in each round.
         prepare: called once in each process, before its first round, with the arguments of the call; `round.prepared`
-            is what it returned. With `--standby`, processes that have no rank yet run it too, ahead of a failure: it
-            and what stands before it may use neither ranks and devices nor other workers.
+            is its result. With `--standby`, processes without a rank also run it, ahead of a failure. So `prepare` and
+            the code before the call may use neither ranks, nor devices, nor other workers.
 
     Returns:
-        A function without the first argument. It returns what the last call returned, or raises what the last call
-        raised. Another such function called from within is called once, for the same round.
+        A function without the first argument. It returns or raises whatever the last call returned or raised. Another
+        such function called from within is called once, for the same round.
 
     Raises:
-        TypeError: it is a generator or a coroutine, where a call only makes an object.
+        TypeError: the function is a generator or a coroutine; calling one only creates an object.
     """
     if function is None:
         return lambda decorated: _for_each_round(decorated, prepare)

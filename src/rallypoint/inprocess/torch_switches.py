@@ -1,12 +1,11 @@
-"""torch's switches that code sets for a while and sets back: read before the function is called, and restored when its
-round is left.
+"""torch's temporary switches: read before the function is called, and restored when it has left its round.
 
-`interruption` does not cut what sets them back; this is for what cuts otherwise: an error of the function itself, or a
-switch that is set back by neither `with` nor `finally`. A round that went on with autocast, or without gradients, would
-train another model without a word. torch is looked up and never imported.
+`interruption` does not cut the code that sets switches back. This is for other cuts: an error in the function itself,
+or a switch that is set back by neither `with` nor `finally`. A round that continued with autocast, or without
+gradients, would silently train another model. torch is looked up and never imported.
 
-What the function switches on for good, such as a default type, holds until its round ends: it is called again, and
-switches it again. What `prepare` has switched stays.
+A switch that the function sets for good, such as a default type, lasts until its round ends: the next call sets it
+again. Switches that `prepare` has set stay.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 _DEVICES = ("cpu", "cuda")
-"""Where this torch does not list the device types that have autocast."""
+"""The device types with autocast, if this torch does not list them."""
 _guards: list[Any] = []
-"""Inference mode is switched by objects, and back when they are gone."""
+"""Keeps the objects that switch inference mode: it switches back when they are collected."""
 
 
 class Switches(NamedTuple):
-    """`autocast`: device type to whether it is on, and its type; `nesting`: how many autocast blocks were open."""
+    """`autocast`: whether it is on, and its type, by device type; `nesting`: how many autocast blocks were open."""
 
     gradients: bool
     inference: bool
@@ -52,8 +51,8 @@ def read() -> Switches | None:
 
 
 def restore(before: Switches | None) -> None:
-    """Set the switches of this thread to what they were. None, where torch has been imported since: to what they are
-    in a new process, but for the default type, which the import of a module may have set for good.
+    """Restore the switches of this thread. If torch was imported only since (None), set them as in a new process,
+    except for the default type, which the import of a module may have set for good.
     """
     torch, now = _torch(), read()
     if torch is None or now is None or now == before:
@@ -73,7 +72,7 @@ def restore(before: Switches | None) -> None:
         torch.autocast_increment_nesting()
     for _ in range(before.nesting, now.nesting):
         torch.autocast_decrement_nesting()
-    # It holds weights as they were when they were cast. The end of the outermost block clears it, which was cut.
+    # It holds old copies of weights. Normally the end of the outermost block clears it, but that was cut.
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(before.autocast_cache)
     torch.set_anomaly_enabled(*before.anomaly)
@@ -81,7 +80,7 @@ def restore(before: Switches | None) -> None:
 
 
 def _torch() -> Any:
-    """torch's module; None if it has not been imported, or not completely yet."""
+    """torch's module; None if it has not been (completely) imported."""
     module = sys.modules.get("torch")
     return module if hasattr(module, "set_grad_enabled") and hasattr(module, "set_default_dtype") else None
 
@@ -89,7 +88,7 @@ def _torch() -> Any:
 def _devices(torch: Any) -> Iterator[str]:
     list_ = getattr(torch._C, "_autocast_supported_devices", None)
     for device in _DEVICES if list_ is None else list_():
-        with suppress(RuntimeError, TypeError):  # this build has none for it, or this torch has one switch for all
+        with suppress(RuntimeError, TypeError):  # no autocast for it in this build, or one switch for all in this torch
             _autocast(torch, device)
             yield device
 
