@@ -2,8 +2,8 @@
 
 Laws:
 
-1. Nothing here waits. Whatever takes time is begun here, and driven by the loop as a `Source`.
-2. Only the policy knows which phase the agent is in; this has only what was begun and is not yet done.
+1. Nothing here waits. A step that takes time is only begun here; the loop drives it as a `Source`.
+2. Only the policy knows the phase of the agent; this knows only what has begun and is not done yet.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _NO_START = RallypointError, OSError, RuntimeError, MemoryError
-"""What is raised where workers cannot be started: `can't start new thread` is a RuntimeError."""
+"""Errors when workers cannot be started: `can't start new thread` is a RuntimeError."""
 _SHORTAGE_TIMEOUT, _SHORTAGE_PAUSE = 3.0, 0.25
-"""Seconds for which a start is tried again where this machine has run out of something, and between tries: the workers
-that have ended a moment ago may have had it."""
+"""Seconds for which a start is retried if this machine has run out of something, and between tries: workers that ended
+a moment ago may have used it."""
 
 
 class Actions(Source):
-    """Carries out steps for one agent's loop, and drives what they have begun.
+    """Carries out steps for the loop of one agent, and drives what they have begun.
 
     Args:
         workers: the workers of this node.
-        rendezvous: this node's client of the rendezvous.
-        clock: of the loop.
+        rendezvous: this node's rendezvous client.
+        clock: the loop's clock.
         post: takes an event that a step causes at once.
     """
 
@@ -78,34 +78,34 @@ class Actions(Source):
         self._confirmation = Confirmation(rendezvous, fence=workers.fence if fenced else None)
         self.fence = self._confirmation if fenced else None
         self._query_every = FIRST_PROGRESS_REQUEST
-        """Seconds between queries for the progress of others."""
+        """Seconds between queries for the progress of other nodes."""
         self.timers: dict[Timer, float] = {}
-        """When each fires, on the clock."""
+        """When each timer fires, on the clock."""
         self.workers_stop = WorkersStop(self._stopped)
         """The stop of the workers."""
         self._gate: Gate | None = None
-        """What has to pass before this node requests a place, while it runs."""
+        """The check that has to pass before this node requests a place, while it runs."""
         self.starting: steps.StartWorkers | None = None
-        """The start that is due as soon as its preparations are done, and it is certain that its round still stands."""
+        """The start to make when its preparations are done and the coordinator has confirmed the round."""
         self._start_failure: Cause | None = None
-        """Why the round that is due to start cannot even be begun here."""
+        """Why this node cannot even begin the round that it has to start."""
         self._start_at = -math.inf
-        """When it is tried again, where this machine had no room for it."""
+        """When to retry a start for which this machine had no resources."""
         self._start_until = math.inf
-        """When that ends, and the start has failed; infinite before the first try."""
+        """When to stop retrying, so that the start has failed; infinite before the first try."""
         self.result: RunResult | None = None
         """The result of the run, once it ends."""
         self.last: RunResult | None = None
-        """The result of the round's workers, as it was found."""
+        """The last result of polling the round's workers."""
         self._held: RunResult | None = None
-        """The result that was found, while it is not decided whether the workers failed."""
+        """That result, while it is undecided whether the workers failed."""
         self._announced: Cause | None = None
         """The last failure of this node's workers."""
         self._finished_at = 0.0
         self.at_end: list[Callable[[], str]] = []
-        """Texts that belong to the reason of the end; each may wait for what it tells."""
+        """Texts to append to the reason of the end; each may wait for its facts."""
         self.round = -1
-        """The round of the steps that are carried out."""
+        """The round of the current steps."""
 
         self.steps: dict[type, Callable[[Any], object]] = {
             steps.LogLine: lambda step: self._log(step.text, warning=step.warning),
@@ -126,13 +126,13 @@ class Actions(Source):
             steps.WithdrawNotice: lambda _step: workers.folder.withdraw(),
             steps.End: self._end,
         }
-        """What carries out a step of the policy or of a feature's rules, by its type; features add theirs."""
+        """Functions that carry out a step of the policy or of a feature's rules, by step type; features add theirs."""
         self.handlers: dict[type, list[Callable[[Any], object]]] = {
             **{kind: [self._confirmation.on_event] for kind in (messages.Confirmed, LinkDown, messages.LinkUp)},
             messages.OperatorAction: [lambda event: self._log(event.text)],
             ConfigDiffers: [self._on_config_differs],
         }
-        """What follows from an event whatever is decided, by its type; features add theirs."""
+        """Functions called for an event, whatever the policy decides, by event type; features add theirs."""
 
     def _on_config_differs(self, event: ConfigDiffers) -> None:
         for difference in event.differences:
@@ -164,7 +164,7 @@ class Actions(Source):
         seconds = self._workers.grace.seconds(failed=False)
         self._workers.folder.post(PREEMPTION, "", self.round, seconds, waits=False)
 
-    # What was begun, for the loop to drive
+    # What has begun, for the loop to drive
 
     def fds(self) -> list[int]:
         return [*self.workers_stop.fds(), *(self._gate.fds() if self._gate is not None else ())]
@@ -203,7 +203,7 @@ class Actions(Source):
                 yield steps.TimerFired(timer)
 
     def _start_if_ready(self) -> Iterator[steps.Event]:
-        """Start the workers, if that is due and no preparation is left; or report why they cannot start."""
+        """Start the workers if this is due and no preparation is left; or report why they cannot start."""
         if self.starting is None or self._clock.monotonic() < self._start_at:
             return
         preparations, cause = self._workers.preparations, self._start_failure
@@ -213,18 +213,18 @@ class Actions(Source):
             cause = node_failure(failed.failure, Ending.INFRASTRUCTURE, exitcode=1, host=failed.failed_node)
         if cause is None and self._confirmation.must_wait():
             return
-        # Cleared before the start, not after it: an exception of the first round ends the run, and no start may be due
-        # any more when the rest of it is ended.
+        # Cleared before the start, not after it: an exception in the first round ends the run, and no start may be
+        # pending when the rest of the run is ended.
         step, self.starting, self._start_failure = self.starting, None, None
         if cause is None:
             cause = self._try_start(step)
         if cause is not None:
             yield steps.WorkersFailed(cause, max_restarts=self._workers.restart_limit())
         elif self.starting is None:
-            # Both are for the next failure, and done now, while nobody waits for this node:
+            # Both imports and the store are for the next failure. They happen now, while nobody waits for this node:
             #   1. a worker fails, and each node waits for the coordinator's `RoundEnded`;
-            #   2. an import then would cost all of them its time (20 ms on a busy disk);
-            #   3. a store that is opened only now would cost another message to the coordinator, and the answer.
+            #   2. importing then would delay all of them (20 ms on a busy disk);
+            #   3. opening the store then would cost another message to the coordinator, and its answer.
             if self._rendezvous.hosts_coordinator:
                 import rallypoint.control.membership.endings
                 import rallypoint.control.membership.many_gone  # noqa: F401
@@ -233,18 +233,18 @@ class Actions(Source):
             yield steps.WorkersStarted(step.placement.round)
 
     def _try_start(self, step: steps.StartWorkers) -> Cause | None:
-        """Start the workers. Returns why that is not possible; None if it was, or is tried again (`starting`).
+        """Start the workers. Returns why this is impossible; None if it succeeded or will be retried (`starting`).
 
         Raises:
-            RallypointError, OSError: the start has failed in the first round of this node, so it is most likely a
-                mistake of the user, who is still there to see it.
+            RallypointError, OSError: the start failed in this node's first round. So it is most likely a mistake of
+                the user, who is still there to see it.
         """
         if self.fence is not None:
             self.fence.workers_start()
         try:
             self._workers.start()
             import rallypoint.agent.causes
-            import rallypoint.agent.ends  # noqa: F401 - both now, when nobody waits for them
+            import rallypoint.agent.ends  # noqa: F401 - both now, while nobody waits for them
         except _NO_START as error:
             cause, now = self._failed_start(error), self._clock.monotonic()
             self._start_until = min(self._start_until, now + _SHORTAGE_TIMEOUT)
@@ -256,7 +256,7 @@ class Actions(Source):
         return None
 
     def _failed_start(self, error: Exception) -> Cause:
-        """The cause, if workers cannot be started because of this error; raises the error where it ends this node."""
+        """The cause if workers cannot be started because of this error; raises the error if it ends this node."""
         if isinstance(error, (RendezvousError, SignalException)) or not self._workers.started_at:
             raise error
         return node_failure(f"its workers cannot be started: {error}", Ending.INFRASTRUCTURE, exitcode=1)
@@ -264,7 +264,7 @@ class Actions(Source):
     # While this node waits for others
 
     def _query_progress(self, now: float) -> None:
-        if not self.workers_stop.in_progress:  # otherwise it waits for its own workers
+        if not self.workers_stop.in_progress:  # otherwise this node waits for its own workers
             self._rendezvous.send(ProgressRequest())
             self._query_every = min(2 * self._query_every, MAX_PROGRESS_INTERVAL)
         self.timers[Timer.PROGRESS] = now + self._query_every
@@ -272,13 +272,13 @@ class Actions(Source):
     # The end of what runs
 
     def end_everything(self, number: int) -> None:
-        """End whatever runs by this signal, and return when it is gone."""
-        self.timers.pop(Timer.PROGRESS, None)  # or a pass of the loop that never comes would be waited for
+        """End everything that runs with this signal, and return when it is gone."""
+        self.timers.pop(Timer.PROGRESS, None)  # or a pass of the loop that never comes would be awaited
         try:
             if self._gate is not None:
                 self._gate.end(number)
             self._workers.shutdown(number)
-        except BaseException:  # an unhandled ^C, say, must not cut the shutdown short
+        except BaseException:  # for instance an unhandled ^C, which must not cut the shutdown short
             self._workers.shutdown(SIGKILL)
             raise
         finally:
@@ -308,9 +308,9 @@ class Actions(Source):
     def _join(self, step: steps.RequestJoin) -> None:
         spec = self._workers.group.spec
         # Before the request, which may complete the round at once:
-        #   1. the workers are at step 41, of which the coordinator knows the first; another node fails;
-        #   2. our request is the last, and the round begins with what is known of the progress: step 1;
-        #   3. were 41 reported only now, the new workers' first report, of step 31, would count as no progress.
+        #   1. the workers are at step 41, the coordinator knows only step 1; another node fails;
+        #   2. our request is the last, and the round begins with the progress known to the coordinator: step 1;
+        #   3. if we reported 41 only now, the first report of the new workers, step 31, would count as no progress.
         self._workers.folder.end_round()
         now = self._workers.group.join_requested_at = self._clock.monotonic()
         self._query_every = FIRST_PROGRESS_REQUEST
@@ -331,7 +331,7 @@ class Actions(Source):
         self._rendezvous.join(node, keeps_place=self._workers.gate is None)
 
     def _start(self, step: steps.StartWorkers) -> None:
-        # What is left of the round before must not speak for this one: a result that was held back while its signal was
+        # Leftovers of the previous round must not speak for this one: a result that was kept back while its signal was
         # awaited, and the timer of that wait.
         self.last = self._held = None
         self.timers.pop(Timer.SIGNAL, None)
@@ -350,8 +350,8 @@ class Actions(Source):
         self._announced = cause
         self._workers.folder.end_round()
         self._rendezvous.send(step._replace(restarts_workers=self._workers.restarts_all()))
-        # Announced. What takes time for the log and the report comes after it: meanwhile the other nodes stop
-        # their workers too, which could not finish.
+        # Announced. Now do the slow look-ups for the log and the report, while the other nodes stop their workers too;
+        # these could not finish anyway.
         if cause.rank >= 0:
             log.error(
                 "failed (exitcode: %d) local_rank: %d (pid: %d) of binary: %s",

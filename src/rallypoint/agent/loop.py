@@ -1,7 +1,7 @@
-"""The agent's loop: everything that happens becomes one event, and the policy decides what to do about it.
+"""The agent's loop: turns everything that happens into events, and lets the policy decide what to do about each.
 
-One thread waits for the descriptors and times of all sources (`sources.Source`): mail (notifications of the rendezvous,
-signals), exits of workers, a stop in progress, and whatever a run has beside these. It does nothing else meanwhile.
+One thread waits for the descriptors and deadlines of all sources (`sources.Source`): mail (notifications from the
+rendezvous, signals), exits of workers, a stop in progress, and whatever features add. It does nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _SAFETY_CHECK = 60.0
-"""Seconds between polls of workers whose exits wake us, in case one did not; longer if the monitor interval is."""
+"""Seconds between polls of workers whose exits wake us, in case one did not; or the monitor interval if longer."""
 
 
 @profiled("SimpleElasticAgent.run")
@@ -60,18 +60,18 @@ def run_agent(
     """Run this node's part of the job until the job ends, in as many rounds as it takes.
 
     Args:
-        workers: the workers of this node; they know its rendezvous client.
+        workers: the workers of this node, with its rendezvous client.
         role: the name of the workers in the log.
-        health: a context manager that is entered for the run; yields the progress probe, if there is a health check.
-        loop: runs in place of `run_loop`.
+        health: a context manager, entered for the run; yields the progress probe if there is a health check.
+        loop: runs instead of `run_loop`.
 
     Returns:
         The result of the worker group; None for a spare that was never needed.
 
     Raises:
         RendezvousError: the nodes could not agree on a round.
-        Exception: what a third party's rendezvous has raised, unchanged.
-        SignalException: a signal has ended this agent; its workers are gone.
+        Exception: raised by a third party's rendezvous, unchanged.
+        SignalException: a signal ended this agent; its workers are gone.
     """
     with ignore_signals_at_exit(), written_beside(), handlers_beside():
         try:
@@ -82,14 +82,14 @@ def run_agent(
                 workers.events.run_ended(result)
             return result
         except RendezvousGracefulExitError as ending:
-            log.warning("%s", ending)  # a warning, as that it waits: nothing else says why this node ends
+            log.warning("%s", ending)  # like the warning that it waits: nothing else says why this node ends
             return None
         finally:
             if workers.events is not None:
                 workers.events.workers_ended()
             try:
                 workers.rendezvous.shutdown()
-            except Exception:  # such as that of an overridden method
+            except Exception:  # for instance from an overridden method
                 log.exception("the rendezvous could not be shut down; the job ends as it has ended")
             finally:
                 workers.close()
@@ -98,8 +98,8 @@ def run_agent(
 def run_loop(
     workers: WorkerController, role: str, health: AbstractContextManager[ProgressProbe | None] | None
 ) -> RunResult:
-    """Run the loop; when it returns or raises, no worker is left. Arguments are those of `run_agent`."""
-    workers.prepare()  # first: it names all that this machine denies
+    """Run the loop; when it returns or raises, no worker is left. The arguments are as in `run_agent`."""
+    workers.prepare()  # first: it names everything that this machine denies
     loop = AgentLoop(workers)
     with health or nullcontext() as probe:
         log.info("[%s] starting workers for entrypoint: %s", role, workers.group.spec.get_entrypoint_name())
@@ -117,7 +117,7 @@ class AgentLoop:
         self._mailbox: Mailbox[Event] = Mailbox()
         self._actions = Actions(workers, workers.rendezvous, clock, self._mailbox.post)
         self._raise_interrupt: Callable[[], None] = lambda: None
-        """Raises KeyboardInterrupt if there was a ^C that is not among the signals."""
+        """Raises KeyboardInterrupt if there was a ^C and SIGINT is not among the signals."""
         agent = Agent(workers, self._mailbox.post, clock, self._actions.at_end.append)
         self._features = FeatureSet(agent, self._actions.steps, self._actions.handlers)
         workers.finish = self._features.finish
@@ -126,42 +126,42 @@ class AgentLoop:
         self._state = PolicyState(notice_timeout=self._rendezvous.notice_timeout, checks_node=workers.gate is not None)
         self._mail = _Mail(self)
         self._sources = workers.sources
-        """All that is waited for, in the order in which it is asked for events; grows and shrinks with the run."""
+        """Everything that the loop waits for, in the order of the queries for events; changes during the run."""
         self._sources.insert(0, self._mail)
-        # Exits before the folder, which goes by them:
-        #   1. the workers are asked to save; rank 0 acknowledges, rank 1 finishes its work and ends without;
-        #   2. were the folder asked first, it would still wait for rank 1, whose end nobody has looked at;
-        #   3. the exits are looked at next. Rank 1's descriptor is waited for no more, so nothing wakes us, and this
-        #      node would consent only at the deadline of the notice.
+        # Exits come before the folder, which depends on them:
+        #   1. the workers are asked to save; rank 0 acknowledges, rank 1 finishes its work and exits without doing so;
+        #   2. if the folder came first, it would still wait for rank 1, whose exit nobody has seen;
+        #   3. the exits come next. Now nothing waits for rank 1's descriptor, so nothing wakes the loop, and this node
+        #      would consent only at the deadline of the notice.
         exits = _Exits(self)
         self._sources += [self._actions, exits, workers.folder]
         self._actions.handlers[CauseSought] = self._actions.handlers[CauseClues] = [exits.on_cause_message]
 
     def run(self, signals: Iterable[int], probe: ProgressProbe | None = None) -> RunResult:
-        """Run until the job ends. No worker is left, whatever happens.
+        """Run until the job ends. No worker is left in any case.
 
         Args:
-            signals: the numbers of the signals to handle, besides those that features handle.
-            probe: for the health check, notified when the loop sleeps.
+            signals: the numbers of the signals to handle, in addition to those that features handle.
+            probe: for the health check; notified when the loop sleeps.
 
         Raises:
             RendezvousError: the nodes could not agree on a round.
-            SignalException: one of `signals` arrived that ends this agent.
+            SignalException: one of `signals` arrived and ends this agent.
         """
         self._progress_probe = probe
         try:
             signals = {*signals, *self._features.signals}
             # The handlers stay until the workers are gone:
-            #   1. SIGTERM arrives, and the workers are being stopped, which takes their grace period;
+            #   1. SIGTERM arrives, and the agent stops the workers, which takes their grace period;
             #   2. the sender is impatient, and sends SIGTERM again;
-            #   3. with the default handler back in place, that would end us, and the reaper would kill workers that
-            #      are writing their checkpoint.
+            #   3. the default handler would now end the agent, and the reaper would kill workers that are writing their
+            #      checkpoint.
             with post_signals(lambda number: self._mailbox.post(SignalArrived(number)), signals) as self._mail.wakeup:
                 number = SIGTERM
                 try:
                     with defer_interrupts() as self._raise_interrupt:
                         return self._run_to_end()
-                except KeyboardInterrupt:  # where SIGINT is not among `signals`
+                except KeyboardInterrupt:  # if SIGINT is not among `signals`
                     number = SIGTERM if not self._actions.workers_stop.in_progress else SIGKILL
                     raise
                 finally:
@@ -189,13 +189,13 @@ class AgentLoop:
         return self._actions.result
 
     def _hear(self, event: Event | None) -> None:
-        """Do what follows from an event; None is the beginning of the run."""
+        """Handle an event; None is the beginning of the run."""
         before, actions = self._state, self._actions
         if event is not None:
             if isinstance(event, WorkersStarted):
-                if self._progress_probe is not None:  # readiness does not wait for the imports of features
+                if self._progress_probe is not None:  # readiness must not wait for the imports of features
                     self._progress_probe.going_to_sleep(self._clock.monotonic(), self._workers.look().status())
-                self._features.load(Load.WHEN_PLACED)  # before the workers can fail, which then costs no import
+                self._features.load(Load.WHEN_PLACED)  # before workers can fail, so that a failure costs no import
                 self._features.load(Load.WHEN_STARTED)
             self._features.load_for(event)
             for handle in actions.handlers.get(type(event), ()):
@@ -204,7 +204,7 @@ class AgentLoop:
         self._state = after
         self._workers.watchers.observe(before, event, after, steps)
         if before.phase is Phase.FORMING and after.phase is not Phase.FORMING:
-            actions.timers.pop(Timer.PROGRESS, None)  # this node does not wait for others any more
+            actions.timers.pop(Timer.PROGRESS, None)  # this node no longer waits for others
         actions.round = after.round
         for step in steps:
             actions.steps[type(step)](step)
@@ -223,7 +223,7 @@ class AgentLoop:
 
 
 class _Mail(Source):
-    """Notifications of the rendezvous, and signals."""
+    """Notifications from the rendezvous, and signals."""
 
     def __init__(self, loop: AgentLoop) -> None:
         self._loop = loop
@@ -259,7 +259,7 @@ class _Exits(Source):
         self._search: CauseSearch | None = None
 
     def on_cause_message(self, event: CauseSought | CauseClues) -> None:
-        """Another node seeks a cause, or helps to find one."""
+        """Another node looks for a cause, or helps to find one."""
         self._cause_search().hear(event)
         self._check_at = -math.inf
 
@@ -292,7 +292,7 @@ class _Exits(Source):
             every = max(every, _SAFETY_CHECK)
         self._check_at = loop._clock.monotonic() + every
         if (search := self._search) is not None and result.state is WorkerState.HEALTHY:
-            # Another node has a failure that may be a consequence of one here.
+            # Another node has a failure that a failure here may have caused.
             result, again_at = search.answer(result, loop._state.round, loop._clock.monotonic())
             self._check_at = min(again_at, self._check_at)
         group.state = result.state
@@ -309,16 +309,16 @@ class _Exits(Source):
                 reached = frozenset[int]() if cause.exitcode == -SIGKILL else self._workers.shared_signals()
                 # Read the mail once more before a death counts as a failure:
                 #   1. this pass reads the mail, and finds nothing;
-                #   2. a scheduler sends SIGTERM to all processes of the job, this agent and its workers;
-                #   3. a worker dies of it, which `poll` finds in the same pass: it would be announced as failed, and
-                #      cost the job a restart, although this node was told to leave.
-                # What the mail says may have ended the round, so what was found is dropped then (`_watches`).
+                #   2. a scheduler sends SIGTERM to all processes of the job: to this agent and its workers;
+                #   3. the signal kills a worker, and `poll` finds it in the same pass. It would be announced as failed,
+                #      and cost the job a restart, although the scheduler wants this node to leave.
+                # If the mail has ended the round, the result of the poll is dropped (`_watches`).
                 round_ = loop._state.round
                 yield from loop._mail.step()
                 if self._watches() and loop._state.round == round_:
                     loop._actions.last = result
-                    # The same where the signal has reached the workers and the reaper, but not this process yet: the
-                    # sender goes through the processes one after the other. It will be here in a moment.
+                    # The signal may have reached the workers and the reaper, but not this process yet: the sender
+                    # signals one process after the other. It will be here in a moment.
                     if numbers := loop._features.signals.keys() & reached:
                         yield loop._features.signals[min(numbers)](min(numbers))
                     yield WorkersFailed(cause, reached, self._workers.restart_limit())

@@ -3,36 +3,36 @@
     CHECKING  the user's check of this node runs, or will when the workers of the previous round are gone
     FORMING   waits for a placement; the workers of the previous round may still be stopping
     RUNNING   its workers run
-    BROKEN    its workers have failed, which was announced; waits for the end of the round or the job
+    BROKEN    its workers have failed, and this was announced; waits for the end of the round or the job
     FINISHED  its workers have all succeeded; waits for the others (the exit barrier)
     ENDING    its end is decided; its workers are being stopped
-    LEAVING   a signal ends it, and its workers have ended in order; queries whether the job continues without it
+    LEAVING   a signal ends it, and its workers have ended in order; asks whether the job continues without it
     ENDED     nothing more happens
 
 Laws:
 
 1. A failure is announced before anything is stopped, so that all nodes stop at the same time.
 2. The next round is requested before the workers of the last one are stopped: it forms while they stop. A node that
-   keeps its place (`RoundEnded.keeps_place`) has requested it by that.
-3. Workers are started only for a placement, and only after those of the previous round are gone, or have left it and
-   wait: a placement that arrives while they stop is kept until then, and dropped if its round ends first.
-4. Only a verdict, a signal or the loss of the rendezvous ends the agent; other nodes leaving never does.
-5. Notifications of past rounds change nothing; after a missed round of ours, the agent joins again.
-6. One stop at a time: an event while workers stop adds a leave request or a signal to it, never another stop. If the
-   agent ends while they stop for a restart, no worker continues in its process: those that would are stopped at once.
-7. The last step is taken when no worker is left, including those that wait for a next round, which have a grace period
-   like any other. That step is decided once, by the first event that ends the agent.
-8. A signal that ends this agent makes it leave at any moment, announced at once; only if workers are given notice,
-   SIGTERM first gives them its time. A second interrupt kills.
+   keeps its place (`RoundEnded.keeps_place`) has already requested it.
+3. Workers are started only for a placement, and only when those of the previous round are gone, or have left it and
+   wait. A placement that arrives while they stop is kept until then, and dropped if its round ends first.
+4. Only a verdict, a signal or the loss of the rendezvous ends the agent; other nodes that leave never do.
+5. Notifications of past rounds change nothing. After a missed round of its own, the agent joins again.
+6. One stop at a time: an event while workers stop adds a leave request or a signal to the stop, never a second stop. If
+   the agent ends while workers stop for a restart, no worker may continue in its process: any that would is stopped.
+7. The last step is taken when no worker is left. Workers that wait for a next round have a grace period like all
+   others. The first event that ends the agent decides the last step, once.
+8. A signal that ends this agent makes it leave at any moment, and the agent announces this at once. Only if workers get
+   notices, SIGTERM first gives them time to save. A second interrupt kills.
 9. After a failure, or the loss of a node, workers have the short grace period, unless a notice has asked them to save.
-10. Workers are given notice while all of them run; the round is drained when they consent or their time is over.
-11. A worker that ends by a signal that this agent was sent too was stopped and has not failed, whichever is seen first.
-12. To leave by SIGTERM a job that continues elsewhere, with workers that end in order, is a success. The job must be
-    seen to continue for a moment, because all its nodes may be ending.
-13. Workers that the fence has killed have not failed: their round is drained, at no cost to the restarts.
-14. If the user has a check of the node, no place is requested before it has passed: at first, and after a round that
-    was ended by a failure of this node's own workers, once these are gone: none continues in its process, since the
-    check may need its devices. If it does not pass, the node leaves.
+10. Workers get a notice while all of them run; the round is drained when they consent or at the deadline.
+11. A worker that ends by a signal that this agent received too was stopped and has not failed, whichever is seen first.
+12. If SIGTERM makes this node leave, its workers end in order and the job continues elsewhere, that is a success. The
+    agent watches for a moment whether the job continues, because all its nodes may be ending.
+13. Workers that the fence has killed have not failed: their round is drained, and costs no restart.
+14. If the user has a check of the node, the agent requests a place only after it has passed: at first, and after a
+    failure of this node's own workers has ended a round. The check runs when these workers are gone, since it may need
+    their devices; none continues in its process. If it does not pass, the node leaves.
 """
 
 from __future__ import annotations
@@ -63,20 +63,20 @@ from rallypoint.failures.cause import Cause, Ending
 from rallypoint.notices import PREEMPTION, SCALE
 
 _SIGNAL_COMES = 1.0
-"""Seconds that a signal to all processes may take to reach this one, after it has reached others. It takes
-microseconds, unless the machine is overloaded.
+"""Seconds after which a signal to all processes has reached this one too, once it has reached others. It takes
+microseconds unless the machine is overloaded.
 """
 _LEAVING, _LEAVING_EVERY = 1.0, 0.2
-"""Seconds for which a job must continue without this node before that counts as certain, and between queries. A command
-that ends a whole job on many nodes may reach the last of them that much later.
+"""Seconds for which a job must continue without this node before this counts as certain, and between queries. A command
+that ends a whole job on many nodes may reach the last of them this much later.
 """
 
 _UNKNOWN = "whether the job continues is not known, since the control plane does not answer"
 _SHOWN = 16
-"""Ranges of ranks in a line."""
+"""Ranges of ranks in a log line."""
 
 INTERRUPTS = frozenset({SIGINT, SIGQUIT})
-"""Signals that a person sends from the keyboard; the second one means at once."""
+"""Signals from the keyboard; the second one kills at once."""
 
 
 class Phase(Enum):
@@ -99,7 +99,7 @@ LEAVES = frozenset({Phase.ENDING, Phase.LEAVING, Phase.ENDED})
 
 
 class PostedNotice(NamedTuple):
-    """A posted notice. `ready`: the workers have acknowledged, or their time is over (`is_late`); consent is given."""
+    """A posted notice. `ready`: all workers have acknowledged, or the deadline has passed (`is_late`); consent is given."""
 
     reason: str
     ready: bool = False
@@ -109,9 +109,9 @@ class PostedNotice(NamedTuple):
 class PolicyState(NamedTuple):
     """The whole state of an agent.
 
-    `round` is the one in which it has a place, `group_rank` its rank there; -1 before the first. `notice_timeout` is
-    the number of seconds that workers are given before the round is drained; 0 drains at once. `checks_node` is whether
-    the user has a check of this node. Both are the same for the whole run.
+    `round` and `group_rank` are its current place; -1 before the first. `notice_timeout` is the number of seconds that
+    workers get before the round is drained; 0 drains at once. `checks_node`: whether the user has a check of this node.
+    The last two never change during a run.
     """
 
     phase: Phase = Phase.FORMING
@@ -120,24 +120,24 @@ class PolicyState(NamedTuple):
     notice_timeout: float = 0.0
     checks_node: bool = False
     stopping: int = 0
-    """The signal by which the workers are being stopped; 0 if they are not."""
+    """The signal that stops the workers; 0 if they are not being stopped."""
     waiting: bool = False
     """Whether some workers of the previous round wait in their processes for the next one."""
     ended_with_0: bool = False
-    """Whether all workers of the previous round have ended with 0: in FORMING, and in LEAVING those of the last."""
+    """Whether all workers of the previous round exited with 0: in FORMING; in LEAVING, those of the last round."""
     pending_placement: Placement | None = None
     """The placement that waits until the workers of the previous round are gone."""
     final_step: steps.End | None = None
     """The step to end with, in ENDING."""
     failure: Cause | None = None
-    """Why this node's workers have failed, in BROKEN."""
+    """Why this node's workers failed, in BROKEN."""
     held_failure: steps.WorkersFailed | None = None
-    """The same in RUNNING, while the signal that may have ended them is awaited."""
+    """A failure in RUNNING, while the agent waits for the signal that may have caused it."""
     posted_notice: PostedNotice | None = None
     leave_signal: int = 0
-    """The signal because of which this node leaves when the round ends or the time of the notice is over; else 0."""
+    """The signal that makes this node leave at the end of the round or the deadline of the notice; else 0."""
     drained_by: str = ""
-    """The operator that drains this node, which then leaves as after SIGTERM; empty if none does."""
+    """The operator who drains this node, which then leaves as after SIGTERM; else empty."""
     interrupted: bool = False
     """Whether an interrupt has arrived."""
     link_down: bool = False
@@ -146,7 +146,7 @@ class PolicyState(NamedTuple):
     """What features know of the job, by name; it outlives rounds."""
 
     def anew(self, phase: Phase, round_: int, group_rank: int = -1) -> PolicyState:
-        """The state of an agent that enters a phase, with what was before reset."""
+        """The state of an agent that enters a phase; the rest is reset."""
         return PolicyState(
             phase,
             round_,
@@ -159,23 +159,23 @@ class PolicyState(NamedTuple):
 
     @property
     def has_workers(self) -> bool:
-        """Whether there may be workers of a round or of a check of this node, until the end is decided."""
+        """Whether workers of a round, or a check of this node, may exist; valid until the end is decided."""
         return self.phase is not Phase.FORMING or self.waiting or bool(self.stopping)
 
     @property
     def can_notify_workers(self) -> bool:
-        """Whether there are workers to notify, and time for that."""
+        """Whether there are workers to notify, and time to do so."""
         return bool(self.notice_timeout) and self.phase is Phase.RUNNING and self.held_failure is None
 
 
 Decision = tuple[PolicyState, tuple[steps.Step, ...]]
 Rule = Callable[[PolicyState, Any], Decision | None]
 Rules = Mapping[type, Rule]
-"""What follows from events, by their types; a rule of a feature returns None where the event is not its own."""
+"""What follows from events, by event type; a feature's rule returns None for events that it does not handle."""
 
 
 def warning(text: str) -> steps.LogLine:
-    """The step that logs a warning."""
+    """A step that logs a warning."""
     return steps.LogLine(text, warning=True)
 
 
@@ -192,8 +192,8 @@ def decide(status: PolicyState, event: steps.Event, features: Iterable[Rules] = 
     Args:
         status: the state before.
         event: the event.
-        features: the rules of features, which are asked first: one that returns None leaves the event to the next, and
-            at last to the policy. Once the end of the agent is decided they are not asked any more.
+        features: the rules of features, tried first. If one returns None, the next one is tried, and the policy last.
+            Ignored once the end of the agent is decided.
 
     Returns:
         The next state, and the steps to take.
@@ -211,13 +211,13 @@ def decide(status: PolicyState, event: steps.Event, features: Iterable[Rules] = 
 
 
 def start_workers(status: PolicyState, placement: Placement) -> Decision:
-    """Start the workers of a round in which this node has a place; none is left of the one before."""
+    """Start the workers of a round in which this node has a place; those of the previous round are gone."""
     running = status.anew(Phase.RUNNING, placement.round, placement.group_rank)
     return running, (steps.StartWorkers(placement),)
 
 
 def end(status: PolicyState, last: steps.End, *before: steps.Step, by: int = SIGTERM, failed: bool = False) -> Decision:
-    """Decide the end: first the workers are stopped, with the signal `by` unless they are stopping already."""
+    """Decide the end: first stop the workers, with the signal `by` unless they are already stopping."""
     if status.stopping:
         ending = status._replace(phase=Phase.ENDING, final_step=last, pending_placement=None)
         return ending, (*before, steps.StopHeld(by, failed))
@@ -228,7 +228,7 @@ def end(status: PolicyState, last: steps.End, *before: steps.Step, by: int = SIG
 
 
 def take_final_step(status: PolicyState, last: steps.End, *before: steps.Step, in_order: bool) -> Decision:
-    """Take the last step: no worker is left."""
+    """Take the last step; no worker is left."""
     if isinstance(last.event, SignalArrived) and last.event.number == SIGTERM and in_order and not status.link_down:
         return status._replace(phase=Phase.LEAVING, stopping=0, final_step=last), (
             *before,
@@ -242,7 +242,7 @@ def take_final_step(status: PolicyState, last: steps.End, *before: steps.Step, i
 
 
 def _query_standing(status: PolicyState) -> tuple[steps.Step, ...]:
-    """Query the state of the job without this node, now and again."""
+    """Ask for the state of the job without this node, now and again later."""
     return LeaveRequest(wants_reply=True, ended_with_0=status.ended_with_0), SetTimer(Timer.QUERY, _LEAVING_EVERY)
 
 
@@ -259,7 +259,7 @@ def notify_before_leaving(status: PolicyState, seconds: float) -> Decision:
 
 
 def leave_job(status: PolicyState, number: int, *, saved: bool = False) -> Decision:
-    """Leave the job to the others: this signal arrived, or a drain.
+    """Leave the job to the other nodes, because of this signal or a drain.
 
     `saved`: all workers of the round have acknowledged the notice.
     """
@@ -306,7 +306,7 @@ def _note_round(status: PolicyState, event: messages.RoundEnded) -> Decision:
 
 
 def _on_missed_round(status: PolicyState, event: messages.RoundEnded) -> Decision:
-    """Our own round may have ended before we knew our place in it, or could take it: join the next."""
+    """Our own round may have ended before the agent learned or could take its place: join the next."""
     over, pending = event.end.round, status.pending_placement
     missed = over > status.round if pending is None else over >= pending.round
     join = steps.RequestJoin(event.keeps_place)
@@ -355,13 +355,13 @@ _REASONS: dict[Reason, Callable[[RoundEnd], str]] = {
     Reason.DRAINED: lambda end: end.detail or end.reason.value,
     Reason.FORGOTTEN: lambda end: end.reason.value,
 }
-"""Texts for why a round ended if no worker failed."""
+"""Why a round ended if no worker failed, as text."""
 
 # The workers
 
 
 def _on_workers_succeeded(status: PolicyState, _event: steps.WorkersSucceeded) -> Decision:
-    # Workers that are done need no notice.
+    # Workers that have finished need no notice.
     consent = (_drain(status),) if status.posted_notice is not None and not status.posted_notice.ready else ()
     return status._replace(phase=Phase.FINISHED, posted_notice=None), (Succeed(status.round), *consent)
 
@@ -389,7 +389,7 @@ def _fail(status: PolicyState, event: steps.WorkersFailed) -> Decision:
 def _on_timer(status: PolicyState, event: TimerFired) -> Decision:
     if event.timer is Timer.SIGNAL and status.held_failure is not None:
         return _fail(status, status.held_failure)
-    if event.timer is Timer.NOTICE and status.leave_signal:  # a node that leaves waits no longer
+    if event.timer is Timer.NOTICE and status.leave_signal:  # the deadline: a leaving node waits no longer
         return leave_job(status, status.leave_signal)
     return status, ()
 
@@ -418,7 +418,7 @@ def _succeed_without_verdict(status: PolicyState, event: LinkLost) -> Decision:
 
 def _on_link_lost(status: PolicyState, event: LinkLost) -> Decision:
     failure = status.failure or (status.held_failure and status.held_failure.cause)
-    if failure is not None:  # the failure of the line must not hide that of the workers
+    if failure is not None:  # the failure of the link must not hide that of the workers
         line = warning(f"{event.detail}; the job ends here with the failure of this node's workers")
         verdict = Verdict(Outcome.FAILED, failure, ending=Ending.INFRASTRUCTURE)  # as on the nodes that keep running
         return end(status, steps.End(JobEnded(verdict)), line, failed=True)
@@ -448,7 +448,7 @@ def _on_link_down(status: PolicyState, event: LinkDown) -> Decision:
 
 
 def _is_told(brief: int) -> bool:
-    """Whether the loss or the return of a session is logged, after so many that did not live: the 1st, 2nd, 4th, ..."""
+    """Whether to log the loss or return of a session, after this many short ones: the 1st, 2nd, 4th, ..."""
     return brief & (brief - 1) == 0
 
 
@@ -461,7 +461,7 @@ def _on_link_up(status: PolicyState, event: messages.LinkUp) -> Decision:
 
 
 def _on_progress_text(status: PolicyState, event: messages.ProgressText) -> Decision:
-    if status.stopping:  # then this node waits for its own workers
+    if status.stopping:  # this node still waits for its own workers
         return status, ()
     text = event.text
     if event.is_short and status.ended_with_0:
@@ -475,7 +475,7 @@ def _on_progress_text(status: PolicyState, event: messages.ProgressText) -> Deci
 
 
 def _drain_before_start(status: PolicyState, event: messages.NodesWaiting) -> Decision:
-    """Nodes wait to join a round of which the workers are not started yet: none of them could save anything."""
+    """Nodes wait to join a round whose workers have not started yet: none of them could save anything."""
     pending = status.pending_placement
     if pending is None or pending.round != event.round or not event.waiting:
         return status, ()
@@ -484,7 +484,7 @@ def _drain_before_start(status: PolicyState, event: messages.NodesWaiting) -> De
 
 
 def _on_waiting(status: PolicyState, event: messages.NodesWaiting) -> Decision:
-    """Nodes wait to join: the workers are asked to save, if they are given notice, and the round is drained."""
+    """Nodes wait to join: ask the workers to save, if they get notices, and drain the round."""
     if event.round != status.round:
         return status, ()
     if not event.waiting:
@@ -519,12 +519,12 @@ def _log_new_nodes(event: messages.NodesWaiting, group_rank: int) -> str:
 
 
 def _drain(status: PolicyState) -> Drain:
-    """End the round in order; if workers are given notice, this is the node's consent."""
+    """End the round in order; if workers get notices, this is the node's consent."""
     return Drain(status.round, needs_consent=status.notice_timeout > 0 or status.posted_notice is not None)
 
 
 def _on_node_preempted(status: PolicyState, event: messages.Preempted) -> Decision:
-    """A node will be taken away: the workers are asked to save."""
+    """A node will be taken away: ask the workers to save."""
     if event.round != status.round or status.leave_signal:
         return status, ()
     if status.phase is not Phase.RUNNING or (status.posted_notice is not None and status.posted_notice.ready):
@@ -538,10 +538,10 @@ def _on_node_preempted(status: PolicyState, event: messages.Preempted) -> Decisi
 
 
 def _on_workers_ready(status: PolicyState, event: steps.WorkersReady) -> Decision:
-    """All workers of this node have saved, or their time is over: the node consents."""
+    """All workers of this node have saved, or the deadline has passed: the node consents."""
     if status.posted_notice is None or status.posted_notice.ready:
         return status, ()
-    if status.leave_signal and event.is_late:  # it leaves now, and the others must not count it as saved
+    if status.leave_signal and event.is_late:  # this node leaves now, and the others must not count it as saved
         return status, ()
     return status._replace(posted_notice=status.posted_notice._replace(ready=True)), (_drain(status),)
 
@@ -561,7 +561,7 @@ def _on_drain(status: PolicyState, event: steps.DrainArrived) -> Decision:
 
 def _on_final_stop(status: PolicyState, event: steps.WorkersStopped) -> Decision:
     assert status.final_step is not None, "an agent that ends knows how"
-    if event.waiting:  # the stop was done when the end was decided
+    if event.waiting:  # the stop had finished when the end was decided
         cause = status.final_step.event
         number = cause.number if isinstance(cause, SignalArrived) else SIGTERM
         return status._replace(stopping=number), (steps.StopWorkers(number, failed=True),)
@@ -586,7 +586,7 @@ def _on_timer_when_leaving(status: PolicyState, event: TimerFired) -> Decision:
 
 
 def _leave_without_answer(status: PolicyState, _event: steps.Event) -> Decision:
-    """Leave without knowing the state of the job: it cannot be known any more, or is not waited for."""
+    """Leave without knowing the state of the job: nobody can say it any more, or the agent no longer waits for it."""
     assert status.final_step is not None, "an agent that leaves knows how"
     last = status.final_step._replace(standing="")
     return status._replace(phase=Phase.ENDED), (last._replace(unasked=_UNKNOWN) if last.drained_by else last,)
@@ -607,7 +607,7 @@ def _on_signal_when_leaving(status: PolicyState, event: SignalArrived) -> Decisi
     return (status, ()) if event.number in FORWARDED_SIGNALS | {SIGTERM} else _leave_without_answer(status, event)
 
 
-# The table. What a phase does not list changes nothing there
+# The table. An event that a phase does not list changes nothing
 
 _ANYWHERE: dict[type, Callable[..., Decision]] = {
     JobEnded: _on_job_ended,
@@ -618,7 +618,7 @@ _ANYWHERE: dict[type, Callable[..., Decision]] = {
     SignalArrived: _on_signal,
     steps.DrainArrived: _on_drain,
 }
-"""Until the end of the agent is decided."""
+"""Rules until the end of the agent is decided."""
 
 _STARTED: dict[type, Callable[..., Decision]] = _ANYWHERE | {
     messages.RoundEnded: _on_round_ended,
@@ -626,7 +626,7 @@ _STARTED: dict[type, Callable[..., Decision]] = _ANYWHERE | {
     messages.Preempted: _on_node_preempted,
     TimerFired: _on_timer,
 }
-"""While workers of a round run, or have ended in it."""
+"""Rules while workers of a round run, or have ended in it."""
 
 _RULES: dict[Phase, dict[type, Callable[..., Decision]]] = {
     Phase.CHECKING: _ANYWHERE

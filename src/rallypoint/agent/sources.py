@@ -1,9 +1,9 @@
-"""What the agent's loop waits for and drives, and what only watches it. Cheap to import.
+"""Sources, which the agent's loop waits for and drives, and watchers, which only watch it. Cheap to import.
 
-Laws of what only watches (`Watchers`, `Observer`):
+Laws of watchers (`Watchers`, `Observer`):
 
-1. Its exception is logged, it is dropped, and the job continues.
-2. It looks at memory alone: what may wait for a disk, a console or a program is posted to a thread
+1. If a watcher raises, the exception is logged, the watcher is dropped, and the job continues.
+2. A watcher reads memory only. Anything that may wait for a disk, a console or a program is posted to a thread
    (`base.side_thread`).
 """
 
@@ -35,7 +35,7 @@ P = ParamSpec("P")
 
 
 def guarded(what: str, call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
-    """Call something that only watches the job; its exception is logged. Returns whether it raised none."""
+    """Call code that only watches the job; its exception is logged. Returns whether there was none."""
     try:
         call(*args, **kwargs)
     except Exception:
@@ -64,58 +64,58 @@ class Preparation(Source, Protocol):
     """Work that a round requires, possibly with other nodes, before its workers can start."""
 
     failure: str = ""
-    """A sentence on why the workers cannot start; empty if nothing has failed."""
+    """A sentence on why the workers cannot start; empty if nothing failed."""
     failed_node: str = ""
-    """The name of the node that has failed; empty for this one."""
+    """The name of the node that failed; empty for this one."""
     ends_job: bool = False
-    """Whether the failure ends the job, whatever restarts are left."""
+    """Whether the failure ends the job even if restarts are left."""
 
     def begin(self, group: WorkerGroup) -> None:
-        """The node has entered a round, in which the group now has its place. Work in progress is dropped."""
+        """Begin for a round that the node has entered, with the group's place in it. Drops work in progress."""
 
     def preparing(self) -> bool:
-        """Whether it is in progress."""
+        """Whether the work is in progress."""
         return False
 
     def cancel(self) -> None:
-        """The round has ended before its workers have started: drop work in progress. Idempotent."""
+        """The round has ended before its workers started: drop work in progress. Idempotent."""
 
     def close(self) -> None:
-        """The run is over. Idempotent."""
+        """The run has ended. Idempotent."""
 
 
 class Preparations(list[Preparation]):
     """All preparations of an agent. Its workers start when none is in progress and none has failed."""
 
     def preparing(self) -> bool:
-        """Whether workers that are due to start have to wait."""
+        """Whether workers that are due to start must wait."""
         return any(preparation.preparing() for preparation in self)
 
     def failed(self) -> Preparation | None:
-        """The first preparation that has failed, so that the workers of this round cannot start; None if they can."""
+        """The first preparation that has failed, so that this round's workers cannot start; None if they can."""
         return next((preparation for preparation in self if preparation.failure), None)
 
     @property
     def end_job(self) -> bool:
-        """Whether one has failed in a way that no restart can help."""
+        """Whether a preparation has failed in a way that no restart can fix."""
         return any(preparation.failure and preparation.ends_job for preparation in self)
 
 
 class Gate(Source, Protocol):
-    """What has to pass before this node requests a place; it has begun when it is made."""
+    """A check that has to pass before this node requests a place. It begins when it is created."""
 
     def step(self) -> Iterable[NodeChecked | WorkersStopped]:
-        """Do what is due. Yields the result, once, when nothing of it is left running."""
+        """Do what is due. Yields the result once, when no process of the check is left."""
         ...
 
     def begin_stop(self, number: int) -> None:
-        """End it by this signal: its result then says nothing about the node."""
+        """End the check with this signal; its result then says nothing about the node."""
 
     def kill_now(self) -> None:
-        """Give it no more time."""
+        """End the grace period of the check."""
 
     def end(self, number: int) -> None:
-        """End it by this signal, and return when it is gone."""
+        """End the check with this signal, and return when it is gone."""
 
 
 class Keeper(Protocol):
@@ -131,16 +131,16 @@ class Keeper(Protocol):
         ...
 
     def enter(self, context: PContext) -> tuple[int, ...]:
-        """Let those that wait enter the round of a context that is not started yet. Returns their local ranks."""
+        """Let waiting workers enter the round of a context that is not started yet. Returns their local ranks."""
         ...
 
     def note_failures(self, failures: Mapping[int, ProcessFailure], seconds: float, *, progress: bool) -> None:
-        """Workers of a round that some have entered so have failed, this long after its start; by local rank."""
+        """Note failures, by local rank, of workers that entered a round this way, this long after its start."""
 
 
 class Hooks:
-    """What a run's features are called for at moments of its workers: methods of `feature.Feature`, in the order in
-    which the features were made.
+    """Hooks of a run's features at certain moments of its workers: methods of `feature.Feature`, in the order in which
+    the features were created.
     """
 
     def __init__(self) -> None:
@@ -159,40 +159,40 @@ class Hooks:
 
 
 class Observer(Protocol):
-    """Is told what happens in the loop. It decides nothing, and nothing here blocks."""
+    """Called for each event of the loop. It decides nothing, and never blocks."""
 
     def __call__(
         self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...], /
     ) -> None:
-        """An event has been decided on, and the steps follow; None is the beginning of the run."""
+        """The policy has decided on an event, and the steps follow; None is the beginning of the run."""
 
 
 class Watchers(Source):
-    """The sources that only watch: each is driven like any other until it raises."""
+    """Sources that only watch: the loop drives each of them until it raises."""
 
     def __init__(self) -> None:
         self._sources: dict[Source, str] = {}
-        """With their names in `seconds`, as the observers: the loop asks for them in each pass."""
+        """With their names in `seconds`, like the observers': the loop needs them in each pass."""
         self._observers: dict[Observer, str] = {}
         self.seconds: dict[str, float] = {}
-        """What each has taken of the loop's thread so far, by the name of its class."""
+        """How long each watcher has used the loop's thread so far, by class name."""
 
     def add(self, source: Source) -> None:
         """Drive this source too, from now on."""
         self._sources[source] = _name(source)
 
     def observe_with(self, observer: Observer) -> None:
-        """Tell this observer too what happens, from now on."""
+        """Notify this observer too, from now on."""
         self._observers[observer] = _name(observer)
 
     def observe(self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...]) -> None:
-        """Tell all observers."""
+        """Notify all observers."""
         for observer, name in tuple(self._observers.items()):
             if not self._call(name, observer, before, event, after, steps):
                 del self._observers[observer]
 
     def guard(self, handle: Callable[[Any], object]) -> Callable[[Any], object]:
-        """The same handler of events, guarded, with its time counted."""
+        """Wrap an event handler: guard it, and count its time."""
         name = _name(handle)
         return lambda event: self._call(name, handle, event)
 
@@ -217,7 +217,7 @@ class Watchers(Source):
                 del self._sources[source]
 
     def _call(self, name: str, call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Call a watcher of this name, and count its time. Returns whether it raised nothing."""
+        """Call a watcher of this name, and count its time. Returns whether it succeeded."""
         began = SYSTEM_CLOCK.monotonic()
         try:
             return guarded(name, call, *args, **kwargs)
@@ -226,6 +226,6 @@ class Watchers(Source):
 
 
 def _name(watcher: object) -> str:
-    """The name of a watcher's class, also of a method's; of a function its own."""
+    """The name of a watcher's class, also for a method; a function's own name."""
     owner = getattr(watcher, "__self__", watcher)
     return getattr(owner, "__qualname__", type(owner).__name__)

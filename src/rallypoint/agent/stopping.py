@@ -1,15 +1,15 @@
-"""`WorkersStop`: the one owner of the stop of this node's workers, as a source that yields one event. Cheap to import.
+"""`WorkersStop`: the one owner of the stop of this node's workers, a source that yields one event. Cheap to import.
 
 Laws:
 
-1. Nothing else calls `Stop.step` while the loop runs. It reports the end once, to the caller that steps it then:
+1. Nothing else calls `Stop.step` while the loop runs. The stop reports its end once, to whoever calls `step` then:
 
-       1. the loop has asked us, the stop is not done, and a worker ends;
-       2. a second owner looks, and finds the stop done; nothing is readable any more, and nothing is due;
-       3. so we would be asked only when some timer of another source fires, seconds later.
+       1. the loop calls us, the stop is not done, and a worker ends;
+       2. a second owner calls `step`, and finds the stop done; nothing is readable any more, and nothing is due;
+       3. so the loop calls us only when some timer of another source fires, seconds later.
 
-2. `WorkersStopped` follows each `begin` once: when no worker is in the round. Workers that are held are looked after
-   until they are in the context of another round; one that ends meanwhile is swept, without another event.
+2. One `WorkersStopped` follows each `begin`, when no worker is in the round. Workers that wait for the next round are
+   watched until another round's context has them; one that ends meanwhile is swept, without another event.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ class WorkersStop(Source):
     """Drives one stop after another.
 
     Args:
-        stopped: notes that no worker is in the round any more, and returns the event that says so.
+        stopped: notes that no worker is in the round any more, and returns the event for it.
     """
 
     def __init__(self, stopped: Callable[[], WorkersStopped]) -> None:
         self._stopped = stopped
         self._stop: Stop | None = None
         self.in_progress = False
-        """Whether a stop has begun and some of its workers are still in the round."""
+        """Whether a stop has begun and some of the workers are still in the round."""
 
     def begin(self, stop: Stop | None) -> WorkersStopped | None:
         """Drive this stop from now on; None if no worker has run.
 
         Returns:
-            The event, if no worker is in the round any more; else it follows.
+            The event if no worker is in the round any more; otherwise the event follows later.
         """
         self._stop, self.in_progress = stop, True
         return next(self.step(), None)
 
     def kill_now(self) -> None:
-        """Give the workers that are being stopped no more time."""
+        """End the grace period of the workers that are being stopped."""
         if self._stop is not None and self.in_progress:
             self._stop.kill_now()
 

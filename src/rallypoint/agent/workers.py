@@ -1,16 +1,16 @@
-"""The workers of one node: started through the reaper in each round, watched by pidfd, stopped, none left behind.
+"""The workers of one node: started through the reaper in each round, watched by pidfd, stopped; none is left behind.
 
-The layers that a stop goes through; each knows only the next one:
+The layers of a stop; each knows only the next one:
 
     agent/policy      StopWorkers               one at a time; `WorkersStopped` follows
-    agent/actions     WorkerController.stop     begins it, by PContext.begin_close
+    agent/actions     WorkerController.stop     begins it, with PContext.begin_close
     agent/stopping    WorkersStop               its one owner: drives it beside everything else
     workers/stop      Stop                      signal, grace period, stacks, SIGKILL, sweep; then all output is written
-      WriteDetector                             which workers are spared, since they write a file
+      WriteDetector                             which workers are spared because they are writing a file
       ChildProcess                              a signal to the worker alone, through its pidfd
-      Sweep                                     all that workers have left: by the reaper, or, where that is lost, as
-                                                /proc shows it
-    workers/reaper    SIGTERM, then SIGKILL to all below it, until nothing is left; its supervisor kills what it leaves
+      Sweep                                     everything that workers left behind: through the reaper, or, if that is
+                                                lost, from /proc
+    workers/reaper    SIGTERM, then SIGKILL to all below it, until nothing is left; its supervisor kills the rest
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _WATCHDOG_VARIABLES = (TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_UNINTERRUPTI
 
 
 DRAIN_NOTICE = 30.0
-"""Seconds that workers have to save before `rallyctl drain` takes their node away, where the job names no other."""
+"""Seconds that workers have to save before `rallyctl drain` takes their node away, unless the job sets another time."""
 
 
 class WorkerController:
@@ -68,13 +68,13 @@ class WorkerController:
 
     Args:
         spec: the spec of the workers.
-        rendezvous: this node's client of the rendezvous.
+        rendezvous: this node's rendezvous client.
         grace: how long workers have to end.
         logs_specs: where their output goes.
-        start_method: how workers that are functions are started.
+        start_method: how to start workers that are functions.
         log_line_prefix_template: the prefix of each teed line (contract section 6.5).
-        stuck_after: seconds that a worker may be stuck in the kernel; by default taken from the environment; 0:
-            forever.
+        stuck_after: seconds that a worker may be stuck in the kernel; 0 means forever. By default from the
+            environment.
     """
 
     def __init__(
@@ -90,54 +90,54 @@ class WorkerController:
         self.group = WorkerGroup(spec)
         self.began, self.began_at = time.monotonic(), time.time()
         self.events: AgentEvents | None = None
-        """Records the run, where somebody wants that (`record_events`)."""
+        """Records the run, if needed (`record_events`)."""
         self.rendezvous = rendezvous
         self.grace = grace
         self.logs_specs = logs_specs
         self.start_method = start_method
         self.log_line_prefix_template = log_line_prefix_template
         self.pcontext: PContext | None = None
-        """The processes of the present workers; None before the first, and if they are not our processes."""
+        """The current workers' processes; None before the first, and if they are not our processes."""
         self.console = WorkerConsole()
-        """Where all workers of the run are shown."""
+        """Shows the output of all workers of the run."""
         self.folder = WorkerFolder(self.awaited, rendezvous.send, spec.features.recovery.progress_file)
         """The folder that is shared with the workers."""
         self.folder.on_folder = self._look_at_folder
         self.on_folder: Callable[[], None] = lambda: None
-        """Called where workers have made the folder that they share with this agent."""
+        """Called when workers have created the folder that they share with this agent."""
         self.sources: list[Source] = []
         """What the loop waits for and drives."""
         self.preparations = Preparations()
         """What each round waits for before its workers start."""
         self.watchers = Watchers()
-        """What only watches this run. It cannot end it."""
+        """Sources that only watch this run and cannot end it."""
         self.at_end = ExitStack()
-        """What is released when the run is over."""
+        """Released when the run has ended."""
         self.at_end.callback(self.folder.close)
         self.hooks = Hooks()
-        """What this run has beside the core is called by these."""
+        """Calls the features of this run."""
         self.constants: dict[str, str] = {}
         """Variables that features add for all workers in all rounds."""
         self.gate: Callable[[], Gate] | None = None
-        """Begins what has to pass before this node requests a place, if anything has."""
+        """Begins the check that has to pass before this node requests a place, if there is one."""
         self.is_launched = False
-        """Whether this is the run of a launch, which ends with `finish`."""
+        """Whether this run belongs to a launch, which ends with `finish`."""
         self.finish: Callable[[BaseException | None], None] = lambda _error: None
-        """What the launch does at last, with its error if there is one."""
+        """The last action of the launch; takes its error, if there is one."""
         self.max_nodes = 1
-        """The number of nodes that a round takes at most."""
+        """The largest number of nodes in a round."""
         self.round_entered_at = 0.0
-        """When this node entered the present round, on the monotonic clock."""
+        """When this node entered the current round, on the monotonic clock."""
         self.started_at = 0.0
-        """When the present workers were started, in seconds since 1970."""
+        """When the current workers were started, in seconds since 1970."""
         self.failures: Mapping[int, ProcessFailure] = {}
-        """The failures of the present workers that the last `poll` has found, by global rank."""
+        """The failures of current workers in the last `poll`, by global rank."""
         self.remarks: dict[int, str] = {}
-        """What has been found out of present workers that a person should know, by global rank; for any thread."""
+        """Findings about current workers for people, by global rank; for any thread."""
         self.beyond_help = False
         """Whether a worker is stuck in the kernel: it keeps its devices, so a restart here cannot help."""
         self.seen: NodeFacts | None = None
-        """What other threads may know, as of the last `look`; all else here is the loop's."""
+        """Facts for other threads, as of the last `look`; everything else here belongs to the loop."""
         self._stuck_after = stuck_after
         self._reaper: ReaperClient | None = None
         self._watchdog: WorkerMonitor | None = None
@@ -147,10 +147,10 @@ class WorkerController:
             self.sources.append(self._signals)
         self._forwarded: set[int] = set()
         self._keeper: Keeper | None = None
-        """What keeps workers in their processes since the last stop that was a restart."""
+        """Has kept workers in their processes since the last stop for a restart."""
 
     def record_events(self) -> AgentEvents:
-        """Record the run from now on; returns what does."""
+        """Record the run from now on; returns the recorder."""
         if self.events is None:
             from rallypoint.agent.events import AgentEvents
 
@@ -160,12 +160,12 @@ class WorkerController:
         return self.events
 
     def add_preparation(self, preparation: Preparation) -> None:
-        """Let each round wait for it before its workers start."""
+        """Make each round wait for this preparation before its workers start."""
         self.preparations.append(preparation)
         self.sources.append(preparation)
 
     def prepare(self) -> None:
-        """The run begins: start what starts the workers, while the nodes find each other."""
+        """The run begins: start the reaper while the nodes find each other."""
         self.ensure_reaper()
         if not HAS_PIDFDS:
             from rallypoint.base.without_pidfds import FACT
@@ -173,22 +173,22 @@ class WorkerController:
             log.warning("%s", FACT)
 
     def close(self) -> None:
-        """The run is over, for the other nodes too: release what was kept until now."""
+        """The run has ended, for the other nodes too: release what was kept until now."""
         for preparation in self.preparations:
             preparation.close()
         guarded("what is released at the end", self.at_end.close)
         self.console.close()
-        self._drop_reaper()  # last: if we were killed until now, it would remove what we leave behind
+        self._drop_reaper()  # last: if this agent is killed before, the reaper removes the leftovers
 
     # A round begins
 
     def enter_round(self, placement: Placement) -> None:
-        """Take over the place of this node in a round: address of the store, group rank, worker ranks. `start` follows
-        as soon as the round has been prepared.
+        """Take this node's place in a round: address of the store, group rank, worker ranks. `start` follows when the
+        round has been prepared.
         """
         group, spec = self.group, self.group.spec
         if not self.survivors():
-            self.pcontext = None  # those of the previous round, which are gone
+            self.pcontext = None  # the workers of the previous round, which are gone
         self.round_entered_at = SYSTEM_CLOCK.monotonic()
         group.placement, group.restarts = placement, placement.restarts
         self.rendezvous.begin_round(placement)
@@ -209,7 +209,7 @@ class WorkerController:
 
     @profiled("SimpleElasticAgent._assign_worker_ranks")
     def assign(self, placement: Placement) -> list[Worker]:
-        """The workers of this node with their ranks, all of which the placement holds."""
+        """The workers of this node, with their ranks from the placement."""
         return workers_of(placement.ranks, self.group.spec)
 
     # The start
@@ -221,7 +221,7 @@ class WorkerController:
 
     @profiled("LocalElasticAgent._start_workers")
     def start_workers(self) -> dict[int, int]:
-        """Start the processes of the present round; returns local rank to process id."""
+        """Start the processes of the current round; returns local rank to process id."""
         group, spec = self.group, self.group.spec
         assert spec.entrypoint is not None
         if self._watchdog is not None:
@@ -247,8 +247,8 @@ class WorkerController:
 
             kind = FunctionContext
         context = kind(spec.role, spec.entrypoint, args, envs, self.logs_specs, prefixes, reaper, options)
-        # Before anything is started: a worker may make the folder of notices as its first act, and if this agent is
-        # killed in the same moment, only the reaper knows what to remove.
+        # Before any start: a worker may create the folder of notices as its first act. If this agent is killed in that
+        # moment, only the reaper knows what to remove.
         self.set_cleanup(reaper)
         for before_start in self.hooks.before_start:
             before_start(context)
@@ -276,7 +276,7 @@ class WorkerController:
         return options
 
     def set_cleanup(self, reaper: ReaperClient) -> None:
-        # What the reaper removes if this process ends without doing so.
+        # Files that the reaper removes if this process ends without doing so.
         temporary, pipes = self.logs_specs.temporary, [] if self._watchdog is None else self._watchdog.files
         whole = [*([self.group.notices] if self.group.notices else []), *pipes]
         reaper.set_cleanup(empty=[temporary] if temporary else [], whole=whole)
@@ -295,7 +295,7 @@ class WorkerController:
         self.folder.begin_round(placement.round, len(self.group.workers), placement.progress, since)
 
     def ensure_reaper(self) -> ReaperClient:
-        """The reaper of this run, which starts the workers of all rounds; a new one if that is lost."""
+        """The reaper of this run, which starts the workers of all rounds; a new one if it is lost."""
         if self._reaper is not None and self._reaper.lost:
             self._drop_reaper()
         if self._reaper is None:
@@ -303,13 +303,13 @@ class WorkerController:
         return self._reaper
 
     def fence(self, until: float) -> None:
-        """Have the workers killed at this moment (`BOOT_CLOCK`), even if this agent is frozen; infinity for never."""
+        """Kill the workers at this moment (`BOOT_CLOCK`), even if this agent is frozen; infinity for never."""
         reaper = self.ensure_reaper() if until < math.inf else self._reaper
         if reaper is not None:
             reaper.fence(until)
 
     def _drop_reaper(self) -> None:
-        """Close the reaper, and what is below it; everything else of the run remains."""
+        """Close the reaper and everything below it; the rest of the run remains."""
         for on_reaper_closed in self.hooks.on_reaper_closed:
             on_reaper_closed()
         reaper, self._reaper = self._reaper, None
@@ -319,7 +319,7 @@ class WorkerController:
     # The watchdog
 
     def _begin_watchdog(self) -> WorkerMonitor | None:
-        """The watchdog for the workers about to start, if there is one."""
+        """Create the watchdog for the workers about to start, if they need one."""
         from rallypoint.workers.logs.specs import temporary_folder
         from rallypoint.workers.watchdog import monitor_for
 
@@ -341,7 +341,7 @@ class WorkerController:
             self._watchdog.watch(self.pcontext.program_pids().values())
 
     def _watched(self, name: str, timer: FileTimerRequest | None) -> None:
-        """The watchdog has done what `name` says; a worker that its timer ends writes its stacks first."""
+        """Record a watchdog action; a worker whose timer has expired first writes its stacks."""
         if timer is not None and timer.signal > 0 and self.pcontext is not None:
             self.pcontext.announce_stacks(timer.worker_pid)
         if self.events is not None:
@@ -352,12 +352,12 @@ class WorkerController:
         self.sources.remove(watchdog)
         watchdog.close()
 
-    # How the workers are
+    # The state of the workers
 
     @profiled("LocalElasticAgent._monitor_workers")
     def poll(self) -> RunResult:
-        """The result so far of the workers: state, return values and failures by global rank. Does not wait."""
-        # An override of a third party's agent may have replaced the ids; then nothing is known of these workers.
+        """The workers' result so far: state, return values and failures by global rank. Does not wait."""
+        # A third party's agent may have replaced the ids; then nothing is known about these workers.
         if self.pcontext is None or set(self.pcontext.pids().values()) != {worker.id for worker in self.group.workers}:
             if self.pcontext is not None:
                 log.error("[%s] the workers' process ids are not those that were started", self.group.spec.role)
@@ -397,7 +397,7 @@ class WorkerController:
         """Add to each failure what the watchdog did, or that a signal was not meant to end the worker."""
         for failure in failures:
             why = "" if self._watchdog is None else self._watchdog.expiry_reason(failure.pid)
-            if why and not failure.reason.startswith(why):  # it may have been polled before
+            if why and not failure.reason.startswith(why):  # an earlier poll may have added it
                 failure.set_reason(f"{why} ({failure.text})")
             elif not failure.reason and self._was_only_forwarded(-failure.exitcode):
                 failure.set_reason(f"{failure.text}, which was meant for the workers; this one has no handler for it")
@@ -411,11 +411,11 @@ class WorkerController:
         return () if self.pcontext is None else self.pcontext.running
 
     def awaited(self) -> Collection[int]:
-        """Local ranks of the workers whose end `poll` has not reported: whether they have succeeded is not known."""
+        """Local ranks of the workers whose end `poll` has not reported, so that their success is not known."""
         return self.running() if self.pcontext is None else self.pcontext.awaited
 
     def ended_in_order(self) -> bool:
-        """Whether the workers, if there were any, have ended with success or by SIGTERM."""
+        """Whether all workers, if any, have succeeded or ended by SIGTERM."""
         return self.pcontext is None or self.pcontext.ended_in_order
 
     def stopped(self) -> tuple[int, ...]:
@@ -442,7 +442,7 @@ class WorkerController:
         return max(0, self.restart_limit() - self.group.restarts)
 
     def look(self) -> NodeFacts:
-        """What is known at this moment, which other threads find in `seen`."""
+        """Collect the current facts, which other threads read from `seen`."""
         group, spec, context = self.group, self.group.spec, self.pcontext
         codes = {} if context is None else context.exit_codes
         workers = tuple(worker_facts(worker, context, codes) for worker in group.workers)
@@ -476,17 +476,17 @@ class WorkerController:
         self.rendezvous.send(Succeed(self.group.placement.round))
 
     def forward(self, number: int) -> None:
-        """Forward a signal that this agent was sent to each running worker that was not sent it too."""
+        """Forward a signal that this agent received to each running worker that did not receive it too."""
         self._forwarded.add(number)
         if self.pcontext is not None and self.pcontext.running and not self._signals.forward(number):
             self.pcontext.forward_signal(number)
 
     def shared_signals(self) -> frozenset[int]:
-        """The signals that all processes of this node's job were sent a moment ago, as far as is known."""
+        """The signals that all processes of this node's job received a moment ago, as far as is known."""
         return self._signals.shared_signals()
 
     def _was_only_forwarded(self, number: int) -> bool:
-        """Whether a signal by which a worker has ended was meant to inform the workers."""
+        """Whether the signal that ended a worker was meant to inform the workers."""
         return number in FORWARDED_SIGNALS and (number in self._forwarded or number in self.shared_signals())
 
     def _signals_received(self) -> Collection[int]:
@@ -500,22 +500,22 @@ class WorkerController:
             self.pcontext.forward_signal(number)
 
     def terminated(self) -> float:
-        """This agent was sent SIGTERM. Returns the seconds that the workers may be given to save."""
+        """Handle SIGTERM to this agent. Returns how many seconds the workers may have to save."""
         until = self.grace.terminated()
         if until is not None and self.pcontext is not None:
             self.pcontext.shorten_close(until)
         return self.grace.notice
 
     def drain_notice(self) -> float:
-        """Seconds that the workers have to save before an operator takes this node away: the job's `notice_timeout`. If
-        that is not set, `DRAIN_NOTICE` where a worker looks for notices, and 0.0 elsewhere.
+        """Seconds that workers have to save before an operator takes this node away: the job's `notice_timeout`. If
+        that is not set, `DRAIN_NOTICE` if a worker looks for notices, else 0.0.
         """
         return self.rendezvous.notice_timeout or (DRAIN_NOTICE if self.folder.is_looked_at() else 0.0)
 
     # The stop
 
     def stop(self, step: StopWorkers) -> Stop | None:
-        """Begin to stop the workers as the step says; the loop drives the stop while it handles everything else.
+        """Begin to stop the workers as the step says; the loop drives the stop beside everything else.
 
         Returns:
             The stop in progress; None if the workers are gone.
@@ -530,22 +530,22 @@ class WorkerController:
             return None
         death_sig, timeout = Signals(step.signal), self.grace.seconds(failed=step.failed)
         limit = self.grace.seconds(failed=False)
-        # Whether the workers have been sent the signal by its sender is asked only where that can be, since it costs a
-        # round trip to the reaper: under a scheduler, or if this agent was signalled too. Without the question:
-        #   1. `kill -TERM -PGID` reaches this agent, and the workers with it;
+        # Did the sender of the signal signal the workers too? The answer costs a round trip to the reaper, so we ask
+        # only if this is possible: under a scheduler, or if this agent was signalled too. Without the question:
+        #   1. `kill -TERM -PGID` reaches this agent and the workers;
         #   2. each worker begins to save in its handler;
         #   3. our SIGTERM comes a moment later, and a handler that gives up at the second signal ends the save.
         sent = (step.shared or self._scheduled) and self._workers_have_signal(death_sig)
         if step.restarts and not step.ends_all and (keeper := self._find_keeper()) is not None:
             self._keeper = keeper
             return keeper.begin_release(self.pcontext, death_sig, timeout, limit, sent=sent)
-        # A restart does not wait: the new workers may need what the old ones have left, and write the same files.
+        # A restart does not wait: new workers may need what the old processes use, or write the same files.
         wanted = self.group.spec.features.recovery.leftover_timeout
         left = 0.0 if step.restarts else self.grace.within(wanted)
         return self.pcontext.begin_close(death_sig, timeout, limit, sent=sent, leftover_time=left)
 
     def stop_held(self, number: int, *, failed: bool) -> None:
-        """Let no worker continue in its process after the stop in progress, whatever its reason."""
+        """After the stop in progress, let no worker continue in its process, whatever the reason of the stop."""
         if self.pcontext is not None:
             self.pcontext.stop_held(Signals(number), self.grace.seconds(failed=failed))
 
@@ -554,7 +554,7 @@ class WorkerController:
 
         Args:
             number: the first signal.
-            timeout: seconds between it and SIGKILL; None for those of a stop.
+            timeout: seconds between this signal and SIGKILL; None for the usual ones.
         """
         if self.pcontext is not None:
             death_sig, timeout = Signals(number), self.grace.stop if timeout is None else timeout
@@ -563,7 +563,7 @@ class WorkerController:
             self._close_watchdog(self._watchdog)
 
     def _workers_have_signal(self, number: int) -> bool:
-        """Whether the running processes have been sent the signal by its sender, or soon will be by us."""
+        """Whether the sender has signalled the running processes too, or this agent will soon forward the signal."""
         runs = self.pcontext is not None and bool(self.pcontext.running)
         return runs and number != SIGKILL and self._signals.is_handled(number)
 
@@ -574,7 +574,7 @@ class WorkerController:
         return () if self.pcontext is None else self.pcontext.held
 
     def keeps_folder(self) -> bool:
-        """Whether processes continue that know the folder which is shared with the workers."""
+        """Whether processes that know the shared folder continue."""
         return bool(self.survivors()) or any(holds() for holds in self.hooks.holds_folder)
 
     def waiting_processes(self) -> tuple[WaitingProcess, ...]:
@@ -582,17 +582,17 @@ class WorkerController:
         return tuple(process for known in self.hooks.processes for process in known())
 
     def _look_at_folder(self) -> None:
-        """Workers have written something into their folder: import what reading it at the end of the round needs."""
+        """Workers have written into their folder: import now what reading it at the end of the round needs."""
         if (keeper := self._find_keeper()) is not None:
             keeper.make_ready()
 
     def restarts_all(self) -> bool:
-        """Whether not all workers of this node can continue in their processes; asked before they are stopped."""
+        """Whether some worker of this node cannot continue in its process. Call it before a stop."""
         return bool(self.started_at) and self._find_keeper() is None
 
     def _find_keeper(self) -> Keeper | None:
-        """What lets workers continue in their processes, if those of all local ranks of this node can; asked before
-        they are stopped.
+        """The keeper that lets workers continue in their processes, if those of all local ranks of this node can.
+        Call it before a stop.
         """
         if self.group.notices and os.path.isdir(self.group.notices):
             self.on_folder()
@@ -614,7 +614,7 @@ def workers_of(ranks: NodeRanks, spec: WorkerSpec) -> list[Worker]:
 
 
 def _describe(group: WorkerGroup) -> str:
-    """The lines about a complete round."""
+    """The log lines about a complete round."""
     rows = {
         "restart_count": group.restarts,
         "master_addr": group.master_addr,
@@ -637,12 +637,12 @@ def _describe(group: WorkerGroup) -> str:
 def worker_environment(
     group: WorkerGroup, worker: Worker, constant: Mapping[str, str], agent_environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables that are added to the agent's environment for one worker.
+    """The variables for one worker in addition to the agent's environment.
 
     Args:
         group: the group, with its place in the round.
         worker: the worker, with its ranks.
-        constant: what all workers have, `constant_environment`.
+        constant: the variables of all workers (`constant_environment`).
         agent_environment: the agent's own environment.
     """
     spec = group.spec
@@ -673,7 +673,7 @@ def worker_environment(
 
 
 def constant_environment(spec: WorkerSpec, agent_environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables among these that are the same for all workers of this node in all rounds.
+    """The additional variables that are the same for all workers of this node in all rounds.
 
     Args:
         spec: the spec of the workers.
@@ -686,7 +686,7 @@ def constant_environment(spec: WorkerSpec, agent_environment: Mapping[str, str])
         "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
         "TORCHELASTIC_USE_AGENT_STORE": spec.rdzv_handler.use_agent_store,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": agent_environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1),
-        # So that SIGSEGV, and the SIGABRT of a stop that takes too long, leave the stacks of all threads.
+        # Makes SIGSEGV, and the SIGABRT of a stop that takes too long, leave the stacks of all threads.
         "PYTHONFAULTHANDLER": agent_environment.get("PYTHONFAULTHANDLER", 1),
     }
     if spec.local_world_size == 1 or spec.virtual_local_rank:
