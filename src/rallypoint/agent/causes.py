@@ -1,24 +1,24 @@
-"""Which of the failures of a job is the cause of the others, before one is announced.
+"""Finds which failure of a job caused the others, before one is announced.
 
-Workers A and B are in a collective, and both are ours:
+Workers A and B of this node are in a collective:
 
-  1. B raises, and begins to end: `finally`, atexit, threads, tear-down of its process group;
+  1. B raises, and begins to end: `finally`, atexit, threads, destruction of its process group;
   2. A's collective fails, since B has closed its connection, and A ends first;
-  3. were A's failure announced, all would read of a closed connection, and B be stopped before it has written its
-     traceback.
+  3. if the agent announced A's failure, everybody would read of a closed connection, and B would be stopped before it
+     could write its traceback.
 
 So a failure that may be a consequence of another one (`failures.kinds`) waits half a second for an original. Meanwhile
-each worker that has not ended is looked at, as often as that is done:
+the agent looks at each worker that has not ended, again and again:
 
 - it has left an error file in this start: it has failed;
-- what it has written last is a whole traceback: it has failed, and is ending, or waits for a thread;
+- its last output is a whole traceback: it has failed, and is ending, or waits for a thread;
 - it handles an exception that is no consequence (`base.python_memory`): it has failed, and cleans up;
-- else its stack is a clue: what it was in when the others failed.
+- otherwise its stack is a clue: where it was when the others failed.
 
-All other nodes are asked to look too. One that finds an original announces it at once, which ends the round for all;
-the others answer with their clues. An ordinary failure waits for nothing, and nothing here is imported for it.
+The agent asks all other nodes to look too. A node that finds an original announces it at once, which ends the round for
+all. The others answer with their clues. An ordinary failure waits for nothing, and imports nothing here.
 
-A thread reads the memory of workers: one that is in the middle of a large `munmap` may hold up whoever does.
+A thread reads the memory of workers: a worker in the middle of a large `munmap` may block the reader.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _WITHIN, _LOOKS_AGAIN = 0.5, 0.05
-"""Seconds for which an original failure is awaited, and between two looks at living workers."""
+"""Seconds to wait for an original failure, and between two looks at living workers."""
 _FOR_CLUES = 0.5
-"""Seconds that the node which asks waits longer for others that have not answered."""
+"""Additional seconds that the asking node waits for nodes that have not answered."""
 _OTHERS_FIRST = 0.8
-"""Seconds that this node waits longer where another one has asked it: that one announces, with what all have seen."""
+"""Additional seconds that this node waits if another one has asked it: the other one announces, with all clues."""
 _SHOWN = 12
-"""Groups of workers that are named in the report."""
+"""Groups of workers that the report names."""
 _MOST_RANKS = 64
 """Ranks of one group that are sent."""
 _USUAL = re.compile(
@@ -64,16 +64,16 @@ _USUAL = re.compile(
     "|FileNotFoundError|FileExistsError|BlockingIOError|InterruptedError|NotImplementedError|TimeoutError"
     "|KeyboardInterrupt|SystemExit)"
 )
-"""Exceptions that programs catch in their ordinary course: what is in an `except` of such a one has not failed."""
+"""Exceptions that programs catch routinely: a worker that is in an `except` for one of these has not failed."""
 _STILL = "still in "
-"""How the clue of a worker that has not ended begins."""
+"""The beginning of the clue of a worker that has not ended."""
 Clues = list[tuple[str, tuple[int, ...]]]
-"""What workers were in, each with its global ranks."""
+"""Where workers were, each with their global ranks."""
 
 
 def raised_failure(context: PContext, local_rank: int) -> tuple[ProcessFailure, float | None]:
-    """A worker's failure if it ended with 1 now, and the seconds since it has raised: it has left an error file of this
-    start, or a whole traceback as the last that it has written. None: it has not raised.
+    """A worker's failure as if it exited with 1 now, and the seconds since it raised: it has left an error file in this
+    start, or its last output is a whole traceback. None if it has not raised.
     """
     failure, silent_for = context.failure_so_far(local_rank)
     if failure.error_file != NO_FILE:
@@ -90,18 +90,18 @@ class CauseSearch:
         self._workers = workers
         self._round, self._until = -1, 0.0
         self._asked_by_other = -1
-        """The last round in which another node has asked."""
+        """The last round in which another node asked."""
         self._answered = -1
         self._reading: _Reading | None = None
         self._seen: dict[int, tuple[PythonThread, ...]] | None = None
-        """The threads of workers, by local rank, as they were read last in this round."""
+        """The threads of workers, by local rank, from the last read in this round."""
         self._clues: Clues = []
-        """Those of other nodes, in this round."""
+        """The clues of other nodes in this round."""
         self._awaited = 0
-        """The number of nodes whose clues are awaited."""
+        """The number of nodes that have not sent their clues yet."""
 
     def hear(self, event: CauseSought | CauseClues) -> None:
-        """Another node seeks the cause of a failure of its own, or tells what its workers were in."""
+        """Another node looks for the cause of its own failure, or says where its workers were."""
         if isinstance(event, CauseSought):
             if event.round > max(self._round, self._asked_by_other):
                 self._reading = self._seen = None  # of an earlier round
@@ -111,9 +111,9 @@ class CauseSearch:
             self._awaited -= 1
 
     def answer(self, result: RunResult, round_: int, now: float) -> tuple[RunResult, float]:
-        """If another node has asked in this round: look for it, while no worker of this node has ended with a failure.
+        """If another node has asked in this round, look for a cause. Call it while no worker of this node has failed.
 
-        Returns the result, with what workers have failed that have not ended, and when to look again.
+        Returns the result, with the failures of workers that have not ended, and when to look again.
         """
         if not self._is_asked(round_):
             return result, math.inf
@@ -126,8 +126,8 @@ class CauseSearch:
         return result, math.inf
 
     def step(self, result: RunResult, round_: int, now: float) -> tuple[Cause | None, float]:
-        """The cause among the failures of a result and of living workers, or None while an original is awaited; and
-        when to look again.
+        """The cause among the failures of a result and of living workers, or None while the agent waits for an
+        original; and when to look again.
         """
         cause = result.first_cause()
         if not may_be_consequence(cause):
@@ -165,8 +165,8 @@ class CauseSearch:
         self._workers.rendezvous.send(CauseClues(round_, sent))
 
     def _look(self) -> tuple[dict[int, ProcessFailure], dict[int, PythonThread] | None]:
-        """The failures of workers that have not ended, and the main threads of the others, by global rank; None for
-        these until they have been read.
+        """The failures of workers that have not ended, and the main threads of the others, by global rank. The threads
+        are None until they have been read.
         """
         context, by_rank, found = self._workers.pcontext, self._workers.global_ranks(), dict[int, ProcessFailure]()
         if context is None:
@@ -185,7 +185,7 @@ class CauseSearch:
         return found, {rank: main for rank, main in mains if rank not in found}
 
     def _living_failure(self, rank: int, thread: PythonThread | None) -> ProcessFailure | None:
-        """What a worker that has not ended has left of an exception, or handles."""
+        """The failure of a worker that has not ended but has left an exception behind, or handles one."""
         assert self._workers.pcontext is not None
         if (behind := self._workers.pcontext.failed_behind(rank)) is not None:
             return behind
@@ -201,7 +201,7 @@ class CauseSearch:
         return failure
 
     def _add_clues(self, failures: Mapping[int, ProcessFailure], clues: Clues) -> None:
-        """Add to failures for which there is no original what is known of the other workers."""
+        """Add what is known about the other workers to failures without an original."""
         by_rank, context = self._workers.global_ranks(), self._workers.pcontext
         ended = () if context is None else context.succeeded
         lines: list[str] = []
@@ -223,7 +223,7 @@ class CauseSearch:
             failure.context = "\n".join(filter(None, (failure.context, note)))
 
     def _keep_stacks(self) -> str:
-        """Begin to write the stacks that were read to a file among the logs; returns its path, empty without logs."""
+        """Start to write the stacks to a file among the logs; returns its path, empty without logs."""
         context, by_rank = self._workers.pcontext, self._workers.global_ranks()
         folder = "" if context is None else attempt_folder(context.error_files.values())
         if not self._seen or not folder or self._workers.logs_specs.temporary:
@@ -233,12 +233,12 @@ class CauseSearch:
 
 
 class _Reading:
-    """One read of some workers (pids by local rank), on a thread of its own."""
+    """One read of some workers (pids by local rank), on its own thread."""
 
     def __init__(self, pids: Mapping[int, int]) -> None:
         self.threads: dict[int, tuple[PythonThread, ...]] = {}
-        """The threads of those that could be read, the main one first, once it is done."""
-        self.done = False  # before the thread starts, which may be done at once
+        """The threads of each readable worker, the main one first; complete once `done`."""
+        self.done = False  # before the thread starts, which may finish at once
         if start_thread(lambda: self._read(pids), "rallypoint-causes") is None:
             self.done = True
 
@@ -249,7 +249,7 @@ class _Reading:
             for rank, pid in pids.items():
                 try:
                     self.threads[rank] = read_python(pid)
-                except Unreadable:  # another program, or one that may not be read: it leaves no clue
+                except Unreadable:  # another program, or a protected one: it leaves no clue
                     continue
         finally:
             self.done = True
@@ -271,7 +271,7 @@ def _write_stacks(path: str, ranks: Mapping[int, Iterable[PythonThread]]) -> Non
 
 
 def _original(exceptions: Iterable[HandledException]) -> HandledException | None:
-    """The innermost that is neither a consequence nor one of those that programs catch all the time."""
+    """The innermost exception that is neither a consequence nor one that programs catch routinely."""
     for exception in exceptions:
         if (exception.cleans_up or not _USUAL.fullmatch(exception.name)) and not is_consequence_text(exception.line):
             return exception
@@ -279,12 +279,12 @@ def _original(exceptions: Iterable[HandledException]) -> HandledException | None
 
 
 def _clues(threads: Mapping[int, PythonThread]) -> Clues:
-    """Of workers that have not ended."""
+    """Clues of workers that have not ended."""
     return [(f"{_STILL}{text}", (rank,)) for rank, thread in threads.items() if (text := _summary(thread))]
 
 
 def _failed_clues(failures: Mapping[int, ProcessFailure]) -> Clues:
-    """Of those that have failed."""
+    """Clues of workers that have failed."""
     from rallypoint.failures.explanation import message_and_traceback
     from rallypoint.observe.stacks import frames_of_traceback, in_words
 
@@ -295,7 +295,7 @@ def _failed_clues(failures: Mapping[int, ProcessFailure]) -> Clues:
 
 
 def _merged(clues: Iterable[tuple[str, tuple[int, ...]]]) -> Clues:
-    """The same texts once, those of the fewest ranks first."""
+    """Each text once, with all its ranks; texts of the fewest ranks first."""
     ranks_of: dict[str, set[int]] = {}
     for text, ranks in clues:
         ranks_of.setdefault(text, set()).update(ranks)

@@ -1,22 +1,22 @@
-"""Whether the place that an agent was given still stands.
+"""Confirms that an agent's place in a round is still valid.
 
-An agent that was frozen, or cut off, finds a `Placed` that may be older than the lease: by then the others have counted
+An agent that was frozen or cut off may find a `Placed` that is older than the lease. By then the others have counted
 its node as lost, and run without it. Laws:
 
-1. A word of the coordinator is as old as the request that it answers. When it was read means nothing: a process that
-   was frozen reads late what has come early.
-2. Workers start only on a word younger than the lease. A place that was requested less than a lease ago is one, and so
-   is the answer to a heartbeat; otherwise the coordinator is asked, and its answer follows all that it had to tell this
-   node before.
-3. Until it has answered, or has ended the round, nothing is started. The link repeats the question in each session, and
-   gives up as where a place is waited for (`control.protocol.resume_state`).
-4. With `--fence`, workers run only on a word younger than the lease: while they run, the coordinator is asked four
-   times a lease, and each answer moves the moment at which the reaper kills them. The reaper has that moment, so that
-   it comes for a frozen agent too. An elected coordinator's word lasts no longer than its own lease in etcd:
+1. An answer of the coordinator is as old as the request that it answers. When the agent reads it means nothing: a
+   frozen process reads late what came early.
+2. Workers start only on an answer younger than the lease. A place that was requested less than a lease ago is one, and
+   so is the answer to a heartbeat. Otherwise the agent asks the coordinator, whose answer follows all its earlier
+   messages to this node.
+3. Until the coordinator has answered or ended the round, nothing is started. The link repeats the request in each
+   session, and gives up as it does for a join (`control.protocol.resume_state`).
+4. With `--fence`, workers run only on an answer younger than the lease. While they run, the agent asks four times a
+   lease, and each answer moves the time at which the reaper kills them. The reaper keeps this time, so that it also
+   acts for a frozen agent. An elected coordinator's answer is valid no longer than its own lease in etcd:
 
      1. A coordinates, and its node has workers. A is cut off from etcd, not from its own node.
      2. A's lease ends, B is elected, and a third of a lease later counts A's node as lost: the next round begins.
-     3. A has answered its own node all the time: were its word good for a lease, the workers there would run on.
+     3. A has answered its own node all the time: if its answer were valid for a lease, the workers there would run on.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from rallypoint.control.protocol.messages import Confirmed, ConfirmRequest, Link
 log = get_logger(__name__)
 
 _ASKED_PER_LEASE = 4
-"""Questions in each lease while fenced workers run: with one lost or late, three are left."""
+"""Requests in each lease while fenced workers run: if one is lost or late, three are left."""
 
 
 class ConfirmingClient(Protocol):
-    """What this needs of a `RendezvousClient`."""
+    """The part of a `RendezvousClient` that this needs."""
 
     @property
     def lease(self) -> float:
@@ -52,12 +52,12 @@ class ConfirmingClient(Protocol):
 
 
 class Confirmation:
-    """Asks the coordinator, where its last word is too old.
+    """Asks the coordinator if its last answer is too old.
 
     Args:
-        rendezvous: what the coordinator is asked through.
-        clock: counts the time in which the machine is suspended too.
-        fence: takes the moment, on that clock, at which the workers are to be killed; None without `--fence`.
+        rendezvous: the way to the coordinator.
+        clock: also counts while the machine is suspended.
+        fence: takes the time, on that clock, at which to kill the workers; None without `--fence`.
     """
 
     def __init__(
@@ -67,28 +67,28 @@ class Confirmation:
         self._clock = clock
         self._fence = fence
         self._until = clock.monotonic() + rendezvous.lease
-        """Until when the last word of the coordinator holds: that is, for how long the others count on this node."""
+        """When the coordinator's last answer expires: until then the others count on this node."""
         self._sent: dict[int, float] = {}
-        """When the questions were sent that have no answer yet and are younger than the lease, by number."""
+        """When each request was sent that has no answer yet and is younger than the lease, by number."""
         self._number = 0
-        """The number of the last question."""
+        """The number of the last request."""
         self._ask_at = math.inf
-        """When to ask next; infinity where no fenced workers run."""
+        """When to ask next; infinity if no fenced workers run."""
         self.awaited = False
-        """Whether workers that are due to start wait for an answer; not any more once their round is over."""
+        """Whether workers that are due to start wait for an answer; false once their round has ended."""
         self._link_down = False
 
     def requests_place(self) -> None:
-        """This node is about to request a place: what it is given is younger than this moment."""
+        """This node is about to request a place: the answer will be younger than this moment."""
         self._until, self.awaited = self._clock.monotonic() + self._rendezvous.lease, False
 
     def must_wait(self) -> bool:
-        """Whether workers must wait until the coordinator confirms the round; asks it, if need be."""
+        """Whether workers must wait until the coordinator confirms the round; asks it if necessary."""
         now, lease = self._clock.monotonic(), self._rendezvous.lease
         needed = 0.0
         if self._fence is None:
             self._until = max(self._until, self._rendezvous.confirmed_at + lease)
-        else:  # the answer to a heartbeat does not say for how long it holds
+        else:  # the answer to a heartbeat does not say how long it is valid
             needed = lease / 2
         if not self.awaited and self._until - now < needed:
             self.awaited = True
@@ -98,7 +98,7 @@ class Confirmation:
         return self.awaited
 
     def on_event(self, event: Event) -> None:
-        """An event has occurred that may be an answer, or the end or the beginning of a session."""
+        """Handle an event that may be an answer, or the end or the beginning of a session."""
         match event:
             case Confirmed(number=answered, valid_for=valid_for) if answered in self._sent:
                 self._until = max(self._until, self._sent[answered] + min(self._rendezvous.lease, valid_for))
@@ -134,14 +134,14 @@ class Confirmation:
         return max(0.0, self._ask_at - self._clock.monotonic())
 
     def step(self) -> None:
-        """Ask, if that is due."""
+        """Ask, if it is time."""
         now = self._clock.monotonic()
         if now >= self._ask_at:
             self._ask_at = now + self._rendezvous.lease / _ASKED_PER_LEASE
             self._ask(now)
 
     def has_fenced(self) -> bool:
-        """Whether the time of the running workers is over, so that the reaper has killed them."""
+        """Whether the running workers' answer has expired, so that the reaper has killed them."""
         return self._ask_at < math.inf and self._clock.monotonic() >= self._until
 
     def _ask(self, now: float) -> None:

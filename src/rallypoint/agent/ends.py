@@ -1,6 +1,6 @@
-"""What is said of workers that have all ended with 0 when they were stopped. Imported once the first ones run.
+"""What to say about workers that all exited with 0 when they were stopped. Imported when the first workers run.
 
-Such workers have saved, and most often not finished: their job continues when another node has come. Only a person
+Such workers have saved, but most often not finished: their job continues when another node has joined. Only a person
 knows whether one will, and whether anything is left to do.
 """
 
@@ -12,10 +12,10 @@ WAITING_IN_VAIN = (
     "; all ranks of this node have ended with 0: if nothing is left to run, end the job with 'rallyctl stop' "
     "instead of waiting for a node"
 )
-"""Follows the line on what a node waits for."""
+"""Follows the line that says what a node waits for."""
 
 
 def ended_with_0(context: PContext | None, workers: int) -> bool:
-    """Whether there were so many workers, and all have ended with exit code 0."""
+    """Whether all of this number of workers have ended, with exit code 0."""
     codes = [] if context is None else [*context.exit_codes.values()]
     return bool(codes) and len(codes) == workers and not any(codes)

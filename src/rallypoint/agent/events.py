@@ -1,9 +1,9 @@
-"""The events and metrics of an agent's run, where somebody wants them: an event log handler, a handler of metrics, or
-the agent's pages. Nobody else imports this.
+"""The events and metrics of an agent's run, for an event log handler, a metrics handler, or the agent's pages. Only
+imported if one of these is used.
 
     TorchEvents     events under torch's names, with the fields of contract section 5.9
     AgentEventLog   the agent's part in the job as typed events (`observe.telemetry.agent_events`)
-    AgentEvents     what is recorded when: mostly it observes the loop
+    AgentEvents     decides what to record when; mostly it observes the loop
 
 Law: each worker's START is followed by one end before the next start: its own (FAILED, SUCCEEDED) or the agent's
 (TERMINATED).
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 class Workers(Protocol):
-    """What this needs of a `WorkerController`."""
+    """The part of a `WorkerController` that this needs."""
 
     group: WorkerGroup
     began: float
@@ -74,7 +74,7 @@ P = ParamSpec("P")
 
 
 def _never_raises(method: Callable[P, None]) -> Callable[P, None]:
-    """Records only watch: an exception of theirs is logged."""
+    """Log exceptions of a method: records only watch the job."""
 
     @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -96,13 +96,13 @@ class AgentEvents:
         self._destination = workers.group.spec.event_log_handler
         self._torch = TorchEvents(workers.group, workers.began)
         self._log: AgentEventLog | None = None
-        """Takes the typed events, if somebody does."""
+        """Takes the typed events, if anybody wants them."""
         self._stop_began: float | None = None
         self._restart_began: float | None = None
         self._running = False
         """Whether the start of workers was recorded, and their end was not."""
         self._result = ""
-        """The state that the running workers have come to, as the policy has decided; empty if the agent stops them."""
+        """The result of the running workers as decided by the policy; empty if the agent stops them."""
         if self._destination != "null" and takes_agent_events(self._destination):
             self._log = AgentEventLog(self._group, self._destination, workers.began)
 
@@ -112,7 +112,7 @@ class AgentEvents:
             self._log = AgentEventLog(self._group, "", self._workers.began)
         self._log.observers.append(take)
 
-    # What the loop does
+    # Events of the loop
 
     def observe(self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...]) -> None:
         """An `Observer` of the loop."""
@@ -136,7 +136,7 @@ class AgentEvents:
 
     @_never_raises
     def placed(self, assigning: float) -> None:
-        """The node has its place in a round; the assignment of ranks has taken so many seconds."""
+        """The node has its place in a round; assigning the ranks took this many seconds."""
         began = self._group.join_requested_at
         _put_step("SimpleElasticAgent._rendezvous", began)
         self._record([self._torch.step_done("RENDEZVOUS", time.monotonic() - began)])
@@ -167,7 +167,7 @@ class AgentEvents:
         """The workers have been polled."""
         put_worker_state(self._group.spec.role, state, self._workers.remaining())
 
-    # What else is recorded
+    # Other events
 
     @_never_raises
     def progress(self, reached: Reached, from_file: bool) -> None:
@@ -177,7 +177,7 @@ class AgentEvents:
 
     @_never_raises
     def watched(self, name: str, timer: FileTimerRequest | None) -> None:
-        """The watchdog has done what `name` says, to the worker of this timer if there is one."""
+        """The watchdog has done what `name` says, to this timer's worker if there is one."""
         self._record([self._torch.watchdog_event(name, timer)])
 
     @contextmanager
@@ -191,29 +191,29 @@ class AgentEvents:
 
     @_never_raises
     def run_ended(self, result: RunResult) -> None:
-        """The loop has returned this."""
+        """The loop has returned this result."""
         spec = self._group.spec
         put_run_result(spec.role, result.is_failed(), self._workers.remaining(), spec.max_restarts)
 
     def agent_ended(self, outcome: str, error: BaseException | None = None) -> None:
-        """The agent is about to exit, as `AgentEnded` says. Returns when the handler has written what it was given."""
+        """The agent is about to exit (`AgentEnded`). Returns when the handler has written all events."""
         self._record([self.succeeded() if error is None or outcome == "left" else self.failed()])
         if self._log is not None:
             self._log.ended(outcome, "" if error is None else first_line(str(error)))
             get_logging_handler(self._destination).flush()
 
     def succeeded(self) -> TorchEvent:
-        """The event that this agent's run has returned."""
+        """The event for a run that returned."""
         return self._torch.agent_event("SUCCEEDED")
 
     def failed(self) -> TorchEvent:
-        """The event that the exception which is being handled has ended this agent's run."""
+        """The event for a run that ended with the exception being handled."""
         import traceback
 
         return self._torch.agent_event("FAILED", raw_error=traceback.format_exc())
 
     def _record(self, made: Iterable[TorchEvent]) -> None:
-        """Record events. Never raises: an exception of a handler is logged."""
+        """Record events. Never raises: a handler's exception is logged."""
         if self._destination != "null":
             guarded("the record of events", self._record_each, made)
 
@@ -223,7 +223,7 @@ class AgentEvents:
 
 
 def _put_step(name: str, began: float | None) -> None:
-    """Record a step that torch takes in one method, and our loop in several events. None: it never began."""
+    """Record a step that is one method in torch, and several events in our loop. None: it never began."""
     if began is not None:
         put_metric_if_wanted(f"{name}.success", 1)
         put_metric_if_wanted(f"{name}.duration.ms", int((time.monotonic() - began) * 1000))
@@ -233,7 +233,7 @@ def _put_step(name: str, began: float | None) -> None:
 
 
 class TorchEvents:
-    """Makes the events of one run.
+    """Creates the events of one run.
 
     Args:
         group: the workers of the node.
@@ -255,7 +255,7 @@ class TorchEvents:
         self._began = clock.monotonic() if began is None else began
 
     def step_done(self, state: str, seconds: float) -> TorchEvent:
-        """The agent has done `state` (RENDEZVOUS, ASSIGN_WORKER_RANKS), which took so many seconds."""
+        """The agent has done `state` (RENDEZVOUS, ASSIGN_WORKER_RANKS) in this many seconds."""
         return self.agent_event(state, duration_ms=seconds * 1000)
 
     def workers_started(self) -> Iterator[TorchEvent]:
@@ -268,9 +268,9 @@ class TorchEvents:
         """The workers of one round have ended.
 
         Args:
-            state: of the group.
+            state: the state of the group.
             failures: by global rank.
-            succeeded: global ranks that succeeded, in a group that did not; the others were terminated.
+            succeeded: global ranks that succeeded in a group that did not; the others were terminated.
         """
         for worker in self._group.workers:
             rank = worker.global_rank
@@ -357,13 +357,13 @@ class AgentEventLog:
         self._destination = destination
         self._began = began
         self.observers: list[Callable[[events.AgentEvent], None]] = []
-        """Further receivers of each event, besides the handler."""
+        """Receivers of each event, in addition to the handler."""
         self._clock: PhaseClock | None = None
         self._round = -1
         self._rejoins = False
         """Whether another round has been requested."""
         self._held_until = 0.0
-        """Until when the next round is held back, on `time.monotonic`."""
+        """When the next round may begin, on `time.monotonic`."""
 
     def observe(self, before: PolicyState, event: Event | None, _after: PolicyState, steps: tuple[Step, ...]) -> None:
         """An `Observer` of the loop."""
@@ -382,7 +382,7 @@ class AgentEventLog:
                     self._failed(cause)
                 case FailNode(text=text, ending=ending):
                     self._failed(node_failure(text, ending, exitcode=1))
-                case StopWorkers() if before.phase is not Phase.CHECKING:  # then it is the check that is stopped
+                case StopWorkers() if before.phase is not Phase.CHECKING:  # in CHECKING, the check is being stopped
                     self._enter(NodePhase.STOPPING)
                 case _:
                     pass
@@ -400,7 +400,7 @@ class AgentEventLog:
         self._tell(events.ProgressMade, step=reached.step, age=age, source=source, first_step=reached.first)
 
     def ended(self, outcome: str, detail: str) -> None:
-        """The agent is about to exit. Waits a moment until that is written."""
+        """The agent is about to exit. Waits a moment until this is written."""
         if self._clock is not None:
             now = time.monotonic()
             seconds = self._clock.seconds(now)
@@ -447,7 +447,7 @@ class AgentEventLog:
                 pass
 
     def _joins(self) -> None:
-        """A place in the next round is requested; the workers of the previous one may still have to be stopped."""
+        """This node requests a place in the next round; the previous workers may still have to be stopped."""
         self._rejoins = True
         if self._clock is None:
             spec = self._group.spec
@@ -516,7 +516,7 @@ def _failure(cause: Cause) -> events.Failure:
 
 
 def put_worker_state(role: str, state: str, remaining_restarts: int) -> None:
-    """The agent has polled its workers: the state of their group, and the failures that the job would still survive."""
+    """The agent has polled its workers: the state of their group, and the failures that the job can still survive."""
     put_metric_if_wanted(f"workers.{role}.remaining_restarts", remaining_restarts)
     put_metric_if_wanted(f"workers.{role}.{state.lower()}", 1)
 

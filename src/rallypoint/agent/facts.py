@@ -1,7 +1,7 @@
-"""One snapshot of a node and its workers, for whoever reports about them: health, metrics, bundles, hangs.
+"""One snapshot of a node and its workers, for everything that reports about them: health, metrics, bundles, hangs.
 
-Law: it is taken on the loop's thread and never changes, so that any thread may read it. What needs files that may be on
-a disk that hangs is left as a function for such a thread (`output_ages`, `last_lines`).
+Law: the snapshot is taken on the loop's thread and never changes, so any thread may read it. Facts that need files,
+which may be on a disk that hangs, are functions for such a thread (`output_ages`, `last_lines`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class WorkerFacts(NamedTuple):
-    """One worker: `added` is what its environment has beyond the agent's, `last_lines` returns the end of its standard
-    error if that goes to no file.
+    """One worker: `added` is its environment beyond the agent's; `last_lines` returns the end of its standard error if
+    that goes to no file.
     """
 
     rank: int
@@ -35,14 +35,14 @@ class WorkerFacts(NamedTuple):
 
 
 class WaitingProcess(NamedTuple):
-    """A process that waits for a place in a round. `prepared`: whether it can take one at once."""
+    """A process that waits for a place in a round. `prepared`: whether it can take a place at once."""
 
     pid: int
     prepared: bool
 
 
 class NodeFacts(NamedTuple):
-    """This node, as its agent's loop knows it. `since` is when its workers were started, in seconds since 1970."""
+    """This node, as its agent's loop sees it. `since` is when its workers were started, in seconds since 1970."""
 
     job: str
     role: str
@@ -59,13 +59,13 @@ class NodeFacts(NamedTuple):
     program: str
     workers: tuple[WorkerFacts, ...]
     processes: tuple[WorkerFacts, ...]
-    """The same, none before their processes are started."""
+    """The workers with processes: empty before the processes are started."""
     running: frozenset[int]
-    """Local ranks of those that have not ended."""
+    """Local ranks of the workers that have not ended."""
     failures: Mapping[int, ProcessFailure]
     """By global rank."""
     output_ages: Callable[[], tuple[float, ...]]
-    """Returns the seconds since each worker, by local rank, has written something, -1 if unknown; reads log files."""
+    """Returns the seconds since each worker, by local rank, last wrote something, -1 if unknown; reads log files."""
     waiting: tuple[WaitingProcess, ...] = ()
 
     @property
@@ -74,7 +74,7 @@ class NodeFacts(NamedTuple):
         return attempt_folder(worker.error_file for worker in self.processes)
 
     def status(self) -> Mapping[str, object]:
-        """What the health check shows."""
+        """The content of the health check."""
         return {
             "run_id": self.job,
             "role": self.role,
@@ -92,13 +92,13 @@ class NodeFacts(NamedTuple):
 
 
 def attempt_folder(error_files: Iterable[str]) -> str:
-    """The folder of the start of workers that have these error files; empty if there is none."""
+    """The folder of the start to which these error files belong; empty if there is none."""
     paths = (path for path in error_files if path and path != os.devnull)
     return os.path.dirname(os.path.dirname(next(paths, "")))
 
 
 def worker_facts(worker: Worker, context: PContext | None, codes: Mapping[int, int]) -> WorkerFacts:
-    """What is known about one worker, of the processes of `context`, some of which have ended with these codes."""
+    """The facts about one worker, whose process is in `context`; `codes` are the exit codes of ended workers."""
     rank, pid = worker.local_rank, worker_pid(worker, context)
     if context is None:
         return WorkerFacts(worker.global_rank, rank, pid, None, "", "", "", {}, bytes)

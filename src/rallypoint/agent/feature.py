@@ -1,16 +1,16 @@
 """What a feature may do in an agent, and how an agent gets its features. Cheap to import.
 
-A feature is what a job may have beside the core: one file or folder of `rallypoint.features`, and one row of the table
-there. The core names none: it reads the table, and calls what `Feature` offers. To see what a feature is, read its
-folder; to take one out, delete it and the row.
+A feature is a part that a job may have in addition to the core: one file or folder of `rallypoint.features`, and one
+row of the table there. The core names none: it reads the table, and calls the methods of `Feature`. To see what a
+feature is, read its folder; to remove one, delete the folder and the row.
 
 Laws:
 
-1. A feature is imported when its row says so, and no earlier: what nobody asked for costs nothing.
-2. A handler of messages, a watcher and an observer cannot end the job: what they raise is logged, they are dropped or
-   the message is, and the job continues.
-3. A rule decides without touching: state and event in, a decision out. None leaves the event to the next feature, and
-   at last to the policy's own table.
+1. A feature is imported when its row says so, and no earlier: a feature that nobody uses costs nothing.
+2. A message handler, a watcher and an observer cannot end the job. If one raises, the exception is logged, the watcher,
+   the observer or the message is dropped, and the job continues.
+3. A rule decides without side effects: state and event in, a decision out. None passes the event to the next feature,
+   and last to the policy's own table.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 TABLE = "rallypoint.features.table"
-"""The module that has the table, as `FEATURES`."""
+"""The module with the table, `FEATURES`."""
 
 
 class Load(Enum):
-    """When a feature that was asked for is imported and made."""
+    """When to import and create a feature that the options ask for."""
 
     AT_START = auto()
     """Before the first event."""
     WHEN_PLACED = auto()
-    """After the first look at all events in which the rendezvous says where commands find the job."""
+    """After the first pass over all events in which the rendezvous says where commands find the job."""
     WHEN_STARTED = auto()
-    """Once workers have been started: only what comes later needs it, and no worker waits for its imports."""
+    """Once workers have been started: only later events need it, and no worker waits for its imports."""
     WITH_FOLDER = auto()
-    """Once workers have made the folder that they share with the agent: only then have they said anything of it."""
+    """Once workers have created the folder that they share with the agent: before that it has nothing to read."""
     ON_MESSAGE = auto()
-    """With the first message of its row, whatever was asked for."""
+    """With the first message of its row, whatever the options."""
 
 
 def anybody(_options: Features) -> bool:
-    """Nobody asks for the feature by an option: all have it, and do without it where it is not installed."""
+    """For a feature without an option: all jobs have it, and do without it if it is not installed."""
     return True
 
 
@@ -67,13 +67,12 @@ class Row(NamedTuple):
     """One feature.
 
     Args:
-        name: of its file or folder.
+        name: the name of its file or folder.
         place: its class, as `module:Class` below that folder, `:Class` in the file itself; empty without one.
-        load: when it is made.
+        load: when to create it.
         wanted: whether these options ask for it.
-        by_default: whether it is loaded without having been asked for too; then a job does without it where it is not
-            installed.
-        loaded_by: the names of the types of messages that load it where it is not there yet, whatever was asked for: a
+        by_default: whether to load it even if no option asks for it; a job then does without it if it is not installed.
+        loaded_by: the names of the message types that load it if it is not loaded yet, whatever the options. For a
             feature without an option, or one that answers for a node that does not use it.
     """
 
@@ -84,13 +83,13 @@ class Row(NamedTuple):
     by_default: bool = False
     loaded_by: tuple[str, ...] = ()
     example: str = ""
-    """Flags that ask for it; empty for a feature that all have."""
+    """Flags that ask for it; empty for a feature that all jobs have."""
     admits: str = ""
-    """A function, as `place`, that is called with the launch's config and the parameters of its rendezvous before
-    anything is started. It may add to the parameters; what it raises keeps this node out of the job."""
+    """A function, named like `place`, called before anything starts, with the launch's config and the parameters of its
+    rendezvous. It may add parameters; if it raises, this node stays out of the job."""
     serves: str = ""
-    """A function, as `place`, that is called with the workers and the options of the rendezvous where the health check
-    has a server; it returns what answers all other requests there, and who may ask."""
+    """A function, named like `place`, called with the workers and the options of the rendezvous if the health check has
+    a server. Returns the handler of all other requests there, and who may send them."""
 
 
 class Agent(NamedTuple):
@@ -99,9 +98,9 @@ class Agent(NamedTuple):
     Args:
         workers: the controller of its workers, which knows the rendezvous.
         post: takes an event for the loop, from any thread.
-        clock: of the loop.
+        clock: the loop's clock.
         at_end: adds a text to the reason with which the job ends on this node; the end waits for it.
-        find: another feature by its name, for one that makes use of it; None where this run does not have it.
+        find: returns another feature by name; None if this run does not have it.
     """
 
     workers: WorkerController
@@ -112,13 +111,13 @@ class Agent(NamedTuple):
 
 
 class Feature:
-    """One feature in one agent. A subclass overrides what it needs; all is called on the loop's thread.
+    """One feature in one agent. A subclass overrides what it needs; all methods are called on the loop's thread.
 
     Args:
         agent: the agent, which has not run yet unless the row says otherwise.
 
     Raises:
-        UserError: what was asked for cannot be done here.
+        UserError: this machine cannot do what the options ask for.
     """
 
     def __init__(self, agent: Agent) -> None:
@@ -126,11 +125,11 @@ class Feature:
         self.workers = agent.workers
 
     def sources(self) -> Iterable[Source]:
-        """What the loop waits for and drives."""
+        """Sources for the loop to wait for and drive."""
         return ()
 
     def watchers(self) -> Iterable[Source]:
-        """The same of what only watches (law 2)."""
+        """Sources that only watch (law 2)."""
         return ()
 
     def preparations(self) -> Iterable[Preparation]:
@@ -138,39 +137,39 @@ class Feature:
         return ()
 
     def variables(self) -> Iterable[VariableSource]:
-        """What adds variables to the environment of workers."""
+        """Sources of additional variables in the environment of workers."""
         return ()
 
     def prepare(self) -> None:
-        """The run begins: prepare what can be prepared while the nodes find each other. The reaper is there."""
+        """The run begins: prepare what is possible while the nodes find each other. The reaper exists."""
 
     def on_reaper_closed(self) -> None:
-        """The reaper is lost, or about to be closed: all that is below it ends."""
+        """The reaper is lost, or about to be closed: everything below it ends."""
 
     def node_info(self, info: NodeInfo) -> NodeInfo:
-        """What other nodes are told of this one when it requests a place."""
+        """Change what other nodes learn about this one when it requests a place."""
         return info
 
     def constants(self) -> Mapping[str, str]:
-        """Variables that are the same for all workers in all rounds: workers may be forked from a process that has
+        """Variables that are the same for all workers in all rounds; a process from which workers are forked may have
         them.
         """
         return {}
 
     def before_start(self, context: PContext) -> None:
-        """The processes of these workers are about to be started: their log folders exist, and their environment can
-        still be changed.
+        """The processes of these workers are about to start: their log folders exist, and their environment can still
+        be changed.
         """
 
     def take_places(self, context: PContext) -> None:
-        """Let processes that wait take the places of workers for which this context has no process yet."""
+        """Let waiting processes take the places of workers for which this context has no process yet."""
 
     def keeper(self) -> Keeper | None:
-        """What keeps workers in their processes between rounds, if those of all local ranks can."""
+        """The keeper of workers' processes between rounds, if those of all local ranks can be kept."""
         return None
 
     def holds_folder(self) -> bool:
-        """Whether a process that waits for a place knows the folder that is shared with workers."""
+        """Whether a process that waits for a place knows the folder shared with workers."""
         return False
 
     def processes(self) -> tuple[WaitingProcess, ...]:
@@ -178,49 +177,49 @@ class Feature:
         return ()
 
     def process_options(self, options: ProcessOptions) -> ProcessOptions:
-        """How the processes of workers are started."""
+        """Change how the processes of workers are started."""
         return options
 
     def rules(self) -> Rules:
-        """What follows from events, by their types (law 3)."""
+        """What follows from events, by event type (law 3)."""
         return {}
 
     def steps(self) -> Mapping[type, Callable[[Any], object]]:
-        """What carries out the steps of its rules that are its own."""
+        """Functions that carry out the steps that only its own rules take."""
         return {}
 
     def signals(self) -> Mapping[int, Callable[[int], Event]]:
-        """Signals that this agent handles too, and the event that each of them is."""
+        """Signals that this agent handles in addition, and the event for each of them."""
         return {}
 
     def messages(self) -> Mapping[type, Callable[[Any], None]]:
-        """What follows from a message besides what is decided."""
+        """Handlers of messages, called whatever the policy decides."""
         return {}
 
     def observe(self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...]) -> None:
-        """An event has been decided on, and the steps follow; None is the beginning of the run."""
+        """The policy has decided on an event, and the steps follow; None is the beginning of the run."""
 
     def figures(self) -> Mapping[str, float]:
-        """Numbers that `rallyctl status --json` shows of this node, by names with underscores."""
+        """Numbers for `rallyctl status --json` about this node, by names with underscores."""
         return {}
 
     def on_workers_gone(self) -> None:
-        """No worker is left, and the control plane can still be told something."""
+        """No worker is left, and the control plane can still receive messages."""
 
     def close(self) -> None:
         """Release everything: the run has ended."""
 
     def finish(self, error: BaseException | None) -> None:
-        """The launch has ended: with this error, or without one. Only `launch_agent` calls it, and after `close`."""
+        """The launch has ended, with this error or without one. Called by `launch_agent` only, after `close`."""
 
 
 class FeatureSet:
     """The features of one agent.
 
     Args:
-        agent: the agent, whose spec says what was asked for.
-        steps: what carries out the steps of rules, by type; extended by the features.
-        handlers: what follows from events whatever is decided, by type; extended by the features.
+        agent: the agent; its spec has the options.
+        steps: functions that carry out the steps of rules, by type; features add theirs.
+        handlers: functions called for events, whatever the policy decides, by type; features add theirs.
     """
 
     def __init__(
@@ -247,15 +246,15 @@ class FeatureSet:
                 self._by_message.setdefault(message, []).append(row)
 
     def load(self, load: Load) -> None:
-        """Make the features that are due at this moment. Raises UserError; at the start also what a feature raises."""
+        """Create the features that are due now. Raises UserError; at the start also the error of a feature."""
         due = [row for row in self._waiting if row.load is load]
         for row in due:
             self._waiting.remove(row)
             if load is Load.AT_START:
                 self._add(row)
                 continue
-            # Workers may run by now. Where this process has no descriptor left, the import of a feature fails, and
-            # that must not end the job (law 2).
+            # Workers may run by now. If this process has no descriptor left, the import of a feature fails, which must
+            # not end the job (law 2).
             try:
                 self._add(row)
             except UserError:
@@ -264,14 +263,14 @@ class FeatureSet:
                 log.warning("the feature %r cannot be loaded, and the job continues without it: %s", row.name, error)
 
     def load_for(self, event: Event) -> None:
-        """Make the features that are due with the first message of this type."""
+        """Create the features that are due with the first message of this type."""
         for row in self._by_message.pop(type(event).__name__, ()):
             if row.name not in self._features:
                 self._waiting = [other for other in self._waiting if other is not row]
                 guarded(f"the feature {row.name!r}", self._add, row)
 
     def finish(self, error: BaseException | None) -> None:
-        """See `Feature.finish`; also of features that wait for a place which never came."""
+        """See `Feature.finish`; includes features that wait for a place which never came."""
         self.load(Load.WHEN_PLACED)
         for finish in self._agent.workers.hooks.finish:
             guarded("the end of a feature", finish, error)
@@ -289,7 +288,7 @@ class FeatureSet:
         workers.sources += made.sources()
         for watcher in made.watchers():
             workers.watchers.add(watcher)
-            if workers.watchers not in workers.sources:  # not for nothing: the loop asks each source in each pass
+            if workers.watchers not in workers.sources:  # only if needed: the loop asks each source in each pass
                 workers.sources.append(workers.watchers)
         for preparation in made.preparations():
             workers.add_preparation(preparation)
@@ -308,11 +307,11 @@ class FeatureSet:
 
 
 def admit(config: Any, parameters: RendezvousParameters) -> None:
-    """Call all features that have a say before a node joins. Raises what they raise: this node stays out of the job.
+    """Call all features that check a node before it joins. If one raises, this node stays out of the job.
 
     Args:
         config: a `LaunchConfig`.
-        parameters: of the rendezvous.
+        parameters: the parameters of the rendezvous.
     """
     for row in _rows():
         if row.admits and row.wanted(config.features):
@@ -320,7 +319,7 @@ def admit(config: Any, parameters: RendezvousParameters) -> None:
 
 
 def served(workers: WorkerController, options: Mapping[str, Any]) -> tuple[Handler, Access]:
-    """What the server of the health check answers besides, and who may ask."""
+    """The handler of other requests to the health check's server, and who may send them."""
     row = next(row for row in _rows() if row.serves)
     found: tuple[Handler, Access] = part(row.name, row.serves)(workers, options)
     return found

@@ -1,32 +1,32 @@
-"""The folder that this node shares with its workers (`rallypoint.notices`): notices for them, what they acknowledge,
-and the progress that they report. It has one owner, `WorkerFolder`.
+"""The folder that this node shares with its workers (`rallypoint.notices`): notices for them, their acknowledgements,
+and the progress that they report. Its one owner is `WorkerFolder`.
 
-Workers call `notices.progress(step)`, which leaves the step in the folder; or `--progress-file` names a file that has
-an integer (such as Megatron's `latest_checkpointed_iteration.txt`), or one of which only the time of its last change
-counts. If a file is named, it alone shows what survives a failure; the steps that workers report are shown beside it.
+Workers call `notices.progress(step)`, which stores the step in the folder. Or `--progress-file` names a file that
+contains an integer (such as Megatron's `latest_checkpointed_iteration.txt`), or any file, of which only the time of the
+last change counts. If a file is named, it alone shows what survives a failure; the workers' steps are shown beside it.
 
 Laws:
 
-1. The folder has a different, unguessable name for each start of workers, and is made when there is something to post,
-   or by a worker that reports progress, or that it can continue in its process when a round ends: a job without these
-   touches no disk. Who finds it there uses it only if it is private (`base/private_files.py`): its name is in the
-   workers' environment, which others may learn.
+1. The folder has a different, unguessable name for each start of workers. It is created when there is something to
+   post, or by a worker that reports progress or that can continue in its process when a round ends: a job without these
+   touches no disk. Both sides use an existing folder only if it is private (`base/private_files.py`): its name is in
+   the workers' environment, which others may learn.
 2. When the workers are gone, so is the folder. It stays while some of them continue in their processes, and newly
-   started workers find it too; files that the others have left in it are removed first, by the feature that keeps
-   workers in their processes.
+   started workers find it too. The feature that keeps workers in their processes first removes the files that the
+   others have left in it.
 
 Of notices:
 
-3. `WorkersReady` and the timer `NOTICE` come once for each notice that is waited for.
-4. Each notice has a number, which its acknowledgements carry. One that arrives after its notice was withdrawn has no
-   effect; one for a notice that was replaced by another counts for that too.
+3. `WorkersReady` and the timer `NOTICE` come once for each notice with a wait.
+4. Each notice has a number, which its acknowledgements carry. An acknowledgement after the notice was withdrawn has no
+   effect; one for a notice that was replaced counts for the new notice too.
 
 Of progress:
 
 5. If it is not used, it costs a look at a missing folder, at intervals that double up to a minute.
-6. The loop reads what lies on this machine only. The file may be on a network disk that hangs: a thread reads it.
-7. A value from before the workers were started is not their progress.
-8. A round's progress is reported once, when it exceeds what the job had reached before; then once more at its end.
+6. The loop reads only files on this machine. The progress file may be on a network disk that hangs: a thread reads it.
+7. A value from before the start of the workers is not their progress.
+8. A round's progress is reported once, when it exceeds the job's earlier progress, and once more at the end.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ log = get_logger(__name__)
 _POLL = 1.0
 """Seconds between polls for acknowledgements if inotify is not available."""
 _FIRST_LOOK, _MAX_IDLE, _EVERY = 1.0, 60.0, 5.0
-"""Seconds until the first look at the workers of a round, and between looks: at most if they report nothing; if they
-do.
+"""Seconds until the first look at the workers of a round; the longest time between looks if they report nothing; the
+time between looks if they do.
 """
 _FILE_EVERY = 1.0
-"""Seconds between two looks at the file."""
+"""Seconds between two looks at the progress file."""
 _MAX_TEXT = 64
-"""Bytes of the file that may hold an integer."""
+"""The longest integer in the file, in bytes."""
 _MAX_STEP = 2**63 - 1
 _MAX_TOLD = 1024
 """Workers of one node whose steps are reported individually."""
@@ -77,8 +77,8 @@ _LAYOUT = struct.Struct("=qq")
 class Reached(NamedTuple):
     """The progress of workers: the step, -1 if unknown, and when it was reached, on the monotonic clock.
 
-    `first` is the first step reported in the round, -1 if that is not known, and `first_at` when that was; `mark` is a
-    value that changes with the file, whatever its contents.
+    `first` is the first step reported in the round, -1 if unknown, and `first_at` its time; `mark` is a value that
+    changes with the file, whatever its contents.
     """
 
     step: int
@@ -92,9 +92,9 @@ class WorkerFolder(Source):
     """The folder of one node's workers, round by round. Nothing here waits.
 
     Args:
-        awaited: returns the local ranks of the workers that are not known to the loop to have ended: only they need to
-            acknowledge. One that ends unseen may have finished its work, which the loop finds first.
-        send: sends the coordinator what the workers have reached.
+        awaited: returns the local ranks of the workers that have not ended as far as the loop knows: only these need
+            to acknowledge. One that has ended unseen may have finished its work; the loop finds that first.
+        send: sends the workers' progress to the coordinator.
         path: the file that shows progress; empty for none.
         clock: the workers' own CLOCK_MONOTONIC, except in tests.
     """
@@ -113,9 +113,9 @@ class WorkerFolder(Source):
         self._folder = ""
         self._created = False
         self.on_folder: Callable[[], None] = lambda: None
-        """Called at intervals, once workers have made the folder."""
+        """Called at intervals, once workers have created the folder."""
         self.on_progress: Callable[[Reached, bool], None] = lambda reached, from_file: None
-        """Called with new progress, and whether the file shows it."""
+        """Called with new progress, and whether it comes from the file."""
         # The notice
         self._inotify: Inotify | None = None
         self._reason = ""
@@ -134,14 +134,14 @@ class WorkerFolder(Source):
         self._best = -1
         """The highest step that the job had reached before this round."""
         self.step_before = -1
-        """The last step that workers of this node had reported in an earlier round, -1 for none."""
+        """The last step that this node's workers reported in an earlier round, -1 for none."""
         self._look_at = math.inf
         self._idle = _FIRST_LOOK
         self._used = False
         """Whether workers of this node have ever reported progress."""
         self._of_workers: Reached | None = None
         self._told: tuple[Reached | None, ...] = ()
-        """What the workers had reported at the last look, by local rank."""
+        """The workers' reports at the last look, by local rank."""
         self._of_file: Reached | None = None
         self._base: Reached | None = None
         """The state of the file when the workers were started; None if it has not been read yet."""
@@ -154,7 +154,7 @@ class WorkerFolder(Source):
         """Begin with new workers.
 
         Args:
-            keep: whether some workers continue that know the folder.
+            keep: whether some workers that know the folder continue.
 
         Returns:
             The folder for their notices; empty if there is no space for one.
@@ -176,8 +176,8 @@ class WorkerFolder(Source):
             reason: `SCALE` or `PREEMPTION`.
             node: the node that will be taken away; empty for this one.
             round_: the round that will end.
-            seconds: the time that the workers have. Among notices for the same reason, the earliest deadline counts.
-            waits: whether `step` returns acknowledgements and the end of the time.
+            seconds: the time that the workers have. Of notices for the same reason, the earliest deadline counts.
+            waits: whether `step` reports acknowledgements and the deadline.
         """
         over_at = self._clock.monotonic() + seconds
         if waits and reason == self._reason:
@@ -194,8 +194,8 @@ class WorkerFolder(Source):
         self._awaits_acknowledgements = waits
         self._reason = reason if waits else ""
         self._expires_at = over_at if waits else math.inf
-        # At once, since acknowledgements of an earlier notice count for this one: nothing in the folder changes then,
-        # and no event would come.
+        # At once, since acknowledgements of an earlier notice count for this one: then nothing in the folder changes,
+        # and no event comes.
         self._poll_at = self._clock.monotonic() if waits else math.inf
 
     def withdraw(self) -> None:
@@ -209,10 +209,10 @@ class WorkerFolder(Source):
 
     def clear(self, *, keep: bool = False) -> None:
         """The workers are gone: remove everything; if some continue (`keep`), the notice only. Idempotent."""
-        # Once more, before the files go:
-        #   1. the round ends by a failure on another node, and `end_round` reports step 41 of our workers;
+        # Read the progress once more, before the files go:
+        #   1. a failure on another node ends the round, and `end_round` reports step 41 of our workers;
         #   2. they finish step 42 before SIGTERM reaches them;
-        #   3. `step_before`, which reports of the next round show, would be one too small.
+        #   3. without this, `step_before`, which reports of the next round show, would be one too small.
         if self._round >= 0:
             self._of_workers = self._newest() or self._of_workers
         self.withdraw()
@@ -221,14 +221,14 @@ class WorkerFolder(Source):
         if self._inotify is not None:
             self._inotify.close()
             self._inotify = None
-        if self._created or (self._folder and is_private(self._folder)):  # or a worker has made it
+        if self._created or (self._folder and is_private(self._folder)):  # or a worker has created it
             from shutil import rmtree
 
             rmtree(self._folder, ignore_errors=True)
             self._created = False
 
     def is_looked_at(self) -> bool:
-        """Whether a worker looks for notices: it has left its mark (`notices.pending`)."""
+        """Whether a worker looks for notices, so that it has created its `looks` file (`notices.pending`)."""
         try:
             names = os.listdir(self._folder) if self._folder and is_private(self._folder) else []
         except OSError:
@@ -245,7 +245,7 @@ class WorkerFolder(Source):
         if not self._folder:
             raise OSError("there is no folder for it")
         if not self._created:
-            make_private(self._folder)  # or a worker that reports progress has made it
+            make_private(self._folder)  # unless a worker that reports progress has created it
             self._created = True
         replace_file(os.path.join(self._folder, NOTICE_FILE), json.dumps(notice).encode())
 
@@ -264,7 +264,7 @@ class WorkerFolder(Source):
         return news
 
     def _acknowledged(self) -> set[int]:
-        """Local ranks that have acknowledged the notice."""
+        """Local ranks of the workers that have acknowledged the notice."""
         try:
             names = os.listdir(self._folder) if self._created else []
         except OSError:
@@ -282,7 +282,7 @@ class WorkerFolder(Source):
             round_: its number.
             ranks: the number of workers on this node.
             best: the highest step that the job had reached before, -1 for none.
-            since: reports of workers from before this time, on the clock, belong to an earlier round.
+            since: reports from before this time, on the clock, belong to an earlier round.
         """
         self._round, self._ranks, self._best = round_, ranks, best
         self._since = since
@@ -300,7 +300,7 @@ class WorkerFolder(Source):
             self._take_base(self._file.reading)
 
     def end_round(self) -> None:
-        """The round is over, or is about to be: report the progress of its workers. Idempotent."""
+        """The round has ended or will soon: report the progress of its workers. Idempotent."""
         self.look()
         self._look_at = math.inf
         latest = self._of_workers if self._file is None else self._of_file
@@ -309,39 +309,39 @@ class WorkerFolder(Source):
             self._send(RecordProgress(self._round, latest.step))
 
     def latest(self) -> Reached | None:
-        """The progress of the workers: as reported by themselves, else by the file."""
+        """The progress of the workers: their own reports, else the file."""
         return self._of_workers or self._of_file or self._base
 
     def steps(self) -> tuple[int, ...]:
         """The last step of each worker of the round, by local rank, -1 for none; empty if none has reported any.
 
-        As the last `look` has found it, as what `latest` and `began` return: the three agree.
+        From the last `look`, like the results of `latest` and `began`: the three agree.
         """
         told = self._told if len(self._told) <= _MAX_TOLD else ()
         return tuple(-1 if reached is None else reached.step for reached in told) if any(told) else ()
 
     def began(self) -> Reached | None:
-        """What the worker has reported that was the first to do so in this round; None if that is not known."""
+        """The first report of progress in this round; None if unknown."""
         known = (reached for reached in self._told if reached is not None and reached.first >= 0)
         return min(known, key=lambda reached: reached.first_at, default=None)
 
     def file_mark(self) -> tuple[int, int, int] | None:
-        """A value that changes with the progress file; None if there is none or it was not read yet. Any thread."""
+        """A value that changes with the progress file; None without a file, or before it was read. Any thread."""
         reading = None if self._file is None else self._file.reading
         return None if reading is None else reading.mark
 
     def made(self) -> bool:
-        """Whether the workers of this round have reported progress, or the file has changed since they were started."""
+        """Whether workers of this round have reported progress, or the file has changed since their start."""
         return self._of_workers is not None or self._of_file is not None
 
     def close(self) -> None:
-        """The run is over."""
+        """The run has ended."""
         self._look_at = math.inf
         if self._file is not None:
             self._file.close()
 
     def look(self) -> None:
-        """Read the present progress."""
+        """Read the current progress."""
         if self._round < 0:
             return
         found = self._newest()
@@ -351,7 +351,7 @@ class WorkerFolder(Source):
             self._take_in_file(self._file.reading)
 
     def _newest(self) -> Reached | None:
-        """The highest step that a worker of the round has reported, and when the first of them reached it."""
+        """The highest step that a worker of the round has reported, and when the first worker reached it."""
         self._told = steps_of_workers(self._folder, self._ranks, self._since)
         known = filter(None, self._told)
         return min(known, key=lambda reached: (-reached.step, reached.at), default=None)
@@ -374,7 +374,7 @@ class WorkerFolder(Source):
         self._tell_once(found.step)
 
     def _take_base(self, found: Reached) -> None:
-        """Take the value from before: it shows that this node reports progress, and how far the job had come."""
+        """Take the earlier value: it shows that this node reports progress, and how far the job had come."""
         self._base = found
         self._best = self._reported_step = max(self._best, found.step)
         self._send(RecordProgress(self._round, found.step, made=False))
@@ -419,7 +419,7 @@ class WorkerFolder(Source):
 
 
 def steps_of_workers(folder: str, ranks: int, since: float = -math.inf) -> tuple[Reached | None, ...]:
-    """The progress that each worker of a node has reported since then, by local rank; empty if none has."""
+    """Each worker's reported progress since this time, by local rank; empty if the folder cannot be used."""
     if not folder or not is_private(folder):
         return ()
     return tuple(_read_worker(os.path.join(folder, f"{PROGRESS_PREFIX}{rank}"), since) for rank in range(ranks))
@@ -467,7 +467,7 @@ class _FileReader:
             mark = (seen.st_ino, seen.st_mtime_ns, seen.st_size)
             if last is None or last.mark != mark:
                 age = max(0.0, time.time() - seen.st_mtime)
-                if last is not None:  # the time of day may be another host's: not earlier than the previous look
+                if last is not None:  # the file's time may come from another host: not before the previous look
                     age = min(age, 2 * _FILE_EVERY)
                 self.reading = Reached(_integer(self._path), time.monotonic() - age, mark=mark)
         except OSError:
@@ -476,7 +476,7 @@ class _FileReader:
 
 
 def _integer(path: str) -> int:
-    """The integer that is the whole contents of a file, -1 if it has anything else."""
+    """The integer that is the whole contents of a file, -1 for any other contents."""
     with open(path, "rb") as file:
         text = file.read(_MAX_TEXT + 1)
     with contextlib.suppress(ValueError):

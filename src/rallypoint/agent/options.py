@@ -1,10 +1,10 @@
-"""What can be asked for beyond torchrun: a record of options for each feature, whose fields are the rows of flags.
+"""The options beyond torchrun: a record of options for each feature, whose fields are the rows of flags.
 
 Laws:
 
 1. An option is named here, once, and where it is used. Its type and default, the parser, the `PET_*` variable, help,
-   reference, manual page, completion and the tests of good and of bad values come from its row. `cli.flags` puts the
-   rows in order.
+   reference, manual page, completion and the tests of good and bad values come from its row. `cli.flags` puts the rows
+   in order.
 2. `Features` travels whole and unchanged: from the command line to `LaunchConfig`, and from there to `WorkerSpec`.
 """
 
@@ -34,7 +34,7 @@ _NO_REQUESTS = (
     *("SIGKILL", "SIGSTOP", "SIGCHLD", "SIGSEGV", "SIGBUS", "SIGFPE"),
     *("SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT", "SIGPIPE"),
 )
-"""Signals that cannot be handled, or that the kernel sends for reasons of its own."""
+"""Signals that cannot be handled, or that the kernel sends for its own reasons."""
 
 _CLUSTERS = "auto, slurm, mpi, k8s, pbs, lsf, flux, skypilot, dstack, sagemaker, azureml, volcano, none"
 
@@ -51,7 +51,7 @@ def peer_policy(text: str) -> str:
 
 
 def framework_kinds(text: str) -> tuple[str, ...]:
-    """Kinds, separated by commas. Torch's alone come to none."""
+    """Kinds, separated by commas. Torch's alone gives none."""
     try:
         return checked_frameworks([part.strip() for part in text.split(",")])
     except UserError as error:
@@ -59,7 +59,7 @@ def framework_kinds(text: str) -> tuple[str, ...]:
 
 
 def checked_frameworks(names: Sequence[str]) -> tuple[str, ...]:
-    """The kinds with these names, without torch's, each once.
+    """The kinds with these names, each once, without torch's.
 
     Raises:
         UserError: there is no such kind.
@@ -88,7 +88,7 @@ def interface_names(text: str) -> str:
 
 
 class PreemptionOptions(OptionRecord):
-    """What causes the whole job to end after its workers have saved, and whether it is started again."""
+    """What ends the whole job after its workers have saved, and whether the job is started again."""
 
     preempt_signals = Flag(
         str,
@@ -111,12 +111,12 @@ class PreemptionOptions(OptionRecord):
 
     @property
     def wanted(self) -> bool:
-        """Whether anything causes it."""
+        """Whether anything can cause it."""
         return bool(self.preempt_signals or self.stop_before_end)
 
     @property
     def signals(self) -> frozenset[int]:
-        """The numbers of the signals. Raises UsageError if one is no signal that can ask for anything."""
+        """The numbers of the signals. Raises UsageError if one cannot be used as a request."""
         from rallypoint.base.signals import signal_number
 
         numbers: set[int] = set()
@@ -131,14 +131,14 @@ class PreemptionOptions(OptionRecord):
 
     @property
     def ignored(self) -> frozenset[int]:
-        """The signals that workers ignore until they have handlers; by SIGTERM they are stopped."""
+        """The signals that workers ignore until they have handlers; SIGTERM still stops them."""
         from signal import SIGTERM
 
         return self.signals - {SIGTERM}
 
 
 class HangOptions(OptionRecord):
-    """When a job counts as hung, and what is done then."""
+    """When a job counts as hung, and what happens then."""
 
     hang_timeout = Flag(
         timeout,
@@ -167,7 +167,7 @@ class HangOptions(OptionRecord):
 
     @property
     def reaction(self) -> str:
-        """What this node does if the job hangs: without a timeout of its own it only reports."""
+        """What this node does if the job hangs: without its own timeout it only reports."""
         return self.on_hang if self.hang_timeout else "report"
 
 
@@ -198,7 +198,7 @@ class CheckOptions(OptionRecord):
 
 
 class FrameworkOptions(OptionRecord):
-    """What workers are told of this node beside torch's variables."""
+    """Variables and interfaces that workers get in addition to torch's variables."""
 
     worker_env: Flag[tuple[str, ...]] = Flag(
         framework_kinds,
@@ -283,12 +283,12 @@ class RecoveryOptions(OptionRecord):
 
     @property
     def preloaded(self) -> tuple[str, ...]:
-        """What is imported ahead: with standby workers, in any case what the script imports."""
+        """Modules to import ahead: with standby workers, at least the script's imports."""
         return self.preload or (("auto",) if self.standby else ())
 
 
 class OutputOptions(OptionRecord):
-    """What a person gets to see."""
+    """Options for output and details that people read."""
 
     incident_dir = Flag(
         str, "Folder where each node writes details of a failure", metavar="DIR", default="", bad=("/dev/null",)
@@ -346,7 +346,7 @@ class TopologyOptions(OptionRecord):
 
 
 class CommandOptions(OptionRecord):
-    """What only the command acts on; without effect in a `LaunchConfig`."""
+    """Options of the command alone; they have no effect in a `LaunchConfig`."""
 
     config = Flag(
         str,
@@ -401,7 +401,7 @@ class CommandOptions(OptionRecord):
 
 
 class Features(NamedTuple):
-    """All of these; the default is torchrun's behaviour."""
+    """All options beyond torchrun; the defaults are torchrun's behaviour."""
 
     preemption: PreemptionOptions = PreemptionOptions()
     hangs: HangOptions = HangOptions()
@@ -415,7 +415,7 @@ class Features(NamedTuple):
 
     @classmethod
     def of(cls, **options: Any) -> Features:
-        """These with the given options, by their names alone: `Features.of(preload=("torch",), hang_timeout=600.0)`.
+        """A copy with these options, by name alone: `Features.of(preload=("torch",), hang_timeout=600.0)`.
 
         Raises:
             TypeError: there is no such option.
@@ -423,9 +423,9 @@ class Features(NamedTuple):
         records = [
             record.replace(**{name: options.pop(name) for name in vars(record) if name in options}) for record in cls()
         ]
-        OptionRecord(**options)  # refuses what is left
+        OptionRecord(**options)  # rejects unknown names
         return cls._make(records)
 
     def flat(self) -> dict[str, Any]:
-        """The options by their names alone."""
+        """The options by name alone."""
         return {name: value for record in self for name, value in vars(record).items()}

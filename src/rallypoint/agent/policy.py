@@ -99,7 +99,7 @@ LEAVES = frozenset({Phase.ENDING, Phase.LEAVING, Phase.ENDED})
 
 
 class PostedNotice(NamedTuple):
-    """A posted notice. `ready`: all workers have acknowledged, or the deadline has passed (`is_late`); consent is given."""
+    """A posted notice. `ready`: this node consents: all have acknowledged, or the deadline has passed (`is_late`)."""
 
     reason: str
     ready: bool = False

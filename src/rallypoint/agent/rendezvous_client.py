@@ -1,6 +1,6 @@
-"""The interface that an agent needs of a rendezvous: sending requests without waiting, and being notified.
+"""The interface of a rendezvous for an agent: it sends requests without waiting, and receives notifications.
 
-`ElasticHandler` implements it. For any other handler `agent.third_party` does.
+`ElasticHandler` implements it. `agent.third_party` implements it for any other handler.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ if TYPE_CHECKING:
 
 
 class RendezvousClient(Protocol):
-    """See `rendezvous.elastic.ElasticHandler`. No method waits for other nodes. The defaults are those of a rendezvous
-    whose nodes have no coordinator in common.
+    """See `rendezvous.elastic.ElasticHandler`. No method waits for other nodes. The defaults are for a rendezvous whose
+    nodes share no coordinator.
     """
 
     def listen(self, deliver: Deliver | None) -> None:
-        """Pass every notification to `deliver`; None ends that."""
+        """Pass every notification to `deliver`; None stops this."""
 
     def join(self, member: NodeInfo, *, keeps_place: bool = False) -> None:
-        """Request a place in the next round for this node, described by the `NodeInfo`; with `keeps_place` that may
-        hold for later rounds too (`RoundEnded.keeps_place`).
+        """Request a place in the next round for this node, described by the `NodeInfo`. With `keeps_place` the place
+        may also be for later rounds (`RoundEnded.keeps_place`).
         """
 
     def keep_place(self) -> None:
-        """This node keeps its place in the next round, without a request."""
+        """Keep this node's place in the next round, without a request."""
         return
 
     def tell_next_store(self, round_: int) -> None:
-        """This node serves the worker store of `round_`, whose workers run: tell where the next one would be."""
+        """This node serves the worker store of `round_`, whose workers run: report where the next store would be."""
         return
 
     def begin_round(self, placement: Placement) -> None:
         """The workers of the previous round are gone; those of this round begin."""
 
     def info(self, placement: Placement) -> RendezvousInfo:
-        """The placement of the round that was begun last, in the form that torch's users know."""
+        """The placement of the last begun round, in torch's form."""
 
     def send(self, request: Request) -> None:
         """Send the coordinator a request other than a join."""
 
     @property
     def notice_timeout(self) -> float:
-        """Seconds that workers are given to acknowledge a notice before the round is drained; 0: they get no notice."""
+        """Seconds that workers have to acknowledge a notice before the round is drained; 0: they get no notice."""
         return 0.0
 
     @property
     def keeps_workers(self) -> bool:
-        """Whether nodes learn from each other whether their workers can continue in their processes after a round."""
+        """Whether nodes tell each other whether their workers can continue in their processes after a round."""
         return False
 
     @property
@@ -66,38 +66,38 @@ class RendezvousClient(Protocol):
 
     @property
     def confirmed_at(self) -> float:
-        """When this node last sent what shows, since it was answered, that the others count on it (`BOOT_CLOCK`)."""
+        """When the last answered request was sent, which shows that the others count on this node (`BOOT_CLOCK`)."""
         return -math.inf
 
     @property
     def hosts_coordinator(self) -> bool:
-        """Whether the coordinator of the job is in this agent at the moment."""
+        """Whether the coordinator of the job is currently in this agent."""
         return False
 
     def snapshot(self) -> Callable[[], Snapshot] | None:
-        """A function, for any thread, that makes the snapshot of the job as it is at this moment; None if the job's
-        coordinator is not in this agent.
+        """A function, for any thread, that returns a current snapshot of the job; None if the job's coordinator is not
+        in this agent.
         """
         return None
 
     def local_job(self) -> LocalJob | None:
         """The address at which commands on this machine find the job's coordinator, empty before `open_to_commands`;
-        None if they cannot.
+        None if they cannot find it.
         """
         return None
 
     def open_to_commands(self) -> socket.socket | None:
-        """A listening socket on loopback, opened at the first call, if the coordinator is in this agent and has no
-        server, which nodes do not need: when it is readable, `serve_commands` is due. Else None. From any thread.
-        Raises OSError.
+        """A listening socket on loopback, opened on the first call, if the coordinator is in this agent and has no
+        server (nodes do not need one); else None. When it is readable, call `serve_commands`. From any thread. Raises
+        OSError.
         """
         return None
 
     def serve_commands(self) -> None:
-        """Start a server there, unless there is one. Takes memory, and time for imports. From any thread but the
-        loop's. Raises OSError or RallypointError.
+        """Start a server on that socket, unless there is one. Takes memory, and time for imports. From any thread
+        except the loop's. Raises OSError or RallypointError.
         """
         return
 
     def shutdown(self) -> bool:
-        """Release everything; the job continues without this node. Returns whether that went well."""
+        """Release everything; the job continues without this node. Returns whether this succeeded."""

@@ -1,14 +1,15 @@
 """The signals that an agent handles and forwards (contract section 5.6), and how long workers have to end.
 
-A scheduler has a grace period of its own, then sends SIGKILL to all. Between SIGTERM and SIGKILL the workers may be
-given time to save (`notice_timeout`), then they are stopped; the last `MARGIN` seconds belong to their stacks, to the
-sweep and to the report. Where the value comes from:
+A scheduler has its own grace period, then sends SIGKILL to all processes. Between SIGTERM and SIGKILL the workers may
+get time to save (`notice_timeout`); then they are stopped. The last `MARGIN` seconds are for their stacks, the sweep
+and the report. Sources of the grace period:
 
     RALLYPOINT_TERMINATION_GRACE   seconds; limits notice and stop, whatever else was chosen
-    the scheduler                  what is known of it (`clusters.grace`)
+    the scheduler                  what is known about it (`clusters.grace`)
 
-A value that is only known or assumed of a scheduler shortens a default `--shutdown-timeout`, and nothing else: a signal
-may have been requested long before the end (`sbatch --signal=TERM@300`), and a user who did that has chosen a time too.
+A value that is only known or assumed about a scheduler shortens a default `--shutdown-timeout`, and nothing else. A
+signal may have been requested long before the end (`sbatch --signal=TERM@300`), and then the user has also chosen a
+time.
 """
 
 from __future__ import annotations
@@ -40,17 +41,16 @@ _SCHEDULER_NOTICE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def scheduler(environ: Mapping[str, str]) -> str | None:
-    """The name of the scheduler that has started this process; None if it does not send signals as notices."""
+    """The name of the scheduler that started this process; None if it does not send signals as notices."""
     return next((name for variable, name in SCHEDULERS.items() if environ.get(variable)), None)
 
 
 def handled_signals() -> list[int]:
-    """The signals that this agent handles; the command line has warned of unknown names.
+    """The signals that this agent handles; the command line has already warned about unknown names.
 
-    If this process was started with SIGHUP ignored (`nohup`), it stays ignored, unless the user has named other signals
-    than the default. This does not apply to SIGINT and SIGQUIT: a shell script ignores them for everything that it
-    starts in the background. Under a scheduler, SIGUSR1 and SIGUSR2 belong to the default, unless this process uses
-    them otherwise.
+    If this process was started with SIGHUP ignored (`nohup`), it stays ignored, unless the user has changed the list of
+    signals. This does not apply to SIGINT and SIGQUIT: a shell script ignores them in everything that it starts in the
+    background. Under a scheduler, the default includes SIGUSR1 and SIGUSR2, unless this process uses them otherwise.
     """
     names = os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS)
     numbers: list[int] = [number for number in map(signal_number, names.split(",")) if number is not None]
@@ -65,7 +65,7 @@ def handled_signals() -> list[int]:
 
 VARIABLE = "RALLYPOINT_TERMINATION_GRACE"
 MARGIN = 5.0
-"""Seconds before SIGKILL at which the workers' time is over; half of the grace period if that is less."""
+"""Seconds before SIGKILL at which the workers' time ends; half of the grace period if that is less."""
 
 _HAS_GRACE_PERIOD = ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST", "PBS_JOBID", "LSB_JOBID", "TRAINING_JOB_NAME")
 """Variables of schedulers whose grace period is known or assumed (`clusters.grace`)."""
@@ -79,7 +79,7 @@ class GracePeriods:
 
     Args:
         stop: seconds between the signal that stops workers and SIGKILL.
-        failure: the same if the round has ended by a failure; None for 5, or `stop` if that is less.
+        failure: the same after a failure; None for 5, or `stop` if that is less.
         chosen: whether the user has chosen `stop`; if not, the scheduler's grace period may shorten it.
     """
 
@@ -88,15 +88,15 @@ class GracePeriods:
         self._failure = failure
         self._chosen = chosen
         self._terminated_at: float | None = None
-        """When SIGTERM to this agent arrived, on `time.monotonic`; None before. From then on"""
+        """When the first SIGTERM to this agent arrived, on `time.monotonic`; None before."""
         self._total = self._stop = math.inf
-        """count the seconds until the workers' time is over, and those that a stop of them may take."""
+        """Seconds from that SIGTERM until the workers' time ends, and seconds that a stop may take."""
 
     def terminated(self) -> float | None:
-        """This agent was sent SIGTERM: the scheduler's grace period counts from the first one on.
+        """This agent received SIGTERM: the scheduler's grace period counts from the first one.
 
         Returns:
-            The first time, the moment by which a stop in progress must be done, on the monotonic clock.
+            On the first call, when a stop in progress must be done, on the monotonic clock.
         """
         if self._terminated_at is not None:
             return None
@@ -106,7 +106,7 @@ class GracePeriods:
 
     @property
     def notice(self) -> float:
-        """Seconds that the workers may be given to save, so that time is left to stop them; infinite before SIGTERM."""
+        """Seconds that the workers can have to save, so that time is left to stop them; infinite before SIGTERM."""
         return self._total - min(self._stop, self._total / 2) if self._total < math.inf else math.inf
 
     def seconds(self, *, failed: bool) -> float:
@@ -116,19 +116,19 @@ class GracePeriods:
         return self.within(min(FAILURE_GRACE, self.stop) if self._failure is None else self._failure)
 
     def within(self, seconds: float) -> float:
-        """This many seconds, or what is left of them if this agent was sent SIGTERM."""
+        """This many seconds, or what is left of them if this agent received SIGTERM."""
         if self._terminated_at is None:
             return seconds
         return max(0.0, min(seconds, self._stop, self._total - (time.monotonic() - self._terminated_at)))
 
 
 def termination_grace(shutdown_timeout: float, *, chosen: bool, environ: Mapping[str, str]) -> tuple[float, float]:
-    """The grace period that follows from the known values: the seconds from SIGTERM until the workers' time is over,
-    infinite if not stated, and those that a stop may take.
+    """The grace period from the known values: the seconds from SIGTERM until the workers' time ends, infinite if
+    unknown, and the seconds that a stop may take.
 
     Args:
-        shutdown_timeout: seconds that a stop may take otherwise.
-        chosen: whether the user has chosen these.
+        shutdown_timeout: the seconds that a stop may take otherwise.
+        chosen: whether the user has chosen them.
         environ: the agent's environment.
 
     Raises:
@@ -147,7 +147,7 @@ def termination_grace(shutdown_timeout: float, *, chosen: bool, environ: Mapping
 
 
 def stated_grace_period(environ: Mapping[str, str]) -> float | None:
-    """The grace period that the user states; None if there is none.
+    """The grace period in the environment, set by the user; None if there is none.
 
     Raises:
         UsageError: it is not a number of seconds above 0.
@@ -167,34 +167,34 @@ def stated_grace_period(environ: Mapping[str, str]) -> float | None:
 SETTLE_TIME = 0.2
 """Seconds that a scheduler may take from the first process of a job on this node to the last."""
 BURST = 1.0
-"""Seconds within which the same signal to all processes is the same message."""
+"""Seconds within which the same signal to all processes counts as one."""
 
 _SENT_TO_ALL_MESSAGE = "%s was sent to all processes of this job on this node; the workers have it"
 
 
 class SignalForwarding:
-    """The signals of one agent, forwarded to workers that have not been sent them too. Nothing here waits.
+    """Forwards one agent's signals to workers that have not received them too. Nothing here waits.
 
-    A scheduler signals the agent alone, or every process of a job on this node; which of the two depends on the
-    scheduler, on its settings (Slurm: `ProctrackType`) and on the command. The reaper distinguishes them: it is below
-    the agent in a session of its own, as each worker is, and records the signals it is sent. Those were sent to the
-    workers too.
+    A scheduler signals the agent alone, or every process of a job on this node. Which of the two depends on the
+    scheduler, its settings (Slurm: `ProctrackType`) and the command. The reaper can tell them apart: it is below the
+    agent in its own session, like each worker, and records the signals that it receives. The workers received those
+    too.
 
     Laws:
 
     1. A worker gets a signal from the sender or from us, never from both.
-    2. Under a known scheduler, the sender may not have finished: what has not reached the reaper is forwarded after
-       `SETTLE_TIME` seconds. Elsewhere it is forwarded at once.
-    3. Workers are sent nothing that arrived before they were started.
-    4. The same signal within `BURST` seconds after it has reached all counts as the same: schedulers repeat signals.
+    2. Under a known scheduler, the sender may not have finished: a signal that has not reached the reaper is forwarded
+       after `SETTLE_TIME` seconds. Elsewhere it is forwarded at once.
+    3. Workers get no signal that arrived before they were started.
+    4. The same signal within `BURST` seconds after it has reached all counts as one: schedulers repeat signals.
 
     A signal to the reaper alone would be misread; nothing of ours sends one.
 
     Args:
-        received: gives the signals that the reaper was sent since the last call.
-        send: sends a signal to each worker that runs.
-        scheduled: whether this process was started by a scheduler that may signal all processes of a job.
-        clock: of `wake_at`.
+        received: returns the signals that the reaper has received since the last call.
+        send: sends a signal to each running worker.
+        scheduled: whether a scheduler that may signal all processes of a job started this process.
+        clock: the clock of `wake_at`.
     """
 
     def __init__(
@@ -209,12 +209,12 @@ class SignalForwarding:
         self._scheduled = scheduled
         self._clock = clock
         self._shared: dict[int, float] = {}
-        """Signal to the time at which the reaper was found to have been sent it."""
+        """Signal to the time at which the reaper was found to have received it."""
         self._due: dict[int, float] = {}
-        """Signal to the time at which it is forwarded, unless it has reached the reaper by then."""
+        """Signal to the time at which to forward it, unless it has reached the reaper by then."""
 
     def shared_signals(self) -> frozenset[int]:
-        """The signals that all processes below this agent were sent a moment ago."""
+        """The signals that all processes below this agent received a moment ago."""
         now = self._clock.monotonic()
         self._shared.update(dict.fromkeys(self._reaper_signals(), now))
         return frozenset(number for number, at in self._shared.items() if now - at <= BURST)
@@ -223,7 +223,7 @@ class SignalForwarding:
         """Handle a signal that the workers should get.
 
         Returns:
-            Whether it is handled: they have it already, or `step` will send it. If not, send it now.
+            Whether it is handled: the workers have it already, or `step` will send it. If not, send it now.
         """
         if number in self.shared_signals():
             log.info(_SENT_TO_ALL_MESSAGE, signal_name(number))
@@ -233,22 +233,22 @@ class SignalForwarding:
         #   1. it signals the processes of the job one after the other, and this agent is the first;
         #   2. if we forwarded the signal now, the workers would get it from us and then from the scheduler;
         #   3. a worker that saves at the first SIGUSR1 and ends at the second one would cut its own save short.
-        # After `SETTLE_TIME` the reaper shows whether it was sent to all.
+        # After `SETTLE_TIME` the reaper shows whether all processes have received it.
         if self._scheduled:
             self._due.setdefault(number, self._clock.monotonic() + SETTLE_TIME)
         return self._scheduled
 
     def reset(self) -> None:
-        """Other workers are about to start: what was sent before was not for them."""
-        # Law 3, without which:
+        """Other workers are about to start: earlier signals were not for them."""
+        # Law 3. Without it:
         #   1. SIGUSR1 arrives 0.1 s before a worker fails, and is due in another 0.1 s;
         #   2. the round ends, and the workers of the next one are started;
-        #   3. they would be sent the signal before Python has installed their handler, and end by it.
+        #   3. the signal would reach them before Python has installed their handler, and end them.
         self._shared.clear()
         self._due.clear()
 
     def is_handled(self, number: int) -> bool:
-        """Whether the workers have been sent the signal, or will be by `step`."""
+        """Whether the workers have received the signal, or `step` will send it."""
         return number in self._due or number in self.shared_signals()
 
     def fds(self) -> list[int]:

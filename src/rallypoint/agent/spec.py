@@ -35,9 +35,9 @@ class WorkerState(str, Enum):  # noqa: UP042 - its `str` is torch's: with the na
     INIT = "INIT"
     HEALTHY = "HEALTHY"
     UNHEALTHY = "UNHEALTHY"
-    """Running, but not well."""
+    """Running, but stuck."""
     STOPPED = "STOPPED"
-    """Stopped by the agent, in order to be restarted."""
+    """Stopped by the agent, to be restarted."""
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
 
@@ -54,7 +54,7 @@ class WorkerSpec:
     Args:
         role: the role of the workers; workers of the same role are ranked among themselves too.
         local_world_size: the number of workers on this node.
-        rdzv_handler: the handler through which the agent takes part in the rendezvous.
+        rdzv_handler: the agent's rendezvous handler.
         fn: deprecated, replaces `entrypoint`.
         entrypoint: a program to run, or a function to call.
         args: its arguments; `${local_rank}` in them is replaced for each worker.
@@ -63,14 +63,14 @@ class WorkerSpec:
             polled once a minute to be safe, or every monitor interval if that is longer.
         master_port: overrides the workers' MASTER_PORT.
         master_addr: overrides the workers' MASTER_ADDR.
-        local_addr: this node's address as others reach it.
-        event_log_handler: the name of the handler that events go to.
-        numa_options: how workers are bound to processors; None for no binding.
-        duplicate_stdout_filters: texts; teed lines of standard output that contain one also go to a file of their own.
+        local_addr: the address at which other nodes reach this one.
+        event_log_handler: the name of the handler that receives events.
+        numa_options: how to bind workers to processors; no binding by default.
+        duplicate_stdout_filters: texts; lines of teed standard output that contain one are also written to one file.
         duplicate_stderr_filters: the same for standard error.
-        virtual_local_rank: every worker sees local rank 0 and one GPU.
+        virtual_local_rank: give every worker local rank 0 and one GPU.
         features: the options beyond torchrun.
-        in_place_of: what the program has started, if that was torch's own launcher.
+        in_place_of: what the program started, if that was torch's own launcher.
 
     Raises:
         UserError: a number is out of range, or there is no entry point.
@@ -99,7 +99,7 @@ class WorkerSpec:
         if self.local_world_size <= 0:
             raise _unusable_in_text(f"{self.local_world_size} workers per node cannot run; there must be 1 or more")
         for name, value in (("local_world_size", self.local_world_size), ("max_restarts", self.max_restarts)):
-            if not is_in_range(name, value):  # no other node could be told
+            if not is_in_range(name, value):  # no message to another node could carry it
                 most = range_of(name).maximum
                 raise _unusable_in_text(f"{name}={value} is out of range; it can be {most} at most")
         if self.monitor_interval <= 0:
@@ -118,7 +118,7 @@ class WorkerSpec:
         return str(getattr(self.entrypoint, "__qualname__", self.entrypoint))
 
     def get_program_name(self) -> str:
-        """As `get_entrypoint_name`, but of an interpreter its script or module; may stand in a line of text."""
+        """Like `get_entrypoint_name`, but for an interpreter its script or module; safe in a line of text."""
         assert self.entrypoint is not None
         return printable(os.path.basename(program_name(self.entrypoint, self.args)))
 
@@ -157,18 +157,18 @@ class Worker:
 
 
 class VariableSource(Protocol):
-    """Adds variables to those that torch's workers get in their environment."""
+    """Adds variables to those that torch's workers have in their environment."""
 
     @property
     def names(self) -> Collection[str]:
         """The names of all variables that it may add."""
 
     def variables(self, worker: Worker, environment: Mapping[str, str]) -> Mapping[str, str]:
-        """The variables that one worker of the present round gets besides `environment`, which has torch's."""
+        """The variables that one worker of the current round gets in addition to `environment`, which has torch's."""
 
 
 class WorkerGroup:
-    """The workers of this node in the present round."""
+    """The workers of this node in the current round."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
@@ -179,7 +179,7 @@ class WorkerGroup:
         self.master_port: int | None = None
         self.state = WorkerState.INIT
         self.placement: Placement | None = None
-        """This node's place in the present round; None before the first one."""
+        """This node's place in the current round; None before the first one."""
         self.restarts = 0
         """The number of restarts that the job had used when these workers were started."""
         self.notices = ""
@@ -187,9 +187,9 @@ class WorkerGroup:
         self.survived: tuple[int, ...] = ()
         """Local ranks of the workers that were in the previous round, and continue in their processes."""
         self.join_requested_at = 0.0
-        """When the present round was requested, on the clock of the agent's loop."""
+        """When the current round was requested, on the clock of the agent's loop."""
         self.variable_sources: list[VariableSource] = []
-        """Sources of further variables of workers."""
+        """Sources of additional variables for workers."""
         self.open_store: Callable[[], Store] | None = None
         self._store: Store | None = None
 
@@ -209,10 +209,10 @@ class WorkerGroup:
 class RunResult:
     """The result of a worker group.
 
-    `return_values` and `failures` are by global rank and hold this node's workers only. `cause` is the first failure
-    of the whole job, wherever it was, when the job failed. `stopped` names the global ranks that the agent stopped.
-    `restarts` are those that the job has used, `reported_elsewhere` whether other agents print the report of its
-    failure. `ending` is why it has ended, if it failed.
+    `return_values` and `failures` are by global rank, for this node's workers only. `cause` is the first failure of the
+    whole job, on any node, if the job failed. `stopped` lists the global ranks that the agent stopped. `restarts` are
+    the restarts that the job has used. `reported_elsewhere` is whether other agents print the report of its failure.
+    `ending` is why the job ended, if it failed.
     """
 
     state: WorkerState
@@ -229,7 +229,7 @@ class RunResult:
         return self.state == WorkerState.FAILED
 
     def first_cause(self, exitcode: int = 0) -> Cause:
-        """The first failure that is no consequence, else the first; without any, that the group failed."""
+        """The first failure that is no consequence, else the first one; without any, the failure of the group."""
         if not self.failures:
             return node_failure(f"worker group {self.state.value}", exitcode=exitcode)
         host = socket.gethostname()
@@ -243,6 +243,6 @@ class RunResult:
 
 
 def node_failure(text: str, ending: Ending = Ending.PROGRAM, exitcode: int = 0, host: str = "") -> Cause:
-    """The cause of a failure of this node, or of another one, that was not caused by a known worker."""
+    """The cause for a failure of this or another node without a known worker as its origin."""
     host = host or socket.gethostname()  # not getfqdn: an unreachable name server must not delay the message
     return Cause(-1, -1, host, os.getpid(), exitcode, text, "", time.time(), "", ending)

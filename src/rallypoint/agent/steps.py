@@ -1,7 +1,7 @@
-"""The events of an agent besides the notifications of its rendezvous, and the steps of its policy. Plain data.
+"""The events of an agent besides its rendezvous's notifications, and the steps of its policy. Plain data.
 
 Event   what has happened; the policy decides what follows
-Step    what follows; `actions` carries it out. Requests to the coordinator are steps as they are
+Step    what follows; `actions` carries it out. Requests to the coordinator are used as steps directly
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class WorkersSucceeded(NamedTuple):
 
 
 class WorkersFailed(NamedTuple):
-    """A worker of this node has failed; `cause` is the first of them.
+    """A worker of this node has failed; `cause` is the first failure.
 
-    `shared_signals` are those that all processes of this node's part of the job were sent a moment before, and
+    `shared_signals` are the signals that all processes of this node's part of the job received a moment before.
     `max_restarts` is the number of failures that the job may survive, as far as this node knows.
     """
 
@@ -50,15 +50,15 @@ class WorkersFailed(NamedTuple):
 
 
 class WorkersFenced(NamedTuple):
-    """The reaper has killed the workers of this node, since nothing was heard from the coordinator for the lease."""
+    """The reaper has killed this node's workers, because the coordinator was silent for the lease."""
 
 
 class WorkersStopped(NamedTuple):
-    """The stop that was begun is done: no worker of this node is left, nor anything that one has started.
+    """The stop is done: no worker of this node is left, and nothing that one has started.
 
     `ended_in_order`: all workers have ended without SIGKILL, with success or by the signal of the stop. `waiting`: some
-    are left, which have left their round and wait in their processes for the next one. `ended_with_0`: there were
-    workers, and all have ended with exit code 0.
+    have left their round and wait in their processes for the next one. `ended_with_0`: there were workers, and all have
+    exited with 0.
     """
 
     ended_in_order: bool = False
@@ -67,33 +67,33 @@ class WorkersStopped(NamedTuple):
 
 
 class WorkersStarted(NamedTuple):
-    """The workers of this round have been started. The policy knew that they would be."""
+    """The workers of this round have been started, as the policy wanted."""
 
     round: int
 
 
 class WorkersReady(NamedTuple):
-    """All workers of this node have acknowledged the notice, or its time is over: `is_late`."""
+    """All workers of this node have acknowledged the notice, or the deadline has passed: `is_late`."""
 
     is_late: bool = False
 
 
 class NodeChecked(NamedTuple):
-    """The user's check of this node is over, and nothing of it is left. `failure` says why it has not passed."""
+    """The user's check of this node has ended, and nothing of it is left. `failure` says why it has not passed."""
 
     failure: str = ""
 
 
 class SignalArrived(NamedTuple):
-    """This agent was sent a signal that it handles. `notice`: seconds that the workers may be given at most."""
+    """This agent received a signal that it handles. `notice`: the most seconds that the workers can have to save."""
 
     number: int
     notice: float = math.inf
 
 
 class DrainArrived(NamedTuple):
-    """An operator asks this node to leave (`DrainRequested`). `notice`: seconds that the workers have to save before
-    that; 0.0 if nothing would come of asking them.
+    """An operator asks this node to leave (`DrainRequested`). `notice`: seconds that the workers have to save first;
+    0.0 if asking them would be useless.
     """
 
     by: str
@@ -101,24 +101,24 @@ class DrainArrived(NamedTuple):
 
 
 class Timer(Enum):
-    """What is waited for, each for a limited time."""
+    """What the agent waits for, each for a limited time."""
 
     NOTICE = "notice"
-    """The acknowledgements of a notice; whoever leaves waits no longer."""
+    """The acknowledgements of a notice; a node that leaves waits no longer."""
     SIGNAL = "signal"
-    """The signal that has ended a worker, which may have been sent to this agent too."""
+    """The signal that ended a worker, which may have been sent to this agent too."""
     VERDICT = "verdict"
     """The verdict of a job that is being ended as a whole."""
     QUERY = "query"
     """The next query for the state of the job without this node."""
     PROGRESS = "progress"
-    """The next query for the progress of the nodes that are waited for; it is no event."""
+    """The next query for the progress of awaited nodes; it is no event."""
     LEAVE = "leave"
-    """The answer to these that the job ends."""
+    """An answer to QUERY that the job ends."""
 
 
 class TimerFired(NamedTuple):
-    """The time is over."""
+    """The time of this timer has passed."""
 
     timer: Timer
 
@@ -155,15 +155,15 @@ class RequestJoin(NamedTuple):
 
 
 class CheckNode(NamedTuple):
-    """Run the user's check of this node; `NodeChecked` follows, unless a stop ends it before."""
+    """Run the user's check of this node; `NodeChecked` follows, unless a stop ends the check first."""
 
 
 class StopWorkers(NamedTuple):
-    """Begin to stop the workers, or the check that runs in their place; `WorkersStopped` follows.
+    """Begin to stop the workers, or the check that runs instead of them; `WorkersStopped` follows.
 
-    `restarts`: they will be restarted. `failed`: their round has ended by a failure, so that there is nothing to save
-    beyond writes in progress, and the grace period is the short one. `shared`: the sender that made this agent stop
-    them may have sent the signal to them too. `ends_all`: they will be restarted, but none may continue in its process.
+    `restarts`: they will be restarted. `failed`: a failure has ended their round, so that there is nothing to save
+    beyond writes in progress, and the grace period is the short one. `shared`: the sender whose signal made this agent
+    stop them may have signalled them too. `ends_all`: they will be restarted, but none may continue in its process.
     """
 
     signal: int = SIGTERM
@@ -174,7 +174,7 @@ class StopWorkers(NamedTuple):
 
 
 class StopHeld(NamedTuple):
-    """Let no worker continue in its process after the stop in progress: those that would are stopped by it too.
+    """After the stop in progress, let no worker continue in its process: any that would is stopped too.
 
     `failed`: see `StopWorkers`.
     """
@@ -184,17 +184,17 @@ class StopHeld(NamedTuple):
 
 
 class KillWorkers(NamedTuple):
-    """End the workers that are being stopped at once."""
+    """Kill the workers that are being stopped, at once."""
 
 
 class ForwardSignal(NamedTuple):
-    """Send a signal to the running workers, which does not end them."""
+    """Send the running workers a signal that does not end them."""
 
     signal: int
 
 
 class SetTimer(NamedTuple):
-    """Wait for this many seconds from now, in place of any other time: `TimerFired` follows."""
+    """Start this timer, or restart it: `TimerFired` follows after this many seconds."""
 
     timer: Timer
     seconds: float
@@ -203,7 +203,7 @@ class SetTimer(NamedTuple):
 class PostNotice(NamedTuple):
     """Post a notice to the workers of this node and wait for their acknowledgements; `WorkersReady` follows.
 
-    `node` is the one that will be taken away, empty for this one.
+    `node` is the node that will be taken away, empty for this one.
     """
 
     reason: str
@@ -227,8 +227,8 @@ class LogLine(NamedTuple):
 
 
 class FailNode(NamedTuple):
-    """Announce that this node has failed in `round` for a reason that is no worker's own, as `text` says; `ends_job`
-    ends the job, whatever restarts are left.
+    """Announce that this node has failed in `round` for a reason that is no worker's own, as `text` says. `ends_job`
+    ends the job, even if restarts are left.
     """
 
     round: int
@@ -238,13 +238,12 @@ class FailNode(NamedTuple):
 
 
 class End(NamedTuple):
-    """End, when the workers are gone: after this nothing more happens.
+    """End when the workers are gone; nothing happens after this.
 
-    `event` ends the agent: the verdict, a rendezvous that has failed, a check of this node that has not passed, or a
-    signal. `standing` is a text on how the job continues without this node after a signal; empty if it does not.
-    `saved`: whether all workers of this node had acknowledged a notice; None if that says nothing. `drained_by` is the
-    operator that has drained this node, if one has. `unasked` is a text on why it is not known whether the job
-    continues; empty if that is known.
+    `event` ends the agent: the verdict, a failed rendezvous, a failed check of this node, or a signal. `standing` is a
+    text on how the job continues without this node after a signal; empty if it does not. `saved`: whether all workers
+    of this node had acknowledged a notice; None if this means nothing. `drained_by` is the operator who has drained
+    this node, if any. `unasked` is a text on why it is unknown whether the job continues; empty if it is known.
     """
 
     event: JobEnded | JoinRefused | LinkLost | NodeChecked | SignalArrived

@@ -1,14 +1,14 @@
-"""Makes handlers of third parties, which cannot notify, into a `RendezvousClient` that does.
+"""Adapts third-party handlers, which cannot notify, to a `RendezvousClient`, which does.
 
 One thread polls, so that the loop never waits. Anything that such a handler cannot do is done here as torch does it:
-ranks are exchanged over the round's store, each agent has a restart budget of its own, new nodes are found by polling
-every monitor interval, and the end is a barrier on the store (contract sections 3.2, 5.2, 5.3, 5.5).
+ranks are exchanged over the round's store, each agent has its own restart budget, new nodes are found by polling every
+monitor interval, and the end is a barrier on the store (contract sections 3.2, 5.2, 5.3, 5.5).
 
 Unlike torch's, the restart count that workers see is the round's: the same on all nodes, and greater than in every
-earlier round, so that workers that scope their keys by it never share keys, even if the rounds have a store in common.
+earlier round. So workers that put it into their keys never share keys, even if rounds share a store.
 
 Keys and values on the store are those of the contract's sections 3.2 and 5.5, so that agents of both kinds can share
-such a round. Our own data goes into keys of our own.
+such a round. Our own data has its own keys.
 """
 
 from __future__ import annotations
@@ -54,10 +54,11 @@ _SHUTDOWN_TIMEOUT = 5.0
 
 
 class PollingRendezvousClient(RendezvousClient):
-    """A client over any `RendezvousHandler`. Nobody can watch it, and whom it counts as lost, only the handler knows.
+    """A client over any `RendezvousHandler`. Nobody can watch it, and only the handler knows which nodes it counts as
+    lost.
 
-    Every request is executed on the polling thread, which alone touches the handler (but for what never changes,
-    such as its run id) and the state here.
+    Every request is executed on the polling thread. Only that thread uses the handler (except for constants such as its
+    run id) and the state here.
     """
 
     def __init__(self, spec: WorkerSpec, exit_barrier_timeout: float = 300) -> None:
@@ -73,11 +74,11 @@ class PollingRendezvousClient(RendezvousClient):
         self._failures = 0
         self._restarts = 0
         self._info: RendezvousInfo | None = None
-        """That of the last round that was found."""
+        """The info of the last round that was found."""
         self._begun: RendezvousInfo | None = None
-        """That of the round which was begun last: the next one may be found while its workers still stop."""
+        """The info of the last begun round: the next one may be found while its workers are being stopped."""
         self._preempted = ""
-        """How this node was told that the job is preempted; empty if it was not."""
+        """How this node learned that the job is preempted; empty if it is not."""
 
     def listen(self, deliver: messages.Deliver | None) -> None:
         self._deliver = deliver
@@ -90,7 +91,7 @@ class PollingRendezvousClient(RendezvousClient):
         self._begun = self._info
 
     def info(self, placement: messages.Placement) -> RendezvousInfo:
-        """What the handler itself gave."""
+        """The handler's own info."""
         assert self._begun is not None
         return self._begun
 
@@ -98,8 +99,8 @@ class PollingRendezvousClient(RendezvousClient):
         """Do what the request means without a coordinator.
 
         A failure uses up one restart of this agent's own budget, or ends the job here. Success waits for the others at
-        the barrier. Whoever drains ends its own part of the round; the others find the new nodes as it did. Such a
-        handler cannot notify the others of anything else, nor answer how the job stands without this node.
+        the barrier. A drain ends the node's own part of the round; the others find the new nodes as it did. Such a
+        handler cannot notify the others of anything else, nor say how the job continues without this node.
         """
         match request:
             case Fail(round_, cause, max_restarts):
@@ -141,7 +142,7 @@ class PollingRendezvousClient(RendezvousClient):
             return False
 
     def _preempt(self, seconds: float, why: str) -> None:
-        """Nobody else can be told: each node of such a job has to be sent the signal."""
+        """Nobody else learns of it: each node of such a job must receive the signal."""
         self._preempted = f"{socket.gethostname()} {why}"
         if not self._runs:
             self._end_preempted()
@@ -191,7 +192,7 @@ class PollingRendezvousClient(RendezvousClient):
         self._runs = True
         address, port = where.master_addr, where.master_port
         own = messages.Placement(self._round, info.rank, info.world_size, ranks, address, port, restarts)
-        # Whether workers of other nodes can continue in their processes, such a handler cannot tell.
+        # Such a handler cannot tell whether workers of other nodes can continue in their processes.
         self._notify(messages.Placed(own._replace(restart_workers=True)))
 
     def _barrier(self) -> None:
@@ -222,7 +223,7 @@ class PollingRendezvousClient(RendezvousClient):
                 return
             try:
                 work()
-            except BaseException as error:  # a thread that ends silently would leave the agent waiting for ever
+            except BaseException as error:  # if the thread ended silently, the agent would wait for ever
                 log.error("the rendezvous handler %s has raised %r", type(self._handler).__name__, error)
                 self._runs = False
                 self._notify(_notification_of(error))
@@ -242,7 +243,7 @@ def _notification_of(error: BaseException) -> messages.Notification:
     return messages.LinkLost(f"the rendezvous handler failed: {type(error).__name__}: {error}", error)
 
 
-# What agents exchange over the store of a round
+# Exchange between agents over the store of a round
 
 
 _ROLE_INFO = "torchelastic/role_info/"
@@ -257,11 +258,11 @@ _RESTARTS_AGREED = "rallypoint/restarts/agreed"
 def exchange(
     store: Store, group_rank: int, group_world_size: int, role: str, local_world_size: int, restarts: int
 ) -> tuple[NodeRanks, int]:
-    """This node's ranks, and the round's number of restarts, which is the largest that any node proposes.
+    """This node's ranks, and the round's number of restarts, which is the largest proposal of any node.
 
-    The number is exchanged with the ranks in keys of our own: a proposal is written before the ranks are requested, and
-    the answer before they are given out. If an agent of torch's shares the round, or nothing is exchanged at all, there
-    is no answer; then the node's own proposal holds.
+    The number is exchanged with the ranks, in our own keys: a proposal is written before the ranks are requested, and
+    the answer before they are assigned. If an agent of torch's shares the round, or nothing is exchanged at all, there
+    is no answer; then the node's own proposal counts.
 
     Args:
         store: the round's own store.
@@ -280,7 +281,7 @@ def exchange(
     agree = partial(_agree, store, group_world_size)
     ranks = exchange_ranks(store, group_rank, group_world_size, role, local_world_size, before_answering=agree)
     agreed = int(store.get(_RESTARTS_AGREED)) if store.check([_RESTARTS_AGREED]) else 0
-    return ranks, max(agreed, restarts)  # a store that earlier rounds have used may still hold their answer
+    return ranks, max(agreed, restarts)  # a store that earlier rounds used may still contain their answer
 
 
 def _agree(store: Store, group_world_size: int) -> None:
@@ -303,7 +304,7 @@ def exchange_ranks(
     """This node's ranks; waits for every node's role and size. See `exchange`.
 
     Args:
-        before_answering: called on group rank 0 when all roles and sizes are there, before the ranks are assigned.
+        before_answering: called on group rank 0 when all roles and sizes are known, before the ranks are assigned.
     """
     if _identical():
         return assign_worker_ranks([("", local_world_size)] * group_world_size)[group_rank]
@@ -326,14 +327,14 @@ def exchange_ranks(
 
 
 def exit_barrier(store: Store, group_world_size: int, timeout: float) -> None:
-    """Wait until all nodes have arrived here, or raise StoreTimeoutError after this many seconds."""
+    """Wait until all nodes have arrived, or raise StoreTimeoutError after this many seconds."""
     if store.add(f"{_TERMINAL}/num_members", 1) == group_world_size:
         store.set(f"{_TERMINAL}/last_member", "<val_ignored>")
     store.wait([f"{_TERMINAL}/last_member"], timedelta(seconds=timeout))
 
 
 def wait_at_exit_barrier(store: Store | None, group_world_size: int | None, timeout: float) -> None:
-    """`exit_barrier` after success: a barrier that fails does not turn that into failure; it is logged."""
+    """`exit_barrier` after success: if the barrier fails, that is logged and is no failure."""
     if store is None or group_world_size is None:
         return
     try:
