@@ -1,5 +1,5 @@
-"""What a launch is configured with, and how the rendezvous, the spec and the agent of a job are made from that and run
-(contract section 8).
+"""The configuration of a launch. Creates the rendezvous, the spec and the agent of a job, and runs them (contract
+section 8).
 """
 
 from __future__ import annotations
@@ -57,38 +57,39 @@ class LaunchConfig:
     """How many workers run where, which rendezvous they use, and how their output and failures are handled.
 
     Args:
-        min_nodes: the number of nodes that a round needs at least.
-        max_nodes: the number of nodes that a round takes at most.
+        min_nodes: the smallest number of nodes in a round.
+        max_nodes: the largest number of nodes in a round.
         nproc_per_node: workers on this node.
-        logs_specs: where output goes; None is `DefaultLogsSpecs()`.
-        run_id: the job's id; empty lets the launcher make one up.
+        logs_specs: where output goes; `DefaultLogsSpecs()` by default.
+        run_id: the job's id; if empty, the launcher chooses one.
         role: the role of this node's workers.
-        rdzv_endpoint: where the control plane is, in the backend's own form.
-        rdzv_backend: the rendezvous backend's name.
+        rdzv_endpoint: the address of the control plane, in the backend's own form.
+        rdzv_backend: the name of the rendezvous backend.
         rdzv_configs: the backend's own options (contract section 4.2).
-        rdzv_timeout: seconds that replace `rdzv_configs["timeout"]`; -1 leaves it.
+        rdzv_timeout: seconds that replace `rdzv_configs["timeout"]`; -1 keeps that.
         max_restarts: how many failures the job survives.
         monitor_interval: seconds between checks of workers whose exits cannot wake the agent. The others are checked
             once a minute, or once an interval if that is longer.
-        start_method: how workers that are functions are started: `spawn`, `fork` or `forkserver`.
-        log_line_prefix_template: what stands before each teed line (contract section 6.5).
-        metrics_cfg: accepted for torch's callers; unused, as there.
-        local_addr: the address under which other nodes reach this one; None to detect it.
-        event_log_handler: the name of the handler that events go to.
-        numa_options: how workers are bound to processors; None for no binding.
+        start_method: how to start workers that are functions: `spawn`, `fork` or `forkserver`.
+        log_line_prefix_template: the prefix of each teed line (contract section 6.5).
+        metrics_cfg: accepted for torch's callers; unused, as in torch.
+        local_addr: the address at which other nodes reach this one; detected by default.
+        event_log_handler: the name of the handler that receives events.
+        numa_options: how to bind workers to processors; no binding by default.
         signals_to_handle: comma-separated names of the signals that the agent passes on to its workers.
         duplicate_stdout_filters: texts; lines of teed standard output that contain one are also written to one file.
         duplicate_stderr_filters: the same for standard error.
-        virtual_local_rank: every worker sees local rank 0 and one GPU.
-        shutdown_timeout: seconds between the signal to stop and SIGKILL; None for the value of
+        virtual_local_rank: give every worker local rank 0 and one GPU.
+        shutdown_timeout: seconds between the signal to stop and SIGKILL; by default
             `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`, or 30.
-        endpoint_flag: the flag or variable by which the user gave the endpoint, for messages. Beyond torch.
-        endpoint_given: whether the user gave the endpoint, or it is the default. Beyond torch.
-        node_rank: the group rank that this node would like where the rendezvous assigns ranks. Beyond torch.
+        endpoint_flag: the flag or variable that gave the endpoint, for messages. Beyond torch.
+        endpoint_given: whether the user gave the endpoint, rather than the default. Beyond torch.
+        node_rank: the preferred group rank, if the rendezvous assigns ranks. Beyond torch.
         features: the options beyond torchrun: `Features.of(preload=("torch",), hang_timeout=600.0)`. Beyond torch.
 
     Raises:
-        UserError: a negative or unreadable shutdown timeout, or grace period in `RALLYPOINT_TERMINATION_GRACE`.
+        UserError: the shutdown timeout, or the grace period in `RALLYPOINT_TERMINATION_GRACE`, is negative or not a
+            number.
     """
 
     min_nodes: int
@@ -120,12 +121,12 @@ class LaunchConfig:
     features: Features = Features()
 
     shutdown_timeout_given: bool = field(init=False, default=True)
-    """Whether `shutdown_timeout` was chosen by the user."""
+    """Whether the user chose `shutdown_timeout`."""
 
     def __post_init__(self) -> None:
         self.shutdown_timeout_given = self.shutdown_timeout is not None or _SHUTDOWN_VARIABLE in os.environ
         if os.environ.get("RALLYPOINT_TERMINATION_GRACE"):
-            stated_grace_period(os.environ)  # so that it is refused here and not when it is needed
+            stated_grace_period(os.environ)  # so that a bad value fails here, not when it is needed
         self.rdzv_configs = self.rdzv_configs | self._timeout()
         self.shutdown_timeout = _shutdown_timeout(self.shutdown_timeout)
         if self.logs_specs is None:
@@ -159,11 +160,11 @@ def _shutdown_timeout(given: int | None) -> int:
 
 
 IN_PLACE_OF = ContextVar("in_place_of", default="")
-"""What the program has started, if that was torch's own launcher (`rallyctl shim`)."""
+"""What the program started, if that was torch's own launcher (`rallyctl shim`)."""
 
 
 def announce(in_place_of: str) -> None:
-    """Log, and note for this context, that a launch is ours though the program has started something else."""
+    """Log, and note in this context, that Rallypoint runs a launch for which the program started another launcher."""
     from rallypoint.base.version import __version__
 
     IN_PLACE_OF.set(in_place_of)
@@ -172,10 +173,10 @@ def announce(in_place_of: str) -> None:
 
 
 def describe(config: LaunchConfig, entrypoint: str) -> str:
-    """The text that `LOGLEVEL=INFO` shows when a job is launched (contract section 5.8): aligned `name : value` lines.
+    """The text that `LOGLEVEL=INFO` shows at a launch (contract section 5.8): aligned `name : value` lines.
 
     Args:
-        config: what is launched.
+        config: the configuration of the launch.
         entrypoint: a readable name of the program or function.
     """
     log_dir = config.logs_specs.root_log_dir if config.logs_specs else None
@@ -211,9 +212,9 @@ _DESCRIPTION_FIELDS = (
 
 
 class elastic_launch:
-    """Launches an entry point under a config: `elastic_launch(config, entrypoint)(*args)`.
+    """Launches an entry point with a config: `elastic_launch(config, entrypoint)(*args)`.
 
-    Calling it runs this node's agent until the job ends and returns the return value of each worker of this node, by
+    The call runs this node's agent until the job ends. It returns the return value of each worker of this node, by
     global rank (None for programs).
     """
 
@@ -228,7 +229,7 @@ class elastic_launch:
         self._health_check_server = health_check_server
 
     def __call__(self, *args: Any) -> dict[int, Any]:
-        """Run the job with these arguments for the entry point. Raises as `launch_agent` does."""
+        """Run the job with these arguments for the entry point. Raises the errors of `launch_agent`."""
         return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server)
 
 
@@ -242,17 +243,17 @@ def launch_agent(
 
     Args:
         config: the configuration of the launch.
-        entrypoint: a program to run (the path of an interpreter, say), or a function to call.
-        args: its arguments; for a function, what can be pickled, unless the start method is fork.
+        entrypoint: a program to run (for example the path of an interpreter), or a function to call.
+        args: its arguments; for a function they must be picklable, unless the start method is fork.
         health_check_server: see `observe.health.health_check`.
 
     Returns:
-        Global rank to return value, of this node's workers; empty for a spare that was not needed.
+        The return values of this node's workers by global rank; empty for a spare that was not needed.
 
     Raises:
-        UserError: something in the config cannot work.
+        UserError: the config cannot work.
         ChildFailedError: workers failed; it carries the first failure of the job.
-        PreflightError: this node has failed a check that was required.
+        PreflightError: this node failed a required check.
         RendezvousError: the nodes did not form a round.
         JobPreempted: the whole job was preempted.
         SignalException: a signal ended this agent; a `NodeLeftInOrder` if the job continues without this node.
@@ -265,7 +266,7 @@ def launch_agent(
     if config.event_log_handler != "null":
         from rallypoint.observe.telemetry.handlers import get_logging_handler
 
-        get_logging_handler(config.event_log_handler)  # before anything is started
+        get_logging_handler(config.event_log_handler)  # before anything starts
     run_id = config.run_id or _random_run_id()
     log.info("launching:\n%s", describe(config, program_name(entrypoint, args)))
     os.environ[SIGNALS_VARIABLE] = config.signals_to_handle
@@ -289,7 +290,7 @@ def launch_agent(
             config.logs_specs.clean_up()
             if workers is not None:
                 workers.finish(ended_by)
-            ended_by = None  # its traceback has this frame
+            ended_by = None  # its traceback refers to this frame
 
 
 def _run(
@@ -381,7 +382,7 @@ def _workers(
 def _health(
     workers: WorkerController, config: LaunchConfig, server: HealthCheckServer | None
 ) -> AbstractContextManager[ProgressProbe | None]:
-    """The health check, for the time of the run."""
+    """The health check, for the duration of the run."""
     if server is None and "TORCHELASTIC_HEALTH_CHECK_PORT" not in os.environ:
         return nullcontext()
     from rallypoint.observe.health import health_check
@@ -398,12 +399,12 @@ def _random_run_id() -> str:
 
 
 def rendezvous_of(spec: WorkerSpec, exit_barrier_timeout: float = 300) -> RendezvousClient:
-    """The rendezvous client of a node, from the handler of its spec.
+    """The rendezvous client of a node, from its spec's handler.
 
     Args:
         spec: the spec of the node's workers.
-        exit_barrier_timeout: seconds that a handler that cannot notify waits for other nodes at the end. With ours
-            the wait ends with the verdict, however long that takes.
+        exit_barrier_timeout: seconds that a handler that cannot notify waits for other nodes at the end. With our
+            own handler the wait ends with the verdict, however long it takes.
     """
     if isinstance(spec.rdzv_handler, ElasticHandler):
         return spec.rdzv_handler
@@ -412,23 +413,23 @@ def rendezvous_of(spec: WorkerSpec, exit_barrier_timeout: float = 300) -> Rendez
     return PollingRendezvousClient(spec, exit_barrier_timeout)
 
 
-# Several agents of one job on this machine: `OMP_NUM_THREADS` should divide its processors
+# Several agents of one job on this machine: `OMP_NUM_THREADS` should divide its processors among them
 
 
 def register_on_host(parameters: RendezvousParameters, environ: Mapping[str, str]) -> socket.socket:
     """Register with other agents of the job on this machine; warn if this is the second and threads are not limited.
 
-    Each agent holds an abstract socket while it runs: the first the one of place 0, the second that of place 1, all
-    others none. So exactly one of them finds that it is the second, and warns for all. The socket's name has the job,
-    the port where its nodes meet, and the processors that the agent may use: agents that a scheduler has bound apart do
-    not meet.
+    Each agent keeps an abstract socket while it runs: the first one takes place 0, the second place 1, all others none.
+    So exactly one of them finds that it is the second, and warns for all. The socket's name contains the job, the port
+    of the rendezvous, and the processors that the agent may use. So agents that a scheduler has bound to different
+    processors do not meet.
 
     Args:
-        parameters: of the rendezvous.
+        parameters: the parameters of the rendezvous.
         environ: the environment of the workers.
 
     Returns:
-        What holds the agent's place until it is closed.
+        The socket that keeps the agent's place until it is closed.
     """
     from zlib import crc32
 
@@ -448,7 +449,7 @@ def register_on_host(parameters: RendezvousParameters, environ: Mapping[str, str
 
 
 def _is_second(place: socket.socket, name: str) -> bool:
-    """Take the first free place. Returns whether that is the second."""
+    """Take the first free place. Returns whether it is the second one."""
     for number in range(2):
         try:
             place.bind(f"\0{name}-{number}")

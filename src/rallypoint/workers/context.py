@@ -2,13 +2,13 @@
 
 Laws:
 
-1. A context is closed when all its processes, and whatever they have spawned, are gone, not before: a `close` that an
-   exception cuts short (a ^C) has sent SIGKILL to all of them at least, and the next `close` finishes.
-2. From the moment that stopping begins, no worker is found to have failed: those that end then were stopped.
-3. If the reaper is lost, the workers that were not known to have ended have failed; they are killed with all that can
-   be found, as far as the reaper's supervisor has not done that already.
-4. A worker that keeps its process is handed from the context of one round to that of the next, with its outputs: at
-   each moment one context has it, and answers for it as for those that it has started itself.
+1. A context is closed when all its processes, and everything that they have spawned, are gone, and not before. If an
+   exception (a ^C) cuts `close` short, all of them have at least received SIGKILL, and the next `close` finishes.
+2. Once stopping begins, no worker counts as failed: a worker that ends then was stopped.
+3. If the reaper is lost, all workers that were not known to have ended have failed. They are killed with all processes
+   that can be found, unless the reaper's supervisor has already done so.
+4. A worker that keeps its process is handed from the context of one round to that of the next, with its outputs. At
+   each moment one context has it, and answers for it as for workers that it has started itself.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         [Sequence[str], Mapping[str, str], int | None, int | None, Collection[int]],
         ProcessHandle | None,
     ]
-    """Called with a command, its environment, descriptors 1 and 2 (None for ours), and processors: forks that worker
+    """Called with a command, its environment, descriptors 1 and 2 (None for ours), and processors. Forks this worker
     below the reaper of its context, or returns None if it must be started afresh. Raises as `ReaperClient.spawn`.
     """
 
@@ -57,9 +57,9 @@ class macros:
 
     @staticmethod
     def substitute(args: Sequence[Any], local_rank: str) -> list[Any]:
-        """The arguments of one worker: in each that is a string, `${local_rank}` becomes `local_rank`.
+        """The arguments of one worker: in each string, `${local_rank}` becomes `local_rank`.
 
-        Other `${name}` and a lone `$` stay, `$$` becomes `$`.
+        Other `${name}` and a lone `$` stay; `$$` becomes `$`.
         """
         found = list(args)
         for number, argument in enumerate(args):
@@ -74,7 +74,7 @@ class macros:
 class RunProcsResult:
     """How the processes ended, by local rank.
 
-    `failures` holds those that failed on their own; `stdouts` and `stderrs` are paths, empty where there is no file.
+    `failures` has the processes that failed on their own; `stdouts` and `stderrs` are paths, empty without a file.
     """
 
     return_values: dict[int, Any] = field(default_factory=dict)
@@ -89,9 +89,9 @@ class RunProcsResult:
 class ProcessOptions(NamedTuple):
     """Options of a job's processes.
 
-    `numa_options` says which processors each is bound to, None for any. Teed lines that hold one of the filters' texts
-    also go to a file of their own. `start_method` is how functions are started. `fork` is tried before a program is
-    started.
+    `numa_options` binds each process to processors; None for no binding. Teed lines that contain one of the filters'
+    texts are also written to their own file. `start_method` is how to start functions. `fork` is tried before a program
+    is started.
     """
 
     numa_options: NumaOptions | None = None
@@ -100,26 +100,26 @@ class ProcessOptions(NamedTuple):
     start_method: str = "spawn"
     fork: Fork | None = None
     command: ChangeCommand | None = None
-    """Changes what is started as a worker."""
+    """Changes the command of a worker."""
     console: WorkerConsole | None = None
-    """Where they are shown; None for one of their own, which ends with them."""
+    """Shows their output; None for their own console, which ends with them."""
     merges: Merges | None = None
-    """Makes what puts teed lines of several workers together before the console shows them."""
+    """Creates the object that merges teed lines of several workers before the console shows them."""
     ignored_signals: Collection[int] = ()
-    """Signals that the processes ignore until they have handlers of their own."""
+    """Signals that the processes ignore until they have their own handlers."""
     waits_for_place: bool = False
-    """Whether no sweep touches the processes: they are in no round before another context adopts them."""
+    """Whether sweeps spare the processes: they are in no round before another context adopts them."""
 
 
 class WorkerCommand(NamedTuple):
-    """What is started as a worker, and the kind of the object of its process. It is not forked."""
+    """The command of a worker that is not forked, and the class of its process object."""
 
     argv: Sequence[str]
     process: Callable[[ReaperClient, ProcessHandle], ChildProcess] = AdoptedProcess
 
 
 class WorkerStart(NamedTuple):
-    """A worker that is to be started: its local rank, its descriptors 1 and 2, None for ours, and its processors."""
+    """A worker to start: its local rank, its descriptors 1 and 2 (None for ours), and its processors."""
 
     rank: int
     stdout: int | None
@@ -128,7 +128,7 @@ class WorkerStart(NamedTuple):
 
 
 class HeldWorker(NamedTuple):
-    """A worker between two rounds. `environment` is what the agent has last set for it."""
+    """A worker between two rounds. `environment` is the last environment that the agent set for it."""
 
     process: ChildProcess
     output: WorkerOutput
@@ -139,17 +139,17 @@ class PContext(ABC):
     """Processes that start, are watched and end together. Used once: start, watch, close.
 
     Args:
-        name: what messages call the group.
-        entrypoint: what runs.
-        args: local rank to its arguments; those of a program are made strings.
-        envs: local rank to what is added to the agent's environment.
-        logs_specs: where output goes. The folders are made at once; nothing is started yet.
-        log_line_prefixes: local rank to what stands before each teed line; by default `[<name><local rank>]:`.
-        reaper: starts the workers; None for one of this context's own, which ends with it.
-        options: further options of the workers.
+        name: the name of the group in messages.
+        entrypoint: the program or function to run.
+        args: arguments by local rank; those of a program become strings.
+        envs: additions to the agent's environment by local rank.
+        logs_specs: where output goes. The folders are created at once; nothing is started yet.
+        log_line_prefixes: the prefix of each teed line by local rank; by default `[<name><local rank>]:`.
+        reaper: starts the workers; None for this context's own reaper, which ends with it.
+        options: additional options of the workers.
 
     Raises:
-        UserError: `args` or `envs` are not for just the local ranks 0 to n-1.
+        UserError: `args` or `envs` are not for exactly the local ranks 0 to n-1.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class PContext(ABC):
                 raise user_error(ranks, RuntimeError)
         self.name = name
         self.without_stacks: set[int] = set()
-        """Local ranks that hang and whose stacks have not been collected: they write them when they are ended."""
+        """Local ranks that hang and whose stacks have not been collected: they write them when they are stopped."""
         self.entrypoint = entrypoint
         self.args = {rank: tuple(words) for rank, words in args.items()}
         self.envs = {rank: dict(variables) for rank, variables in envs.items()}
@@ -190,15 +190,15 @@ class PContext(ABC):
         self._failures: dict[int, ProcessFailure] = {}
         self._oom_kills: OomKills | None = None
         self.stopping: Stop | None = None
-        """The one stop of these workers, once it has begun; it also holds those that keep their processes."""
+        """The one stop of these workers, once it has begun; it also has the workers that keep their processes."""
         self._were_held: Collection[int] | None = None
-        """Once all are stopped: those that were held then; the others have ended in a round before."""
+        """Local ranks that still waited when all workers were stopped; None before. Others had ended earlier."""
         self._polled_ended: Collection[int] = ()
-        """Local ranks whose end `poll` has reported; that of others wakes its caller, whoever else has seen it."""
+        """Local ranks whose end `poll` has reported. Any other end wakes the caller of `poll`, whoever has seen it."""
         self._started = False
         self._closed = False
 
-    # What differs between kinds of workers
+    # Differences between kinds of workers
 
     @abstractmethod
     def _start_each(self, starts: Sequence[WorkerStart]) -> Iterator[tuple[int, ChildProcess]]:
@@ -209,7 +209,7 @@ class PContext(ABC):
         self._reaper.ignored = self._options.ignored_signals
 
     def _sweep(self) -> NoSweep:
-        """The sweep that ends all that the workers have left."""
+        """The sweep that ends everything that the workers have left behind."""
         from rallypoint.workers.stop import NoSweep, Sweep
 
         if self._reaper is None or self._options.waits_for_place:
@@ -217,7 +217,7 @@ class PContext(ABC):
         return Sweep(self._reaper, self._processes.values())
 
     def _failure_reason(self, rank: int, exitcode: int) -> str:
-        """Why a worker has failed, if its exit code does not show it; else, and if it has not failed, empty."""
+        """Why a worker failed, if its exit code does not show this; otherwise empty."""
         return ""
 
     def _value(self, rank: int) -> Any:
@@ -227,7 +227,7 @@ class PContext(ABC):
     # The start
 
     def start(self) -> None:
-        """Start all. If one cannot be started, those already started are ended, and the error is raised."""
+        """Start all processes. If one cannot be started, end those already started, and raise the error."""
         if self._started:
             raise ValueError(f"the processes of {self.name!r} have been started before; make a new context")
         self._started = True
@@ -239,8 +239,8 @@ class PContext(ABC):
             for rank, process in self._processes.items():
                 process.on_stacks = partial(self.announce_stacks, process.pid)
                 process.stacks_wanted = partial(self.without_stacks.__contains__, rank)
-            # What the end of these workers needs is imported now, when nobody waits for it: on a busy disk an import
-            # takes 20 ms, and after an upgrade in place there is another module, or none. The report is the last.
+            # Import now, while nobody waits, what the end of these workers needs: on a busy disk an import takes 20 ms,
+            # and after an upgrade in place there is another module, or none. The report is the last to be needed.
             import rallypoint.failures.explanation
             import rallypoint.failures.kinds
             import rallypoint.failures.report
@@ -298,37 +298,37 @@ class PContext(ABC):
         return {rank: self.program_pid(rank) for rank in tuple(self._processes)}
 
     def last_lines(self, local_rank: int) -> Callable[[], bytes]:
-        """A function that returns the end of a worker's standard error, as far as it is kept: also after `close`, when
+        """A function that returns the end of a worker's standard error, as far as it is kept. Works after `close`, when
         the worker is in another context, and from any thread.
         """
         return self._outputs[local_rank].last_lines if local_rank in self._outputs else bytes
 
     def output(self, local_rank: int) -> WorkerOutput | None:
-        """Where a worker writes, also after `close`; None for one that has not been started."""
+        """Where a worker writes, also after `close`; None if it has not been started."""
         return self._outputs.get(local_rank)
 
     def relay(self, local_rank: int, stream: int) -> Relay | None:
-        """The relay of standard output (0) or standard error (1), if that has one."""
+        """The relay of standard output (0) or standard error (1), if there is one."""
         return self._outputs[local_rank].relays[stream] if local_rank in self._outputs else None
 
     def exit_fds(self) -> list[int] | None:
-        """Descriptors of processes that had not ended at the last `poll`; readable once they have. None if one can end
-        without a descriptor that shows it (see `ChildProcess.held_by_debugger`), so that `poll` must ask at intervals.
+        """Descriptors of processes that had not ended at the last `poll`; readable once they have. None if a process
+        can end without showing it (see `ChildProcess.held_by_debugger`), so that `poll` must be called at intervals.
         """
         waited = [self._processes[rank] for rank in self.awaited]
         if any(process.held_by_debugger and process.exitcode is None for process in waited):
             return None
         running = [process.fileno() for process in waited]
-        if waited and self._reaper is not None:  # also one that is lost: `poll` must follow at once
+        if waited and self._reaper is not None:  # even if it is lost: `poll` must follow at once
             running.append(self._reaper.fileno())
         return running
 
     def poll(self) -> RunProcsResult | None:
         """Check without waiting: None while all is well, else the result. Stops nothing.
 
-        After `close` it returns what was known before; `return_values` holds those that succeeded before or during it.
+        After `close` it returns what was known before; `return_values` has workers that succeeded before or during it.
         """
-        # Once: one that ended between two polls would be neither a failure nor a success.
+        # Once: a worker that ended between two polls would be neither a failure nor a success.
         poll_all(self._processes.values())
         exitcodes = {rank: process.exitcode for rank, process in self._processes.items()}
         self._polled_ended = {rank for rank, exitcode in exitcodes.items() if exitcode is not None}
@@ -344,7 +344,7 @@ class PContext(ABC):
 
     @property
     def running(self) -> tuple[int, ...]:
-        """Local ranks that have not ended, and are in the round."""
+        """Local ranks of workers that are in the round and have not ended."""
         if self._over:
             return ()
         poll_all(self._processes.values())
@@ -352,7 +352,7 @@ class PContext(ABC):
 
     @property
     def awaited(self) -> tuple[int, ...]:
-        """Local ranks that are in the round, and whose end `poll` has not reported, even if others have seen it."""
+        """Local ranks of workers in the round whose end `poll` has not reported, even if others have seen it."""
         return () if self._over else tuple(rank for rank in self._processes if rank not in self._polled_ended)
 
     @property
@@ -361,30 +361,30 @@ class PContext(ABC):
 
     @property
     def stopped(self) -> tuple[int, ...]:
-        """Local ranks that were sent a signal to stop while they still ran."""
+        """Local ranks of workers that were signalled to stop while they still ran."""
         return tuple(rank for rank, process in self._processes.items() if process.signalled)
 
     @property
     def succeeded(self) -> tuple[int, ...]:
-        """Local ranks that have succeeded without being asked to stop."""
+        """Local ranks of workers that succeeded before anything stopped them."""
         poll_all(self._processes.values())
         well = (rank for rank, process in self._processes.items() if process.exitcode == 0 and not process.signalled)
         return tuple(rank for rank in well if rank not in self._failures)
 
     @property
     def exit_codes(self) -> dict[int, int]:
-        """The exit codes of those that have ended, by local rank."""
+        """The exit codes of the workers that have ended, by local rank."""
         poll_all(self._processes.values())
         return {rank: process.exitcode for rank, process in self._processes.items() if process.exitcode is not None}
 
     @property
     def ended_in_order(self) -> bool:
-        """Whether all processes that were to be stopped have ended with success or by SIGTERM."""
+        """Whether all processes that had to be stopped have succeeded or ended by SIGTERM."""
         those = self._processes if self._were_held is None else self._were_held
         return all(self._processes[rank].poll() in (0, *exit_codes_of(signal.SIGTERM)) for rank in those)
 
     def ended_at(self, local_rank: int) -> float:
-        """When the end of one was seen, on the monotonic clock."""
+        """When the end of a worker was seen, on the monotonic clock."""
         return self._processes[local_rank].ended_at
 
     def forward_signal(self, number: int) -> None:
@@ -392,7 +392,7 @@ class PContext(ABC):
             process.forward_signal(number)
 
     def announce_stacks(self, pid: int) -> None:
-        """A process is about to write the stacks of its threads: log whose they are."""
+        """Log that a process is about to write the stacks of its threads, and which worker it is."""
         same = (rank for rank, process in self._processes.items() if pid in (process.pid, process.program_pid))
         rank = next(same, None)
         if rank is None or rank not in self._outputs:
@@ -405,22 +405,21 @@ class PContext(ABC):
         self._outputs[rank].label(f"[{name}] ")
 
     def output_ages(self) -> Callable[[], tuple[float, ...]]:
-        """A function that returns the seconds since each process has written something; empty if that is not known.
+        """A function that returns the seconds since each process last wrote something; empty if unknown.
 
-        It asks the file system, of which a disk may hang, so it is for another thread.
+        Call it on another thread: it asks the file system, and a disk may hang.
         """
         outputs = [self._outputs[rank] for rank in sorted(self._outputs)]
         return lambda: tuple(output.age() for output in outputs)
 
     def console_blocked_for(self) -> float:
-        """For how many seconds a console that shows these processes has taken nothing; 0.0 if nothing waits for it."""
+        """For how many seconds a console of these processes has accepted nothing; 0.0 if no output waits for it."""
         return self._console.blocked_for()
 
     def output_marks(self) -> Callable[[], object] | None:
-        """A function that returns a value that changes when a process has written anything; None if that cannot be
-        known.
+        """A function whose result changes when any process has written something; None if this cannot be known.
 
-        It asks the file system, of which a disk may hang, so it is for another thread.
+        Call it on another thread: it asks the file system, and a disk may hang.
         """
         if not self._outputs:
             return None
@@ -428,14 +427,14 @@ class PContext(ABC):
         return lambda: [output.marks() for output in outputs]
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
-        """Wait until all have succeeded or one has failed, and stop the others then.
+        """Wait until all processes have succeeded or one has failed; then stop the others.
 
         Args:
             timeout: seconds; 0 polls once, negative waits forever.
-            period: seconds between polls where a debugger holds a process; else exits wake us.
+            period: seconds between polls if a debugger holds a process; otherwise exits wake us.
 
         Returns:
-            None if the time is up and all is well.
+            None if the time has passed and all is well.
         """
         deadline = Deadline(float("inf") if timeout < 0 else SYSTEM_CLOCK.monotonic() + timeout, SYSTEM_CLOCK)
         while (result := self.poll()) is None and not deadline.expired:
@@ -451,7 +450,7 @@ class PContext(ABC):
     # Failures
 
     def _record_failures(self, exitcodes: Mapping[int, int | None]) -> None:
-        """Record workers that have failed on their own. Those that are being stopped are never looked at here."""
+        """Record workers that have failed on their own. Never called for workers that are being stopped."""
         orphans = self._orphans(self._reaper) if self._reaper is not None and self._reaper.lost else []
         for rank, process in self._processes.items():
             exitcode = -signal.SIGKILL if rank in orphans else exitcodes[rank]
@@ -495,11 +494,11 @@ class PContext(ABC):
         return failure
 
     def failure_so_far(self, local_rank: int) -> tuple[ProcessFailure, float]:
-        """A worker's failure if it ended with 1 now; the seconds since it has written something."""
+        """A worker's failure as if it exited with 1 now; the seconds since it last wrote something."""
         return self._failure(local_rank, self._processes[local_rank].program_pid, 1), self._outputs[local_rank].age()
 
     def failed_behind(self, local_rank: int) -> ProcessFailure | None:
-        """The failure of a worker's program, if what was started in front of it still runs."""
+        """The failure of a worker's program, if the command in front of it still runs."""
         process = self._processes[local_rank]
         if not (code := process.program_code):
             return None
@@ -520,19 +519,19 @@ class PContext(ABC):
         leaving_time: float = 0.0,
         leftover_time: float = 0.0,
     ) -> Stop:
-        """Begin to close, and return the stop to drive to its end. If it has begun already, those that are held, or
-        were to be, are stopped too.
+        """Begin to close, and return the stop to drive to its end. If a stop has already begun, also stop the workers
+        that wait for the next round, or were about to.
 
         Args:
             death_sig, timeout, sent: see `close`.
-            limit: seconds for which a process that is writing a file is spared, if that is more than `timeout`.
-            leaving: workers that were told to leave their round; those that do, in `leaving_time` seconds, are `held`.
-            leftover_time: seconds for processes that workers which had succeeded have left, while they do something.
+            limit: seconds for which a process that is writing a file is spared, if longer than `timeout`.
+            leaving: workers that were asked to leave their round; those that do, in `leaving_time` seconds, are `held`.
+            leftover_time: seconds for busy processes that succeeded workers have left behind.
         """
         number = death_sig or signal.SIGTERM
         if self.stopping is not None:
             if self.stopping.over and not self._closed:
-                # Without those that have ended meanwhile: nobody has stopped them.
+                # Without workers that have ended meanwhile: nobody has stopped them.
                 self._were_held = [rank for rank in self.held if self._processes[rank].poll() is None]
             self.stopping.stop_held(number, timeout, sent=sent)
             return self.stopping
@@ -560,22 +559,22 @@ class PContext(ABC):
         return self.stopping
 
     def shorten_close(self, until: float) -> None:
-        """If stopping has begun: end the time that processes have at this moment, on the monotonic clock."""
+        """If stopping has begun: end the processes' time at this moment, on the monotonic clock."""
         if self.stopping is not None:
             self.stopping.shorten(until)
 
     def stop_held(self, death_sig: signal.Signals, timeout: float) -> None:
-        """Hold no worker after the stop in progress: all are stopped by this signal, within `timeout` seconds."""
+        """After the stop in progress, keep no worker: stop all with this signal, within `timeout` seconds."""
         if self.stopping is not None:
             self.stopping.stop_held(death_sig, timeout)
 
     def close(self, death_sig: signal.Signals | None = None, timeout: float = 30, *, sent: bool = False) -> None:
-        """Stop what still runs, write all remaining output, and release everything. Idempotent.
+        """Stop all running processes, write all remaining output, and release everything. Idempotent.
 
         Args:
-            death_sig: the first signal; SIGTERM if not given. SIGKILL also hurries a stop that has begun.
-            timeout: seconds between it and SIGKILL.
-            sent: whether the signal is sent to the processes from elsewhere.
+            death_sig: the first signal; SIGTERM by default. SIGKILL also hurries a stop that has begun.
+            timeout: seconds between this signal and SIGKILL.
+            sent: whether somebody else sends the signal to the processes.
         """
         if self._closed:
             return
@@ -617,34 +616,34 @@ class PContext(ABC):
 
     @property
     def held(self) -> tuple[int, ...]:
-        """Local ranks of those that wait in their processes for the next round."""
+        """Local ranks of the workers that wait in their processes for the next round."""
         return () if self.stopping is None else self.stopping.held
 
     def output_of(self, rank: int) -> WorkerOutput:
         return self._outputs[rank]
 
     def relabel(self, rank: int, output: WorkerOutput) -> None:
-        """Label the lines of a worker as those of a local rank of this context, which will adopt it.
+        """Label a worker's lines with a local rank of this context, which will adopt it.
 
-        Call this before the worker is told:
+        Call this before the worker enters the round:
 
-            1. it is told to enter the round, and the agent loses its processor;
+            1. the agent asks it to enter the round, and loses its processor;
             2. the worker writes a line, which the thread that shows lines reads at once;
-            3. so a label that is changed only now comes too late for it.
+            3. if the label changed only now, it would come too late.
         """
         output.relabel(self.prefixes.get(rank, ""), int(self.envs[rank].get("RANK", rank)))
 
     def hand_over(self, rank: int) -> HeldWorker:
-        """Hand a worker that waits to the context of the next round, which has the same console. Call this once for
-        each.
+        """Hand a waiting worker to the context of the next round, which has the same console. Call this once for each
+        worker.
         """
         if self.stopping is not None:
             self.stopping.hand_over(rank)
         return HeldWorker(self._processes.pop(rank), self._outputs.pop(rank), self.envs[rank])
 
     def end_held(self, spared: Collection[int]) -> None:
-        """Kill the workers that wait and were not handed over, and return when they and all that they have left are
-        gone, or after a second or two. `spared`: pids of workers that others have, with all that these have started.
+        """Kill the waiting workers that were not handed over. Returns when they and everything that they have left
+        behind are gone, or after a second or two. `spared`: pids of other contexts' workers, with their descendants.
         """
         if self.stopping is not None and self.stopping.held:
             from rallypoint.workers.stop import run_to_end
@@ -653,7 +652,7 @@ class PContext(ABC):
             run_to_end(self.stopping)
 
     def adopt(self, rank: int, held: HeldWorker) -> None:
-        """Take over the worker of a local rank in its process, instead of starting one. After `relabel`."""
+        """Take over a worker in its process for this local rank, instead of starting one. After `relabel`."""
         self._processes[rank], self._outputs[rank] = held.process, held.output
         streams = (self.stdouts, self.dest.tee_stdouts), (self.stderrs, self.dest.tee_stderrs)
         for (files, shown), path in zip(streams, held.output.files, strict=True):

@@ -1,15 +1,15 @@
-"""Processes that workers have left when all of them have ended: a profiler's exporter, a tracker's helper.
+"""Processes that workers have left behind when all of them have ended: a profiler's exporter, a tracker's helper.
 
-They are waited for before the sweep ends them, where a worker has succeeded, for as long as they do something: a job
-that has succeeded is not complete before its last trace is written.
+If a worker has succeeded, the sweep waits for its leftovers as long as they are busy: a job that has succeeded is not
+complete before its last trace is written.
 
 Laws:
 
-1. Only /proc is read, and only what is below the reaper. Nothing is signalled here.
-2. A process does something if it has used the processor, has read or written, or holds a file open for writing (that
-   can be more than a log, as in `workers.stop`). All others are not waited for: a `sleep` would cost each job the whole
-   time.
-3. Nothing is looked at where nothing is left, which two small files of /proc tell.
+1. This reads only /proc, and only processes below the reaper. It signals nothing.
+2. A process is busy if it has used the processor, has read or written, or has a file open for writing (which may be
+   more than a log, as in `workers.stop`). The sweep does not wait for any other: a `sleep` would cost each job the
+   whole time.
+3. If nothing is left, nothing more is read: two small files of /proc show that.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ LOOK_INTERVAL = 0.25
 BUSY_TIME = 1.0
 """Seconds for which a process that has done something counts as busy."""
 WARN_AFTER = 2.0
-"""Seconds until a person is told what is waited for."""
+"""Seconds until the log says what the sweep waits for."""
 _MIN_TICKS = 1
-"""Clock ticks (10 ms) of processor time between two looks that count."""
+"""Clock ticks (10 ms) of processor time between two looks that count as activity."""
 _MIN_BYTES = 4096
-"""Bytes read and written between two looks that count: a log line is less."""
+"""Bytes read and written between two looks that count as activity: a log line is less."""
 
 
 class Leftovers:
-    """What some workers have left, and how long a sweep waits for it.
+    """The leftovers of some workers, and how long a sweep waits for them.
 
     Args:
-        reaper: its pid, which is that of its supervisor.
-        excluded: pids below the reaper that belong to nobody's round.
-        ranks: global ranks by pid of worker.
-        waited: the global ranks whose leftovers are waited for.
-        seconds: how long.
-        clock: of `wake_at`.
+        reaper: its pid, which is the pid of its supervisor.
+        excluded: pids below the reaper that are in no round.
+        ranks: global ranks by worker pid.
+        waited: the global ranks whose leftovers the sweep waits for.
+        seconds: how long it waits.
+        clock: the clock of `wake_at`.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class Leftovers:
         return min(self._look_at, self.until)
 
     def shorten(self, until: float) -> None:
-        """Wait until this moment at most."""
+        """Wait no longer than until this moment."""
         self.until = min(self.until, until)
         self._seconds = min(self._seconds, max(0.0, until - self._clock.monotonic()))
 
     def are_busy(self) -> bool:
-        """Whether the sweep waits for something that is left; once it does not, it never does again."""
+        """Whether the sweep must wait for leftovers; once this is false, it stays false."""
         now = self._clock.monotonic()
         if self._over:
             return False
@@ -102,12 +102,12 @@ class Leftovers:
             say("ended %s: %.0f s", left.text, now - self._began)
 
     def _look(self, now: float) -> list[Left]:
-        """What is left: of processes that one of them has started, the first."""
+        """The leftovers: of each tree of processes, the topmost one."""
         if not _has_children(self._reaper):
             return []
         try:
             table = process_table()
-        except OSError:  # no descriptor is free, say
+        except OSError:  # for instance, no descriptor is free
             return []
         below = descendants(self._reaper, {pid: stat.parent for pid, stat in table.items()}, self._excluded)
         stats = [
@@ -122,7 +122,7 @@ class Leftovers:
         found = []
         for top, members in sorted(trees.items()):
             rank = next((rank for rank in (self._rank_of(stat) for stat in members) if rank is not None), None)
-            # All are looked at: one whose activity is not followed looks busy when it is.
+            # Look at all of them: a process whose activity was not followed would look busy.
             active = [self._is_active(stat, known, now) for stat in members]
             waited = rank in self._waited if rank is not None else len(self._waited) == len(self._ranks)
             found.append(Left(_described(top, rank, len(members) - 1), waited and any(active)))
@@ -141,7 +141,7 @@ class Leftovers:
         return now < until or bool(write_progress(stat.pid).positions)
 
     def _rank_of(self, stat: ProcessStat) -> int | None:
-        """The rank whose session it is in, or whose environment it has; None if it has left both."""
+        """The rank whose session or environment the process has; None if it has left both."""
         if stat.session in self._ranks:
             return self._ranks[stat.session]
         variables = read_text(f"/proc/{stat.pid}/environ", 1 << 17).split("\0")
@@ -150,14 +150,14 @@ class Leftovers:
 
 
 class Left(NamedTuple):
-    """A process that is left, with those below it. `is_busy`: it is waited for, and does something."""
+    """A leftover process, with those below it. `is_busy`: the sweep waits for it, and it is active."""
 
     text: str
     is_busy: bool
 
 
 class _Activity(NamedTuple):
-    """Processor time and bytes, both since its start, and until when it counts as busy."""
+    """Processor time and bytes since the start of a process, and until when it counts as busy."""
 
     ticks: int
     moved: int
@@ -212,7 +212,7 @@ def _described(pid: int, rank: int | None, others: int) -> str:
 
 
 def _program(words: Iterable[str]) -> str:
-    """The script or module that an interpreter runs; empty if that is its own text."""
+    """The script or module that an interpreter runs; empty for a program text (`-c`)."""
     words = iter(words)
     for word in words:
         if word == "-m":

@@ -1,13 +1,13 @@
-"""The commands of workers as a tool in this process changes them: debuggers, tracers and monitors replace
-`subprocess.Popen` or `os.posix_spawn` to follow what a program starts.
+"""The commands of workers after changes by a tool in this process: debuggers, tracers and monitors replace
+`subprocess.Popen` or `os.posix_spawn` to follow the programs that a program starts.
 
-The reaper starts the workers, where no tool sees it. So each command first goes through `subprocess.Popen`, as
-torchrun's do, and is stopped at the system call; what arrives there is what the reaper starts.
+The reaper starts the workers, where no tool sees it. So each command first goes through `subprocess.Popen`, like
+torchrun's, and is stopped at the system call. The reaper starts the command that arrives there.
 
 Laws:
 
 1. Nothing is started here.
-2. A tool that fails costs its own sight of a worker, and never the worker.
+2. If a tool fails, only the tool loses sight of the worker; the worker starts.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ log = get_logger(__name__)
 
 
 def as_patched(commands: Sequence[Command], env: Mapping[str, str]) -> tuple[Sequence[Command], Mapping[str, str]]:
-    """These commands, and the environment that all have, as the tools in this process change them. Tools that tell
-    their user of a new process do so now.
+    """These commands and their common environment, as changed by the tools in this process. Tools that report new
+    processes to their user do so now.
     """
     subprocess = sys.modules.get("subprocess")
     if (os.posix_spawn is posix.posix_spawn and (subprocess is None or _is_original(subprocess))) or not commands:
@@ -54,7 +54,7 @@ def as_patched(commands: Sequence[Command], env: Mapping[str, str]) -> tuple[Seq
 
 
 def _is_original(subprocess: ModuleType) -> bool:
-    """Whether no tool has replaced `subprocess.Popen`, or how it starts."""
+    """Whether no tool has replaced `subprocess.Popen`, or the way it starts."""
     popen = subprocess.Popen
     start = popen.__init__
     # By its dictionary: `functools.wraps` gives a wrapper the name of the original's module.
@@ -63,7 +63,7 @@ def _is_original(subprocess: ModuleType) -> bool:
 
 
 def _at_system_call(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Arguments and environment with which `subprocess.Popen` would start a program."""
+    """The arguments and environment with which `subprocess.Popen` would start a program."""
     from subprocess import Popen
 
     if not hasattr(Popen, "_execute_child"):
@@ -81,7 +81,7 @@ def _at_system_call(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[s
 
 
 def _spawned(argv: list[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """What the system call would get from whatever has replaced `os.posix_spawn`."""
+    """The arguments and environment after any replacement of `os.posix_spawn`."""
     if os.posix_spawn is posix.posix_spawn:
         return argv, dict(env)
     _install_hook()
@@ -96,7 +96,7 @@ def _spawned(argv: list[str], env: Mapping[str, str]) -> tuple[list[str], dict[s
 
 
 class _AtSystemCall(BaseException):
-    """Ends a call of `os.posix_spawn` at its audit event, the last moment before there is a process."""
+    """Ends a call of `os.posix_spawn` at its audit event, the last moment before a process exists."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         self.argv, self.env = argv, env
@@ -111,7 +111,7 @@ _has_hook = False
 
 
 def _install_hook() -> None:
-    """Only where it is needed, since Python cannot remove one."""
+    """Install the audit hook, only when needed: Python cannot remove one."""
     global _has_hook
     if not _has_hook:
         sys.addaudithook(_on_audit)

@@ -1,11 +1,11 @@
-"""One worker process: started by the reaper in a session of its own, watched and signalled through its handle.
+"""One worker process: started by the reaper in its own session, watched and signalled through its handle.
 
 Laws:
 
 1. A worker is signalled through its handle, which cannot refer to another process; its pid is for people.
-2. A signal goes to the worker alone. What it has spawned is the reaper's business (`sweep`).
-3. A constructor that raises leaves no process.
-4. The reaper tells of an exit once, so one caller of `poll` at a time asks it: callers may be on several threads.
+2. A signal goes to the worker alone. The reaper handles the worker's descendants (`sweep`).
+3. A constructor that raises leaves no process behind.
+4. The reaper reports an exit once, so one caller of `poll` at a time asks it: callers may be on several threads.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ChildProcess(ABC):
     """A process that was started for us, and how it ended.
 
     Args:
-        handle: which this object closes.
+        handle: its handle, which this object closes.
     """
 
     def __init__(self, handle: ProcessHandle) -> None:
@@ -72,24 +72,24 @@ class ChildProcess(ABC):
         self.orphaned = False
         """Whether it ended when its reaper was lost, which alone knew its exit status."""
         self.signalled = False
-        """Whether it was asked to end while, as far as was known, it still ran."""
+        """Whether it received a signal to end while it still ran, as far as was known."""
         self.on_stacks: Callable[[], None] = lambda: None
-        """Called before it is sent SIGABRT, which makes it write its stacks."""
+        """Called before SIGABRT makes it write its stacks."""
         self.stacks_wanted: Callable[[], bool] = lambda: False
-        """Whether it hangs and its stacks have not been collected: then SIGABRT replaces a signal that would end it at
+        """Whether it hangs and its stacks have not been collected. Then SIGABRT replaces a signal that would end it at
         once, if it writes its stacks on SIGABRT.
         """
         self.exitcode: int | None = None
         """The exit code, -N for death by signal N, once `poll` has found the end.
 
-        It is `UNKNOWN_EXIT` if it is `orphaned` and was not killed by us.
+        `UNKNOWN_EXIT` if it is `orphaned` and was not killed by us.
         """
         self.fault = ""
         """Once it has ended: why that is a failure, if its exit code does not show it."""
         self.remark = ""
         """Once it has ended: what a person should know of its exit code."""
         self.ended_at = 0.0
-        """When that was, on the monotonic clock."""
+        """When the end was found, on the monotonic clock."""
         self._killed = False
         self._collecting = threading.Lock()
 
@@ -110,10 +110,10 @@ class ChildProcess(ABC):
     def poll(self) -> int | None:
         """The exit code; None while it runs."""
         if self.exitcode is None and self.fileno() >= 0 and readable(self.fileno()):
-            # Law 4, without which:
+            # Law 4. Without the lock:
             #   1. the loop's thread and one that reports on a hang both find the descriptor readable;
-            #   2. both ask the reaper, which forgets the exit code once it has told it;
-            #   3. whoever asks second is told that it is not known, and a worker that has succeeded has failed.
+            #   2. both ask the reaper, which forgets the exit code once it has reported it;
+            #   3. the second caller gets no exit code, and a worker that has succeeded counts as failed.
             with self._collecting:
                 if self.exitcode is None:
                     final, code = self._exit_status()
@@ -125,7 +125,7 @@ class ChildProcess(ABC):
 
     @abstractmethod
     def _exit_status(self) -> ExitStatus:
-        """The status of the end that its descriptor shows; not final if a debugger holds it."""
+        """The exit status that its descriptor shows; not final if a debugger holds the process."""
 
     def signal(self, number: int) -> None:
         """Send the worker a signal to end it. Does nothing once it has ended."""
@@ -139,7 +139,7 @@ class ChildProcess(ABC):
             self.forward_signal(number)
 
     def _would_write_stacks(self, number: int) -> bool:
-        """Whether SIGABRT shows where the process hangs, which a signal that ends it would not."""
+        """Whether SIGABRT would show where the process hangs, and this signal would end it at once."""
         from rallypoint.base.procfs import has_signal_handler, is_ended_by
 
         pid = self.program_pid
@@ -165,7 +165,7 @@ class _Polled(Protocol):
 
 
 def poll_all(processes: Iterable[_Polled]) -> None:
-    """Poll all; the kernel is asked once, however many they are. Then `exitcode` of each is known."""
+    """Poll all processes, with one system call; then each has its `exitcode`."""
     awaited = {process.fileno(): process for process in processes if process.exitcode is None and process.fileno() >= 0}
     poller = select.poll()
     for fd in awaited:
@@ -202,7 +202,7 @@ class WorkerProcess(AdoptedProcess):
         cpus: Collection[int] = (),
         stdin: int | None = None,
     ) -> None:
-        """Start one, with these as its whole environment; the rest is as in `Command` and `start_workers`."""
+        """Start one process, with this as its whole environment; see `Command` and `start_workers`."""
         (handle,) = start_workers(reaper, [Command(argv, {}, (stdin, stdout, stderr), cpus)], env)
         super().__init__(reaper, handle)
 
@@ -210,14 +210,14 @@ class WorkerProcess(AdoptedProcess):
 def start_workers(
     reaper: ReaperClient, commands: Sequence[Command], env: Mapping[str, str], *, excluded: bool = False
 ) -> list[ProcessHandle]:
-    """Start all of them, with these variables in the environment of each; or none. `excluded`: see `spawn`.
+    """Start all of these commands, or none, with these variables in each environment. `excluded`: see `spawn`.
 
     Raises:
         UserError: there is no such program, it cannot be executed, or its arguments are too long.
         ReaperLost: the reaper has ended.
         RallypointError: this machine has no room for another process, or its descriptor.
     """
-    # What tells that no tool has replaced what starts processes; the module has a closer look.
+    # Shows that no tool can have replaced the start of processes; the module looks more closely.
     if os.posix_spawn is not posix.posix_spawn or "subprocess" in sys.modules:
         from rallypoint.workers.patched_start import as_patched
 
@@ -251,7 +251,7 @@ def process_start_error(what: str, error: OSError) -> ResourceError:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether an error says that this machine has run out of something, which it may have again in a moment."""
+    """Whether an error says that this machine has run out of something that it may have again in a moment."""
     number = getattr(error, "errno", None)
     if number is not None:
         return number in _SHORTAGES

@@ -1,46 +1,46 @@
-"""How the workers of one start end (contract section 5.6): one stop, in which each worker has a stage of its own.
+"""How the workers of one start end (contract section 5.6): one stop, in which each worker has its own stage.
 
     stage      on entry                                            for               then
     ---------  --------------------------------------------------  ----------------  --------------------------------
-    LEAVING    it has been told to leave its round                 `leaving_time`    STACKS; WAITING once it has left
-    WAITING    it is held for the next round, with all its own     ever              SIGNALLED by `stop_held`
-    SIGNALLED  the signal, to the worker itself and not to what    `grace`           STACKS
-               it has started: a data loader that gets SIGTERM
-               too takes away what its trainer needs to save
-    STACKS     SIGABRT, if it catches that: Python's faulthandler  `STACKS_TIMEOUT`  KILLED
-               then writes the stacks of all threads
+    LEAVING    it was asked to leave its round                     `leaving_time`    STACKS; WAITING once it has left
+    WAITING    it waits for the next round, with its descendants   no limit          SIGNALLED by `stop_held`
+    SIGNALLED  the signal, to the worker itself, not to its        `grace`           STACKS
+               descendants: a data loader that gets SIGTERM too
+               takes away what its trainer needs to save
+    STACKS     SIGABRT, if the worker catches it: Python's         `STACKS_TIMEOUT`  KILLED
+               faulthandler writes the stacks of all threads
     KILLED     SIGKILL                                             `KILL_TIMEOUT`    the sweep does not wait for it
 
 A worker that has ended is in none of them.
 
-When no worker has time left, the sweep ends whatever workers have spawned, in whatever session: by SIGTERM, and after
-`SWEEP_GRACE_PERIOD` seconds by SIGKILL. It waits before that for what workers have left that still does something, if
-the stop is to (`leftovers`). Then the stop is done, though not all that is left may end even on SIGKILL.
+When no worker has time left, the sweep ends everything that workers have spawned, in any session: with SIGTERM, and
+after `SWEEP_GRACE_PERIOD` seconds with SIGKILL. If the stop allows it, the sweep first waits for busy leftovers of the
+workers (`leftovers`). Then the stop is done, although some processes may not end even on SIGKILL.
 
 Laws:
 
 1. Nothing here blocks: a loop waits on `fds` until `wake_at` and calls `step`.
-2. The sweep is never left out. It begins with SIGTERM, unless there is no time, and takes none where nothing is left.
-   It spares those that wait, with all that they have started.
-3. Whatever happens to the sweep, the workers are sent SIGKILL.
-4. What was given up once costs no later stop its grace period, and no sweep continues that was given up.
-5. A worker that is found to be writing a file is not interrupted: a signal that would end it at once waits until it is
-   done, and so does whatever follows the grace period or the time to leave; but for `limit` seconds at most. The others
-   are signalled without delay.
-6. A worker that ends while it waits is no longer held: the stop is then not done until what it has left is gone.
-7. Only processes that are known to be ours are killed. The reaper's descendants are; without it, those of workers that
-   still run, and the sessions that these lead. A process that had left both before is not found then.
+2. The sweep is never left out. It begins with SIGTERM unless there is no time, and takes no time if nothing is left. It
+   spares waiting workers with their descendants.
+3. Whatever happens to the sweep, the workers receive SIGKILL.
+4. A process that was given up once costs no later stop its grace period, and a sweep that was given up never continues.
+5. A worker that is found writing a file is not interrupted. A signal that would end it at once waits until the worker
+   is done, and so does the next step after the grace period or the time to leave, but for `limit` seconds at most. All
+   others are signalled without delay.
+6. A worker that ends while it waits is no longer held. The stop is then not done until its leftovers are gone.
+7. Only processes that are known to be ours are killed: the reaper's descendants; without the reaper, the descendants of
+   workers that still run, and the sessions that these lead. Then a process that had already left both is not found.
 
-Whether a process is in the middle of writing a file, as far as /proc shows:
+Whether a process is writing a file, as far as /proc shows:
 
-1. No file system but /proc is touched: one that hangs must not hang the agent. So the evidence is the position in an
-   open file, and what the process has written at all; not the file.
-2. A file counts if it is open for writing and can be a checkpoint: it is named, is no device, no shared memory, not the
-   standard output, and is not opened to append, as logs are.
-3. It is being written if it moves. At first it has `DETECTION_TIME` seconds for that, and `LOCK_DETECTION_TIME` where
-   all that is open looks like a lock file; after each move `QUIET_TIME` seconds go by until the process counts as done,
-   since a checkpoint is often several files, one after another.
-4. A process that announces it (`rallypoint.notices.saving`) counts as long as it does.
+1. No file system except /proc is touched: one that hangs must not hang the agent. So the evidence is not the file, but
+   the position in an open file and the number of bytes that the process has written.
+2. A file counts if it is open for writing and can be a checkpoint: it has a name, is no device, no shared memory and
+   not the standard output, and is not opened for appending, as logs are.
+3. A file is being written if its position moves. The process has `DETECTION_TIME` seconds for the first move, or
+   `LOCK_DETECTION_TIME` if all its open files look like lock files. `QUIET_TIME` seconds after the last move it counts
+   as done, since a checkpoint often consists of several files, written one after another.
+4. A process that announces a save (`rallypoint.notices.saving`) counts as long as it does.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
         def signal(self, number: int) -> None: ...
 
     class LeftProcesses(Protocol):
-        """What workers have left that have all ended (`leftovers.Leftovers`)."""
+        """Processes left behind by workers that have all ended (`leftovers.Leftovers`)."""
 
         def are_busy(self) -> bool: ...
 
@@ -95,7 +95,7 @@ if TYPE_CHECKING:
         def shorten(self, until: float) -> None: ...
 
     class LeavingWorkers(Protocol):
-        """Workers that are told to leave their round: `told` and `left` are local ranks."""
+        """Workers that were asked to leave their round: `told` and `left` are local ranks."""
 
         told: frozenset[int]
 
@@ -112,25 +112,25 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 STACKS_TIMEOUT = 1.0
-"""Seconds in which a worker that was sent SIGABRT may write its stacks."""
+"""Seconds that a worker has after SIGABRT to write its stacks."""
 KILL_TIMEOUT = 1.0
-"""Seconds in which a worker that was sent SIGKILL ends, before the sweep begins without waiting for it."""
+"""Seconds that a worker has to end after SIGKILL, before the sweep begins without waiting for it."""
 SWEEP_GRACE_PERIOD = 1.0
-"""Seconds between SIGTERM and SIGKILL for the processes that a worker has left."""
+"""Seconds between SIGTERM and SIGKILL for the processes that a worker has left behind."""
 _KILL_TREES_TIMEOUT = 1.0
 """Seconds for ending the trees of workers whose reaper is lost."""
 _POLL_INTERVAL = 0.05
-"""Seconds between checks of a worker that may be writing, or that a debugger holds: nothing wakes us for these."""
+"""Seconds between checks of a worker that may be writing, or that a debugger holds: these do not wake us."""
 _WARN_AFTER = 2.0
-"""Seconds until the workers are logged that have not ended yet; each interval is twice the one before."""
+"""Seconds until the log names workers that have not ended yet; each interval is twice the one before."""
 DETECTION_TIME = 0.25
-"""Seconds in which a file that is open must move. The kernel may hold up a writer for 0.2 s."""
+"""Seconds in which the position of an open file must move. The kernel may delay a writer for 0.2 s."""
 LOCK_DETECTION_TIME = 0.05
-"""The same for a file that is locked and at its beginning: a lock file, or one of HDF5, which moves no position."""
+"""The same for a locked file at position 0: a lock file, or one of HDF5, which moves no position."""
 QUIET_TIME = 1.0
-"""Seconds without a move after which nothing more is expected."""
+"""Seconds without a move after which a process counts as done."""
 _MIN_PROGRESS = 64 << 10
-"""Bytes that make a move: less, within `QUIET_TIME`, is no checkpoint but a log."""
+"""Bytes that make a move: fewer, within `QUIET_TIME`, are no checkpoint but a log."""
 
 _SAVING_MARK = f"/memfd:{SAVING} (deleted)"
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
@@ -138,19 +138,21 @@ _DELETED = " (deleted)"
 
 
 class NoSweep:
-    """A sweep ends all that workers have left. This one ends nothing: nothing was started, or it is ended elsewhere."""
+    """A sweep ends everything that workers have left behind. This one ends nothing: nothing was started, or something
+    else ends it.
+    """
 
     @property
     def cannot_find_all(self) -> bool:
-        """Whether it can no longer find all, so that there is no time to lose."""
+        """Whether it can no longer find all processes, so that there is no time to lose."""
         return False
 
     def begin(self, seconds: float = 0.0, spared: Collection[int] = ()) -> None:
-        """Begin to end all, in place of any sweep before.
+        """Begin to end all processes; replaces an earlier sweep.
 
         Args:
             seconds: between SIGTERM and SIGKILL; 0 for SIGKILL at once.
-            spared: pids of workers that are held.
+            spared: pids of waiting workers.
         """
 
     def fds(self) -> list[int]:
@@ -162,7 +164,7 @@ class NoSweep:
         return True
 
     def give_up(self) -> list[int]:
-        """Stop waiting for what is left, now and in later sweeps. Returns its pids, for a message."""
+        """Stop waiting for processes that are left, now and in later sweeps. Returns their pids, for a message."""
         return []
 
 
@@ -183,37 +185,37 @@ class _Worker:
         self.process = process
         self.stage = Stage.LEAVING
         self.since, self.until = clock.monotonic(), until
-        """When it was told to leave or signalled, and when its stage ends."""
+        """When it was asked to leave or signalled, and when its stage ends."""
         self.is_sent = True
-        """Whether it has been sent the signal of its stage; it has not while it is writing."""
+        """Whether it was sent the signal of its stage; not while it is writing."""
         self._clock = clock
         self._detector = WriteDetector(process.program_pid, clock)
         self.is_logged = False
-        """Whether it was logged that it is writing."""
+        """Whether the log says that it is writing."""
 
     @property
     def writing(self) -> WriteDetector:
-        """Detects its writes: those of its program, and, once that has ended, of what has started it."""
+        """Detects the writes of its program, or, once that has ended, of the command in front of it."""
         if (pid := self.process.program_pid) != self._detector.pid:
             self._detector = WriteDetector(pid, self._clock)
         return self._detector
 
 
 class Stop:
-    """One stop of some workers. The signal goes out when this is made, but to those that law 5 spares.
+    """One stop of some workers. Creating it sends the signal, except to workers that law 5 spares.
 
     Args:
         processes: by local rank; some may have ended already.
-        sweep: ends all that they have left.
+        sweep: ends everything that they have left behind.
         death_sig: the first signal.
-        grace: seconds between it and the next stage.
-        limit: seconds for which a worker that is writing a file is spared, at least `grace`; also, but one at least,
-            between the beginning of the sweep's SIGKILL and giving up.
-        clock: of `wake_at`.
-        sent: whether the signal is sent to the processes from elsewhere.
-        leaving: workers that were told to leave their round instead; None for none.
-        leaving_time: seconds within which these have to leave.
-        finish: called each time that the stop is done; `held` says who waits then.
+        grace: seconds between this signal and the next stage.
+        limit: seconds for which a worker that is writing a file is spared, at least `grace`. Also the seconds from the
+            beginning of the sweep's SIGKILL until it gives up, at least one.
+        clock: the clock of `wake_at`.
+        sent: whether somebody else sends the signal to the processes.
+        leaving: workers that were asked to leave their round instead; None for none.
+        leaving_time: seconds within which they must leave.
+        finish: called each time that the stop is done; `held` then lists the waiting workers.
         leftovers: what the sweep waits for when all workers have ended; None for nothing.
     """
 
@@ -243,15 +245,15 @@ class Stop:
         self._spared_until = now + self._limit
         self._warn_at, self._warn_every = now + _WARN_AFTER, _WARN_AFTER
         self._sweep_until: float | None = None
-        """When the sweep is given up; None before it has begun."""
+        """When to give up the sweep; None before it has begun."""
         self._terminates_rest = False
         """Whether the sweep sends SIGTERM before it kills."""
         self._others: set[int] = set()
-        """Pids of workers of others, which no sweep touches."""
+        """Pids of other stops' workers, which no sweep touches."""
         self.done = False
-        """Whether nothing is left to do, as `step` has last found it."""
+        """Whether nothing is left to do, as of the last `step`."""
         self.over = False
-        """Whether it has been done once: no worker is in the round any more."""
+        """Whether the stop has been done once: no worker is in the round any more."""
         poll_all(processes.values())
         running = ((rank, process) for rank, process in processes.items() if process.exitcode is None)
         self._workers = [_Worker(rank, process, clock, now + leaving_time) for rank, process in running]
@@ -265,7 +267,7 @@ class Stop:
     def fds(self) -> list[int]:
         """Descriptors that become readable when there is something to do."""
         shown = [worker for worker in self._workers if not worker.process.held_by_debugger]
-        # Of those that do not wait, nothing is due before all have ended: one wakes us instead of each.
+        # Before all workers outside WAITING have ended, nothing is due: one descriptor wakes us instead of each.
         last = [worker for worker in shown if worker.stage is not Stage.WAITING][-1:]
         fds = [worker.process.fileno() for worker in shown if worker.stage is Stage.WAITING or worker in last]
         if self._leaving is not None and self._in(Stage.LEAVING):
@@ -273,7 +275,7 @@ class Stop:
         return fds if self.done else [*fds, *self._sweep.fds()]
 
     def wake_at(self) -> float:
-        """When there is something to do by itself, in seconds on the clock; infinite for never."""
+        """When there is something to do without an event, in seconds on the clock; infinite for never."""
         timed = self._in(*_BEFORE_THE_SWEEP, *((Stage.KILLED,) if self._sweep_until is None else ()))
         times = [worker.until for worker in timed]
         if self._sweep_until is not None and not self.done:
@@ -289,7 +291,7 @@ class Stop:
         return min(times, default=math.inf if self.done else 0.0)
 
     def step(self) -> bool:
-        """Do what is due. Returns whether the stop is done: it is not any more if a worker has ended that waited."""
+        """Do what is due. Returns whether the stop is done; this ends if a waiting worker has ended."""
         self._look()
         now = self._clock.monotonic()
         if self._in(*_BEFORE_THE_SWEEP, Stage.KILLED) and self._sweep_until is None and self._sweep.cannot_find_all:
@@ -313,7 +315,7 @@ class Stop:
         return self.done
 
     def shorten(self, until: float) -> None:
-        """The time of each worker, also of one that writes a file, ends at this moment on the clock, if not earlier."""
+        """End each worker's time at this moment on the clock, if not earlier; also for workers that are writing."""
         self._spared_until = min(self._spared_until, until)
         for worker in self._in(Stage.LEAVING, Stage.SIGNALLED):
             worker.until = min(worker.until, until)
@@ -321,17 +323,17 @@ class Stop:
             self._leftovers.shorten(until)
 
     def kill_now(self) -> None:
-        """Give no more time, and hold no worker: SIGKILL to all that is left."""
+        """End all grace periods, and keep no worker: SIGKILL to all that is left."""
         if self._in(*_BEFORE_THE_SWEEP, Stage.WAITING) or (not self.done and self._kills_later()):
             self._kill_all()
 
     def stop_held(self, number: int, grace: float, *, sent: bool = False) -> None:
-        """Hold no worker: those that wait or were told to leave are stopped, by this signal and what follows it."""
+        """Keep no worker: stop those that wait or were asked to leave, with this signal and the stages after it."""
         told = self._in(Stage.LEAVING, Stage.WAITING)
         if not told:
             return
         self._leave_no_more()
-        # The stop may have been done, with these waiting: what they leave must be ended too.
+        # The stop may already have been done while these waited: their leftovers must be ended too.
         self.done, self._sweep_until = False, None
         now = self._clock.monotonic()
         self._warn_at, self._warn_every = now + _WARN_AFTER, _WARN_AFTER
@@ -341,8 +343,8 @@ class Stop:
     # Workers that are held
 
     def end_held(self, spared: Collection[int]) -> None:
-        """Kill those that wait, which takes a second or two at most. `spared`: pids of workers of others, which this
-        and further sweeps do not touch, with what they have started.
+        """Kill the waiting workers, which takes a second or two at most. `spared`: pids of other stops' workers, which
+        this and later sweeps do not touch, nor their descendants.
         """
         self._others, self._limit = self._others | set(spared), 0.0
         self._kill_all()
@@ -350,15 +352,15 @@ class Stop:
     @property
     def held(self) -> tuple[int, ...]:
         """Local ranks of the workers that have left their round and wait; none before the stop has been done once."""
-        # As `step` has last found them, whoever has ended since:
+        # As of the last `step`, even if one has ended since:
         #   1. `step` finds the stop done, with rank 1 waiting; rank 1 is killed now;
-        #   2. the owner asks who waits. Were the process polled here, nobody did, and the owner would drop the stop;
-        #   3. what rank 1 had started would never be swept. Instead its descriptor wakes the loop, and `step` does it.
-        # Who wants to hand over a worker that has ended finds that out (`WorkerChannel.enter`).
+        #   2. the owner asks who waits. If we polled here, nobody would, and the stop would be dropped;
+        #   3. rank 1's children would never be swept. Instead its descriptor wakes the loop, and `step` sweeps them.
+        # Handing over a worker that has ended fails anyway (`WorkerChannel.enter`).
         return tuple(worker.rank for worker in self._in(Stage.WAITING) if self.over)
 
     def hand_over(self, rank: int) -> None:
-        """A worker that waits is another's from now on."""
+        """Another owner has a waiting worker from now on."""
         self._workers = [worker for worker in self._workers if worker.rank != rank]
 
     # The stages
@@ -367,7 +369,7 @@ class Stop:
         return [worker for worker in self._workers if worker.stage in stages]
 
     def _look(self) -> None:
-        """Find out who has ended, and who has left its round."""
+        """Find the workers that have ended, and those that have left their round."""
         poll_all(worker.process for worker in self._workers)
         for worker in self._workers:
             if worker.stage is Stage.WAITING and worker.process.exitcode is not None:
@@ -382,9 +384,9 @@ class Stop:
             self._leave_no_more()
 
     def _ended_while_waiting(self, worker: _Worker) -> None:
-        # Sweep once more, though no worker was in the round any more:
-        #   1. the sweep has spared the worker, and all that it had started;
-        #   2. it ends while it waits (out of memory, say), and leaves its data loaders;
+        # Sweep once more, although no worker was in the round any more:
+        #   1. the sweep spares the worker and all its descendants;
+        #   2. it ends while it waits (for instance, out of memory), and leaves its data loaders;
         #   3. the next sweep would come at the end of the next round: until then they would keep their memory and their
         #      devices.
         self._sweep_until = None
@@ -399,7 +401,7 @@ class Stop:
             leaving.close()
 
     def _end_waits(self, now: float) -> None:
-        """End the stages whose time is over."""
+        """End the stages whose time has passed."""
         for worker in self._in(Stage.LEAVING):
             if now >= worker.until and not self._waits_for_writes(worker, now):
                 log.warning(
@@ -419,9 +421,9 @@ class Stop:
             worker.until = max(worker.until, now + KILL_TIMEOUT)
         self._send(done)
         due = [worker for worker in signalled if now >= worker.until]
-        # None is killed while another one is spared, because they may wait for it:
+        # Kill no worker while another one is spared, because they may be waiting for it:
         #   1. rank 0 writes the checkpoint of all, and the others wait for it in a barrier;
-        #   2. the time of the others is over first, and SIGKILL breaks the barrier;
+        #   2. the time of the others ends first, and SIGKILL breaks the barrier;
         #   3. rank 0 fails in its collective, with half of the file written.
         if due and any(self._is_spared(worker, now) for worker in signalled):
             for worker in due:
@@ -439,12 +441,12 @@ class Stop:
         self._warn_every *= 2
         self._warn_at = now + self._warn_every
         for worker in self._in(Stage.SIGNALLED):
-            left = worker.until - now  # to the next stage, or to the next check of one that writes
+            left = worker.until - now  # until the next stage, or until the next check of a worker that is writing
             if worker.is_sent and left >= 1:
                 log.warning("worker %d has not ended, SIGKILL in %.0f s", worker.process.program_pid, left)
 
     def _signal_all(self, workers: Sequence[_Worker], number: int, grace: float, sent: bool = False) -> None:
-        """Enter SIGNALLED, or KILLED if that is the signal."""
+        """Move workers to SIGNALLED, or to KILLED if that is the signal."""
         self._death_sig, now = number, self._clock.monotonic()
         for worker in workers:
             worker.stage, worker.since, worker.until = Stage.SIGNALLED, now, now + grace
@@ -463,7 +465,7 @@ class Stop:
                 self._kill(worker, now)
 
     def _send(self, workers: Sequence[_Worker]) -> None:
-        """Send the signal. There may be hundreds, while a restart waits: their lines are logged in one piece."""
+        """Send the signal, and log all lines in one piece: there may be hundreds, while a restart waits."""
         if not workers:
             return
         name = signal_name(self._death_sig)
@@ -472,7 +474,7 @@ class Stop:
         )
         for worker in workers:
             worker.is_sent = True
-            if self._death_sig != SIGKILL:  # which follows, to all at once
+            if self._death_sig != SIGKILL:  # SIGKILL follows, to all at once
                 worker.process.signal(self._death_sig)
 
     def _request_stacks(self, worker: _Worker, now: float) -> None:
@@ -483,11 +485,11 @@ class Stop:
             self._kill(worker, now)
 
     def _kill(self, worker: _Worker, now: float) -> None:
-        """What it has started is swept when it is gone."""
+        """Kill a worker; its descendants are swept when it is gone."""
         worker.stage, worker.until, worker.is_sent = Stage.KILLED, now + KILL_TIMEOUT, True
         worker.process.signal(SIGKILL)
 
-    # Those that write
+    # Workers that are writing
 
     def _waits_for_writes(self, worker: _Worker, now: float) -> bool:
         spared = self._is_spared(worker, now)
@@ -496,7 +498,7 @@ class Stop:
         return spared
 
     def _is_spared(self, worker: _Worker, now: float) -> bool:
-        """Whether this one must not be interrupted yet; logged once, when it is certain."""
+        """Whether this worker must not be interrupted yet; logged once, when it is certain."""
         left = self._spared_until - now
         if left <= 0 or not worker.writing.check():
             return False
@@ -512,7 +514,7 @@ class Stop:
     # The sweep
 
     def _sweep_leftovers(self) -> None:
-        """Begin the sweep, unless it waits for what is left. No worker is in the way any more."""
+        """Begin the sweep, unless it waits for leftovers. All workers have ended or wait."""
         if self._leftovers is None or self._sweep.cannot_find_all or not self._leftovers.are_busy():
             self._begin_sweep(SWEEP_GRACE_PERIOD)
 
@@ -521,11 +523,11 @@ class Stop:
         return self._terminates_rest or self._sweep_until is None
 
     def _kill_all(self) -> None:
-        """Send SIGKILL to all at once, to workers last."""
-        # What a dead worker has left is harder to find, where the reaper is lost and only /proc shows it:
-        #   1. a worker has started a loader in a session of its own, and dies first;
-        #   2. the loader's parent is another process now, and its session is not one that a worker leads;
-        #   3. nothing shows any more that it is ours, and law 7 forbids to guess.
+        """Send SIGKILL to all processes at once, to workers last."""
+        # A dead worker's leftovers are harder to find if the reaper is lost and only /proc shows them:
+        #   1. a worker has started a loader in its own session, and dies first;
+        #   2. the loader now has another parent, and no worker leads its session;
+        #   3. nothing shows any more that the loader is ours, and law 7 forbids guessing.
         self._leave_no_more()
         self.done = False
         until = self._clock.monotonic() + KILL_TIMEOUT
@@ -538,8 +540,8 @@ class Stop:
                 worker.process.signal(SIGKILL)
 
     def _begin_sweep(self, seconds: float) -> None:
-        # The time last: an exception in here (a ^C, an answer of the reaper that does not come) leaves it unset, so
-        # that the next step begins the sweep again, instead of waiting for one that never ran.
+        # Set the time last: if an exception (a ^C, a missing answer of the reaper) leaves it unset, the next step
+        # begins the sweep again, instead of waiting for one that never ran.
         until = self._clock.monotonic() + seconds + max(self._limit, 1.0)
         waiting = {worker.process.pid for worker in self._in(Stage.WAITING)}
         self._sweep.begin(seconds, waiting | self._others)
@@ -553,16 +555,16 @@ class Stop:
 
 
 def run_to_end(stopping: Stop, clock: Clock = SYSTEM_CLOCK) -> None:
-    """Drive a stop to its end, where there is nothing else to wait for."""
+    """Drive a stop to its end, if there is nothing else to wait for."""
     while not stopping.step():
         until_readable(stopping.fds(), stopping.wake_at() - clock.monotonic())
 
 
 class Sweep(NoSweep):
-    """One sweep after another below one reaper, or, if that is lost, as far as /proc shows what is to be ended.
+    """Sweeps below one reaper, one after another, or, if the reaper is lost, as far as /proc shows the processes.
 
     Args:
-        reaper: the reaper that all are below.
+        reaper: the reaper above all these processes.
         processes: the workers.
     """
 
@@ -571,7 +573,7 @@ class Sweep(NoSweep):
         self._processes = processes
         self._spared: set[int] = set()
         self._fd = -1
-        """Readable when the sweep is over; -1 before it has begun."""
+        """Readable when the sweep has ended; -1 before it has begun."""
         self._over = False
 
     @property
@@ -579,7 +581,7 @@ class Sweep(NoSweep):
         return self._reaper.lost
 
     def begin(self, seconds: float = 0.0, spared: Collection[int] = ()) -> None:
-        """Begin the sweep; if the reaper is lost, all that can be found has been killed on return."""
+        """Begin the sweep; if the reaper is lost, kill all processes that can be found before returning."""
         self._close()
         self._over, self._spared = False, set(spared)
         try:
@@ -607,7 +609,7 @@ class Sweep(NoSweep):
         self._over = True
         self._reaper.give_up_sweep()
         self._close()
-        # The session is that of the reaper and its supervisor; what they start is in others.
+        # The session of the reaper and its supervisor; the processes that they start are in others.
         spared = self._reaper.excluded | {stat.pid for stat in _descendants(self._spared)}
         return [
             stat.pid
@@ -631,8 +633,8 @@ def kill_trees(processes: Iterable[ChildProcess], unreaped: Collection[int] = ()
 
     Args:
         processes: the workers.
-        unreaped: pids of workers that have ended and have not been reaped, so that their sessions are still ours.
-        seconds: between SIGTERM and SIGKILL; waits as long as needed. 0 for SIGKILL at once.
+        unreaped: pids of ended workers that have not been reaped, so that their sessions are still ours.
+        seconds: between SIGTERM and SIGKILL; waits no longer than needed. 0 for SIGKILL at once.
     """
     running = [process for process in processes if process.poll() is None]
     known = {
@@ -652,7 +654,7 @@ def kill_trees(processes: Iterable[ChildProcess], unreaped: Collection[int] = ()
 
 
 def _descendants(roots: set[int]) -> list[ProcessStat]:
-    """The descendants of these processes and members of sessions that one of them leads; the roots as well."""
+    """These processes, their descendants, and the members of sessions that one of them leads."""
     stats = process_table().values()
     found = set(roots)
     while new := {
@@ -663,19 +665,19 @@ def _descendants(roots: set[int]) -> list[ProcessStat]:
 
 
 def open_found(stat: ProcessStat) -> ProcessHandle | None:
-    """The handle of a process that was found in the table; None if it has ended or cannot be watched."""
+    """The handle of a process from the table; None if it has ended or cannot be watched."""
     try:
         handle = open_process(stat.pid)
     except OSError:
         return None
-    if stat.is_running():  # only from now on its pid cannot be reused by another process
+    if stat.is_running():  # the pid cannot be reused from now on
         return handle
     handle.close()
     return None
 
 
 def _terminate(stats: Iterable[ProcessStat], seconds: float) -> None:
-    """Send SIGTERM, and give time to act on it; send SIGCONT to those that were stopped."""
+    """Send SIGTERM, also SIGCONT for stopped processes, and give them time to act on it."""
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
         handles = [handle for stat in stats if (handle := open_found(stat)) is not None]
@@ -694,7 +696,7 @@ def _terminate(stats: Iterable[ProcessStat], seconds: float) -> None:
 class WriteProgress(NamedTuple):
     """The progress of a process's writes: `positions` in its open files, by descriptor and path, and bytes written.
 
-    `announced` is whether it announces that it is saving, `locks` whether all of the files look like lock files.
+    `announced`: whether it announces that it is saving; `locks`: whether all of the files look like lock files.
     """
 
     positions: dict[tuple[int, str], int]
@@ -703,7 +705,7 @@ class WriteProgress(NamedTuple):
     locks: bool = False
 
     def moved_from(self, before: WriteProgress) -> bool:
-        """Whether a file was opened or closed since, or written to."""
+        """Whether a file has been opened, closed or written to since then."""
         now, then = self.positions, before.positions
         if now.keys() != then.keys():
             return True
@@ -713,9 +715,9 @@ class WriteProgress(NamedTuple):
         )
 
     def has_grown(self, before: WriteProgress) -> bool:
-        """Whether as much was written to open files since as only a save writes, or a save has begun or ended.
+        """Whether a save has begun, ended, or written at least as much to open files as only a save does.
 
-        A file that was only opened or closed does not count, unlike in `moved_from`: a thread may do that for ever.
+        Unlike in `moved_from`, opening or closing a file does not count: a thread may do that for ever.
         """
         if self.announced != before.announced:
             return True
@@ -727,8 +729,8 @@ class WriteDetector:
     """Checks one process again and again.
 
     Args:
-        pid: of the process. Another process in its place would only be read.
-        clock: on which `DETECTION_TIME` and `QUIET_TIME` are counted.
+        pid: its pid. If another process reuses it, that is only read.
+        clock: measures `DETECTION_TIME` and `QUIET_TIME`.
     """
 
     def __init__(self, pid: int, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -737,9 +739,9 @@ class WriteDetector:
         self._last_progress: WriteProgress | None = None
         self._until = 0.0
         self.certain = False
-        """Whether it has been found to write, and not only to hold a file open."""
+        """Whether it was found to write, and not only to have a file open."""
         self.what = "a checkpoint"
-        """The name of what it writes, for a message."""
+        """The name of the files that it writes, for a message."""
 
     def check(self) -> bool:
         now, found = self._clock.monotonic(), write_progress(self.pid)
@@ -757,7 +759,7 @@ class WriteDetector:
 
 
 def write_progress(pid: int) -> WriteProgress:
-    """The present progress of a process's writes; empty if it has ended or cannot be read."""
+    """The current progress of a process's writes; empty if it has ended or cannot be read."""
     targets = _open_files(pid)
     output = {targets.get(1), targets.get(2)}
     found = {
@@ -771,7 +773,7 @@ def write_progress(pid: int) -> WriteProgress:
 
 
 def _open_files(pid: int) -> dict[int, str]:
-    """Descriptor to what it refers to. There may be hundreds, for each of several workers, while a restart waits."""
+    """Targets by descriptor. There may be hundreds, for each of several workers, while a restart waits."""
     found: dict[int, str] = {}
     try:
         folder = os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -795,7 +797,7 @@ def _is_named(path: str) -> bool:
 
 
 def _file_position(pid: int, fd: int) -> tuple[int, bool] | None:
-    """The position of a descriptor in its file, and whether it holds a lock; None if it is not writable, or appends."""
+    """The position of a descriptor in its file, and whether it has a lock; None if it is read-only, or appends."""
     try:
         if not os.lstat(f"/proc/{pid}/fd/{fd}").st_mode & 0o200:
             return None
@@ -806,7 +808,7 @@ def _file_position(pid: int, fd: int) -> tuple[int, bool] | None:
 
 
 def _written(pid: int) -> int:
-    """Bytes for which the process has made pages dirty: the progress of a single long `write` shows nowhere else."""
+    """Bytes for which the process has made pages dirty: only this shows the progress of a single long `write`."""
     try:
         return int(_fields(f"/proc/{pid}/io")["write_bytes"])
     except (KeyError, ValueError):

@@ -4,10 +4,10 @@ A request is one line of JSON in a named pipe. The agent enforces timers: `watch
 
 Laws:
 
-1. Any bytes are accepted; what is not a request of this protocol gives a complaint, never an exception.
-2. A whole request counts even behind another writer's half line: the kernel never splits a write of up to `MAX_LINE`
-   bytes, so what follows the rest of a dead writer's is complete.
-3. At most `MAX_LINE` bytes are kept of a line that has not ended.
+1. Any bytes are accepted; anything but a request of this protocol leads to a complaint, never to an exception.
+2. A whole request counts even after another writer's half line: the kernel never splits a write of up to `MAX_LINE`
+   bytes, so a request after the rest of a dead writer's line is complete.
+3. At most `MAX_LINE` bytes of an unfinished line are kept.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ _TRIES, _PAUSE = 10, 0.1
 """Attempts to write to a pipe that has no server or is full, and the seconds between them."""
 VERSION = 1
 MAX_LINE = 4096
-"""Bytes of one request with its newline: what Linux writes to a pipe in one piece (PIPE_BUF)."""
+"""Bytes of one request with its newline: Linux writes this many to a pipe in one piece (PIPE_BUF)."""
 _HIGHEST_SIGNAL = 64
 _START = b'{"version"'
-"""How the requests of our clients and of torch's begin."""
+"""The beginning of requests from our clients and torch's."""
 _MAX_SHOWN = 80
 """Bytes of a damaged line that a complaint shows."""
 
 
-# What a worker uses
+# For workers
 
 
 class TimerClient(ABC):
-    """Where a worker's timers are set."""
+    """Sets a worker's timers."""
 
     @abstractmethod
     def acquire(self, scope_id: str, expiration_time: float) -> None:
-        """Set this worker's timer of that name; at `expiration_time`, in epoch seconds, the worker is ended."""
+        """Set this worker's timer of that name; the worker is ended at `expiration_time`, in epoch seconds."""
 
     @abstractmethod
     def release(self, scope_id: str) -> None:
-        """Release a timer. Nothing happens if there is none of that name."""
+        """Release a timer. Does nothing if there is none of that name."""
 
 
 _configured: TimerClient | None = None
 
 
 def configure(timer_client: TimerClient) -> None:
-    """Set the client of `expires` calls that give none."""
+    """Set the client for `expires` calls without one."""
     global _configured
     _configured = timer_client
 
@@ -66,8 +66,8 @@ def expires(after: float, scope: str | None = None, client: TimerClient | None =
 
     Args:
         after: seconds from the beginning of the block.
-        scope: the timer's name; by default file and line of the caller.
-        client: where the timer is set; by default the one given to `configure`.
+        scope: the timer's name; by default the file and line of the caller.
+        client: sets the timer; by default the client given to `configure`.
 
     Raises:
         RuntimeError: there is no client.
@@ -91,11 +91,11 @@ def _timer_held(client: TimerClient, scope: str, after: float) -> Iterator[None]
 
 
 class FileTimerClient(TimerClient):
-    """Sets timers at the agent, through the pipe that `TORCHELASTIC_TIMER_FILE` names, which is opened when one is set.
+    """Sets timers at the agent, through the pipe named by `TORCHELASTIC_TIMER_FILE`. Opens the pipe for each request.
 
     Args:
-        file_path: of the pipe.
-        signal: sent to this process when a timer expires; 0 only writes a line to the agent's log.
+        file_path: the path of the pipe.
+        signal: the signal to this process when a timer expires; 0 only logs a line in the agent.
     """
 
     def __init__(self, file_path: str, signal: int = SIGKILL) -> None:
@@ -112,7 +112,7 @@ class FileTimerClient(TimerClient):
         self._send(FileTimerRequest(os.getpid(), scope_id, expiration_time, self.signal))
 
     def release(self, scope_id: str) -> None:
-        """Release a timer; for what is raised see `acquire`."""
+        """Release a timer; raises the errors of `acquire`."""
         self._send(FileTimerRequest(os.getpid(), scope_id, -1))
 
     def _send(self, request: FileTimerRequest) -> None:
@@ -146,7 +146,7 @@ class FileTimerClient(TimerClient):
 class TimerRequest:
     """A worker's request to set a timer or, with a negative expiration time, to release it.
 
-    `worker_id` is who asks, `scope_id` the timer's name (one worker has one timer of a name), and `expiration_time` is
+    `worker_id` is the worker, `scope_id` the timer's name (a worker has one timer of a name), and `expiration_time` is
     in epoch seconds.
     """
 
@@ -157,7 +157,7 @@ class TimerRequest:
 
 @dataclass(init=False)
 class FileTimerRequest(TimerRequest):
-    """A request of the file timer; `signal` is sent to the process at expiry, and with 0 that is only reported."""
+    """A request of the file timer; at expiry, the process receives `signal`. 0 only reports the expiry."""
 
     signal: int
     version: int
@@ -173,7 +173,7 @@ class FileTimerRequest(TimerRequest):
         return pid
 
     def to_json(self) -> str:
-        """The request as it is written, without the newline."""
+        """The request's line, without the newline."""
         values = {
             "version": self.version,
             "pid": self.worker_pid,
@@ -185,18 +185,18 @@ class FileTimerRequest(TimerRequest):
 
 
 class RequestReader:
-    """Parses requests from the bytes that come out of the pipe."""
+    """Parses requests from the bytes in the pipe."""
 
     def __init__(self) -> None:
         self._partial_line = b""
 
     def feed(self, data: bytes) -> tuple[list[FileTimerRequest], list[str]]:
-        """Take bytes as they come; returns the requests that are complete now, in order, and complaints."""
+        """Take more bytes; returns the requests that are complete now, in order, and complaints."""
         *lines, rest = (self._partial_line + data).split(b"\n")
         self._partial_line = rest[-MAX_LINE:]
         requests, complaints = [], []
         for line in lines:
-            # There may be something else before it.
+            # Something else may precede it.
             end = line[-MAX_LINE:]
             request = parse(end) or parse(end[max(0, end.rfind(_START)) :])
             if request is not None:
@@ -207,7 +207,7 @@ class RequestReader:
 
 
 def parse(line: bytes) -> FileTimerRequest | None:
-    """The request of a whole line; None if it is not one."""
+    """The request in a whole line; None if it is not one."""
     try:
         values = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,19 +1,19 @@
-"""What an agent watches of its workers besides their exits: timers that they set through a named pipe, and whether they
+"""What an agent watches in its workers besides their exits: timers that they set through a named pipe, and whether they
 are stuck in the kernel (contract sections 5.11 and 5.12).
 
 Laws:
 
-1. Nothing here blocks and nothing has a thread: a loop waits on `fds` until `wake_at` and calls `step`.
-2. A step reads all that was in the pipe when it began before it expires any timer: a release that was written in time
-   counts, however late the loop comes.
-3. A request's wall-clock time is turned into a time of the monotonic clock once, when the request arrives. What the
-   wall clock does later moves no timer.
-4. Only processes that `may_kill` allows are ended, each by its handle, which is opened before that is asked: a pid that
-   is reused means no other process. One that is being ended is reported once, and its requests are ignored.
-5. What a client writes costs a bounded number of log lines.
-6. A worker is stuck if it has not run between polls in uninterruptible sleep (state D), that is, in one and the same
-   sleep: a process that reads from a slow disk is in state D at most polls, and is healthy. The main thread is polled,
-   as in torch.
+1. Nothing here blocks or has a thread: a loop waits on `fds` until `wake_at` and calls `step`.
+2. A step reads everything that was in the pipe when it began, before it expires any timer. So a release that was
+   written in time counts, however late the loop comes.
+3. A request's wall-clock time is converted to the monotonic clock once, when the request arrives. Later changes of the
+   wall clock move no timer.
+4. Only processes that `may_kill` allows are ended, each through its handle, which is opened before `may_kill` is
+   called: so a reused pid cannot hit another process. A process that is being ended is reported once, and its requests
+   are ignored.
+5. A client's requests cost a bounded number of log lines.
+6. A worker is stuck if it stays in one and the same uninterruptible sleep (state D) between polls. A process that reads
+   from a slow disk is in state D at most polls, and is healthy. As in torch, the main thread is polled.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ FILE_VARIABLE = "TORCHELASTIC_TIMER_FILE"
 UNINTERRUPTIBLE_VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 
 STARTED, STOPPED, EXPIRED, KILLED = "watchdog started", "watchdog stopped", "timer expired", "kill worker process"
-"""The names of what the watchdog reports (contract section 5.11)."""
+"""The names of the watchdog's reports (contract section 5.11)."""
 
 _MAX_WARNINGS = 10
 _PIPE_SIZE = 256 * 1024
-"""Bytes that may wait while the agent is busy; what does not fit is an error in the client."""
+"""Bytes that may wait while the agent is busy; a client that writes more gets an error."""
 _MAX_DEPTH = 64
 _MIN_POLLS = 4
-"""Polls of one sleep, at least, before it counts."""
+"""The smallest number of polls of one sleep before it counts."""
 _SHORTEST, _LONGEST = 0.05, 1.0
 """Seconds between polls."""
 
@@ -64,16 +64,16 @@ Report = Callable[[str, FileTimerRequest | None], None]
 class WorkerMonitor:
     """Watches the workers of one start, from before they start until they have ended.
 
-    Nothing is enforced before `watch` and after `stop_enforcing`; requests are read until `close`, so that a worker
+    Nothing is enforced before `watch` and after `stop_enforcing`. Requests are read until `close`, so that a worker
     that is being stopped still finds its pipe.
 
     Args:
-        path: of the watchdog's pipe; None for no watchdog.
+        path: the watchdog's pipe; None for no watchdog.
         stuck_after: seconds in uninterruptible sleep that make a worker unhealthy; 0 or less to check nothing.
         run_id, grace, report, clock: see `Watchdog`.
 
     Raises:
-        UserError: the pipe cannot be made; says why.
+        UserError: the pipe cannot be created; says why.
     """
 
     def __init__(
@@ -135,11 +135,11 @@ class WorkerMonitor:
 
     @property
     def stuck(self) -> dict[int, StuckProcess]:
-        """The workers that have been found stuck in the kernel, by pid."""
+        """The workers found stuck in the kernel, by pid."""
         return dict(self._stuck)
 
     def stop_enforcing(self) -> None:
-        """The workers are being stopped: from now on nothing is enforced."""
+        """The workers are being stopped: enforce nothing from now on."""
         self._stuck_watch = None
         if self._watchdog is not None:
             self._watchdog.stop_enforcing()
@@ -163,13 +163,13 @@ def monitor_for(
     """The monitor that an agent's environment asks for; None if it asks for none.
 
     Args:
-        environment: the agent's own.
+        environment: the agent's own environment.
         folder: for temporary files.
-        stuck_after: seconds in uninterruptible sleep that make a worker unhealthy; None takes the environment's.
+        stuck_after: seconds in uninterruptible sleep that make a worker unhealthy; None for the environment's value.
         run_id, grace, report: see `WorkerMonitor`.
 
     Raises:
-        UserError: the pipe cannot be made; says why.
+        UserError: the pipe cannot be created; says why.
     """
     path = None
     if environment.get(ENABLE_VARIABLE) == "1":
@@ -182,7 +182,7 @@ def monitor_for(
 
 
 def uninterruptible_timeout(environment: Mapping[str, str]) -> float:
-    """The variable's seconds in uninterruptible sleep that make a worker unhealthy; 0 for off, and for no number."""
+    """The variable's seconds in uninterruptible sleep that make a worker unhealthy; 0 for off, or if it is invalid."""
     try:
         seconds = float(environment.get(UNINTERRUPTIBLE_VARIABLE, "0"))
     except ValueError:
@@ -199,7 +199,7 @@ def uninterruptible_timeout(environment: Mapping[str, str]) -> float:
 class TimerExpiry(NamedTuple):
     """A timer of a process has expired, `seconds` after its request was read.
 
-    `signal` is what the process is sent; 0 if the expiry is only reported.
+    `signal` is the signal to the process; 0 if the expiry is only reported.
     """
 
     pid: int
@@ -220,7 +220,7 @@ class _Timer(NamedTuple):
 
 
 class _TimedProcess(ChildProcess):
-    """A process that has set a timer. How it ended is reported to its parent, and not to us."""
+    """A process that has set a timer. Its exit status goes to its parent, not to us."""
 
     def _exit_status(self) -> ExitStatus:
         return ExitStatus(final=True, code=None)
@@ -230,16 +230,16 @@ class Watchdog:
     """The server of one pipe.
 
     Args:
-        path: of the pipe; a file of that name is replaced.
-        may_kill: whether the process of a pid belongs to this job; asked once for each, while it runs.
-        run_id: of the job, for the log.
+        path: the path of the pipe; a file of that name is replaced.
+        may_kill: whether the process with a pid belongs to this job; called once for each, while it runs.
+        run_id: the job's id, for the log.
         grace: seconds from a signal other than SIGKILL to SIGKILL.
         report: called with one of the names above, and the timer if there is one.
         clock: the clock of `wake_at`.
-        wall: returns epoch seconds, by which clients set timers.
+        wall: returns epoch seconds, which clients use for timers.
 
     Raises:
-        UserError: the pipe cannot be made; says why.
+        UserError: the pipe cannot be created; says why.
     """
 
     def __init__(
@@ -265,12 +265,12 @@ class Watchdog:
         self._timers: dict[int, dict[str, _Timer]] = {}
         """By pid and name."""
         self._processes: dict[int, _TimedProcess] = {}
-        """Those that have set timers and may be killed; the ended ones until another comes."""
+        """Processes that have set timers and may be killed; ended ones are removed when another is admitted."""
         self._stops: dict[int, Stop] = {}
         self._warnings = 0
         self._enforcing = True
         self.client_seen = False
-        """Whether any request has come."""
+        """Whether any request has arrived."""
         self._report_event(STARTED)
 
     def fds(self) -> list[int]:
@@ -283,7 +283,7 @@ class Watchdog:
         return min([*due, *(stop.wake_at() for stop in self._stops.values())], default=math.inf)
 
     def step(self) -> list[TimerExpiry]:
-        """Do what is due. Returns the timers that have expired, each once, the first of each process first."""
+        """Do what is due. Returns the expired timers, each once; for each process, the one that expired first."""
         if self._fifo.fd < 0:
             return []
         self._stops = {pid: stop for pid, stop in self._stops.items() if not stop.step()}
@@ -292,7 +292,7 @@ class Watchdog:
         return [expiry for pid in list(self._timers) for expiry in self._expire(pid, now)] if self._enforcing else []
 
     def stop_enforcing(self) -> None:
-        """The workers are being stopped: from now on requests are read and no timer expires."""
+        """The workers are being stopped: from now on, read requests but let no timer expire."""
         self._enforcing = False
 
     def close(self) -> None:
@@ -320,7 +320,7 @@ class Watchdog:
             if request.expiration_time < 0:
                 self._timers.get(pid, {}).pop(request.scope_id, None)
             elif pid not in self._stops and self._admit(pid):
-                # A request may have been read when its time was over.
+                # A request may be read after its timer has expired.
                 expiry = TimerExpiry(pid, request.scope_id, max(0.0, seconds), request.signal)
                 self._timers.setdefault(pid, {})[request.scope_id] = _Timer(request, now + seconds, expiry)
 
@@ -355,7 +355,7 @@ class Watchdog:
     # Expiry
 
     def _expire(self, pid: int, now: float) -> list[TimerExpiry]:
-        """End a process if the time of one of its timers is over."""
+        """End a process if one of its timers has expired."""
         own = self._timers[pid]
         late = sorted((timer for timer in own.values() if timer.due <= now), key=lambda timer: timer.due)
         if not late:
@@ -377,7 +377,7 @@ class Watchdog:
         log.error("Reaping worker_pid=[%d] by %s: %s", pid, signal_name(number), deadly.expiry.why)
         if number == SIGKILL and has_signal_handler(
             pid, SIGABRT
-        ):  # faulthandler does, and shows the stacks of all threads
+        ):  # faulthandler has one, and shows the stacks of all threads
             number, grace = SIGABRT, STACKS_TIMEOUT
         self._stops[pid] = Stop({pid: process}, NoSweep(), number, grace, clock=self._clock)
         del self._timers[pid]
@@ -388,14 +388,14 @@ class Watchdog:
         if self._report is not None:
             try:
                 self._report(name, request)
-            except Exception:  # whatever a user's handler does, timers are enforced
+            except Exception:  # a user's handler must not keep timers from being enforced
                 log.exception("the watchdog's %r could not be reported", name)
 
 
 class _NamedPipe:
-    """A named pipe that is made, read without blocking, and removed.
+    """A named pipe that is created, read without blocking, and removed.
 
-    It is held open for writing too, so that it neither ends nor turns readable when a client has closed its end.
+    It is also open for writing, so that it neither ends nor becomes readable when a client closes its end.
     """
 
     def __init__(self, path: str) -> None:
@@ -415,7 +415,7 @@ class _NamedPipe:
         self._identity = made.st_dev, made.st_ino
 
     def read(self) -> bytes:
-        """All that was in the pipe at the call, and not much more, however fast a client writes."""
+        """Everything that was in the pipe at the call, and not much more, however fast a client writes."""
         parts, left = [], self._size
         with contextlib.suppress(BlockingIOError):
             while left > 0:
@@ -433,7 +433,7 @@ class _NamedPipe:
 
 
 def is_descendant(pid: int, roots: Collection[int]) -> bool:
-    """Whether a process is one of `roots`, has been started below one, or is in a session that one leads."""
+    """Whether a process is one of `roots`, a descendant of one, or in a session that one leads."""
     at = pid
     for _ in range(_MAX_DEPTH):
         if at in roots:
@@ -454,7 +454,7 @@ class UninterruptibleSleep(NamedTuple):
     """One uninterruptible sleep of one process.
 
     `started` (see `ProcessStat`) and `switches`, the number of its context switches, distinguish it from any other.
-    `where` is the kernel's function that it sleeps in; empty if that is not known.
+    `where` is the kernel function in which it sleeps; empty if unknown.
     """
 
     started: int
@@ -479,7 +479,7 @@ class StuckProcess(NamedTuple):
 
 
 class _SleepRecord(NamedTuple):
-    """A sleep, since when, in seconds on the monotonic clock, and at how many polls it was seen."""
+    """A sleep, its start in seconds on the monotonic clock, and the number of polls that saw it."""
 
     sleep: UninterruptibleSleep
     since: float
@@ -487,7 +487,7 @@ class _SleepRecord(NamedTuple):
 
 
 class SleepTracker:
-    """Which processes sleep since when; `minimum` seconds of one sleep make a process stuck. Pure."""
+    """Tracks which processes sleep since when; `minimum` seconds of one sleep make a process stuck. Pure."""
 
     def __init__(self, minimum: float) -> None:
         self._minimum = minimum
@@ -496,10 +496,10 @@ class SleepTracker:
     def update(
         self, now: float, sleeps: Mapping[int, UninterruptibleSleep]
     ) -> tuple[list[StuckProcess], list[StuckProcess]]:
-        """Take the result of a poll at `now`, in seconds on the monotonic clock: by pid, the sleeps.
+        """Take the result of a poll at `now`, in seconds on the monotonic clock: the sleeps, by pid.
 
         Returns:
-            Those whose sleep is seen the second time, and those that are stuck.
+            Processes whose sleep is seen for the second time, and processes that are stuck.
         """
         again, stuck, since = [], [], {}
         for pid, sleep in sleeps.items():
@@ -546,7 +546,7 @@ class SleepMonitor:
 
 
 def uninterruptible_sleep_of(pid: int) -> UninterruptibleSleep | None:
-    """The uninterruptible sleep that a process's main thread is in; None if it is in none, or is not there."""
+    """The uninterruptible sleep of a process's main thread; None if it is in none, or does not exist."""
     stat = read_stat(pid)
     if stat is None or stat.state != "D":
         return None
