@@ -3,7 +3,7 @@
 Laws:
 
 1. Anything that cannot be passed to a worker is found before any worker is started.
-2. A worker has succeeded when it has ended with exit code 0 and its return value is here.
+2. A worker has succeeded when it has exited with 0 and its return value has arrived.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ START_METHODS = ("spawn", "fork", "forkserver")
 
 
 class FunctionContext(PContext):
-    """Workers that call a function; `ProcessOptions.start_method` is how. Those of `fork` start without a reaper.
+    """Workers that call a function, started with `ProcessOptions.start_method`. `fork` needs no reaper.
 
     Raises:
         UserError: there is no such start method.
@@ -101,7 +101,7 @@ class FunctionContext(PContext):
         return ""
 
     def _value(self, rank: int) -> Any:
-        with contextlib.suppress(NothingReturned):  # it ended while it was being stopped
+        with contextlib.suppress(NothingReturned):  # it ended during a stop
             return self._payloads[rank].result()
         return None
 
@@ -115,7 +115,7 @@ class FunctionContext(PContext):
 
 
 def _command() -> list[str]:
-    """A command that runs `worker.main`, in the interpreter that multiprocessing would take."""
+    """A command that runs `worker.main`, with the interpreter that multiprocessing would use."""
     path, package = list(map(str, sys.path)), __name__.rpartition(".")[0]
     program = f"import sys; sys.path[:] = {path!r}; from {package}.worker import main; main()"
     flags: list[str] = getattr(util, "_args_from_interpreter_flags", list)()

@@ -1,16 +1,16 @@
 """Start method fork: each worker is a copy of the agent's process, made by multiprocessing.
 
-The agent is the parent, so the reaper cannot find what such a worker leaves. Instead:
+The agent is the parent, so the reaper cannot find a worker's leftovers. Instead:
 
-- the kernel ends the worker when the agent's thread that started it ends (PR_SET_PDEATHSIG), where that is the main
-  thread, which lives as long as the agent; elsewhere (and where the kernel has no such call) a thread of the worker
-  waits for the agent's end;
-- a stop ends what is below the workers and in their sessions. What has left its session and lost its parents is not
-  found, and when the agent gets SIGKILL, nor is what the workers have spawned.
+- the kernel ends the worker when the agent's thread that started it ends (PR_SET_PDEATHSIG), if that is the main
+  thread, which lives as long as the agent. Otherwise (and if the kernel has no such call) a thread of the worker waits
+  for the agent's end;
+- a stop ends all processes below the workers and in their sessions. It does not find processes that have left their
+  session and lost their parents. If the agent gets SIGKILL, the workers' children are not found either.
 
-The agent has threads (it pumps output, it may serve a store). In the copy these are gone, and a lock that one of them
-held at that moment is never released: a function that needs anything that other threads of the agent's process had open
-must use another start method. The copy holds the agent's descriptors until it ends.
+The agent has threads (it pumps output, it may serve a store). In the copy they do not exist, and a lock that one of
+them had at that moment is never released. So a function that needs anything that other threads of the agent's process
+had open must use another start method. The copy keeps the agent's descriptors open until it ends.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from rallypoint.workers.reaper.protocol import open_null
 from rallypoint.workers.stop import NoSweep, kill_trees
 
 _PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)  # here, since to load it in a copy of a process with threads may hang
+_libc = ctypes.CDLL(None, use_errno=True)  # here: loading it in a copy of a process with threads may hang
 
 
 class ForkedProcess(ChildProcess):
-    """A worker that is a copy of this process. It is reaped when it is released, so that its session stays its own."""
+    """A worker that is a copy of this process. It is reaped on release, so that its session stays its own."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ForkedProcess(ChildProcess):
         cpus: Collection[int],
         ignored: Collection[int] = (),
     ) -> None:
-        """Start it, to put the result of `function(*args)` into the payload; the rest as in `ReaperClient.spawn`.
+        """Start it; it puts the result of `function(*args)` into the payload. The rest is as in `ReaperClient.spawn`.
 
         It starts with the signals `ignored` ignored.
 
@@ -88,8 +88,8 @@ class ForkedProcess(ChildProcess):
 
     def _exit_status(self) -> ExitStatus:
         try:
-            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # which does not reap
-        except OSError:  # multiprocessing has reaped it on some other occasion, and knows
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # does not reap
+        except OSError:  # multiprocessing has already reaped it, and knows the code
             return ExitStatus(True, self._process.exitcode)
         if found is None:
             return ExitStatus(False, None)
@@ -97,19 +97,19 @@ class ForkedProcess(ChildProcess):
 
     def release(self) -> None:
         super().release()
-        with contextlib.suppress(ValueError):  # closed already, or it does not end
+        with contextlib.suppress(ValueError):  # already closed, or it does not end
             self._process.join(0)
             self._process.close()
 
 
 class ForkedSweep(NoSweep):
-    """Ends forked workers and what they have left, as far as /proc shows it; then there is nothing left to wait for."""
+    """Ends forked workers and their leftovers, as far as /proc shows them; then nothing is left to wait for."""
 
     def __init__(self, processes: Collection[ChildProcess]) -> None:
         self._processes = processes
 
     def begin(self, seconds: float = 0.0, spared: Collection[int] = ()) -> None:
-        """End it, with this many seconds between SIGTERM and SIGKILL; all that can be found is gone on return."""
+        """End them, with this many seconds between SIGTERM and SIGKILL; all that can be found is gone on return."""
         kill_trees(self._processes, [process.pid for process in self._processes if process.fileno() >= 0], seconds)
 
 
@@ -130,7 +130,7 @@ def _handle(process: BaseProcess) -> ProcessHandle:
 
 
 def _become_worker(guard: Callable[[], None], mask: Sequence[int], stdout: int | None, stderr: int | None) -> None:
-    """Initialize a copy; `guard` has it killed when the agent is gone."""
+    """Initialize a copy; `guard` makes sure that it is killed when the agent is gone."""
     os.setsid()
     guard()
     signal.set_wakeup_fd(-1)
@@ -160,7 +160,7 @@ def _apply_environment(environ: Mapping[str, str], cpus: Collection[int]) -> Non
 def _redirect(target: int, fd: int | None, stream: TextIO) -> TextIO:
     """Replace a standard descriptor, if one is given. Returns the unbuffered stream that writes to it.
 
-    Whatever the agent's process had put in the place of its stream (a notebook, a test) is not the worker's.
+    A replacement of the stream in the agent's process (by a notebook or a test) is not used in the worker.
     """
     if fd is None:
         return stream
@@ -187,7 +187,7 @@ def _die_with_main_thread(agent: int) -> None:
 
 def _die_with_agent(agent: int) -> None:
     handle = open_process(agent)
-    if os.getppid() != agent:  # then the handle may be another process's
+    if os.getppid() != agent:  # the handle may be another process's
         os.kill(os.getpid(), signal.SIGKILL)
 
     def wait() -> None:

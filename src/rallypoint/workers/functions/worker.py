@@ -1,15 +1,15 @@
 """A worker that is a function: its payload, which is the call that it receives and the value that it returns, from both
-sides; and what runs in the worker's process.
+sides; and the program in the worker's process.
 
-A payload is a file in memory, which the worker has too. The agent writes the call into it; the worker reads that, and
-replaces it with the return value and then a footer. So a value of any size is there when the worker ends, neither side
-waits for the other, and there is no file to remove.
+A payload is a file in memory, which the worker has too. The agent writes the call into it. The worker reads the call,
+and replaces it with the return value and then a footer. So a value of any size is there when the worker ends, neither
+side waits for the other, and there is no file to remove.
 
 Laws:
 
 1. A value without a footer was not returned.
-2. By the time the function is called, this is a process like that of a program: a session, an environment, outputs and
-   processors of its own, no standard input, and `record` around it.
+2. When the function is called, its process is like that of a program: with its own session, environment, outputs and
+   processors, no standard input, and `record` around it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from rallypoint.workers.reaper.protocol import open_null
 
 FOOTER = b"\0rallypoint: returned"
 MAX_DESCRIPTORS = 200
-"""Descriptors in one message; the kernel takes 253."""
+"""Descriptors in one message; the kernel allows 253."""
 
 _NAMES = {"spawn": "SpawnProcess", "forkserver": "ForkServerProcess"}
 """The names that multiprocessing gives its processes."""
 
 
 class NothingReturned(RallypointError):
-    """A worker has ended with exit code 0 and left no value that can be read. The text says which of the two."""
+    """A worker has exited with 0 without a value, or with one that cannot be read. The text says which."""
 
 
 class Payload:
@@ -61,7 +61,7 @@ class Payload:
         """Write the call.
 
         Args:
-            main_module: what the worker needs before it can unpack the function; see `main_module_of`.
+            main_module: what the worker needs to unpack the function; see `main_module_of`.
             function, args: the call.
 
         Raises:
@@ -89,7 +89,7 @@ class Payload:
         write_all(self.fd, body.getvalue())
 
     def worker_channel(self) -> socket:
-        """The worker's end of a connection that carries all descriptors which the worker needs."""
+        """The worker's end of a connection with all descriptors that the worker needs."""
         ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         with ours:
             sent = [self.fd, *self._descriptors]
@@ -122,7 +122,7 @@ class Payload:
         return self._value
 
     def close(self) -> None:
-        """Release the file. Idempotent; a value that was opened stays."""
+        """Release the file. Idempotent; a value that was read stays available."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -138,7 +138,7 @@ def main_module_of(function: Callable[..., Any], method: str, local_rank: int) -
     """
     found = {**spawn.get_preparation_data(f"{_NAMES[method]}-{local_rank + 1}"), "start_method": method}
     if str(getattr(function, "__module__", "")).startswith("rallypoint."):
-        # Our own main module contains nothing that our own function needs.
+        # Our own functions need nothing from our own main module.
         found.pop("init_main_from_name", None)
         found.pop("init_main_from_path", None)
     return found
@@ -152,7 +152,7 @@ def write_all(fd: int, *pieces: bytes) -> None:
 
 
 class ReceivedDescriptor(popen_spawn_posix._DupFd):
-    """A descriptor in a payload: its position among those that were sent with the payload."""
+    """A descriptor in a payload, as its position among the descriptors that were sent with the payload."""
 
     available: tuple[int, ...] = ()
     """In a worker: the received descriptors."""
@@ -163,7 +163,7 @@ class ReceivedDescriptor(popen_spawn_posix._DupFd):
 
 
 class _DescriptorCollector(popen_spawn_posix.Popen):
-    """Takes the place of the process that multiprocessing is starting, and collects the descriptors for it."""
+    """Replaces the process that multiprocessing is starting, and collects the descriptors for it."""
 
     DupFd = ReceivedDescriptor
 
@@ -171,7 +171,7 @@ class _DescriptorCollector(popen_spawn_posix.Popen):
         self.descriptors: list[int] = []
 
     def duplicate_for_child(self, fd: int) -> int:
-        """Note a descriptor. Returns what is pickled in its place."""
+        """Note a descriptor. Returns its substitute for pickling."""
         self.descriptors.append(fd)
         return len(self.descriptors) - 1
 
@@ -198,12 +198,12 @@ def call(function: Callable[..., Any], args: Sequence[Any], payload: int) -> Non
         if leave.code not in (0, None):
             raise
         value = None
-    # A plain pickle: objects that multiprocessing's own pickler passes by reference would be gone with this process.
+    # A plain pickle: objects that multiprocessing's own pickler passes by reference would disappear with this process.
     write_all(payload, pickle.dumps(value, pickle.HIGHEST_PROTOCOL), FOOTER)
 
 
 def _prepare_main_module(preparation: dict[str, Any]) -> None:
-    """Set up the main module and the paths of the launching process, as multiprocessing does it."""
+    """Set up the main module and the paths of the launching process, like multiprocessing."""
     # While this is set, multiprocessing refuses to start processes at the top level of the main module.
     me: Any = process.current_process()
     me._inheriting = True

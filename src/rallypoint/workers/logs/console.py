@@ -1,16 +1,16 @@
-"""The agent's own standard output and standard error, as sinks that many workers write to.
+"""The agent's own standard output and standard error, as sinks to which many workers write.
 
 Laws:
 - the descriptors are duplicates, so that no other code can close or reuse them;
-- where both lead to the same terminal, pipe or file, they are one sink, with one line scheduler;
-- all that is written there, workers' lines or lines of our own log, is written under `ConsoleSink.output_lock`;
+- if both lead to the same terminal, pipe or file, they are one sink, with one line scheduler;
+- everything there, workers' lines and lines of our own log, is written under `ConsoleSink.output_lock`;
 - a console that fails (closed, disk full) loses the bytes that could not be written, and nothing else;
 - nothing is lost, changed or reordered within one stream;
-- what may be written is written at once: a prompt or a progress bar without a newline does not wait for one;
-- a stream that has not ended its line keeps the console until its newline. Another gets it only when that was silent
-  for `MAX_SILENCE` seconds, or has kept the other waiting for `MAX_WAIT` seconds, or when workers have ended, whose
-  last output does not wait (`flush`);
-- no stream starves: while others wait, a stream gives the console up at the end of a line.
+- output is written as soon as it may be: a prompt or a progress bar does not wait for a newline;
+- a stream with an unfinished line keeps the console until its newline. Another stream gets the console only if the
+  first has been silent for `MAX_SILENCE` seconds, or has kept the other waiting for `MAX_WAIT` seconds, or when workers
+  have ended, whose last output does not wait (`flush`);
+- no stream starves: while others wait, a stream gives up the console at the end of a line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rallypoint.base.stderr import STDERR_LOCK, OutputLock
 
 Buffer = bytes | bytearray | memoryview
 
-_MAX_PARTS = min(1024, os.sysconf("SC_IOV_MAX"))  # that the kernel takes in one call
+_MAX_PARTS = min(1024, os.sysconf("SC_IOV_MAX"))  # the kernel's limit for one call
 
 S = TypeVar("S", bound=Hashable)
 
@@ -43,20 +43,20 @@ class _Queued:
 
 
 class LineScheduler(Generic[S]):
-    """Decides which of several sources may write to a console that they share. Pure: bytes and `now` in, bytes out.
+    """Decides which of several sources may write to a shared console. Pure: bytes and `now` in, bytes out.
 
-    Methods that may pass the console on return what is to be written, in order.
+    Methods that may pass the console on return the output to write, in order.
     """
 
     def __init__(self) -> None:
-        self._holder: S | None = None  # has not ended its line
+        self._holder: S | None = None  # the source with an unfinished line
         self._held_since = 0.0
         self._last_bytes = 0.0  # when the holder last wrote
         self._waiting: dict[S, _Queued] = {}  # first come, first served
 
     def write_or_queue(self, source: S, data: bytes, now: float) -> list[tuple[S, bytes]]:
         """`source` has `data` (not empty) to write."""
-        if self.may_write(source):  # as `due_output` does, but without a copy
+        if self.may_write(source):  # like `due_output`, but without a copy
             self.wrote(source, data.endswith(b"\n"), now)
             return [(source, data)]
         if (queued := self._waiting.get(source)) is not None:
@@ -70,13 +70,13 @@ class LineScheduler(Generic[S]):
         return not self._waiting and self._holder in (None, source)
 
     def wrote(self, source: S, ends: bool, now: float) -> None:
-        """`source` has written at once; `ends` if that ended a line."""
+        """`source` has written at once; `ends` if this ended a line."""
         if self._holder is None:
             self._held_since = now
         self._note_output(source, ends, now)
 
     def due_output(self, now: float) -> list[tuple[S, bytes]]:
-        """What may be written at `now`. Call it when `deadline` has passed."""
+        """The output to write at `now`. Call it when `deadline` has passed."""
         out: list[tuple[S, bytes]] = []
         while self._waiting:
             deadline = self.deadline()
@@ -90,7 +90,7 @@ class LineScheduler(Generic[S]):
         return out
 
     def flush(self) -> list[tuple[S, bytes]]:
-        """All that waits; no source keeps the console."""
+        """All waiting output; no source keeps the console."""
         out = []
         if self._holder is not None and (own := self._waiting.pop(self._holder, None)):
             out.append((self._holder, bytes(own.data)))
@@ -114,19 +114,19 @@ class LineScheduler(Generic[S]):
         data = bytes(self._waiting.pop(source).data)
         whole = data.rfind(b"\n") + 1
         if whole and self._waiting and whole < len(data):
-            self._waiting[source] = _Queued(data[whole:], now)  # the next line, behind those who wait already
+            self._waiting[source] = _Queued(data[whole:], now)  # the next line, behind the sources that already wait
             data = data[:whole]
         self._note_output(source, data.endswith(b"\n"), now)
         return data
 
     def _note_output(self, source: S, ends: bool, now: float) -> None:
-        """`source` writes, and keeps the console if that does not end a line."""
+        """`source` writes, and keeps the console unless this ends a line."""
         self._holder = None if ends else source
         self._last_bytes = now
 
 
 class Chunk(NamedTuple):
-    """Bytes in several parts, so that a part of a buffer needs no copy; `ends` is whether they end a line."""
+    """Bytes in several parts, so that a part of a buffer needs no copy; `ends`: whether they end a line."""
 
     parts: list[Buffer]
     ends: bool
@@ -136,11 +136,11 @@ class Chunk(NamedTuple):
 
 
 class ConsoleStream:
-    """One worker's standard output (0) or standard error (1) on a sink that shows it. For the sink's thread only."""
+    """One worker's standard output (0) or standard error (1) on a sink. For the sink's thread only."""
 
     def __init__(self, sink: ConsoleSink, end: int) -> None:
         self.fd = sink.fds[-end]
-        """None if that is closed."""
+        """None if it is closed."""
         self._line_scheduler = sink.scheduler
         self._output_lock = sink.output_lock
 
@@ -150,7 +150,7 @@ class ConsoleStream:
             write_all(self._line_scheduler.write_or_queue(self, data, now))
 
     def write_or_queue_chunk(self, chunk: Chunk, now: float) -> None:
-        """Write a chunk (not empty) as `write_or_queue` does, without a copy if that is at once."""
+        """Write a chunk (not empty) like `write_or_queue`, without a copy if it may be written at once."""
         if self._line_scheduler.may_write(self):
             self._line_scheduler.wrote(self, chunk.ends, now)
             self.write(*chunk.parts)
@@ -161,7 +161,7 @@ class ConsoleStream:
         return self._line_scheduler.backlog(self)
 
     def write(self, *parts: Buffer) -> None:
-        """Write all parts in order, as slowly as the console takes them. Never raises."""
+        """Write all parts in order, as slowly as the console accepts them. Never raises."""
         if self.fd is None:
             return
         left: list[Buffer] = list(parts)
@@ -174,7 +174,7 @@ class ConsoleStream:
             while left:
                 try:
                     written = os.writev(self.fd, left[:_MAX_PARTS])
-                except BlockingIOError:  # another process has made the open file non-blocking
+                except BlockingIOError:  # another process made the open file non-blocking
                     _wait_writable(self.fd)
                 else:
                     left = _after(left, written)
@@ -190,7 +190,7 @@ class ConsoleSink:
 
     Args:
         fds: descriptors that lead to it, which it owns; None for a closed one.
-        lock: held while anything is written there; None if there is no other writer.
+        lock: the lock for all writes there; None if there is no other writer.
     """
 
     def __init__(self, *fds: int | None, lock: OutputLock | None = None) -> None:
@@ -207,7 +207,7 @@ class ConsoleSink:
 
 
 def open_sinks(stdout: int, stderr: int) -> list[ConsoleSink]:
-    """The sinks of two descriptors of this process, normally 1 and 2, which may be closed: one, or one for each."""
+    """The sinks of two descriptors of this process, normally 1 and 2, which may be closed: one for both or each."""
     out, err = _duplicate(stdout), _duplicate(stderr)
     lock = STDERR_LOCK if stderr == 2 else None
     same = out is not None and err is not None and os.path.sameopenfile(out, err)

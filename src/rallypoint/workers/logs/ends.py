@@ -1,10 +1,10 @@
-"""The end of what a worker has written, as the report needs it. Imported once workers run: no start waits for it.
+"""The end of a worker's output, in the form that the report needs. Imported once workers run: no start waits for it.
 
 Laws:
 - it has `TAIL_SIZE` bytes at most;
 - a long line loses its middle, so that it does not displace all others;
-- a traceback that is not among the last lines, and may have ended the program, stands before them, and a line `[...]`
-  between: libraries that are torn down after an exception may write megabytes.
+- a traceback that may have ended the program but is not among the last lines stands before them, with a line `[...]`
+  between: libraries that are destroyed after an exception may write megabytes.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import os
 from contextlib import suppress
 
 TAIL_SIZE = 64 * 1024
-"""Bytes of each stream of a worker that the report is made from."""
+"""Bytes of each of a worker's streams that the report uses."""
 _MAX_LINE = 4 * 1024
 """Bytes of a line that are kept."""
 _HEADING = b"Traceback (most recent call last)"
 _OUTERMOST = b"<module>", b"_run_module_as_main"
-"""Functions, one of which is the first frame of an exception that has ended a program, however that is drawn."""
+"""Functions that are in the first frame of an exception that has ended a program, however this is drawn."""
 _TRACEBACK_SIZE, _ABOVE = 24 * 1024, 4 * 1024
-"""Bytes of a traceback that are kept, and how many of them are above its heading, for the exceptions it came from."""
+"""Bytes of a traceback that are kept, and how many of them are above its heading, for its earlier exceptions."""
 _BLOCK, _SEARCHED = 1024 * 1024, 8 * 1024 * 1024
-"""Bytes of a file that are read at once, and those at its end that are searched for a traceback."""
+"""Bytes of a file to read at once, and bytes at its end to search for a traceback."""
 _GAP = b"\n[...]\n"
 
 
 def end_of_file(path: str) -> bytes:
-    """The end of what is in a file; empty if it cannot be read."""
+    """The end of a file's contents; empty if it cannot be read."""
     with suppress(OSError), open(path, "rb") as file:
         fd = file.fileno()
         size = os.fstat(fd).st_size
@@ -41,20 +41,20 @@ def end_of_file(path: str) -> bytes:
 
 
 def shortened(data: bytes, traceback: bytes = b"") -> tuple[bytes, bytes]:
-    """The last traceback in the data before its end that may have ended the program, or the one that is given; and the
-    end.
+    """Two parts of the data: the last traceback before the end that may have ended the program (or the given one), and
+    the end.
     """
     data = _without_long_middles(data)
     return _last_of_a_program(data, max(0, len(data) - TAIL_SIZE)) or traceback, data[-TAIL_SIZE:]
 
 
 def joined(traceback: bytes, data: bytes) -> bytes:
-    """Both of `shortened` in one."""
+    """Both results of `shortened` in one."""
     return traceback + _GAP + data[len(traceback) + len(_GAP) - TAIL_SIZE :] if traceback else data
 
 
 def _last_of_a_program(data: bytes, end: int) -> bytes:
-    """The last traceback that begins before `end`, in the frame with which a program begins; empty if there is none."""
+    """The last traceback that begins before `end` and in a program's first frame; empty if there is none."""
     at = data.rfind(_HEADING, 0, end + len(_HEADING) - 1)
     while at >= 0:
         head = b"\n".join(data[at : at + 500].split(b"\n", 3)[:3])

@@ -1,29 +1,29 @@
 """Directs the output of workers, from the first line of a run to its last.
 
-The path of a stream, by the log specs (contract section 6.4):
+The path of a stream depends on the log specs (contract section 6.4):
 
     redirected   the worker's descriptor is the file itself
-    teed         the same, and the file is followed: lines with a prefix appear on the console, whole if they end soon
-    neither      it passes through a relay unchanged, because the report must be able to show the end of what any
-                 script has written
-    hidden       (local rank filtered out) the same, but it is not shown
+    teed         also, the file is followed: lines appear on the console with a prefix, whole if they end soon
+    neither      it passes unchanged through a relay, because the report must be able to show the end of any script's
+                 output
+    hidden       (local rank filtered out) the same, but nothing is shown
 
-What passes through this process is forwarded by a thread for each console (`Pump`), which sleeps while there is none.
-It lives as long as the run: a start of workers adds its relays and files, and the end of these workers takes them away.
+A thread for each console (`Pump`) forwards the output that passes through this process, and sleeps while there is none.
+It lives as long as the run: a start of workers adds its relays and files, and the end of these workers removes them.
 Laws:
 
 - a worker that dies leaves nothing unread: `last_lines` is complete as soon as the worker is dead, and
   `WorkerConsole.end` shows everything that dead workers wrote;
-- a grandchild that holds a pipe open, or a slow console, delays `end` by `CLOSE_TIMEOUT` at most, a console that
-  nobody reads hardly at all. What was not shown by then is shown when the console takes it;
+- a grandchild that keeps a pipe open, or a slow console, delays `end` by `CLOSE_TIMEOUT` at most, a console that nobody
+  reads hardly at all. The rest is shown when the console accepts it;
 - the thread waits in one place for pipes, pseudo-terminals, changes of followed files and requests of other threads;
-- from `Pump.add` to `Pump.end`, what it reads is its own: it alone waits for it, shows it and closes it;
+- from `Pump.add` to `Pump.end`, the thread owns its sources: it alone waits for them, shows them and closes them;
 - a source whose bytes wait is not read further, so that memory stays bounded and the worker writes at the console's
   pace. However much dead workers have left, the others are shown meanwhile;
-- nothing that a console or a file does ends the thread before `close`; then the rest of all output is forwarded;
-- if a console is a pipe without a reader, its workers get EPIPE (and SIGPIPE, unless they ignore it, as
-  Python does) at their next write, as without us;
-- any thread may read a relay: one that learns of a worker's death can read the rest before any other has.
+- no console or file ends the thread before `close`; then the rest of all output is forwarded;
+- if a console is a pipe without a reader, its workers get EPIPE (and SIGPIPE, unless they ignore it, as Python does) at
+  their next write, as without us;
+- any thread may read a relay: a thread that learns of a worker's death can read the rest before any other.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from rallypoint.workers.logs.tail import LineFilter
 
     class MergedStream(Protocol):
-        """One worker's stream on a `Merger`: what a `ConsoleStream` is to a followed file whose prefix is empty."""
+        """One worker's stream on a `Merger`; replaces the `ConsoleStream` of a followed file with an empty prefix."""
 
         def write_or_queue(self, data: bytes, now: float) -> None: ...
 
@@ -62,47 +62,47 @@ if TYPE_CHECKING:
         def backlog(self) -> int: ...
 
         def relabel(self, prefix: str, rank: int | None = None) -> None:
-            """From now on, start the lines that this worker alone has written with this prefix; it has another global
-            rank now, too, if one is given.
+            """From now on, start lines that only this worker has written with this prefix; if a rank is given, that is
+            now the worker's global rank.
             """
 
     class Merger(Protocol):
-        """Puts lines of several workers together, and shows them on one console stream. For the stream's thread."""
+        """Merges lines of several workers, and shows them on one console stream. For the stream's thread."""
 
         def source(self, local_rank: int) -> MergedStream: ...
 
         def write_due(self, now: float) -> None:
-            """Show what has waited long enough. Call it at `deadline`."""
+            """Show lines that have waited long enough. Call it at `deadline`."""
 
         def deadline(self) -> float | None: ...
 
         def flush(self, now: float) -> None:
-            """Show all that waits."""
+            """Show all waiting lines."""
 
     Merges = Callable[[ConsoleStream, Mapping[int, int], Mapping[int, str], Sequence[int]], Merger]
-    """Makes a `Merger` of a stream, global ranks and prefixes by local rank, and the local ranks that write to it."""
+    """Creates a `Merger` from a stream, global ranks and prefixes by local rank, and the local ranks of its writers."""
 
 CLOSE_TIMEOUT, _BLOCKED = 5.0, 0.1
-"""Seconds that `WorkerConsole.end` waits for a console that still takes something, and after which a write counts as
-one that nobody reads: it is not waited for, since the loop of the job calls `end`."""
+"""Seconds that `WorkerConsole.end` waits for a console that still accepts something; seconds after which a write counts
+as one that nobody reads. `end` does not wait for that, since the loop of the job calls it."""
 
 _KEPT = 256 * 1024
-"""Bytes of a stream from which on its end alone is kept for the report (`ends.TAIL_SIZE`)."""
+"""Bytes of a stream from which on only its end is kept for the report (`ends.TAIL_SIZE`)."""
 
 CAPACITY = 1024 * 1024
-"""The most that a dead worker leaves unread: a pipe that it has made as large as it may."""
+"""The most bytes that a dead worker leaves unread: a pipe that it has made as large as allowed."""
 
 _CHUNK = 64 * 1024
 _READ_SLICE = 4 * _CHUNK  # read at once, so that a fast worker wakes us less often
 
 BACKLOG = 256 * 1024
-"""A source with so many waiting bytes is not read further."""
+"""A source with this many waiting bytes is not read further."""
 
 SLICE = 1024 * 1024
-"""Bytes of one followed file that are forwarded before the next file's."""
+"""Bytes of one followed file to forward before the next file's turn."""
 
 _FIONREAD = 0x541B
-"""As in `termios`, which is not imported for it."""
+"""As in `termios`, which is not imported just for this."""
 
 POLL = 0.1
 """Seconds between polls of followed files if there is no inotify."""
@@ -111,17 +111,17 @@ _logger = get_logger(__name__)
 
 
 class WorkerConsole:
-    """Where the workers of a run are shown: two descriptors of this process, normally 1 and 2, which may be closed.
+    """Shows the workers of a run on two descriptors of this process, normally 1 and 2, which may be closed.
 
-    Opened with the first workers, and kept for all that follow. For one thread at a time, except for `blocked_for`.
+    Opened with the first workers, and kept for all later ones. For one thread at a time, except for `blocked_for`.
     """
 
     def __init__(self, stdout: int = 1, stderr: int = 2) -> None:
         self._descriptors = stdout, stderr
         self._pumps: list[Pump] = []
-        """That of standard output first, that of standard error last: one if both lead to the same place."""
+        """The pump of standard output first, that of standard error last: one if both lead to the same place."""
         self._is_late = False
-        """Whether the last `end` did not wait until all was shown."""
+        """Whether the last `end` stopped waiting before all output was shown."""
 
     def open(
         self,
@@ -133,25 +133,25 @@ class WorkerConsole:
         merges: Merges | None = None,
         global_ranks: Mapping[int, int] = {},
     ) -> dict[int, WorkerOutput]:
-        """Open the outputs of workers that are about to be started, by local rank. Pass each to `end`.
+        """Open the outputs of workers that are about to start, by local rank. Pass each to `end`.
 
         Args:
             dest: the files, from the log specs.
-            ranks: the local ranks of those that are started.
-            prefixes: local rank to the prefix of its teed lines.
-            filters: of standard output and standard error: teed lines that contain one of these texts also go to the
-                file that `dest` names.
-            merges: makes what puts teed lines of several workers together; None to show each as it comes.
-            global_ranks: local rank to global rank, for such lines.
+            ranks: the local ranks of these workers.
+            prefixes: the prefixes of teed lines by local rank.
+            filters: for standard output and standard error: teed lines that contain one of these texts are also
+                written to the file in `dest`.
+            merges: creates the object that merges teed lines of several workers; None to show each as it comes.
+            global_ranks: global ranks by local rank, for merged lines.
 
         Raises:
-            UserError: a file cannot be opened, or there are no descriptors left; says which and what to do.
+            UserError: a file cannot be opened, or no descriptor is free; says which and what to do.
         """
         outputs = {rank: WorkerOutput(dest.stdouts.get(rank, ""), dest.stderrs.get(rank, "")) for rank in ranks}
         line_filters = []
         try:
             self._pumps = self._pumps or [Pump(sink) for sink in open_sinks(*self._descriptors)]
-            # A defect has cost the output of some workers; it does not cost that of those who come after them.
+            # After a defect, which lost the output of some workers: later workers get a new pump.
             self._pumps = [Pump(pump.sink) if pump.failed else pump for pump in self._pumps]
             both = (dest.tee_stdouts, dest.filtered_stdout), (dest.tee_stderrs, dest.filtered_stderr)
             for end, ((teed, filtered), texts) in enumerate(zip(both, filters, strict=True)):
@@ -186,26 +186,25 @@ class WorkerConsole:
         return outputs
 
     def end(self, outputs: Collection[WorkerOutput]) -> None:
-        """Show all that these workers, which are dead, have written, and close what they had here. Idempotent."""
+        """Show all output of these workers, which are dead, and close their outputs here. Idempotent."""
         for output in outputs:
             output.close_worker_ends()
-        # Where nobody reads the console, nothing is lost, and nobody waits:
+        # If nobody reads the console, nothing is lost, and nobody waits:
         #   1. the thread waits in a write, and this request in its queue;
-        #   2. we give up, and other workers are started. What they add is queued behind it; they write into their pipes
-        #      and files;
-        #   3. the console takes something again. The thread now notes what these have left, adds the others, and shows
-        #      both.
+        #   2. we stop waiting, and other workers are started. Their outputs are queued behind this request; they write
+        #      into their pipes and files;
+        #   3. the console accepts output again. The thread now handles this request, adds the others, and shows both.
         requests = list(self._by_pump(outputs))
         for pump, sources in requests:
             pump.post(pump.end, sources)
         self._wait(requests)
 
     def blocked_for(self) -> float:
-        """For how many seconds the console has taken nothing of what it was given; 0.0 if nothing waits for it."""
+        """For how many seconds the console has accepted no output; 0.0 if nothing waits for it."""
         return max((pump.sink.output_lock.blocked_for() for pump in self._pumps), default=0.0)
 
     def close(self) -> None:
-        """Show all that is left, end the threads and close everything. Idempotent; `open` begins anew."""
+        """Show all output that is left, end the threads and close everything. Idempotent; `open` begins anew."""
         pumps, self._pumps = self._pumps, []
         for pump in pumps:
             if pump.thread is None or pump.failed:
@@ -213,10 +212,10 @@ class WorkerConsole:
         stops = [(pump, Sources([], [])) for pump in pumps if pump.thread is not None]
         for pump, sources in stops:
             pump.post(pump.stop, sources)
-        # A console that takes nothing is waited for once, not twice:
-        #   1. nobody reads it, so the last `end` has given up, and the thread still waits to write;
-        #   2. the run is over: `stop` is queued behind what that `end` has requested;
-        #   3. the thread is left to do both, and then closes its descriptors itself, if this process lives that long.
+        # Wait once, not twice, for a console that accepts nothing:
+        #   1. nobody reads it, so the last `end` has stopped waiting, and the thread still waits to write;
+        #   2. the run has ended: `stop` is queued behind the request of that `end`;
+        #   3. the thread handles both later, and then closes its descriptors itself, if this process lives that long.
         if not self._is_late:
             self._wait(stops)
         for pump, sources in stops:
@@ -224,7 +223,7 @@ class WorkerConsole:
                 pump.thread.join()
 
     def _by_pump(self, outputs: Collection[WorkerOutput]) -> Iterator[tuple[Pump, Sources]]:
-        """What each thread has to read of these outputs, if there is anything."""
+        """The sources in these outputs for each thread, if there are any."""
         for number, pump in enumerate(self._pumps):
             ends = (number,) if len(self._pumps) == 2 else (0, 1)
             relays = [relay for output in outputs for end in ends if (relay := output.relays[end]) is not None]
@@ -246,16 +245,16 @@ class WorkerConsole:
 
 
 class WorkerOutput:
-    """Where one worker writes; pairs are of standard output (0) and standard error (1). Made by `WorkerConsole.open`.
+    """The outputs of one worker; pairs are standard output (0) and standard error (1). Created by `WorkerConsole.open`.
 
-    Any thread may ask, also after `WorkerConsole.end`.
+    Any thread may use it, also after `WorkerConsole.end`.
     """
 
     def __init__(self, stdout: str, stderr: str) -> None:
         self.files = stdout, stderr
-        """Paths; empty for the console, `/dev/null` for what is not shown."""
+        """Paths; empty for the console, `/dev/null` for hidden output."""
         self.log = "" if stderr == os.devnull else stderr
-        """The file that the worker's standard error is in, or empty."""
+        """The file with the worker's standard error, or empty."""
         self.worker_ends: list[int | None] = [None, None]
         """The worker's descriptors; None once they are closed here."""
         self.relays: list[Relay | None] = [None, None]
@@ -278,20 +277,20 @@ class WorkerOutput:
                 os.close(fd)
 
     def last_lines(self) -> bytes:
-        """The end, at most 64 KiB, of the worker's standard error up to now, wherever it goes; empty if it is gone. A
-        traceback that is not in it, and may have ended the program, stands before it, and a line `[...]` between them.
+        """The end, at most 64 KiB, of the worker's standard error so far, wherever it goes; empty if it is gone. A
+        traceback that is not in it but may have ended the program stands before it, with a line `[...]` between.
         """
         relay = self.relays[1]
         return _end_of_file(self.log) if relay is None else relay.last_lines()
 
     def last_stdout(self) -> bytes:
-        """The same of its standard output."""
+        """The same for its standard output."""
         relay = self.relays[0]
         return _end_of_file(self.files[0]) if relay is None else relay.last_lines()
 
     def age(self) -> float:
-        """Seconds since the worker has written something that passes through here or goes to a file; -1 if it has not,
-        or that is not known. It asks the file system.
+        """Seconds since the worker last wrote something that passes through here or goes to a file; -1 if it has not
+        written, or if unknown. Asks the file system.
         """
         relays = [relay for relay in self.relays if relay is not None]
         ages = [0.0 for relay in relays if relay.unread()]
@@ -303,23 +302,23 @@ class WorkerOutput:
         return min(ages, default=-1.0)
 
     def marks(self) -> object:
-        """A value that changes when the worker has written anything that passes through here or goes to a file, and
-        each time while what it has written is not read: the console holds us up then, and with us the worker.
+        """A value that changes when the worker has written anything that passes through here or goes to a file. It also
+        changes each time while its output is unread: then the console blocks us, and with us the worker.
 
-        It asks the file system.
+        Asks the file system.
         """
         relays = [relay for relay in self.relays if relay is not None]
         heard = [time.monotonic() if relay.unread() else relay.read_at for relay in relays]
         return heard, [_mark(path) for path in self.files if path and path != os.devnull]
 
     def relabel(self, prefix: str, rank: int) -> None:
-        """The worker continues with another global rank: from now on, start its teed lines with this prefix."""
+        """The worker continues with another global rank: start its teed lines with this prefix from now on."""
         for file in self.followed:
             if file is not None:
                 file.relabel(prefix, rank)
 
     def label(self, label: str) -> None:
-        """From now on, start each line of the worker's standard error with this where it is shown."""
+        """From now on, start each shown line of the worker's standard error with this label."""
         relay, file = self.relays[1], self.followed[1]
         if relay is not None:
             relay.label(os.fsencode(label))
@@ -328,7 +327,7 @@ class WorkerOutput:
 
 
 class Shared(NamedTuple):
-    """What the followed files of one stream of one start share, until the last of them is closed."""
+    """Shared by the followed files of one stream of one start, until the last of them is closed."""
 
     line_filter: LineFilter | None
     merger: Merger | None
@@ -342,7 +341,7 @@ class FollowedFile:
     """
 
     def __init__(self, path: str, prefix: str, rank: int, stream: ConsoleStream, shared: Shared) -> None:
-        # Imported here, and not on the pump's thread, for functions that are started by fork:
+        # Imported here, not on the pump's thread, for functions that are started by fork:
         #   1. the thread imports ctypes, which loads a library: it has the locks of the import and of the loader;
         #   2. this thread forks a worker, and in the worker's copy nobody ever releases these locks;
         #   3. the worker imports torch, and waits for ever.
@@ -354,14 +353,14 @@ class FollowedFile:
         self.stream: ConsoleStream | MergedStream = stream
         self.shared = shared
         self.watch = -1
-        """The number of its watch, if it has one."""
+        """The number of its inotify watch, if it has one."""
         self._merged: MergedStream | None = None
         if shared.merger is not None:
             self.stream = self._merged = shared.merger.source(rank)
             self.tail.relabel(b"")  # the line filter keeps the prefix
 
     def relabel(self, prefix: str, rank: int | None = None) -> None:
-        """Start the lines that are yet to be shown with another prefix; `rank` is as in `MergedStream.relabel`."""
+        """Start the lines that are not shown yet with another prefix; `rank` is as in `MergedStream.relabel`."""
         if self._merged is None:
             self.tail.relabel(os.fsencode(prefix))
         else:
@@ -401,37 +400,38 @@ def _end_of_file(path: str) -> bytes:
     return end_of_file(path) if path else b""
 
 
-# What passes through this process
+# Output that passes through this process
 
 
 class Relay:
-    """The reading end of one worker's stream on its way to the console, whose end is kept for the report; shown on
-    `stream` unless that is None.
+    """The reading end of one worker's stream on its way to the console (`stream`; None to hide it). Its end is kept for
+    the report.
 
     A pipe, or a raw pseudo-terminal if the console is a terminal, so that `isatty()` stays true for progress bars.
-    `worker_end` is the worker's descriptor; who hands it over closes it here. `wake` has what was read shown.
+    `worker_end` is the worker's descriptor; the caller closes it here after handing it over. `wake` makes the pump show
+    what was read.
     """
 
     def __init__(self, stream: ConsoleStream | None, wake: Callable[[], None]) -> None:
         self.stream = stream
         self._wake = wake
         self.fd, self.worker_end, self.terminal = _open_channel(stream)
-        """Its own end is readable when the worker has written, or has closed its end; -1 once it is closed."""
+        """Our own end: readable when the worker has written, or has closed its end; -1 once it is closed."""
         self._lock = threading.Lock()
         self._pending: list[bytes] = []
         self._label = b""
-        self._in_line = False  # whether what was read last has not ended its line
+        self._in_line = False  # whether the last read output has not ended its line
         self._last = bytearray()
         self._traceback = b""
-        """The last one that has left it and may have ended the program."""
+        """The last traceback that is no longer in `_last` and may have ended the program."""
         self._length = 0
-        """Bytes that were read in all."""
+        """Bytes read in total."""
         self._ended = False
         self.read_at: float | None = None
-        """When the worker was last heard, on the monotonic clock."""
+        """When output of the worker was last read, on the monotonic clock."""
 
     def read(self, limit: int = _READ_SLICE) -> bool:
-        """Read what is there, about `limit` bytes at most. Returns whether there may be more, now or later."""
+        """Read what has arrived, about `limit` bytes at most. Returns whether there may be more, now or later."""
         with self._lock:
             while limit > 0 and not self._ended:
                 try:
@@ -447,7 +447,7 @@ class Relay:
             return not self._ended
 
     def unread(self) -> int:
-        """Bytes that the worker has written and that were not read yet. For any thread."""
+        """Bytes that the worker has written and nobody has read yet. For any thread."""
         with self._lock:
             if self.fd < 0:
                 return 0
@@ -457,13 +457,13 @@ class Relay:
                 return 0
 
     def take_pending(self) -> list[bytes]:
-        """What was read and not yet taken, for the console: parts, none of them empty."""
+        """Output that was read but not taken yet, for the console: parts, none of them empty."""
         with self._lock:
             taken, self._pending = self._pending, []
             return taken
 
     def label(self, label: bytes) -> None:
-        """From now on, start each line with this where it is shown; the first label counts."""
+        """From now on, start each shown line with this label; only the first label counts."""
         with self._lock:
             if self._label or self.stream is None:
                 return
@@ -474,7 +474,7 @@ class Relay:
         self._wake()
 
     def last_lines(self) -> bytes:
-        """The end of what the worker has written, as `ends` makes it."""
+        """The end of the worker's output, in the form of `ends`."""
         from rallypoint.workers.logs.ends import joined, shortened
 
         self.read(CAPACITY)
@@ -483,7 +483,7 @@ class Relay:
             return joined(*shortened(bytes(self._last), self._traceback))
 
     def since(self, at: int) -> tuple[int, bytes]:
-        """What was read after so many bytes, as far as it is kept, behind how many bytes. For any thread."""
+        """The kept output after this many bytes, and its own offset. For any thread."""
         with self._lock:
             kept = bytes(self._last[-max(0, self._length - at) :]) if at < self._length else b""
             return self._length - len(kept), kept
@@ -514,7 +514,7 @@ class Relay:
 
 
 class Sources:
-    """What a pump is requested to read of some workers, or to end."""
+    """The sources of some workers, for a request to a pump."""
 
     def __init__(self, relays: list[Relay], files: list[FollowedFile]) -> None:
         self.relays = relays
@@ -523,7 +523,7 @@ class Sources:
         """Set when the request is done."""
 
     def close(self) -> None:
-        """Nothing is done with them any more."""
+        """Close all of them, and mark the request as done."""
         for relay in self.relays:
             relay.close()
         for file in self.files:
@@ -534,40 +534,40 @@ class Sources:
 
 
 class Pump:
-    """The thread that forwards to one console what workers write.
+    """The thread that forwards workers' output to one console.
 
-    All here is its own, except for `start` and `post`, by which one other thread requests to `add`, `end` or `stop`,
-    and `wake`, which is for all threads. Requests are done in their order.
+    Only the thread uses this object, except for `start` and `post`, with which one other thread requests to `add`,
+    `end` or `stop`, and `wake`, which is for all threads. Requests are handled in order.
     """
 
     def __init__(self, sink: ConsoleSink, clock: Clock = SYSTEM_CLOCK) -> None:
         self.sink = sink
         """Closed by the thread when it stops."""
         self.failed = False
-        """Whether the thread has ended by a defect. What it read is closed, and another pump is needed for the sink."""
+        """Whether a defect has ended the thread. Its sources are closed, and the sink needs another pump."""
         self._clock = clock
         self.thread: threading.Thread | None = None
         self._requests: deque[tuple[Callable[[Sources], None], Sources]] = deque()
         self._open = False
-        """Whether requests are taken."""
+        """Whether requests are accepted."""
         self._lock = threading.Lock()
-        """For the two above, and so that nobody writes to a wakeup that is closed."""
+        """For the two above, and so that nobody writes to a closed wakeup."""
         self._wakeup: Wakeup
         self._poller: select.epoll
         self._stopping = False
         self._ending: list[Sources] = []
-        """Of dead workers, until all of it was shown."""
+        """Sources of dead workers, until all their output was shown."""
         self._relays: set[Relay] = set()
         self._listening: dict[int, Relay] = {}
         self._changed: set[Relay] = set()
-        """Those that are to be waited for, or no longer, as soon as that is possible."""
+        """Relays to add to or remove from the poller."""
         self._pipes: set[int] = set()
         """The console's own descriptors that are pipes, watched for the loss of their reader."""
         self._files: set[FollowedFile] = set()
         self._unread: dict[FollowedFile, None] = {}
-        """Those with something to show, in the order of their changes."""
+        """Files with something to show, in the order of their changes."""
         self._mergers: set[Merger] = set()
-        """In which lines wait that are shown when it is due."""
+        """Mergers, in which lines wait until they are due."""
         self._watches: dict[int, FollowedFile] = {}
         self._inotify: Inotify | None = None
         self._buffer = bytearray()
@@ -575,7 +575,7 @@ class Pump:
     # For other threads
 
     def start(self) -> None:
-        """Raises OSError or RuntimeError: there are no descriptors left, or this machine has no room for a thread."""
+        """Raises OSError or RuntimeError: no descriptor is free, or this machine has no room for a thread."""
         poller, self._wakeup = select.epoll(), Wakeup()
         poller.register(self._wakeup, POLLIN)
         self._poller, self._open = poller, True
@@ -588,7 +588,7 @@ class Pump:
             raise
 
     def post(self, request: Callable[[Sources], None], sources: Sources) -> None:
-        """Request that this method is called with these sources. They are closed if the thread does not run."""
+        """Request a call of this method with these sources. If the thread does not run, they are closed."""
         with self._lock:
             if self._open:
                 self._requests.append((request, sources))
@@ -597,7 +597,7 @@ class Pump:
         sources.close()
 
     def wake(self) -> None:
-        """Show what another thread has read from a relay. Also after the end."""
+        """Show what another thread has read from a relay. Also allowed after the end."""
         with self._lock:
             if self._open:
                 self._wakeup.set()
@@ -633,18 +633,18 @@ class Pump:
                     self._show(relay, now)
             else:
                 self._read_inotify()
-        # After the wakeup was cleared, so that no request is overlooked:
-        #   1. the thread wakes, and another one makes a request now: it is done here, or
-        #   2. it is made when the queue was found empty: its wakeup is not cleared before the next poll, which returns
-        #      at once.
+        # After the wakeup was cleared, so that no request is missed:
+        #   1. the thread wakes, and another thread makes a request now: it is handled here, or
+        #   2. it comes after the queue was found empty: then its wakeup is not cleared before the next poll, which
+        #      returns at once.
         while self._requests:
             request, sources = self._requests[0]
             request(sources)
-            self._requests.popleft()  # now, so that `_close` answers one that has raised
+            self._requests.popleft()  # only now, so that `_close` also answers a request that has raised
         if self._files:
             self._show_files(now)
         if shown := [sources for sources in self._ending if self._files.isdisjoint(sources.files)]:
-            if output := self.sink.scheduler.flush():  # without waiting for the end of another worker's line
+            if output := self.sink.scheduler.flush():  # do not wait for the end of another worker's line
                 with self.sink.output_lock.hold():
                     write_all(output)
             self._ending = [sources for sources in self._ending if sources not in shown]
@@ -679,16 +679,16 @@ class Pump:
     # Requests
 
     def add(self, sources: Sources) -> None:
-        """Read these from now on."""
+        """Read these sources from now on."""
         self._relays.update(sources.relays)
         self._changed.update(sources.relays)
         for fd in self.sink.pipes - self._pipes:
-            self._poller.register(fd, 0)  # EPOLLERR is always on: it has lost its reader
+            self._poller.register(fd, 0)  # EPOLLERR is always reported: the pipe has lost its reader
             self._pipes.add(fd)
         for file in sources.files:
-            # Nothing that the worker writes is overlooked, though it may run already:
-            #   1. it writes before the watch is there: the file is looked at once, below;
-            #   2. it writes later: the watch says so.
+            # Nothing that the worker writes is missed, although it may already run:
+            #   1. it writes before the watch exists: the file is read once, below;
+            #   2. it writes later: the watch reports it.
             self._watch(file)
             self._files.add(file)
             self._unread[file] = None
@@ -697,10 +697,10 @@ class Pump:
         sources.done.set()
 
     def end(self, sources: Sources) -> None:
-        """The workers are dead: show all that they have written, and close these."""
+        """The workers are dead: show all their output, and close these sources."""
         now = self._clock.monotonic()
         for relay in sources.relays:
-            if relay in self._relays:  # else it has ended itself, or was never added, as `open` was cut short
+            if relay in self._relays:  # else it has ended by itself, or was never added, as `open` was cut short
                 relay.read(CAPACITY)
                 self._show(relay, now)
             self._close_relay(relay)
@@ -713,14 +713,14 @@ class Pump:
         self._ending.append(sources)
 
     def stop(self, sources: Sources) -> None:
-        """Show all that is left, close everything and end."""
+        """Show all output that is left, close everything and end."""
         self._stopping = True
         sources.relays += self._relays
         sources.files += self._files
         self.end(sources)
 
     def _watch(self, file: FollowedFile) -> None:
-        """Have the kernel say when a file is written. If it cannot, all are polled until none of these is left."""
+        """Make the kernel report writes to a file. If it cannot, poll all files until none of these is left."""
         from rallypoint.base.inotify import Inotify
         from rallypoint.workers.logs.tail import READ_SIZE
 
@@ -751,7 +751,7 @@ class Pump:
             self._close_relay(relay)
 
     def _nobody_reads(self, fd: int) -> None:
-        """Close the pipe's relays; what their workers have written so far is kept for the report."""
+        """Close the pipe's relays; their workers' output so far is kept for the report."""
         self._poller.unregister(fd)
         self._pipes.discard(fd)
         for relay in [relay for relay in self._relays if relay.stream is not None and relay.stream.fd == fd]:
@@ -759,9 +759,9 @@ class Pump:
             self._close_relay(relay)
 
     def _close_relay(self, relay: Relay) -> None:
-        # To close it is not enough for the poller, which lives longer than a start of workers:
+        # Closing it is not enough for the poller, which outlives a start of workers:
         #   1. a worker that is a forked copy of this process has a copy of this end too, and keeps the pipe open;
-        #   2. the relay is closed here, and its number is given to another descriptor;
+        #   2. the relay is closed here, and its number goes to another descriptor;
         #   3. something writes into the pipe: the poller reports that number, again and again.
         if self._listening.pop(relay.fd, None) is not None:
             self._poller.unregister(relay.fd)
@@ -822,7 +822,7 @@ class Pump:
         file.stream.write_or_queue(file.tail.unfinished_line(), now)
 
     def _with_io_errors(self, file: FollowedFile, act: Callable[[FollowedFile, float], None], now: float) -> None:
-        """Let a file that can no longer be read (on a lost network disk, say) affect only its own output."""
+        """Let a file that can no longer be read (for instance, on a lost network disk) affect only its own output."""
         try:
             with self.sink.output_lock.hold():  # until a line has ended
                 act(file, now)
@@ -864,12 +864,12 @@ class Pump:
 def _open_channel(stream: ConsoleStream | None) -> tuple[int, int, bool]:
     """A non-blocking reading end, the worker's end, and whether they are a pseudo-terminal."""
     if stream is not None and stream.fd is not None and os.isatty(stream.fd):
-        with contextlib.suppress(OSError):  # none left, or none in this container
+        with contextlib.suppress(OSError):  # no terminal is left, or this container has none
             return _open_terminal(stream)
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
-    # Of the usual size, 64 KiB: a user may have 64 MiB of pipes, those of data loaders included, and larger ones carry
-    # no more (260 MB of standard error in 2.6 to 3.3 s with both).
+    # Keep the usual size, 64 KiB: a user may have 64 MiB of pipes, including those of data loaders, and larger ones are
+    # no faster (260 MB of standard error take 2.6 to 3.3 s with both).
     return reading, writing, False
 
 

@@ -1,17 +1,17 @@
-"""Where each stream of each worker goes: to which file of which folder (contract sections 6.3, 6.4 and 6.7), and with
+"""Where each stream of each worker goes: to which file in which folder (contract sections 6.3, 6.4 and 6.7), and with
 which prefix to the console (6.5).
 
     <log_dir>/<run_id>_<host>_XXXXXXXX/attempt_<n>/<local rank>/{stdout.log, stderr.log, error.json}
     <log_dir>/<run_id>_<host>_XXXXXXXX/rank_<global rank>_attempt_<n> -> attempt_<n>/<local rank>
 
 Laws:
-- nodes may share `log_dir`: each run of an agent has a folder of its own there, named after its host;
-- below that, the contract's layout; the links are for people, and exist only if a stream goes to a file;
-- each start of the worker group has a folder of its own: if `attempt_<n>` exists (a change of membership restarts the
+- nodes may share `log_dir`: each run of an agent has its own folder there, named after its host;
+- below it is the contract's layout; the links are for people, and exist only if a stream goes to a file;
+- each start of the worker group has its own folder: if `attempt_<n>` exists (a change of membership restarts the
   workers without using budget), the next is `attempt_<n>.1`, so that no round overwrites another's files;
 - a folder is never removed unless it is empty;
-- where lines of several hosts are merged, as under `srun`, each begins with `<host>: `, the form of `pdsh` that
-  `dshbak` parses.
+- if lines of several hosts are merged, as under `srun`, each begins with `<host>: `, the form of `pdsh` that `dshbak`
+  parses.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
 
 DEFAULT_TEMPLATE = "[${role_name}${local_rank}]:"
 TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
-"""The environment variable that replaces the default template, where `--log-line-prefix-template` does not."""
+"""The environment variable that replaces the default template, unless `--log-line-prefix-template` is given."""
 
 _ONE = re.compile(r"[0-3]")
 _PER_RANK = re.compile(r"(?:[0-9]:[0-3],)*[0-9]:[0-3]")
@@ -57,7 +57,7 @@ class Std(IntFlag):
     def from_str(cls, vm: str) -> Std | dict[int, Std]:
         """Read one digit for all local ranks, or `local rank:digit` pairs. (The argument's name is torch's.)
 
-        A rank that is named twice has its last value, as in torchrun.
+        If a rank is named twice, its last value counts, as in torchrun.
 
         Raises:
             UserError: the text is neither.
@@ -74,7 +74,7 @@ class Std(IntFlag):
 
 
 def to_map(val_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[int, Std]:
-    """One value for each local rank: a single value for all, and `Std.NONE` for ranks that a mapping does not name."""
+    """One value for each local rank: a single value for all, and `Std.NONE` for ranks missing in a mapping."""
     if isinstance(val_or_map, Std):
         return dict.fromkeys(range(local_world_size), val_or_map)
     return {rank: val_or_map.get(rank, Std.NONE) for rank in range(local_world_size)}
@@ -82,10 +82,10 @@ def to_map(val_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[i
 
 @dataclass(frozen=True)
 class LogsDest:
-    """Where the output of one start of a worker group goes. Keys are local ranks, values paths.
+    """The destinations of the output of one start of a worker group. Keys are local ranks, values paths.
 
-    An empty path in `stdouts` or `stderrs` means the console, `/dev/null` that it is hidden. A stream in `tee_stdouts`
-    or `tee_stderrs` goes to its file and, from there, to the console.
+    An empty path in `stdouts` or `stderrs` means the console, `/dev/null` means hidden. A stream in `tee_stdouts` or
+    `tee_stderrs` goes to its file and, from there, to the console.
     """
 
     stdouts: dict[int, str] = field(default_factory=dict)
@@ -101,10 +101,10 @@ class LogsSpecs(ABC):
     """The layout of the output; base class of plug-ins in the entry-point group `torchrun.logs_specs`.
 
     Args:
-        log_dir: the base folder for logs; None leaves it to the subclass.
+        log_dir: the base folder for logs; with None, the subclass chooses.
         redirects: streams that go to files only; one value for all workers, or one for each local rank.
         tee: streams that go to files and to the console.
-        local_ranks_filter: the local ranks that are shown on the console; None or empty means all.
+        local_ranks_filter: the local ranks to show on the console; None or empty means all.
     """
 
     def __init__(
@@ -122,9 +122,9 @@ class LogsSpecs(ABC):
 
     @abstractmethod
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Choose the files of one start of the workers and make their folders.
+        """Choose the files of one start of the workers and create their folders.
 
-        `envs` is local rank to what will be added to that worker's environment; the specs may add to it, for instance
+        `envs` has the additions to each worker's environment by local rank; the specs may add to it, for instance
         `TORCHELASTIC_ERROR_FILE`.
         """
 
@@ -135,16 +135,16 @@ class LogsSpecs(ABC):
 
     @property
     def run_log_dir(self) -> str | None:
-        """The folder of this run on this node, as messages name it; the base folder unless each run has one."""
+        """The folder of this run on this node, for messages; the base folder unless each run has its own."""
         return self.root_log_dir
 
     def clean_up(self) -> None:
-        """Called once after the job: remove what was not needed. Does nothing here."""
+        """Called once after the job, to remove what was not needed. Does nothing here."""
         return
 
     @property
     def temporary(self) -> str | None:
-        """The folder from which `clean_up` would remove what is empty; None if there is none."""
+        """The folder in which `clean_up` would remove empty folders; None if there is none."""
         return None
 
 
@@ -152,7 +152,7 @@ PLUGIN_GROUP = "torchrun.logs_specs"
 
 
 def plugin_specs(name: str, **arguments: Any) -> LogsSpecs:
-    """Log specs of an installed package, made with `arguments` (contract section 1.11); UserError if that fails."""
+    """Log specs of an installed package, created with `arguments` (contract section 1.11); UserError if that fails."""
     from rallypoint.base.plugins import plugin
 
     specs = plugin(PLUGIN_GROUP, name, "log specs", ["default"], lambda offer: offer(**arguments))
@@ -213,13 +213,13 @@ class DefaultLogsSpecs(LogsSpecs):
         return self._run_log_dir
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Make the folders of this start, and add `TORCHELASTIC_ERROR_FILE` to each worker's environment.
+        """Create the folders of this start, and add `TORCHELASTIC_ERROR_FILE` to each worker's environment.
 
         Run id and attempt come from `envs[0]` (`TORCHELASTIC_RUN_ID`, `TORCHELASTIC_RESTART_COUNT`); the defaults are
         `test_run_id` and 0.
 
         Raises:
-            UserError: a folder cannot be made.
+            UserError: a folder cannot be created.
         """
         if self._root_log_dir == os.devnull:
             return self._console_only(envs)
@@ -252,11 +252,11 @@ class DefaultLogsSpecs(LogsSpecs):
 
     @property
     def temporary(self) -> str | None:
-        """The base folder, if the user named none and it was made."""
+        """The base folder, if the user named none and it was created."""
         return self._root_log_dir if self._root_is_temporary else None
 
     def clean_up(self) -> None:
-        """Remove what is empty in a temporary base folder. In one that the user named, tools may expect the layout."""
+        """Remove empty folders in a temporary base folder. In a folder of the user's, tools may expect the layout."""
         root = self.temporary
         if root is None:
             return
@@ -284,7 +284,7 @@ class DefaultLogsSpecs(LogsSpecs):
         return make_next(self._run_log_dir, f"attempt_{attempt}")
 
     def _stream(self, std: Std, name: str, attempt: str, nprocs: int) -> tuple[dict[int, str], dict[int, str]]:
-        """Files of one stream, and those of them that are also shown: the table of contract section 6.4."""
+        """The files of one stream, and those that are also shown: the table of contract section 6.4."""
         redirects, tee = to_map(self._redirects, nprocs), to_map(self._tee, nprocs)
         files, shown = {}, {}
         for rank in range(nprocs):
@@ -321,7 +321,7 @@ def log_only_in_files(dest: LogsDest, role: str) -> bool:
 
 
 def link_log(path: str, link: str) -> None:
-    """Let the log of a worker that continues from an earlier attempt be found in the folder of this one, too."""
+    """Link the log of a worker that continues from an earlier attempt into the folder of this attempt."""
     if link not in ("", os.devnull, path):
         with contextlib.suppress(OSError):  # a file system without links
             os.symlink(os.path.relpath(path, os.path.dirname(link)), link)
@@ -333,7 +333,7 @@ def _safe_name(name: str, limit: int) -> str:
 
 
 def _link_by_rank(attempt: str, global_ranks: Mapping[int, str]) -> None:
-    """Link the folders of these local ranks by their global ranks, where these are known."""
+    """Link the folders of these local ranks by their global ranks, if known."""
     run, name = os.path.split(attempt)
     for local_rank, rank in global_ranks.items():
         if rank:
@@ -348,11 +348,11 @@ def line_prefixes(template: str | None, role_name: str, ranks: Mapping[int, int]
     """The prefix of each local rank.
 
     Args:
-        template: `${role_name}`, `${rank}`, `${local_rank}` and `${hostname}` (this node's name) are replaced, and
-            beyond torch `${host}`, the same, and `${attempt}`; other names stay. None and empty mean the default,
+        template: `${role_name}`, `${rank}`, `${local_rank}` and `${hostname}` (this node's name) are replaced, and,
+            beyond torch, `${host}` (the same) and `${attempt}`; other names stay. None and empty mean the default,
             `[<role><local rank>]:`.
         role_name: the role of these workers.
-        ranks: local rank to global rank.
+        ranks: global ranks by local rank.
         attempt: restarts used, as in the name of the log folder `attempt_<n>`.
     """
     from string import Template
@@ -372,14 +372,14 @@ def host_label(when: str, environ: Mapping[str, str]) -> str:
 
 
 def with_host(template: str | None, label: str) -> str | None:
-    """The template of the prefix behind the host's label, unless it has the host itself."""
+    """The template with the host's label in front, unless it contains the host itself."""
     if not label or "$host" in (template or "").replace("{", ""):
         return template
     return label.replace("$", "$$") + (template or DEFAULT_TEMPLATE)
 
 
 def _merged_by_srun(environ: Mapping[str, str]) -> bool:
-    """Whether `srun` has started this process on several nodes: it merges their output."""
+    """Whether `srun` has started this process on several nodes and so merges their output."""
     if not {"SLURM_STEP_ID", "SLURM_PROCID"} <= environ.keys():
         return False
     nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "")
@@ -390,14 +390,14 @@ def _merged_by_srun(environ: Mapping[str, str]) -> bool:
 
 
 _MEMORY = "/dev/shm"
-"""The last resort where the root is read-only: most containers can write to it."""
+"""The last resort if the root is read-only: most containers can write to it."""
 
 
 def temporary_folder() -> str:
-    """The folder for temporary files: `TMPDIR`, `TEMP`, `TMP` or a usual one, the first that is writable.
+    """The folder for temporary files: the first of `TMPDIR`, `TEMP`, `TMP` and the usual ones that is writable.
 
     Raises:
-        UserError: none of them is.
+        UserError: none of them is writable.
     """
     named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
     candidates = [*named, "/tmp", "/var/tmp", "/usr/tmp", ".", _MEMORY]
@@ -411,7 +411,7 @@ def temporary_folder() -> str:
 
 
 def make_unique(parent: str, prefix: str) -> str:
-    """Make a new folder `<parent>/<prefix>XXXXXXXX`, for this user only, and its parents; UserError if that fails."""
+    """Create a folder `<parent>/<prefix>XXXXXXXX`, for this user only, and its parents; UserError if that fails."""
     make_all(parent)
     while True:
         suffix = "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(8))
@@ -426,7 +426,7 @@ def make_unique(parent: str, prefix: str) -> str:
 
 
 def make_next(parent: str, name: str) -> str:
-    """Make the first of `<parent>/<name>`, `<name>.1`, `<name>.2` ... that does not exist; UserError if that fails."""
+    """Create the first of `<parent>/<name>`, `<name>.1`, `<name>.2` ... that is missing; UserError if that fails."""
     path, number = os.path.join(parent, name), 0
     while True:
         try:
@@ -441,7 +441,7 @@ def make_next(parent: str, name: str) -> str:
 
 
 def make_all(path: str) -> None:
-    """Make a folder and its missing parents; UserError if that fails."""
+    """Create a folder and its missing parents; UserError if that fails."""
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
@@ -449,7 +449,7 @@ def make_all(path: str) -> None:
 
 
 def remove_empty(path: str) -> bool:
-    """Remove a folder and those below it that are empty. Returns whether it is gone."""
+    """Remove a folder, and the folders below it, if they are empty. Returns whether it is gone."""
     try:
         with os.scandir(path) as entries:
             folders = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -458,7 +458,7 @@ def remove_empty(path: str) -> bool:
         os.rmdir(path)
     except FileNotFoundError:
         return True
-    except OSError:  # something is in it, or it is not ours to remove
+    except OSError:  # something is in it, or we may not remove it
         return False
     return True
 

@@ -1,18 +1,18 @@
 """Follows a log file that a worker writes: its whole lines, each with the worker's prefix.
 
 Laws:
-- bytes are never decoded, and lines are cut at newlines only, however long they are, but for the two below. A line that
-  has not ended is not kept in memory: it is read again when it ends;
+- bytes are never decoded, and lines are cut at newlines only, however long they are, except for the two cases below. An
+  unfinished line is not kept in memory: it is read again when it ends;
 - long lines are not copied from the buffer, which all files of a thread share;
-- after the worker's death, `end` and `finish` have all that it wrote shown, and nothing of what still writes;
-- a progress bar (a line with carriage returns) does not wait forever: after `PROGRESS_BAR_DELAY` seconds, what it has
-  drawn so far is shown as a line of its own;
-- nor does another line that has not ended, such as a debugger's prompt: when nothing has come for `PROMPT_DELAY`
-  seconds, it is shown as a line of its own. If it goes on, the rest waits longer each time, so that a row of dots makes
-  few lines. A worker that writes whole blocks has not stopped in the middle of a line, so such a line waits for its end
-  unless it looks like a prompt;
-- lines that contain one of some texts go to a file of their own too (contract section 6.6), whole and with their
-  prefix, however long they are and in whatever pieces they came. If that file cannot be written it is given up with a
+- after the worker's death, `end` and `finish` show everything that it wrote, and nothing that is written later;
+- a progress bar (a line with carriage returns) does not wait forever: after `PROGRESS_BAR_DELAY` seconds, the part
+  drawn so far is shown as its own line;
+- nor does another unfinished line, such as a debugger's prompt: after `PROMPT_DELAY` seconds of silence, it is shown as
+  its own line. If it continues, the rest waits longer each time, so that a row of dots makes few lines. A worker that
+  writes whole blocks has not stopped in the middle of a line, so such a line waits for its end unless it looks like a
+  prompt;
+- lines that contain one of some texts are also written to their own file (contract section 6.6), whole and with their
+  prefix, however long they are and in whatever pieces they came. If that file cannot be written, it is given up with a
   warning, and nothing else is affected.
 """
 
@@ -29,13 +29,13 @@ PROGRESS_BAR_DELAY, PROMPT_DELAY = 1.0, 0.3
 READ_SIZE = 256 * 1024
 """A good size for the buffer of `Tail.chunks`."""
 
-_PROGRESS_BAR = 256 * 1024  # bytes of a progress bar that are shown at once
-_LONG_LINE = 2048  # lines of so many bytes on average are not copied; for shorter ones a copy is cheaper
+_PROGRESS_BAR = 256 * 1024  # bytes of a progress bar to show at once
+_LONG_LINE = 2048  # lines of this many bytes on average are not copied; for shorter ones a copy is cheaper
 _FEW_LINES = 16  # lines, however short
 _FILTER_CHUNK = 256 * 1024
 
 _BLOCK = 4096
-"""Bytes that a buffered writer, of which a line may be cut anywhere, writes at least at once."""
+"""The smallest write of a buffered writer, in bytes; it may cut a line anywhere."""
 _LONGEST_PROMPT = 4096
 _LOOKS_LIKE_A_PROMPT = b":", b"?", b">", b")", b"]", b"$", b"#"
 _MORE_PATIENT = 4
@@ -49,7 +49,7 @@ class Tail:
     Args:
         path: the file.
         prefix: shown before each line.
-        line_filter: where lines that contain one of its texts go as well.
+        line_filter: also receives lines that contain one of its texts.
 
     Raises:
         OSError: the file cannot be opened.
@@ -61,29 +61,29 @@ class Tail:
         self._between = b"\n" + prefix
         self._filtered = None if line_filter is None else FilteredStream(line_filter, prefix, self._fd)
         self._shown = 0  # everything before this offset was returned
-        self._read = 0  # everything before this one has been searched for a newline
-        self._end: int | None = None  # nothing behind this one is read
+        self._read = 0  # everything before this offset has been searched for a newline
+        self._end: int | None = None  # nothing behind this offset is read
         self._progress_bar_since: float | None = None  # when the unfinished line was first seen to be a progress bar
-        self._prompt_since: float | None = None  # when the unfinished line has grown last, if it is to be shown
+        self._prompt_since: float | None = None  # when the unfinished line last grew, if it is to be shown
         self._patience = PROMPT_DELAY
-        self._cut = False  # whether the part of the unfinished line that was shown is all of it that was read
+        self._cut = False  # whether the whole unfinished line, as far as it was read, has been shown
 
     def chunks(self, now: float, buffer: bytearray) -> Iterator[Chunk]:
-        """What can be shown of the file now, in chunks not much larger than `buffer`. Stop only after a chunk that ends
+        """The output that can be shown now, in chunks not much larger than `buffer`. Stop only after a chunk that ends
         a line.
 
         Args:
             now: seconds on the clock of `unfinished_deadline`.
-            buffer: what is read into. A chunk may refer to it, and is valid until the next one.
+            buffer: the buffer to read into. A chunk may refer to it, and is valid until the next one.
         """
         size = self._size()
-        if size < self._read:  # it was truncated
+        if size < self._read:  # the file was truncated
             self._shown = self._read = 0
             self._begin_line()
             if self._filtered is not None:
                 self._filtered.reset()
         grown = size - self._read
-        if self._cut and grown and os.pread(self._fd, 1, self._read) == b"\n":  # it was shown with one
+        if self._cut and grown and os.pread(self._fd, 1, self._read) == b"\n":  # it was shown with a newline
             self._shown = self._read = self._read + 1
             self._begin_line()
             if self._filtered is not None:
@@ -110,7 +110,7 @@ class Tail:
             yield Chunk(parts, ends=True)
 
     def relabel(self, prefix: bytes) -> None:
-        """Start the lines that are yet to be shown with another prefix; from any thread."""
+        """Start the lines that are not shown yet with another prefix; from any thread."""
         self._prefix, self._between = prefix, b"\n" + prefix
 
     def has_unread(self) -> bool:
@@ -118,7 +118,7 @@ class Tail:
         return self._size() != self._read
 
     def end(self) -> None:
-        """The worker is dead: what is written from now on is not shown. Call `finish` when nothing is unread."""
+        """The worker is dead: show nothing that is written from now on. Call `finish` when nothing is unread."""
         self._end = os.fstat(self._fd).st_size
 
     @property
@@ -126,13 +126,13 @@ class Tail:
         return self._end is not None
 
     def unfinished_deadline(self) -> float | None:
-        """When to show a line that has not ended (call `unfinished_line`); None if there is none to show."""
+        """When to show an unfinished line (call `unfinished_line`); None if there is none to show."""
         if self._progress_bar_since is not None:
             return self._progress_bar_since + PROGRESS_BAR_DELAY
         return None if self._prompt_since is None else self._prompt_since + self._patience
 
     def unfinished_line(self) -> bytes:
-        """What is to be shown of a line that has not ended, as a line of its own."""
+        """The part of an unfinished line to show now, as its own line."""
         is_bar = self._progress_bar_since is not None
         self._progress_bar_since = self._prompt_since = None
         shown = os.pread(self._fd, _PROGRESS_BAR, self._shown)[: self._read - self._shown]
@@ -145,7 +145,7 @@ class Tail:
         return self._prefix + shown + b"\n" if shown else b""
 
     def finish(self, now: float, buffer: bytearray) -> Iterator[Chunk]:
-        """All that is left, a last line without newline included, which gets one; see `chunks`."""
+        """All that is left, including a last line without newline, which gets one; see `chunks`."""
         yield from self.chunks(now, buffer)
         if self._shown < self._read:
             yield from self._unfinished_line(self._read, len(buffer))
@@ -178,7 +178,7 @@ class Tail:
             yield Chunk([part], ends=False)
 
     def _long_lines(self, buffer: bytearray, end: int) -> list[Buffer]:
-        """The lines up to `end` in the buffer, with the prefix between them; nothing if they are short."""
+        """The lines up to `end` in the buffer, with the prefix between them; empty if they are short."""
         parts: list[Buffer] = []
         view, at, count = memoryview(buffer), 0, 0
         while at < end:
@@ -198,7 +198,7 @@ class Tail:
 
 
 class LineFilter:
-    """The file, and the texts. Shared by the streams of all workers, in one thread.
+    """The filter's file and texts. Shared by the streams of all workers, in one thread.
 
     Args:
         path: the file; it is created, or truncated.
@@ -213,7 +213,7 @@ class LineFilter:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self._texts = tuple(map(os.fsencode, texts))
         self.overlap = max((len(text) for text in self._texts), default=1) - 1
-        """Bytes of one chunk that must be searched again with the next."""
+        """Bytes of one chunk to search again with the next one."""
 
     def matches(self, data: bytes) -> bool:
         return any(text in data for text in self._texts)
@@ -235,12 +235,12 @@ class LineFilter:
 
 
 class FilteredStream:
-    """Filters one followed file, whose bytes are given to `feed` in order.
+    """Filters one followed file, whose bytes are passed to `feed` in order.
 
     Args:
-        line_filter: where matching lines go.
+        line_filter: receives matching lines.
         prefix: written before each of them.
-        fd: of the file, for lines that turn out to match when most of them has passed.
+        fd: the file, for lines that turn out to match when most of them has passed.
     """
 
     def __init__(self, line_filter: LineFilter, prefix: bytes, fd: int) -> None:
@@ -251,7 +251,7 @@ class FilteredStream:
 
     def reset(self) -> None:
         """The file was truncated."""
-        self._begin = 0  # where the line that has not ended begins
+        self._begin = 0  # where the unfinished line begins
         self._seen = 0
         self._matched = False  # whether a text was found in that line
         self._last = b""  # its last bytes, in which a text may begin
@@ -277,7 +277,7 @@ class FilteredStream:
 
     def _whole_lines(self, data: bytes) -> None:
         self._seen += len(data)
-        if self._filter.matches(data):  # rarely, so that most lines are not split
+        if self._filter.matches(data):  # rarely; so most lines are not split
             lines = data[:-1].split(b"\n")
             self._filter.write(b"".join(self._prefix + line + b"\n" for line in lines if self._filter.matches(line)))
 
@@ -289,7 +289,7 @@ class FilteredStream:
             self._last = joint[len(joint) - self._filter.overlap :] if self._filter.overlap < len(joint) else joint
 
     def _end_line(self, end: bytes = b"") -> None:
-        """Copy the line that came in pieces, if it matches."""
+        """Copy a line that came in pieces, if it matches."""
         if not self._matched:
             return
         self._filter.write(self._prefix)

@@ -1,15 +1,15 @@
-"""The agent's end of its reaper: starting it, sending it requests, and knowing when it is gone.
+"""The agent's end of its reaper: starts it, sends requests to it, and knows when it is gone.
 
 Laws:
 
 1. `ReaperClient()` does not wait for the process to be ready; the first call does.
 2. A call that is interrupted (an exception in a signal handler, a lost answer) breaks the connection, and the reaper
-   then kills all that is below it: so no half-started worker is left, and each answer belongs to the last request.
-3. One object represents one reaper and its supervisor. When either is gone, what they started is killed, calls raise
-   `ReaperLost`, and a new object is needed.
+   then kills everything below it. So no half-started worker is left, and each answer belongs to the last request.
+3. One object represents one reaper and its supervisor. When either is gone, everything that they started is killed,
+   calls raise `ReaperLost`, and a new object is needed.
 4. No descriptor in here is 0, 1 or 2, even if this process was started without them.
-5. At most one reaper is started ahead of the agent that will use it, so that it gets ready beside the imports. If
-   nobody takes it, it ends with this process.
+5. At most one reaper is started ahead of the agent that will use it, so that it gets ready during the imports. If no
+   agent takes it, it ends with this process.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ for name in ("rallypoint", "rallypoint.base", "rallypoint.workers", "rallypoint.
     package = sys.modules[name] = type(sys)(name)
     package.__path__ = [sys.argv[1] + name[10:].replace(".", "/")]
 from rallypoint.workers.reaper.program import main; main(sys.argv[2:])"""
-"""Imports the program instead of running it as a script, so that its byte code is used; and from our own folders,
-whatever else is called `rallypoint` there. The packages are empty (see `program`).
+"""Imports the program instead of running it as a script, so that its byte code is used, and from our own folders, in
+case other packages are called `rallypoint`. Its packages are empty (see `program`).
 """
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
 ANSWER_TIMEOUT = 30.0
-"""Seconds for an answer. It takes less than a millisecond unless the machine is overloaded."""
+"""Seconds for an answer, which takes less than a millisecond unless the machine is overloaded."""
 _CLOSE_TIMEOUT = 1.0
 """Seconds that `close` waits for the process to end."""
 SENT_TO_ALL = frozenset(
@@ -60,21 +60,21 @@ SENT_TO_ALL = frozenset(
 
 
 class ReaperLost(RallypointError, RuntimeError):
-    """The reaper has ended, or does not answer any more."""
+    """The reaper has ended, or no longer answers."""
 
 
 class ReaperDenied(ReaperLost):
-    """The reaper has ended because a sandbox denies what it needs."""
+    """The reaper has ended because a sandbox denies a system call that it needs."""
 
 
 class Command(NamedTuple):
-    """What is started as one worker.
+    """The command of one worker.
 
     Args:
         argv: the program and its arguments; the program is looked up on the worker's PATH.
-        variables: what its environment has besides that of all workers.
+        variables: its environment in addition to the common one.
         stdio: its descriptors 0, 1 and 2; None to pass on ours unchanged (if our children inherit it).
-        cpus: the processors that it may run on; empty for those of the reaper, which had ours.
+        cpus: the processors that it may use; if empty, those of the reaper, which inherited ours.
     """
 
     argv: Sequence[str]
@@ -84,9 +84,9 @@ class Command(NamedTuple):
 
 
 class ExitStatus(NamedTuple):
-    """The exit status of a worker: `final` is False if the reaper, its parent, does not know it yet: the worker runs,
-    or its tracer (a debugger) has been notified first and still holds it. `code` is the exit code, -N for death by
-    signal N; None if it is not known.
+    """The exit status of a worker. `final` is False if the reaper, its parent, does not know it yet: the worker runs,
+    or its tracer (a debugger) learned of the end first and still holds the process. `code` is the exit code, -N for
+    death by signal N; None if unknown.
     """
 
     final: bool
@@ -94,7 +94,7 @@ class ExitStatus(NamedTuple):
 
 
 class ReaperClient:
-    """One reaper. `pid` is that of its supervisor, which is our child.
+    """One reaper. `pid` is the pid of its supervisor, which is our child.
 
     Raises:
         RallypointError: this machine has no room for another process, or denies what we need.
@@ -105,19 +105,19 @@ class ReaperClient:
         self.excluded: set[int] = set()
         """Workers that no sweep touches."""
         self._exits: dict[int, int] = {}
-        """Exit codes that were told together with one that was asked for."""
+        """Exit codes that came together with a requested one."""
         self._statuses = threading.Lock()
         self.ignored: Collection[int] = ()
         """Signals that workers ignore initially, in addition to those that we ignore."""
         self._closed = False
         self._lost_kind = ReaperLost
         self.lost_reason = ""
-        """Once it is lost: how it ended, as text."""
+        """How it ended, as text, once it is lost."""
         check_kernel()
         try:
             self.pid, link, self._ended = _start()
         except OSError as error:
-            if error.errno == errno.EPERM:  # the C library uses `clone` only where this answers ENOSYS
+            if error.errno == errno.EPERM:  # the C library uses `clone` only if this returns ENOSYS
                 raise denied_error("clone3", why=error) from None
             raise ResourceError(
                 f"the reaper of the workers could not be started by {sys.executable!r}: {error.strerror or error}; "
@@ -131,7 +131,7 @@ class ReaperClient:
 
     @property
     def lost(self) -> bool:
-        """Whether it, or its supervisor, has ended without having been closed."""
+        """Whether the reaper or its supervisor has ended without being closed."""
         known = self._closed or self.lost_reason
         if not known and (self._has_ended() or readable(self._link.socket.fileno(), events=0)):
             self._disconnect("")
@@ -144,18 +144,18 @@ class ReaperClient:
         excluded: bool = False,
         blocked: Collection[int] = (),
     ) -> list[ProcessHandle]:
-        """Start workers, each in a session of its own, with our folder, umask, signal mask and ignored signals: all of
-        them, or none.
+        """Start workers, all of them or none, each in its own session, with our folder, umask, signal mask and ignored
+        signals.
 
         Args:
-            commands: what is started.
-            env: the environment that all have.
+            commands: the workers to start.
+            env: their common environment.
             excluded: whether every sweep spares them, and their descendants, until they have ended.
             blocked: signals that they block initially, in addition to those that we block.
 
         Raises:
             OSError: one cannot be started.
-            UserError: an argument has a NUL byte, or the name of a variable is invalid.
+            UserError: an argument contains a NUL byte, or the name of a variable is invalid.
             ReaperLost: see the class.
         """
         from rallypoint.base.open_process import child_handle
@@ -175,26 +175,26 @@ class ReaperClient:
             os.close(folder)
         if isinstance(answer, int):
             raise OSError(-answer, os.strerror(-answer))
-        if len(descriptors) < len(answer):  # the kernel drops those for which we have no room
+        if len(descriptors) < len(answer):  # the kernel drops descriptors for which we have no room
             for fd in descriptors:
                 os.close(fd)
             self._request(protocol.SIGNAL, answer, int(signal.SIGKILL), answered=False)
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         for pid in answer:
-            self._exits.pop(pid, None)  # of another process before it
+            self._exits.pop(pid, None)  # from an earlier process
         if excluded:
             self.excluded.update(answer)
         return [child_handle(pid, fd, self._signal) for pid, fd in zip(answer, descriptors, strict=True)]
 
     def _signal(self, pid: int, number: int) -> bool:
-        """Have the reaper send a signal to a child that it has not reaped. Returns False if the reaper is lost."""
+        """Send a signal through the reaper to a child that it has not reaped. Returns False if the reaper is lost."""
         with contextlib.suppress(ReaperLost):
             self._request(protocol.SIGNAL, [pid], int(number), answered=False)
             return True
         return False
 
     def status(self, pid: int) -> ExitStatus:
-        """The exit status of a worker. A code is returned once; afterwards it is not known. Raises ReaperLost."""
+        """The exit status of a worker. The code is returned once and forgotten. Raises ReaperLost."""
         with self._statuses:
             running = False
             if pid not in self._exits:
@@ -203,11 +203,11 @@ class ReaperClient:
             return ExitStatus(not running, self._exits.pop(pid, None))
 
     def adopt(self, pid: int, excluded: bool = False) -> bool:
-        """Adopt as a worker a process that is below another one, and whose parent is about to end.
+        """Adopt a process as a worker: a descendant of another one, whose parent is about to end.
 
         Args:
-            pid, excluded: the process; whether it is not yet a worker: every sweep spares it until it is adopted as
-            one.
+            pid, excluded: the process; whether it is not a worker yet: every sweep spares it until it is adopted as
+                one.
 
         Returns:
             Whether it exists; if not, it has ended with an unknown status.
@@ -219,8 +219,8 @@ class ReaperClient:
         return bool(self._request(protocol.ADOPT, pid, excluded, False)[0])
 
     def adopt_waiting(self, pid: int) -> ProcessHandle | None:
-        """`adopt` a process that is excluded, and that nobody has a handle of: returns that, or None if the process has
-        ended. Raises OSError: no descriptor is free; ReaperLost.
+        """`adopt` an excluded process without a handle: returns the handle, or None if the process has ended. Raises
+        OSError: no descriptor is free; ReaperLost.
         """
         from rallypoint.base.open_process import child_handle
 
@@ -231,7 +231,7 @@ class ReaperClient:
         return child_handle(pid, descriptors[0], self._signal) if exists else None
 
     def signals_received(self) -> list[int]:
-        """The signals that it was sent since this was last called, or since it started a worker. Raises ReaperLost."""
+        """The signals that it received since the last call, or since it started a worker. Raises ReaperLost."""
         numbers: list[int] = self._request(protocol.SIGNALS)[0]
         return numbers
 
@@ -239,8 +239,8 @@ class ReaperClient:
         """Set what to remove if this process ends without closing the reaper; replaces earlier settings.
 
         Args:
-            empty: folders to remove, with those below them, as far as they are empty.
-            whole: folders to remove with all that is in them.
+            empty: folders to remove, with those below them, if they are empty.
+            whole: folders to remove with everything in them.
 
         Raises:
             ReaperLost: see the class.
@@ -249,21 +249,21 @@ class ReaperClient:
         self._request(protocol.CLEANUP, *folders, answered=False)
 
     def set_record(self, folder: str, text: str) -> None:
-        """Set what to leave in this folder if this process ends without closing the reaper: a file whose name is the
-        moment and our pid, with this text and a line that has the moment. Raises ReaperLost.
+        """Set a file to write into this folder if this process ends without closing the reaper. The file is named after
+        the moment and our pid, and contains this text and a line with the moment. Raises ReaperLost.
         """
         self._request(protocol.RECORD, os.fsencode(folder), os.getpid(), text.encode(), answered=False)
 
     def begin_sweep(self, seconds: float = 0.0, spared: Collection[int] = ()) -> int:
-        """Begin to end all workers and all that they have left; replaces a running sweep. Raises ReaperLost.
+        """Begin to end all workers and their leftovers; replaces a running sweep. Raises ReaperLost.
 
         Args:
             seconds: between SIGTERM and SIGKILL; 0 for SIGKILL at once.
             spared: pids of workers that continue, with their descendants and their sessions.
 
         Returns:
-            A descriptor, which the caller closes: it delivers a byte when the sweep is over, only end of file if the
-            reaper is lost.
+            A descriptor, which the caller closes: it delivers a byte when the sweep has ended, or only end of file if
+            the reaper is lost.
         """
         reading, writing = os.pipe()
         try:
@@ -276,19 +276,19 @@ class ReaperClient:
         return reading
 
     def give_up_sweep(self) -> None:
-        """Give up the last sweep, and never wait again for what is left now."""
+        """Give up the last sweep, and never wait again for processes that are left now."""
         with contextlib.suppress(ReaperLost):
             self._request(protocol.GIVE_UP, answered=False)
 
     def fence(self, until: float) -> None:
-        """Have it kill all workers at this moment, in seconds on CLOCK_BOOTTIME; replaces the last one, and infinity
-        takes it back. Once it has, the next worker that is started is not affected.
+        """Kill all workers at this moment, in seconds on CLOCK_BOOTTIME. Replaces the last fence; infinity removes it.
+        Workers started afterwards are not affected.
         """
         with contextlib.suppress(ReaperLost):  # which has killed them
             self._request(protocol.FENCE, until, answered=False)
 
     def close(self) -> None:
-        """End it and everything left below it. Waits a moment for that. Idempotent."""
+        """End the reaper and everything left below it. Waits a moment for that. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -308,17 +308,17 @@ class ReaperClient:
     # Inside
 
     def _has_ended(self, seconds: float = 0.0) -> bool:
-        """Whether the supervisor has ended, or does within this time."""
+        """Whether the supervisor has ended, or ends within this time."""
         return readable(self._ended, seconds)
 
     def _request(
         self, *message: object, beside: Sequence[int] = (), answered: bool = True, parts: int = 1
     ) -> tuple[Any, list[int]]:
-        """Send a request, with the descriptors `beside` it. Returns the answer, and those that came with it.
+        """Send a request, with the descriptors `beside` it. Returns the answer and its descriptors.
 
         Each of its parts may take `ANSWER_TIMEOUT`.
         """
-        # The lock itself: a context manager in Python can be interrupted when it has the lock and is not yet entered.
+        # The lock itself: a context manager in Python could be interrupted after it has taken the lock.
         with self._lock:
             if self._closed or self.lost:
                 raise self._lost_kind(self.lost_reason or "the reaper of the workers is closed")
@@ -337,7 +337,7 @@ class ReaperClient:
 
     def _disconnect(self, silence: str) -> None:
         """Break the connection, and say why."""
-        self.lost_reason = "the reaper of the workers is lost"  # at once: an exception may come from here on
+        self.lost_reason = "the reaper of the workers is lost"  # at once: an exception may follow at any line
         self._link.close()
         ended = not silence and self._has_ended(_CLOSE_TIMEOUT)
         if not ended:
@@ -360,7 +360,7 @@ class ReaperClient:
         )
 
     def _reap(self) -> int | None:
-        """Reap the process if it has ended; how it ended, if that can be known."""
+        """Reap the process if it has ended. Returns how it ended, if known."""
         with contextlib.suppress(ChildProcessError):
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -369,7 +369,7 @@ class ReaperClient:
 
 
 def _start() -> tuple[int, socket, int]:
-    """Start the process: its pid, the connection to it, and what is readable when it has ended."""
+    """Start the process. Returns its pid, the connection to it, and a descriptor that is readable when it has ended."""
     ours, theirs = socketpair()
     with contextlib.ExitStack() as stack:
         if ours.fileno() <= 2:
@@ -394,15 +394,15 @@ def _exit_fd(pid: int) -> int:
 
 
 def _spawn_supervisor(link: int) -> int:
-    """Start it with a pidfd of this process, so that no other process can be mistaken for this one. Without pidfds, it
-    looks at who its parent is (see `program`).
+    """Start the supervisor with a pidfd of this process, so that no other process can be mistaken for this one. Without
+    pidfds, it looks at its parent (see `program`).
     """
     given = (link, os.pidfd_open(os.getpid())) if HAS_PIDFDS else (link,)
     try:
-        numbers = [max(given) + place for place in range(1, len(given) + 1)]  # none takes another's place on the way
+        numbers = [max(given) + place for place in range(1, len(given) + 1)]  # none overwrites another
         quiet = ["-B"] if sys.dont_write_bytecode else []
         command = [sys.executable, "-I", "-S", *quiet, "-c", _BOOTSTRAP, _FOLDER, *map(str, numbers)]
-        # Of `posix`: a debugger replaces that of `os`, and the reaper would run under it, and not start in time.
+        # From `posix`: a debugger replaces the function in `os`; the reaper would run under it, and start too late.
         pid = posix.posix_spawn(
             sys.executable,
             [*command, *(() if HAS_PIDFDS else (f"{os.getpid()}",)), "rallypoint-reaper"],
@@ -413,25 +413,25 @@ def _spawn_supervisor(link: int) -> int:
     finally:
         for fd in given[1:]:
             os.close(fd)
-    # Whoever has raised this process's limit of open files has imported it; the workers keep the limit of before.
+    # If the limit of open files was raised in this process, this module is imported; workers keep the earlier limit.
     if (descriptors := sys.modules.get("rallypoint.base.descriptors")) is not None:
         descriptors.restore_for(pid)
     return pid
 
 
 def exit_words(exitcode: int | None) -> str:
-    """A text for how a process ended, for a message."""
+    """How a process ended, for a message."""
     return "it has ended" if exitcode is None else f"it {how_it_ended(exitcode)}"
 
 
-# One that is started ahead
+# A reaper that is started ahead
 
 
 _prestarted: ReaperClient | None = None
 
 
 def prestart() -> None:
-    """Start one for the next `take`. A failure is not reported here: the agent tries again, and reports it."""
+    """Start a reaper for `take_prestarted`. A failure is not reported here: the agent tries again, and reports it."""
     global _prestarted
     if _prestarted is None:
         try:
@@ -459,14 +459,14 @@ def _reset_after_fork() -> None:
 os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-# What a worker starts with, as requests to the reaper and to zygotes have it
+# Initial settings of a worker, in the form of requests to the reaper and to zygotes
 
 Settings = tuple[list[int], list[int], int]
 """Ignored signals, mask, umask."""
 
 
 def worker_settings(blocked: Collection[int] = (), ignored: Collection[int] = ()) -> Settings:
-    """The settings that a worker inherits from this process at this moment, and those set explicitly.
+    """The settings that a worker inherits from this process now, and those set explicitly.
 
     Args:
         blocked: signals that it blocks initially, in addition to those that we block.
@@ -478,15 +478,15 @@ def worker_settings(blocked: Collection[int] = (), ignored: Collection[int] = ()
 
 
 def standard_descriptors(sent: dict[int, int], *given: int | None) -> list[int]:
-    """For 0, 1 and 2 of a worker, the place of each among the descriptors that are sent.
+    """The position of a worker's 0, 1 and 2 among the sent descriptors.
 
     Args:
-        sent: those that are sent, and the place of each; grows by what is not among them.
+        sent: the sent descriptors, with their positions; missing ones are added.
         given: the descriptors; None for ours, if a child of ours would inherit it.
     """
     places = []
     for default, fd in enumerate(given):
-        try:  # one that we have opened in place of a closed one is not inherited
+        try:  # a descriptor that we opened to replace a closed one is not inherited
             there = fd is not None or os.get_inheritable(default)
         except OSError:
             there = False
@@ -495,7 +495,7 @@ def standard_descriptors(sent: dict[int, int], *given: int | None) -> list[int]:
 
 
 def encoded_command(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[bytes], dict[bytes, bytes]]:
-    """Arguments and variables as the kernel takes them. Raises UserError for a NUL byte, or an invalid name."""
+    """Arguments and variables for the kernel. Raises UserError for a NUL byte, or an invalid name."""
     if "=" in "".join(env):
         name = next(name for name in env if "=" in name)
         raise UserError(f"{name!r} holds a '=', which no variable name can; take it out")
@@ -503,7 +503,7 @@ def encoded_command(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[b
     if "\0" in "".join(texts):
         text = next(text for text in texts if "\0" in text)
         raise UserError(f"{text!r} holds a null byte, which no program can be given; take it out")
-    # Not by `fsencode`, which is a function in Python: a start of many workers has thousands of variables.
+    # Not with `fsencode`, which is a function in Python: a start of many workers has thousands of variables.
     arguments = [text.encode(_ENCODING, _ERRORS) for text in argv]
     return arguments, {name.encode(_ENCODING, _ERRORS): text.encode(_ENCODING, _ERRORS) for name, text in env.items()}
 

@@ -1,40 +1,40 @@
 """The reaper and its supervisor: the program that the agent starts, and how the two watch each other.
 
-agent -> supervisor -> reaper -> workers (each in a session of its own). The agent starts the supervisor, which forks
-the reaper and only waits for it to end. Both are subreapers in one session of their own: whatever a worker
-spawns stays below the reaper, however it leaves (a session of its own, two forks, an empty environment), and what a
-reaper that is killed leaves falls to the supervisor.
+agent -> supervisor -> reaper -> workers (each in its own session). The agent starts the supervisor, which forks the
+reaper and only waits for it to end. Both are subreapers in one session of their own. Everything that a worker spawns
+stays below the reaper, however it tries to leave (its own session, two forks, an empty environment). If the reaper is
+killed, its children fall to the supervisor.
 
 Laws:
 
-1. When the reaper is gone, all that it left is killed, then the supervisor ends as the reaper did. When the supervisor
-   is gone, the agent closes the connection. So there is no single process whose SIGKILL leaves anything behind.
-2. When the agent is gone, for whatever reason, all that is below the reaper is killed, then what the agent has asked it
-   to remove is removed, and the record that it was given is written, then the reaper ends. When the agent closes it, it
-   ends in the same way, but removes and writes nothing.
-3. They adopt whatever is orphaned below them, where the kernel lets them; no signal but SIGKILL ends them; and they
-   hold open nothing that is the agent's.
+1. When the reaper is gone, everything that it left is killed, then the supervisor ends as the reaper did. When the
+   supervisor is gone, the agent closes the connection. So SIGKILL to any single process leaves nothing behind.
+2. When the agent is gone, for any reason, everything below the reaper is killed. Then the reaper removes what the agent
+   asked it to remove, writes the agent's record, and ends. When the agent closes the reaper, it ends in the same way,
+   but removes and writes nothing.
+3. They adopt all orphans below them, if the kernel lets them; no signal except SIGKILL ends them; and they keep nothing
+   open that belongs to the agent.
 4. They wake only for a reason: a request, the end of a child, the agent's end; while they kill, or a fence is set, also
-   by a timer.
-5. Nothing is imported but built-in modules (`os`, `signal` and `socket` would double the time until the reaper is
-   ready), `protocol`, `base.pidfds` and `base.process_table`. The packages above are empty here (see `client`). What
-   only the reaper needs is imported before the fork too: after it, each page that the import touches would first have
-   to be copied.
-6. The agent never uses a pid: it gets a pidfd with each worker. Where there are none (Linux before 5.3, sandboxes), it
-   gets the end of a pipe, which is closed when the worker has been reaped, and asks for signals to it.
-7. A worker inherits what the agent has at that moment: folder, umask, signal mask, ignored signals, descriptors.
-8. The reaper records which signals it is sent: like each worker it is below the agent in a session of its own, so a
-   sender that signals all processes of a job has sent them to the workers too (`agent/signals`).
+   for a timer.
+5. They import only built-in modules (`os`, `signal` and `socket` would double the time until the reaper is ready),
+   `protocol`, `base.pidfds` and `base.process_table`. The packages above are empty here (see `client`). Modules that
+   only the reaper needs are imported before the fork too: after it, each page that the import touches would have to be
+   copied.
+6. The agent never uses a pid: it gets a pidfd with each worker. Without pidfds (Linux before 5.3, sandboxes), it gets
+   the end of a pipe, which is closed when the worker has been reaped, and sends signals through the reaper.
+7. A worker inherits the agent's settings of that moment: folder, umask, signal mask, ignored signals, descriptors.
+8. The reaper records the signals that it receives. Like each worker it is below the agent in its own session, so a
+   sender that signals all processes of a job has signalled the workers too (`agent/signals`).
 
 Of the processes below one process:
 
 1. A child that has ended is reaped at once.
-2. A process is killed by its pidfd, once it is known that this still refers to the one that was found; without
-   pidfds, by its pid at the same moment.
-3. A sweep kills nothing that is started after it was begun, and a process that has survived SIGKILL once is not waited
-   for again. It may begin with one SIGTERM to each process.
-4. An excluded process, with all below it, is spared by every sweep, but not by `end`.
-5. A process that one sweep spares is spared with all that is below it or in the session that it leads.
+2. A process is killed through its pidfd, once it is certain that this still refers to the process that was found;
+   without pidfds, through its pid at the same moment.
+3. A sweep kills nothing that starts after the sweep has begun, and waits only once for a process that has survived
+   SIGKILL. It may begin with one SIGTERM to each process.
+4. Every sweep, but not `end`, spares an excluded process with its descendants.
+5. A process that one sweep spares is spared with its descendants and the session that it leads.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 _signal = __import__("_signal")
-"""What `signal` is made of; that makes enums of all its constants, for 4 ms and 1 MB."""
+"""The module below `signal`, which makes enums of all its constants, for 4 ms and 1 MB."""
 SIGKILL, SIGPIPE, SIGTERM, SIGCHLD, SIGCONT, SIGXFSZ = 9, 13, 15, 17, 18, 25
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
 
 SWEEP_INTERVAL = 0.05
-"""Seconds between two passes of a sweep, in addition to those at each end of a child."""
+"""Seconds between two passes of a sweep, in addition to a pass at each end of a child."""
 LAST_TIMEOUT = 10.0
 """Seconds that reaper and supervisor wait, before they end, for processes that do not even end on SIGKILL."""
 
@@ -68,7 +68,7 @@ class ProcessTree:
     """The processes below this process.
 
     Args:
-        wake: the reading end of the pipe that is readable when children have ended.
+        wake: the reading end of a pipe that is readable when children have ended.
     """
 
     def __init__(self, wake: int) -> None:
@@ -76,15 +76,15 @@ class ProcessTree:
         self.started: set[int] = set()
         """Children whose exit codes matter, until they are reaped."""
         self.exits: dict[int, int] = {}
-        """Exit codes of those that were reaped, -N for a signal."""
+        """Exit codes of reaped children, -N for a signal."""
         self._pipes: dict[int, list[int]] = {}
-        """Without pidfds: the writing ends that are closed when a child has ended."""
+        """Without pidfds: the writing ends to close when a child has ended."""
         self._kill_at = 0.0
         self._terminated: set[tuple[int, int]] = set()
         self._stuck: set[tuple[int, int]] = set()
         self._excluded: set[int] = set()
         self._spared: set[int] = set()
-        """Children that the sweep that was begun last spares."""
+        """Children that the last sweep spares."""
 
     def open_child(self, pid: int) -> int:
         """A descriptor, which the caller closes, that becomes readable when this child has ended. Raises OSError."""
@@ -95,7 +95,7 @@ class ProcessTree:
         return reading
 
     def send_signal(self, pids: Collection[int], number: int) -> None:
-        """Signal those of these children that are workers, or may become some. None of them has been reaped."""
+        """Signal those of these children that are workers, or may become one. None of them has been reaped."""
         for pid in (self.started | self._excluded).intersection(pids):
             try:  # noqa: SIM105 - contextlib is not built in
                 posix.kill(pid, number)
@@ -103,23 +103,23 @@ class ProcessTree:
                 pass
 
     def watch_child(self, pid: int, excluded: bool) -> None:
-        """A child was started as a worker; `excluded`: every sweep spares it and what is below it."""
+        """A child was started as a worker; `excluded`: every sweep spares it and its descendants."""
         self.started.add(pid)
-        self.exits.pop(pid, None)  # of another process before it
+        self.exits.pop(pid, None)  # from an earlier process
         if excluded:
             self._excluded.add(pid)
 
     def watch_orphan(self, pid: int, excluded: bool) -> bool:
-        """Adopt a process that is below us, and will be a child of ours. Returns whether there is one.
+        """Adopt a descendant that will become our child. Returns whether it exists.
 
         Args:
             pid: its pid.
-            excluded: whether sweeps spare it, and its exit code does not matter; if not, that matters from now on.
+            excluded: whether sweeps spare it, and its exit code does not matter; otherwise it matters from now on.
         """
-        # A copy that waits is killed:
+        # A waiting copy is killed:
         #   1. we reap it, so that its pid is free, and a stranger's process gets it;
-        #   2. the agent, which has not looked at its pidfd yet, asks us to adopt that pid as a worker.
-        # The stranger is not below us. What is cannot get a pid that we have not reaped.
+        #   2. the agent, which has not looked at its pidfd yet, asks us to adopt this pid as a worker.
+        # The stranger is not below us. Our descendants cannot have a pid that we have not reaped.
         if not self._is_below(pid):
             return False
         if excluded:
@@ -159,13 +159,13 @@ class ProcessTree:
                 posix.close(pipe)
 
     def begin_sweep(self, seconds: float, spared: Collection[int] = ()) -> None:
-        """Let `sweep` send SIGTERM to all that is below, except the spared, and SIGKILL after this many seconds."""
+        """Make `sweep` send SIGTERM to everything below, except the spared, and SIGKILL after this many seconds."""
         self._kill_at = time.monotonic() + seconds
         self._spared = self.started.intersection(spared)
         self._terminated.clear()
 
     def sweep(self) -> bool:
-        """Make one pass: signal all that is below. Returns whether anything was found, apart from the stuck."""
+        """Make one pass: signal everything below. Returns whether anything was found, apart from the stuck."""
         if not self.reap() or self._only_excluded():  # without other children nothing is below us
             return False
         try:
@@ -176,22 +176,22 @@ class ProcessTree:
                     signal_process(victim, SIGKILL)
                 elif victim.key not in self._terminated:
                     self._terminated.add(victim.key)
-                    signal_process(victim, SIGTERM, SIGCONT)  # one that is stopped handles it only when it continues
+                    signal_process(victim, SIGTERM, SIGCONT)  # a stopped process handles it only when it continues
             if any(victim.key not in self._stuck for victim in victims):
                 return True
             return self.reap() and self._has_other_children()
-        except OSError:  # no descriptor is free, say: try again
+        except OSError:  # for instance, no descriptor is free: try again
             return True
 
     def give_up(self) -> None:
-        """Never wait again for what is left now."""
+        """Never wait again for processes that are left now."""
         try:
             self._stuck = {stat.key for stat in self._own_descendants(process_table())}
         except OSError:
             return
 
     def end(self, seconds: float) -> None:
-        """Kill all, and wait this long for what does not end at once."""
+        """Kill everything, and wait this long for processes that do not end at once."""
         until = time.monotonic() + seconds
         self._excluded.clear()
         self.begin_sweep(0.0)
@@ -210,7 +210,7 @@ class ProcessTree:
         return [found[pid] for pid in descendants(me, parents, spared)]
 
     def _has_other_children(self) -> bool:
-        """Whether there is a child that is neither stuck nor excluded, given that there is a child."""
+        """Whether any child is neither stuck nor excluded. Call it only if there are children."""
         spared = self._excluded | self._spared
         if not self._stuck and not spared:
             return True
@@ -224,9 +224,9 @@ class ProcessTree:
         )
 
     def _only_excluded(self) -> bool:
-        """Whether the kernel's list of our children, where it has one, names only those that are spared.
+        """Whether the kernel's list of our children, if it has one, names only the spared ones.
 
-        The list is exact: from that of a process with one thread, only that thread's own `waitpid` takes any.
+        The list is exact: in a process with one thread, only this thread's own `waitpid` removes entries.
         """
         spared = self._excluded | self._spared
         if not spared or self.started - spared:
@@ -245,9 +245,9 @@ class ProcessTree:
 
 
 _AGENT_EXIT_WINDOW = 0.5
-"""Seconds between the end of the connection and the agent's end, within which they count as one."""
+"""Seconds between the end of the connection and the agent's end, within which they count as one event."""
 _FENCE_CHECK = 0.5
-"""Seconds at most between looks at the clock for a fence: `poll` does not count the time in suspension."""
+"""The most seconds between looks at the clock for a fence: `poll` does not count time in suspension."""
 _EIO, _EMFILE = 5, 24
 _NEVER = float("inf")
 
@@ -257,9 +257,9 @@ class Reaper:
 
     Args:
         link: the connection to the agent.
-        agent: a pidfd of the agent; or a pipe into which the supervisor, which holds its other end, writes when the
-            agent has ended.
-        tree: what is below this process.
+        agent: a pidfd of the agent; or a pipe into which the supervisor, at its other end, writes when the agent has
+            ended.
+        tree: the processes below this one.
     """
 
     def __init__(self, link: protocol.Connection, agent: int, tree: ProcessTree) -> None:
@@ -271,11 +271,11 @@ class Reaper:
         self._received: list[int] = []
         """Received descriptors that no request has taken yet."""
         self._sweep_pipe = -1
-        """The pipe into which the end of the running sweep is written; -1 if none runs."""
+        """The pipe that receives a byte at the end of the running sweep; -1 if none runs."""
         self._fence_at = _NEVER
-        """When all is killed unless the agent moves it, on CLOCK_BOOTTIME."""
+        """When to kill everything unless the agent moves it, on CLOCK_BOOTTIME."""
         self._fencing = False
-        """Whether that time has come, and not all have been found dead yet."""
+        """Whether this time has come, and not all processes have been found dead yet."""
         self._cleanup: tuple[list[bytes], list[bytes]] = ([], [])
         self._record: tuple[bytes, int, bytes] | None = None
         self._closed = False
@@ -308,13 +308,13 @@ class Reaper:
         return max(0.0, min(left, _FENCE_CHECK)) * 1000
 
     def _end(self) -> None:
-        """Kill all; if the agent is gone too, remove what it has asked to be removed."""
+        """Kill everything; if the agent is gone too, remove what it asked to remove."""
         self._tree.end(LAST_TIMEOUT)
         if self._closed:
             return
         poller = select.poll()
         poller.register(self._agent, select.POLLIN)
-        # Only the end of the pipe, without a byte: the supervisor has ended, and not the agent.
+        # End of file without a byte: the supervisor has ended, not the agent.
         if any(events & select.POLLIN for _, events in poller.poll(_AGENT_EXIT_WINDOW * 1000)):
             for whole, paths in enumerate(self._cleanup):
                 for path in paths:
@@ -345,7 +345,7 @@ class Reaper:
         self._link.socket.setblocking(True)
         try:
             self._link.send((answer,), descriptors)
-        except OSError:  # the agent is gone, which is found elsewhere
+        except OSError:  # the agent is gone, which is noticed elsewhere
             pass
         finally:
             self._link.socket.setblocking(False)
@@ -357,13 +357,13 @@ class Reaper:
         excluded: bool,
         workers: list[tuple[list[bytes], dict[bytes, bytes], list[int], list[int]]],
     ) -> None:
-        """Start workers, each in a session of its own; if one cannot be started, none is left."""
+        """Start workers, each in its own session; if one cannot be started, none is left."""
         ignored, mask, umask = settings
         count = 1 + max([0, *(place for _, _, places, _ in workers for place in places)])
         sent = self._take(count)
         pids: list[int] = []
         descriptors: list[int] = []
-        if not excluded:  # which no sweep touches, so that one which runs can continue
+        if not excluded:  # no sweep touches excluded ones, so a running sweep can continue
             self._end_sweep()
         try:
             if len(sent) < count:
@@ -400,7 +400,7 @@ class Reaper:
         if exists and opened:
             try:  # noqa: SIM105 - contextlib is not built in
                 descriptors.append(self._tree.open_child(pid))
-            except OSError:  # none is free
+            except OSError:  # no descriptor is free
                 pass
         self._answer(exists, descriptors)
         for fd in descriptors:
@@ -426,7 +426,7 @@ class Reaper:
         if pipe >= 0:
             try:  # noqa: SIM105 - contextlib is not built in
                 posix.write(pipe, b"\0")
-            except OSError:  # the agent has stopped waiting for it
+            except OSError:  # the agent no longer waits for it
                 pass
             posix.close(pipe)
 
@@ -457,10 +457,10 @@ class Reaper:
     # Signals
 
     def _take_signals(self) -> list[int]:
-        """Signals that this process was sent since the last call: the kernel keeps them, as all but SIGCHLD are
+        """Signals that this process received since the last call: the kernel keeps them, as all except SIGCHLD are
         blocked.
 
-        A worker that is started has not been sent earlier signals, so these are dropped then.
+        Also called to drop them when a worker is started, which has not received earlier signals.
         """
         pending = {int(number) for number in self._signal.sigpending()} - {SIGCHLD}
         for number in pending:
@@ -472,7 +472,7 @@ class Reaper:
 
     def _set_ignored(self, wanted: set[int]) -> None:
         """Ignore exactly these, so that a worker does too. They are blocked here anyway."""
-        wanted &= self._signal.valid_signals()  # those of the C library cannot be set, and stay as they are
+        wanted &= self._signal.valid_signals()  # signals of the C library cannot be set, and stay as they are
         wanted -= {SIGCHLD, SIGPIPE, SIGXFSZ}
         for number in wanted ^ self._inherited:
             self._signal.signal(number, self._signal.SIG_IGN if number in wanted else self._signal.SIG_DFL)
@@ -480,7 +480,7 @@ class Reaper:
 
 
 def _actions(places: list[int], sent: list[int]) -> list[tuple[int, ...]]:
-    """The file actions of `posix_spawn` for descriptors 0, 1 and 2. Those that were sent have higher numbers."""
+    """The file actions of `posix_spawn` for descriptors 0, 1 and 2. Sent descriptors have higher numbers."""
     return [
         (posix.POSIX_SPAWN_CLOSE, target) if place < 0 else (posix.POSIX_SPAWN_DUP2, sent[place], target)
         for target, place in enumerate(places)
@@ -493,17 +493,17 @@ def _start(
     actions: list[tuple[int, ...]],
     mask: list[int],
 ) -> int:
-    """The pid of a new process: of the first program of that name on its PATH that can be executed.
+    """Start the first program of this name on its PATH that can be executed. Returns the pid.
 
     Raises:
-        OSError: none can; with the first reason other than a missing file.
+        OSError: none can be; with the first reason other than a missing file.
     """
     reason: OSError | None = None
     name = arguments[0]
     folders = [b""] if b"/" in name else environment.get(b"PATH", b"/bin:/usr/bin").split(b":")
     for program in (folder + b"/" + name if folder else name for folder in folders):
         try:
-            posix.stat(program)  # a process that finds out that there is none takes a hundred times as long
+            posix.stat(program)  # a process that finds that there is none takes a hundred times as long
             return posix.posix_spawn(
                 program,
                 arguments,
@@ -521,18 +521,18 @@ def _start(
 
 
 def _start_on(cpus: list[int], *request: Any) -> int:
-    """`_start`, with a process that may run on these processors only; on all that we may use, if it is empty."""
+    """`_start` on these processors only; on all that we may use, if the list is empty."""
     if not cpus:
         return _start(*request)
     ours = posix.sched_getaffinity(0)
-    posix.sched_setaffinity(0, cpus)  # what is started inherits it
+    posix.sched_setaffinity(0, cpus)  # the new process inherits it
     try:
         return _start(*request)
     finally:
         posix.sched_setaffinity(0, ours)
 
 
-# What both do to themselves before they serve
+# Preparations of both before they serve
 
 
 def become_subreaper() -> None:
@@ -553,7 +553,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def sigchld_fd() -> int:
-    """Block all signals but SIGCHLD; returns a descriptor that is readable after each."""
+    """Block all signals except SIGCHLD; returns a descriptor that is readable after each SIGCHLD."""
     signal = _signal
     reading, writing = posix.pipe()
     for fd in (reading, writing):
@@ -565,8 +565,8 @@ def sigchld_fd() -> int:
 
 
 def close_inherited(kept: set[int]) -> None:
-    """Close what the agent had inherited and is none of ours; 0 and 1 lead nowhere, 2 stays, for error messages."""
-    # By name: where the kernel has no close_range(2), `closerange` tries every number there could be.
+    """Close descriptors that the agent had inherited; 0 and 1 then lead nowhere, 2 stays, for error messages."""
+    # By name: without close_range(2) in the kernel, `closerange` tries every possible number.
     try:
         numbers = [int(name) for name in posix.listdir("/proc/self/fd")]
     except FileNotFoundError:
@@ -575,7 +575,7 @@ def close_inherited(kept: set[int]) -> None:
         if fd > 2 and fd not in kept:
             try:  # noqa: SIM105 - contextlib is not built in
                 posix.close(fd)
-            except OSError:  # the one by which they were listed
+            except OSError:  # the one that listed them
                 pass
     for target in (0, 1, 2):
         if target == 2 and _is_open(2):
@@ -602,7 +602,7 @@ def _unlink(path: bytes) -> None:
 
 
 def write_record(folder: bytes, agent: int, text: bytes) -> None:
-    """Leave the text in a file whose name is the moment and the agent's pid, with a line that has the moment."""
+    """Write the text into a file named after the moment and the agent's pid, with a line that has the moment."""
     now = time.time()
     flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
     try:
@@ -614,7 +614,7 @@ def write_record(folder: bytes, agent: int, text: bytes) -> None:
 
 
 def remove(path: bytes, *, whole: bool) -> None:
-    """Remove a folder and what is below it: folders as far as they are empty, or everything."""
+    """Remove a folder and everything below it: folders only if they are empty, or everything."""
     try:
         names = posix.listdir(path)
     except NotADirectoryError:  # the watchdog's pipe
@@ -640,8 +640,8 @@ def remove(path: bytes, *, whole: bool) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the supervisor, and by a fork the reaper, of the process whose connection and pidfd have these numbers;
-    without pidfds, the second one is that process's pid.
+    """Run the supervisor, and in a fork the reaper, of the process whose connection and pidfd have these numbers.
+    Without pidfds, the second number is that process's pid.
     """
     link, agent = map(int, arguments[:-1])
     _exit_if_denied(101, posix.setsid)
@@ -651,7 +651,7 @@ def main(arguments: list[str]) -> None:
     if not HAS_PIDFDS:
         parent = agent
         agent, pipe = posix.pipe()
-        # A SIGCHLD when the agent ends; also when only the thread ends that has started us, so `_supervise` looks.
+        # A SIGCHLD when the agent ends. It also comes if only the thread that started us ends, so `_supervise` looks.
         _exit_if_denied(103, lambda: _prctl(_SET_PDEATHSIG, SIGCHLD))
     reaper = posix.fork()
     if reaper:
@@ -660,7 +660,7 @@ def main(arguments: list[str]) -> None:
         _supervise(reaper, parent, pipe)
     if pipe >= 0:
         posix.close(pipe)
-    become_subreaper()  # that is not inherited
+    become_subreaper()  # a fork does not inherit this
     for fd in (link, agent):
         posix.set_inheritable(fd, False)
     tree = ProcessTree(sigchld_fd())
@@ -671,7 +671,9 @@ def main(arguments: list[str]) -> None:
 
 
 def _exit_if_denied(code: int, call: Callable[[], None]) -> None:
-    """Call what may be denied, and exit with a code if it is; the agent turns that into a text (`protocol.DENIED`)."""
+    """Make a call that may be denied, and exit with a code if it is; the agent turns the code into a text
+    (`protocol.DENIED`).
+    """
     try:
         call()
     except OSError:
@@ -680,7 +682,7 @@ def _exit_if_denied(code: int, call: Callable[[], None]) -> None:
 
 def _supervise(reaper: int, agent: int, pipe: int) -> None:
     """Supervise the reaper: wait until it ends, kill everything it has left, and end with the same status. Without
-    pidfds (else `agent` is 0), write into the pipe when the agent has ended.
+    pidfds (`agent` is not 0), write into the pipe when the agent has ended.
     """
     tree = ProcessTree(sigchld_fd())
     tree.started.add(reaper)
@@ -697,7 +699,7 @@ def _supervise(reaper: int, agent: int, pipe: int) -> None:
         poller.poll()
         tree.reap()
     code = tree.exits[reaper]
-    tree.end(LAST_TIMEOUT if code else 0.0)  # a reaper that ended normally has waited itself
+    tree.end(LAST_TIMEOUT if code else 0.0)  # a reaper that ended normally has already waited
     if code == -SIGKILL:
         posix.kill(posix.getpid(), SIGKILL)
     posix._exit(code if code >= 0 else 128 - code)

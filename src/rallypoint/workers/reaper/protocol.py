@@ -2,8 +2,8 @@
 
 Laws:
 
-1. Both ends import this, and the reaper must be ready fast: built-in modules only.
-2. Frames are `marshal` data after a length: both ends are ours, on one host, under one interpreter.
+1. Both ends import this, and the reaper must be ready fast: import built-in modules only.
+2. Frames are `marshal` data after a length: both ends are ours, on one host, with one interpreter.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ if TYPE_CHECKING:
 
 SPAWN, STATUS, SIGNAL, ADOPT, SIGNALS = "spawn", "status", "signal", "adopt", "signals"
 SWEEP, GIVE_UP, FENCE, CLEANUP, RECORD, CLOSE = "sweep", "give up", "fence", "cleanup", "record", "close"
-"""The requests `(name, *arguments)`. Those with an arrow are answered by `(answer,)`, in order.
+"""The requests `(name, *arguments)`. Requests with an arrow are answered with `(answer,)`, in order.
 
 SPAWN     environment, (ignored signals, mask, umask), excluded, workers -> their pids, with a descriptor for each: its
-          pidfd, or without pidfds the end of a pipe that is closed when it has ended; or minus errno, and none is left.
-          Of each worker: arguments, its own variables, the places of 0, 1 and 2 among the descriptors sent, of which
-          the first is the folder of all, and its processors. No sweep touches excluded ones or what is below them
-          until they have ended
-STATUS    pid -> exit codes (-N for a signal) of all workers that were reaped since this was last asked, and whether
-          this one is still to be reaped
-SIGNAL    pids, number: a signal to those of them that are workers, or were adopted, and have not ended
-ADOPT     pid, excluded, opened -> whether it exists; if `opened`, with a descriptor as for SPAWN. It will become a
-          child of the reaper as an orphan. It counts as a worker from now on; excluded: it may become one, and until it
+          pidfd, or without pidfds the end of a pipe that is closed when it has ended; or minus errno, if none was
+          started. For each worker: arguments, its own variables, the positions of 0, 1 and 2 among the sent
+          descriptors (the first of which is the folder of all workers), and its processors. No sweep touches excluded
+          workers or their descendants until these workers have ended
+STATUS    pid -> exit codes (-N for a signal) of all workers reaped since the last request, and whether this one is
+          still to be reaped
+SIGNAL    pids, number: a signal to each of them that is a worker, or was adopted, and has not ended
+ADOPT     pid, excluded, opened -> whether it exists; if `opened`, with a descriptor as for SPAWN. As an orphan it will
+          become a child of the reaper. It counts as a worker from now on; if excluded, it may become one, and until it
           is adopted as such no sweep touches it
-SIGNALS   -> numbers of the signals that the reaper was sent since it was last asked, or last started a worker
-CLEANUP   folders to remove where they are empty, folders to remove whole
-RECORD    folder, pid of the agent, text to leave there if the agent ends without closing the reaper
-SWEEP     seconds, pids, with the writing end of a pipe: SIGTERM to all that is below, after so many seconds SIGKILL,
-          again and again until nothing is left; 0 for SIGKILL at once. It spares the workers with these pids, and
-          what is below them or in their sessions. It replaces a sweep before it. When it is over, or given up, a
-          byte goes into the pipe
-GIVE_UP   the sweep is given up
-FENCE     a moment on CLOCK_BOOTTIME at which all that is below is killed, if no later one has come before
+SIGNALS   -> numbers of the signals that the reaper received since the last request or the last start of a worker
+CLEANUP   folders to remove if they are empty, folders to remove whole
+RECORD    folder, pid of the agent, text to write there if the agent ends without closing the reaper
+SWEEP     seconds, pids, with the writing end of a pipe: SIGTERM to everything below, after so many seconds SIGKILL,
+          again and again until nothing is left; 0 for SIGKILL at once. Spares the workers with these pids, with their
+          descendants and their sessions. Replaces an earlier sweep. When it has ended or was given up, a byte goes into
+          the pipe
+GIVE_UP   give up the sweep
+FENCE     a moment on CLOCK_BOOTTIME at which to kill everything below, unless a later one comes first
 CLOSE     the agent no longer needs the reaper
 """
 
 DENIED = {101: "setsid", 102: "prctl (PR_SET_CHILD_SUBREAPER)", 103: "prctl (PR_SET_PDEATHSIG)"}
-"""Exit codes of a supervisor that is denied a system call which it needs."""
+"""Exit codes of a supervisor that was denied a system call that it needs."""
 
 CLOSED = -1
-"""In place of the position of 0, 1 or 2: the worker starts without it."""
+"""Instead of the position of 0, 1 or 2: the worker starts without it."""
 
 _DESCRIPTORS_AT_ONCE = 250
-"""The kernel sends 253 with one call."""
+"""The kernel sends up to 253 with one call."""
 _ANCILLARY_SIZE = 64 + 4 * _DESCRIPTORS_AT_ONCE
 _CLOSE_ON_EXEC: int = getattr(_socket, "MSG_CMSG_CLOEXEC", 0)
-"""0 where the system has no such flag."""
+"""0 if the system has no such flag."""
 _HEAD = 4
 
 
@@ -68,7 +68,7 @@ def frame(message: tuple[Any, ...]) -> bytes:
 
 
 def parse(buffer: bytearray) -> tuple[Any, ...] | None:
-    """Take the first message off the buffer; None if it is not complete yet."""
+    """Take the first message from the buffer; None if it is not complete yet."""
     if len(buffer) < _HEAD:
         return None
     end = _HEAD + int.from_bytes(buffer[:_HEAD], "little")
@@ -89,7 +89,7 @@ class Connection:
     def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
         """Send a message, with descriptors. Raises OSError."""
         data, left = memoryview(frame(message)), list(descriptors)
-        while left:  # those that are too many for one call go with a byte of their own
+        while left:  # descriptors beyond one call go with a byte of their own
             some, left = left[:_DESCRIPTORS_AT_ONCE], left[_DESCRIPTORS_AT_ONCE:]
             packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in some)
             data = data[self.socket.sendmsg([data[:1]], [(SOL_SOCKET, SCM_RIGHTS, packed)]) :]
@@ -111,7 +111,7 @@ class Connection:
         return found
 
     def read(self) -> tuple[tuple[Any, ...], list[int]]:
-        """Wait for the next message; returns it and the descriptors that came with it. Raises as `receive` does."""
+        """Wait for the next message; returns it and its descriptors. Raises as `receive` does."""
         descriptors: list[int] = []
         while (message := parse(self.buffer)) is None:
             descriptors += self.receive()
@@ -122,7 +122,7 @@ class Connection:
 
 
 def open_null() -> int:
-    """/dev/null; where there is none, the end of a pipe that nobody holds the other end of: nothing comes of either."""
+    """/dev/null; if there is none, the end of a pipe whose other end is closed, which leads nowhere either."""
     try:
         return posix.open("/dev/null", posix.O_RDWR)
     except OSError:

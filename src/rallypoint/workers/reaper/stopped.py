@@ -1,5 +1,5 @@
-"""Ends a reaper that was stopped (SIGSTOP, a debugger), and so ends neither with its connection nor with its
-supervisor. Imported only when a reaper does not end by itself.
+"""Ends a stopped reaper (SIGSTOP, a debugger), which ends neither with its connection nor with its supervisor. Imported
+only when a reaper does not end by itself.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ def is_stopped(supervisor: int) -> bool:
 
 
 def kill(supervisor: int, ended: int, seconds: float) -> None:
-    """Kill the reaper. Its supervisor, which may be stopped as well, then kills all that is left below.
+    """Kill the reaper. Its supervisor, which may be stopped as well, then kills everything left below.
 
     Args:
         supervisor: its pid.
         ended: a descriptor that is readable once the supervisor has ended.
-        seconds: that each kill is waited for.
+        seconds: how long to wait for each kill.
     """
     with contextlib.suppress(OSError):
         table = process_table()
         own = table.get(supervisor)
-        if own is None or readable(ended):  # its pid may be another's
+        if own is None or readable(ended):  # another process may have its pid
             return
         below = descendants(supervisor, {pid: stat.parent for pid, stat in table.items()})
         signal_process(own, SIGCONT)
