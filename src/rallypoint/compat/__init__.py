@@ -1,12 +1,12 @@
 """torch's module paths, for code that was written for torch: only its import lines change.
 
-`torch.distributed.X` is `rallypoint.compat.X`, and `torch.numa` is below it as well. Names that belong to our agent,
-rendezvous, stores and timers are Rallypoint's; all others are fetched from torch when asked for (`names`).
+`torch.distributed.X` is `rallypoint.compat.X`, and `torch.numa` is below it as well. The names of our agent,
+rendezvous, stores and timers are Rallypoint's; all others are imported from torch on first use (`names`).
 
 Laws:
-- nothing is done here: each name is Rallypoint's own, or a thin adapter where torch's signature differs;
+- this package does no work: each name is Rallypoint's own, or a thin adapter if torch's signature differs;
 - a name that torch's users subclass is the very class that Rallypoint checks for;
-- nothing else of Rallypoint imports this package.
+- nothing else in Rallypoint imports this package.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STORES = {
     "Store": ("api", "Store"),
     "TCPStore": ("client", "TCPStore"),
 }
-"""Module of `rallypoint.store` and name there; looked up when first used, as in `rallypoint` itself."""
+"""The module in `rallypoint.store` and the name there; looked up on first use, as in `rallypoint` itself."""
 
 __all__ = [*_STORES]  # noqa: PLE0604
 

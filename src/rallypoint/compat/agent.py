@@ -1,7 +1,7 @@
-"""torch's agents as classes to derive from, over the parts of our own agent.
+"""torch's agents as base classes, built from parts of our own agent.
 
-Third parties override methods of `SimpleElasticAgent`; `OverriddenWorkers` lets our loop call them. Where a method is
-not overridden, our loop continues as it does without: it handles notifications while workers stop, and opens no store.
+Third parties override methods of `SimpleElasticAgent`; `OverriddenWorkers` lets our loop call them. If a method is not
+overridden, our loop works as without these classes: it handles notifications while workers stop, and opens no store.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = get_logger(__name__)
 
 
 class ElasticAgent(ABC):
-    """An agent as its launcher sees it."""
+    """An agent, from the launcher's point of view."""
 
     @abstractmethod
     def run(self, role: str = DEFAULT_ROLE) -> RunResult | None:
@@ -45,7 +45,7 @@ class ElasticAgent(ABC):
 
     @abstractmethod
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
-        """The worker group, to look at and not to change."""
+        """The worker group, for reading only."""
 
 
 class OverriddenWorkers(WorkerController):
@@ -54,18 +54,18 @@ class OverriddenWorkers(WorkerController):
     agent: SimpleElasticAgent
 
     def overrides(self, name: str, of: type[SimpleElasticAgent] | None = None) -> bool:
-        """Whether the agent's class has another method of this name than `of`, or than `SimpleElasticAgent`, has."""
+        """Whether the agent's class overrides this method of `of`, or of `SimpleElasticAgent`."""
         return getattr(type(self.agent), name) is not getattr(of or SimpleElasticAgent, name)
 
     def enter_round(self, placement: Placement) -> None:
-        """Note the place; `start` enters the round, by methods that a subclass may override."""
+        """Note the place; `start` enters the round, with methods that a subclass may override."""
         self.group.placement, self.group.restarts = placement, placement.restarts
 
     def start(self) -> None:
         self.agent._initialize_workers(self.group)
 
     def assign(self, placement: Placement) -> list[Worker]:
-        # An override may use the round's store. Ours does not, and then none is opened.
+        # An override may use the round's store. Our method does not, and then none is opened.
         store = self.group.store if self.overrides("_assign_worker_ranks") else None
         size = placement.group_world_size
         return self.agent._assign_worker_ranks(store, placement.group_rank, size, self.group.spec)
@@ -77,7 +77,7 @@ class OverriddenWorkers(WorkerController):
         if step.restarts and self.overrides("_restart_workers"):
             self.agent._restart_workers(self.group)
             return None
-        # `_stop_workers` asks by SIGTERM. No notification is handled meanwhile: none can shorten the grace period.
+        # `_stop_workers` sends SIGTERM. No notification is handled meanwhile, so none can shorten the grace period.
         if step.restarts:
             log.info("[%s] Stopping worker group", self.group.spec.role)
         if step.signal == signal.SIGTERM:
@@ -103,7 +103,7 @@ class OverriddenWorkers(WorkerController):
 
 
 class WithoutProcesses(OverriddenWorkers):
-    """Workers of which only the methods of the agent know what they are: there is no reaper."""
+    """Workers that only the methods of the agent know: there is no reaper."""
 
     def prepare(self) -> None:
         """No processes are started here."""
@@ -119,7 +119,7 @@ class WithoutProcesses(OverriddenWorkers):
 
 
 def attribute_of(owner: Callable[[Any], Any], name: str) -> Any:
-    """A property for an attribute of one of the parts, which subclasses read and set."""
+    """A property for an attribute of a part, which subclasses read and set."""
     return property(lambda agent: getattr(owner(agent), name), lambda agent, value: setattr(owner(agent), name, value))
 
 
@@ -128,11 +128,11 @@ class SimpleElasticAgent(ElasticAgent):
 
     Args:
         spec: what to run.
-        exit_barrier_timeout: seconds that a handler without notifications waits for other nodes at the end. With ours
-            the wait ends with the verdict, however long that takes.
+        exit_barrier_timeout: seconds that a handler without notifications waits for other nodes at the end. With our
+            own handler the wait ends with the verdict, however long it takes.
         shutdown_timeout: seconds between the signal that stops workers and SIGKILL. After a failure it is 5, or this if
-            it is less.
-        workers: what our loop gets; one that calls the methods below if none is given.
+            less.
+        workers: the workers for our loop; by default, workers that call the methods below.
         health: see `run_agent`.
     """
 
@@ -152,7 +152,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._health: AbstractContextManager[ProgressProbe | None] = health or nullcontext()
         self._worker_group = workers.group
         self._runs = False
-        """Whether `run` is under way."""
+        """Whether `run` is in progress."""
         self._restarts_left: int | None = None
         self._most_restarts = 0
 
@@ -162,30 +162,30 @@ class SimpleElasticAgent(ElasticAgent):
 
     @abstractmethod
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        """Start the workers of the group's spec; returns local rank to worker id."""
+        """Start the workers of the group's spec; returns worker ids by local rank."""
 
     @abstractmethod
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        """Stop all workers, and return when they are gone. Nothing happens if none run."""
+        """Stop all workers, and return when they are gone. Does nothing if none run."""
 
     @abstractmethod
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """Look at the workers without waiting; state, return values and failures by global rank."""
+        """Check the workers without waiting; returns state, return values and failures by global rank."""
 
     @abstractmethod
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         """End the workers and release everything. Always called at the end; idempotent.
 
         Args:
-            death_sig: the signal that asks the workers.
-            timeout: seconds between it and SIGKILL.
+            death_sig: the first signal.
+            timeout: seconds between this signal and SIGKILL.
         """
 
-    # What torch's users call and override
+    # For torch's users to call and override
 
     @property
     def _remaining_restarts(self) -> int:
-        """How many failures the job would still survive. A subclass that knows no restart would help sets it to 0."""
+        """How many failures the job can still survive. A subclass sets it to 0 if no restart can help."""
         group = self._worker_group
         left = max(0, group.spec.max_restarts - group.restarts)
         if self._restarts_left is None:
@@ -199,19 +199,19 @@ class SimpleElasticAgent(ElasticAgent):
         self._most_restarts = group.restarts + left
 
     def get_event_succeeded(self) -> Event:
-        """The event that this agent's run has returned."""
+        """The event for a run that returned."""
         return self._workers.record_events().succeeded()
 
     def get_event_failed(self) -> Event:
-        """The event that the exception which is being handled has ended this agent's run."""
+        """The event for a run that ended with the exception being handled."""
         return self._workers.record_events().failed()
 
     def record_duration(self, state: str) -> AbstractContextManager[None]:
-        """Record the event of a state with the time that the inside of the `with` takes."""
+        """Record the event of a state with the duration of the `with` block."""
         return self._workers.record_events().duration(state)
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
-        """The worker group, to look at and not to change."""
+        """The worker group, for reading only."""
         return self._worker_group
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult | None:
@@ -223,7 +223,7 @@ class SimpleElasticAgent(ElasticAgent):
             self._runs = False
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """The run itself; when it returns or raises, no worker is left. An override must call it."""
+        """The run itself; when it returns or raises, no worker is left. An override must call this method."""
         return run_loop(self._workers, role, self._health)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
@@ -231,7 +231,7 @@ class SimpleElasticAgent(ElasticAgent):
         WorkerController.enter_round(self._workers, self._placement())
 
     def _placement(self) -> Placement:
-        """The placement that the loop has been given. Raises UserError in another loop than ours."""
+        """The placement from the loop. Raises UserError if the loop is not ours."""
         placement = self._worker_group.placement
         if placement is None:
             raise UserError(
@@ -247,7 +247,7 @@ class SimpleElasticAgent(ElasticAgent):
     ) -> list[Worker]:
         """The workers of this node with their ranks.
 
-        The placement has them; only where a subclass has a rendezvous of its own are they exchanged over the store.
+        The placement has them; only if a subclass has its own rendezvous are they exchanged over the store.
         """
         if self._worker_group.placement is not None:
             return workers_of(self._worker_group.placement.ranks, spec)
@@ -264,16 +264,16 @@ class SimpleElasticAgent(ElasticAgent):
 
     @profiled("SimpleElasticAgent._restart_workers")
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        """Stop the workers. The loop has asked for the next round already, and starts them when that is complete.
+        """Stop the workers. The loop has already requested the next round, and starts them when it is complete.
 
-        It calls this only where it is overridden; otherwise it begins a stop that it sees through.
+        The loop calls this only if it is overridden; otherwise it begins and drives a stop itself.
         """
         log.info("[%s] Stopping worker group", worker_group.spec.role)
         self._stop_workers(worker_group)
         worker_group.state = WorkerState.STOPPED
 
     def _exit_barrier(self) -> None:
-        """Report that this node is done. The verdict, once all are, ends the loop."""
+        """Report that this node has finished. The verdict, once all have, ends the loop."""
         WorkerController.on_succeeded(self._workers)
 
 
@@ -281,7 +281,7 @@ class OverriddenProcesses(OverriddenWorkers):
     """Processes that the methods of an agent start, watch and stop, for our loop."""
 
     def stop(self, step: StopWorkers) -> Stop | None:
-        # A subclass may have a way of its own to stop workers, which must be gone then.
+        # A subclass may have its own way to stop workers, which must then be gone.
         own = ("_restart_workers",) if step.restarts else ()
         if any(self.overrides(name, LocalElasticAgent) for name in ("_stop_workers", "_shutdown", *own)):
             return super().stop(step)

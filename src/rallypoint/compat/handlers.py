@@ -1,8 +1,8 @@
-"""Rendezvous that programs put together by themselves: over anybody's backend or a store, or with ranks given by hand.
+"""Rendezvous that programs build themselves: over any backend or store, or with ranks assigned by hand.
 
-Where torch's dynamic rendezvous counts on the clocks of all hosts, this one counts heartbeats
-(`rallypoint.control.membership.rules`); what a backend is given to keep is bytes of Rallypoint's own form, not
-pickled objects. Rallypoint's own `c10d` has a control plane instead.
+torch's dynamic rendezvous relies on the clocks of all hosts; this one counts heartbeats
+(`rallypoint.control.membership.rules`). A backend stores bytes in Rallypoint's own form, not pickled objects.
+Rallypoint's own `c10d` has a control plane instead.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class RendezvousTimeout:
 
     Args:
         join: until the minimal number of nodes has joined; 600 s by default.
-        last_call: for more to join after that; 30 s.
+        last_call: for more nodes to join after that; 30 s.
         close: for the rendezvous to be closed; 30 s.
         heartbeat: for one sign of life; 5 s.
 
     Raises:
-        UserError: one is not positive.
+        UserError: a time is not positive.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class RendezvousSettings:
 
 
 class _GivenBackend(ControlPlane):
-    """The backend that a handler was given, and this node's link to what is in it."""
+    """The backend that a handler was given, and this node's link to the state in it."""
 
     def __init__(self, params: RendezvousParameters, backend: RendezvousBackend) -> None:
         super().__init__(settings_of(params, counts_heartbeats=True), rank_hint=rank_hint(params))
@@ -113,14 +113,14 @@ class _GivenBackend(ControlPlane):
 
 
 class DynamicRendezvousHandler(ElasticHandler):
-    """One node's part in a rendezvous whose state is in a backend. Make it with `from_backend`.
+    """One node's part in a rendezvous whose state is in a backend. Create it with `from_backend`.
 
-    Until it joins, each question is asked of the backend, and what that raises goes through; from then on the handler's
-    own thread alone talks to the backend.
+    Until it joins, it sends each query to the backend, whose exceptions pass through; from then on only the handler's
+    own thread uses the backend.
     """
 
     def __init__(self, params: RendezvousParameters, store: Store, backend: RendezvousBackend) -> None:
-        """`store` is what `RendezvousInfo.store` leads to; `backend` is this handler's alone from now on."""
+        """`store` is the store in `RendezvousInfo.store`; `backend` belongs to this handler alone from now on."""
         self._state_in = _GivenBackend(params, backend)
         super().__init__(params.backend, self._state_in, worker_stores(params))
         self._own_settings = self._state_in.settings
@@ -146,18 +146,18 @@ class DynamicRendezvousHandler(ElasticHandler):
 
         Args:
             run_id: the job's id.
-            store: what all nodes share, Rallypoint's or torch's; each round has a prefix of its own in it.
-            backend: where the state of the rendezvous is.
-            min_nodes: a round needs at least so many nodes.
-            max_nodes: a round takes at most so many nodes.
-            local_addr: this node's address as others reach it; None to find it out.
+            store: shared by all nodes, Rallypoint's or torch's; each round has its own prefix in it.
+            backend: stores the state of the rendezvous.
+            min_nodes: the smallest number of nodes in a round.
+            max_nodes: the largest number of nodes in a round.
+            local_addr: the address at which others reach this node; detected by default.
             timeout: of the steps, None for the defaults; times are rounded up to whole seconds.
             keep_alive_interval: seconds between two signs of life.
-            keep_alive_max_attempt: how many of them may fail to come.
+            keep_alive_max_attempt: how many of them may be missing.
             cas_backoff_max_seconds: the longest random pause after a write to `backend` that came too late.
 
         Raises:
-            UserError: a number out of its bounds.
+            UserError: a number is out of range.
         """
         times = timeout or RendezvousTimeout()
         options = {f"{name}_timeout": _whole_seconds(getattr(times, name)) for name in _DEFAULTS} | {
@@ -188,7 +188,7 @@ class DynamicRendezvousHandler(ElasticHandler):
         )
 
     def is_closed(self) -> bool:
-        """Whether the rendezvous is over for all."""
+        """Whether the rendezvous has ended for all nodes."""
         return self._state().closed if self._link is None else super().is_closed()
 
     def num_nodes_waiting(self) -> int:
@@ -196,10 +196,10 @@ class DynamicRendezvousHandler(ElasticHandler):
         return len(self._state().wait_list) if self._link is None else super().num_nodes_waiting()
 
     def set_closed(self) -> None:
-        """End the rendezvous for all; it is over on return.
+        """End the rendezvous for all nodes; on return, it has ended.
 
         Raises:
-            RendezvousTimeoutError: that takes longer than the close timeout.
+            RendezvousTimeoutError: this takes longer than the close timeout.
         """
         if self._link is None:
             self._close_alone()
@@ -223,7 +223,7 @@ class DynamicRendezvousHandler(ElasticHandler):
         return not (isinstance(self._link, SharedStateLink) and isinstance(self._link.broken, RendezvousError))
 
     def info(self, placement: Placement) -> RendezvousInfo:
-        """A placement as torch's users know it; the store is the one that was given, not the workers'."""
+        """A placement in torch's form; the store is the given one, not the workers'."""
         info = super().info(placement)
         prefix = f"torch.rendezvous.{self._own_settings.run_id}.{placement.round}"
         store = PrefixStore(prefix, self._given_store)
@@ -252,9 +252,9 @@ def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousPar
     """A handler over `backend` with the options in `params` (contract section 4.2).
 
     Args:
-        store: what all nodes share, Rallypoint's or torch's.
-        backend: where the state of the rendezvous is.
-        params: the job, its bounds, and times.
+        store: shared by all nodes, Rallypoint's or torch's.
+        backend: stores the state of the rendezvous.
+        params: the job, its limits, and times.
 
     Raises:
         UserError: an option cannot work.
@@ -284,7 +284,7 @@ class C10dRendezvousBackend(StoreRendezvousBackend):
 
 
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Store]:
-    """A backend and the store that it is in, from the options of `c10d` (contract section 4.4).
+    """A backend and its store, from the options of `c10d` (contract section 4.4).
 
     Raises:
         UserError: an option cannot work.
@@ -317,7 +317,7 @@ def _tcp(params: RendezvousParameters) -> Store:
     is_host = params.get_as_bool("is_host")
     attempts = (is_host,) if is_host is not None else (True, False) if is_this_machine(host) else (False,)
     last: StoreError | None = None
-    for serves in attempts:  # somebody else on this machine may serve already
+    for serves in attempts:  # another process on this machine may already serve
         try:
             return TCPStore(host, port, is_master=serves, multi_tenant=True, timeout=timeout)
         except StoreError as error:
@@ -328,22 +328,22 @@ def _tcp(params: RendezvousParameters) -> Store:
 _MAKERS = {"tcp": _tcp, "file": _file}
 
 
-# Ranks that were given by hand
+# Ranks that were assigned by hand
 
 
 class StaticTCPRendezvous(ElasticHandler):
-    """A rendezvous of nodes whose ranks were given by hand.
+    """A rendezvous of nodes whose ranks were assigned by hand.
 
     Args:
-        master_addr: where the node of rank 0 is.
-        master_port: where it listens.
-        rank: this node's.
-        world_size: how many nodes there are.
+        master_addr: the address of the node of rank 0.
+        master_port: the port on which it listens.
+        rank: this node's rank.
+        world_size: the number of nodes.
         run_id: the job's id.
-        timeout: seconds for all to come.
+        timeout: seconds for all nodes to arrive.
 
     Raises:
-        UserError: a rank that is none of so many nodes, or a time that is not positive.
+        UserError: the rank is out of range, or the time is not positive.
     """
 
     def __init__(
@@ -358,16 +358,16 @@ class StaticTCPRendezvous(ElasticHandler):
         self.rank, self.world_size, self.timeout = rank, world_size, timedelta(seconds=timeout)
 
 
-# Stores that third parties hand to a rendezvous
+# Stores from third parties
 
 
 def adapted_store(store: Any) -> Store:
-    """`store` itself if it is Rallypoint's, else one that hands every call on to it."""
+    """`store` itself if it is Rallypoint's, else a store that forwards every call to it."""
     return store if isinstance(store, Store) else _Foreign(store)
 
 
 class _Foreign(ForwardingStore):
-    """Any object with the methods of torch's `Store`. What it raises is made one of Rallypoint's store errors."""
+    """Any object with the methods of torch's `Store`. Its exceptions become Rallypoint's store errors."""
 
     @property
     def timeout(self) -> timedelta:

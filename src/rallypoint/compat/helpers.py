@@ -1,4 +1,4 @@
-"""Small functions of torch, for programs that start jobs by themselves (contract section 8, `elastic.utils`)."""
+"""Small functions of torch, for programs that start jobs themselves (contract section 8, `elastic.utils`)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 log = own_log.get_logger(__name__)
 
 _ALL_WORKERS_JOINED = "_tcp_store/num_members"
-"""The prefix of torch's own keys for this barrier: some of those who come may be torch's."""
+"""torch's own prefix of keys for this barrier: some of the workers may use torch."""
 
 
 def create_c10d_store(
@@ -39,24 +39,23 @@ def create_c10d_store(
     retries: int = 3,
     use_libuv: bool | None = None,
 ) -> TCPStore:
-    """A store on a server, and with `is_server` the server too.
+    """A store on a server; with `is_server`, also the server.
 
     Args:
         is_server: whether this process serves.
         server_addr: the server's name or address.
-        server_port: the server's port; for the only one to use the store, -1 lets the kernel choose, and for a server
-            0 does (see the store's `port`).
-        world_size: how many will use the store, the server's process included.
-        timeout: seconds for connecting and wherever the store waits.
-        wait_for_workers: return only when all have come.
-        retries: accepted as torch's callers give it, and without effect: what the kernel chooses is free.
-        use_libuv: accepted as torch's callers give it, and without effect; `USE_LIBUV` says what the store's
-            `libuvBackend` is.
+        server_port: the server's port. With -1 (for a single user of the store) or 0 (for a server), the kernel chooses
+            one (see the store's `port`).
+        world_size: how many processes will use the store, including the server's.
+        timeout: seconds for connecting and for all waits of the store.
+        wait_for_workers: return only when all have connected.
+        retries: accepted for torch's callers, without effect: a port that the kernel chooses is free.
+        use_libuv: accepted for torch's callers, without effect; `USE_LIBUV` sets the store's `libuvBackend`.
 
     Raises:
-        UserError: there is no port, and others are to come.
-        StoreConnectionError: no store answered in time, the port cannot be listened on, or a client was given none.
-        StoreTimeoutError: not all came in time.
+        UserError: there is no port, and others will connect.
+        StoreConnectionError: no store answered in time, the port cannot be used, or a client has none.
+        StoreTimeoutError: not all connected in time.
     """
     if use_libuv is not None:
         log.warning("use_libuv=%s has no effect; set USE_LIBUV to 0 or 1 instead", use_libuv)
@@ -79,10 +78,10 @@ def create_c10d_store(
 
 
 def get_logger(name: str | None = None) -> logging.Logger:
-    """A logger at the level that `LOGLEVEL` names, or WARNING.
+    """A logger at the level in `LOGLEVEL`, or WARNING.
 
     Args:
-        name: of the logger; None for the name of the module that asks.
+        name: the logger's name; by default the name of the calling module.
 
     Raises:
         UserError: `LOGLEVEL` names no level.
@@ -93,30 +92,30 @@ def get_logger(name: str | None = None) -> logging.Logger:
 
 
 def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
-    """Host and port of an endpoint; localhost where it is empty.
+    """Host and port of an endpoint; localhost if it is empty.
 
     Raises:
-        UserError: the host or the port cannot be one.
+        UserError: the host or the port is invalid.
     """
     host, port = parse_endpoint(endpoint, default_port)
     return host, port
 
 
 def get_free_port() -> int:
-    """A port that was free on all addresses a moment ago. Prefer `get_socket_with_port`, whose port is held."""
+    """A port that was free on all addresses a moment ago. Prefer `get_socket_with_port`, which reserves its port."""
     with get_socket_with_port() as bound:
         return int(bound.getsockname()[1])
 
 
 def get_socket_with_port() -> socket.socket:
-    """A socket that holds a port which is free on all addresses, and does not listen; the caller closes it.
+    """A socket that reserves a port which is free on all addresses, and does not listen; the caller closes it.
 
     Raises:
-        OSError: the kernel gives out no port.
+        OSError: the kernel has no free port.
     """
     try:
         return _bound(socket.AF_INET6, "::")
-    except OSError:  # a kernel without IPv6, or where it is switched off
+    except OSError:  # a kernel without IPv6, or with IPv6 switched off
         return _bound(socket.AF_INET, "")
 
 
@@ -125,7 +124,7 @@ def _bound(family: int, address: str) -> socket.socket:
     try:
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.bind((address, 0))  # without SO_REUSEADDR, by which somebody else could bind it too
+        listener.bind((address, 0))  # without SO_REUSEADDR, with which another process could bind it too
     except BaseException:
         listener.close()
         raise

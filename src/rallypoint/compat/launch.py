@@ -1,4 +1,4 @@
-"""In the place of `torch.distributed.launch`, the deprecated form of `rallypoint.compat.run`.
+"""Replaces `torch.distributed.launch`: the deprecated form of `rallypoint.compat.run`.
 
 Unless `--use-env` is given, each worker's first argument is `--local-rank=<local rank>`.
 """
@@ -16,7 +16,7 @@ __all__ = ["launch", "main", "parse_args"]
 
 
 def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
-    """Read a command line with `--use-env`; None is this process's own. Raises SystemExit after a usage error."""
+    """Parse a command line with `--use-env`; None for this process's own. Raises SystemExit after a usage error."""
     parser = get_args_parser()
     parser.add_argument(
         "--use-env",
@@ -39,7 +39,7 @@ def launch(args: argparse.Namespace) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Read a command line and run it; None is this process's own."""
+    """Parse a command line and run it; None for this process's own."""
     warnings.warn(
         "rallypoint.compat.launch is deprecated, as torch.distributed.launch is; use rallyrun, and LOCAL_RANK instead "
         "of the argument --local-rank",

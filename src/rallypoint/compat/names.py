@@ -1,10 +1,10 @@
-"""Makes torch's modules below `rallypoint.compat`, when they are imported, out of a table of names.
+"""Creates torch's modules below `rallypoint.compat` from a table of names, when they are imported.
 
 Laws:
 
 1. In a module of the table, a name of the table is Rallypoint's. Every other name, and every other module, is torch's.
-2. torch is imported when such a name is asked for, and not before.
-3. Names are unique over torch's modules, but for those in `ELSEWHERE`.
+2. torch is imported on the first use of such a name, and not before.
+3. Names are unique across torch's modules, except for those in `ELSEWHERE`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PACKAGES = {
     "elastic.utils": "api data distributed logging process_state store",
     "elastic.utils.data": "cycling_iterator elastic_distributed_sampler",
 }
-"""Modules with names of ours, by package."""
+"""Modules that have names of ours, by package."""
 
 MODULES = frozenset(f"{package}.{name}".lstrip(".") for package, names in _PACKAGES.items() for name in names.split())
 
@@ -90,7 +90,7 @@ HOMES = {
     "rallypoint.workers.timers": "FileTimerClient FileTimerRequest TimerClient TimerRequest expires",
     "rallypoint.workers.context": "PContext RunProcsResult macros",
 }
-"""Module of ours to the names that it has."""
+"""Our modules and the names that each has."""
 
 _HOME_OF = {name: home for home, names in HOMES.items() for name in names.split()}
 
@@ -110,7 +110,7 @@ ELSEWHERE = {
     ("elastic.timer", "configure"): ("rallypoint.workers.timers", "configure"),
     ("elastic.timer.api", "configure"): ("rallypoint.workers.timers", "configure"),
 }
-"""Module and name to the module and the name of ours, where the name alone does not say."""
+"""Module and name to our module and name, if the name alone is not enough."""
 
 
 def names_of(module: str) -> Callable[[str], Any]:
@@ -118,7 +118,7 @@ def names_of(module: str) -> Callable[[str], Any]:
     path = module.removeprefix(_HERE).lstrip(".")
 
     def find(name: str) -> Any:
-        if name.startswith("__") and name != "__all__":  # what Python looks for in any module
+        if name.startswith("__") and name != "__all__":  # Python looks for such names in any module
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         below = f"{path}.{name}".lstrip(".")
         if below in MODULES:
@@ -130,7 +130,7 @@ def names_of(module: str) -> Callable[[str], Any]:
 
 
 def _home(path: str, name: str) -> tuple[str, str]:
-    """Where a name of a module is, and how it is called there; empty texts if it is torch's."""
+    """Our module for a name of a module, and the name there; empty texts if it is torch's."""
     if path not in MODULES:
         return "", ""
     return ELSEWHERE.get((path, name)) or (_HOME_OF.get(name, ""), name)
@@ -146,12 +146,12 @@ def _of_torch(path: str, name: str) -> Any:
 
 
 def _torchs(path: str) -> ModuleType:
-    """The module of torch that a module here stands for. Raises ImportError."""
+    """torch's module for a module here. Raises ImportError."""
     here = f"{_HERE}.{path}".rstrip(".")
     name = f"torch.{path}" if path.split(".", maxsplit=1)[0] == "numa" else f"torch.distributed.{path}".rstrip(".")
     try:
         module = import_module(name)
-        own: ModuleType = getattr(module, "torchs_own", module)  # where `rallyctl shim` has put ours in its place
+        own: ModuleType = getattr(module, "torchs_own", module)  # if `rallyctl shim` has replaced it with ours
         return own
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name not in {"torch", "torch.distributed"}:
@@ -164,7 +164,7 @@ def _torchs(path: str) -> ModuleType:
 
 
 class _Torchs(ModuleType):
-    """A module of torch with the names that are ours."""
+    """A module of torch with our names."""
 
     def __getattr__(self, name: str) -> Any:
         value = names_of(self.__name__)(name)
@@ -174,12 +174,12 @@ class _Torchs(ModuleType):
 
 
 class _Finder(Loader):
-    """Finds modules of this package that are no files. Also loads them."""
+    """Finds and loads modules of this package that are no files."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The finder's part."""
+        """Find a module."""
         if not name.startswith(f"{_HERE}."):
             return None
         below = name.removeprefix(f"{_HERE}.")
@@ -187,7 +187,7 @@ class _Finder(Loader):
         return ModuleSpec(name, self, is_package=is_package)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The loader's part: it is empty until somebody asks."""
+        """Create a module, which is empty until first use."""
         return _Torchs(spec.name, f"In the place of a module of torch: see `{__name__}`.")
 
     def exec_module(self, module: ModuleType) -> None:
@@ -195,5 +195,5 @@ class _Finder(Loader):
 
 
 def install() -> None:
-    """Have Python find these modules, after all that are files."""
+    """Let Python find these modules, after all that are files."""
     sys.meta_path.append(_Finder())

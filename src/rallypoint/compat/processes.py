@@ -1,9 +1,9 @@
-"""Processes that a program starts by itself, with torch's arguments.
+"""Processes that a program starts itself, with torch's arguments.
 
-While one of these contexts is open, each signal that `TORCHELASTIC_SIGNALS_TO_HANDLE` names raises `SignalException` in
-the main thread. Laws:
-- the previous handlers are restored by the last `restore_handlers`; what others have installed meanwhile stays;
-- what an agent of ours handles at this moment is left to it.
+While one of these contexts is open, each signal in `TORCHELASTIC_SIGNALS_TO_HANDLE` raises `SignalException` in the
+main thread. Laws:
+- the last `restore_handlers` restores the previous handlers; handlers that others have installed meanwhile stay;
+- signals that an agent of ours currently handles are left to it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["MultiprocessContext", "SubprocessContext", "get_std_cm", "start_proc
 log = get_logger(__name__)
 
 _previous: dict[int, Any] = {}
-"""The handlers of before, by signal."""
+"""The previous handlers, by signal."""
 _users = 0
 
 
@@ -59,7 +59,7 @@ class _HandlingSignals(PContext):
 
 
 class SubprocessContext(_HandlingSignals, context.SubprocessContext):
-    """Workers that are commands, made with torch's arguments; see `start_processes` for what they mean."""
+    """Workers that are commands, created with torch's arguments; see `start_processes` for their meaning."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class SubprocessContext(_HandlingSignals, context.SubprocessContext):
 
 
 class MultiprocessContext(_HandlingSignals, FunctionContext):
-    """Workers that are functions, made with torch's arguments; see `start_processes` for what they mean."""
+    """Workers that are functions, created with torch's arguments; see `start_processes` for their meaning."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ def start_processes(
 
 
 def get_std_cm(std_rd: str, redirect_fn: Callable[[str], AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
-    """What `redirect_fn` makes of the file `std_rd`, or a context that does nothing where none is named."""
+    """The context that `redirect_fn` returns for the file `std_rd`; one that does nothing without a file."""
     return redirect_fn(std_rd) if std_rd else nullcontext()
 
 
@@ -134,10 +134,10 @@ def get_std_cm(std_rd: str, redirect_fn: Callable[[str], AbstractContextManager[
 
 
 def install_handlers() -> bool:
-    """Handle the signals that `TORCHELASTIC_SIGNALS_TO_HANDLE` names, until `restore_handlers`.
+    """Handle the signals in `TORCHELASTIC_SIGNALS_TO_HANDLE`, until `restore_handlers`.
 
     Returns:
-        Whether they are handled: only the main thread can do that.
+        Whether they are handled: only the main thread can do this.
     """
     global _users
     if threading.current_thread() is not threading.main_thread():
@@ -146,7 +146,7 @@ def install_handlers() -> bool:
     _users += 1
     named = os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS) != DEFAULT_SIGNALS
     for number in handled_signals():
-        if not named and number in FORWARDED_SIGNALS:  # an agent's own idea of what a scheduler sends
+        if not named and number in FORWARDED_SIGNALS:  # only an agent's default for schedulers
             continue
         if number not in _previous and not is_posting_handler(signal.getsignal(number)):
             try:
@@ -157,7 +157,7 @@ def install_handlers() -> bool:
 
 
 def restore_handlers() -> None:
-    """Undo one `install_handlers`. Outside the main thread the handlers stay until the next who can undoes them."""
+    """Undo one `install_handlers`. Outside the main thread the handlers stay until a later call in it undoes them."""
     global _users
     _users -= 1
     if _users > 0 or threading.current_thread() is not threading.main_thread():
@@ -170,7 +170,7 @@ def restore_handlers() -> None:
 
 @contextmanager
 def signal_wakeup() -> Iterator[list[int]]:
-    """Descriptors that wake the main thread when another gets a signal; none if no signals are handled."""
+    """Descriptors that wake the main thread when another thread gets a signal; none if no signals are handled."""
     if not _users or threading.current_thread() is not threading.main_thread():
         yield []
         return
@@ -187,7 +187,7 @@ def _raise(number: int, _frame: FrameType | None) -> None:
 
 
 def _reset_after_fork() -> None:
-    """Those who installed them are in the original, not in a copy of the process."""
+    """Forget the users of the handlers: they are in the original process, not in this copy."""
     global _users
     _users = 0
     _previous.clear()

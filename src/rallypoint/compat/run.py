@@ -1,6 +1,6 @@
-"""In the place of `torch.distributed.run`: the command line as functions.
+"""Replaces `torch.distributed.run`: the command line as functions.
 
-Flags are read by the table of `rallyrun`; an `argparse.Namespace` carries them here, as torch's callers expect.
+`rallyrun`'s table parses the flags; an `argparse.Namespace` carries them here, as torch's callers expect.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ __all__ = [
 __getattr__ = names_of(__name__)
 
 _SOURCES = "rallypoint_sources"
-"""Where a namespace keeps which of its values the user wrote, and where; no flag has that name."""
+"""Where a namespace stores which values the user gave, and where; no flag has this name."""
 
 _POSITIONAL = ("training_script", "training_script_args")
 
 
 def get_args_parser() -> argparse.ArgumentParser:
-    """The parser of all flags, to add some of one's own to. `PET_*` variables are its defaults."""
+    """The parser of all flags, to which callers can add their own. `PET_*` variables are its defaults."""
     parser = build_parser()
     defaults = vars(_namespace(parse(["no script"], os.environ)))
     parser.set_defaults(**{name: value for name, value in defaults.items() if name not in (*_POSITIONAL, _SOURCES)})
@@ -49,7 +49,7 @@ def get_args_parser() -> argparse.ArgumentParser:
 
 
 def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
-    """Read a command line; None is this process's own. Raises SystemExit after a usage error."""
+    """Parse a command line; None for this process's own. Raises SystemExit after a usage error."""
     return _namespace(parse(sys.argv[1:] if args is None else args, os.environ))
 
 
@@ -64,7 +64,7 @@ def determine_local_world_size(nproc_per_node: str) -> int:
 
 
 def get_rdzv_endpoint(args: argparse.Namespace) -> str:
-    """Where the nodes meet: for static without an endpoint it is `--master-addr` and `--master-port`."""
+    """Where the nodes meet; for `static` without an endpoint, `--master-addr` and `--master-port`."""
     if args.rdzv_backend == "static" and not args.rdzv_endpoint:
         return f"{args.master_addr}:{STATIC_PORT if args.master_port is None else args.master_port}"
     return str(args.rdzv_endpoint)
@@ -85,10 +85,10 @@ def run(args: argparse.Namespace) -> None:
     """Run this node's part of the job to its end.
 
     Raises:
-        UserError: a flag has a value that cannot work.
+        UserError: a flag has an unusable value.
         ChildFailedError: workers failed.
-        RendezvousError: the nodes did not come together.
-        SignalException: this process was asked to end.
+        RendezvousError: the nodes did not form a round.
+        SignalException: a signal ended this process.
     """
     config, program, arguments = config_from_args(args)
     limit_threads(config, os.environ)
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> None:
 
 @record
 def main(args: Sequence[str] | None = None) -> None:
-    """Read a command line and run it; None is this process's own. Raises as `run` does."""
+    """Parse a command line and run it; None for this process's own. Raises as `run` does."""
     run(parse_args(args))
 
 
@@ -107,7 +107,7 @@ def _namespace(options: Options) -> argparse.Namespace:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    """`Options` from a namespace, which may be a parser's that knows nothing of sources, or be changed since."""
+    """`Options` from a namespace, which may come from a parser without sources, or have changed since."""
     rows = {flag.dest: flag for flag in FLAGS}
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value

@@ -1,16 +1,16 @@
-"""Rallypoint in the place of torch's launcher, in programs that import it or run it by `python -m` (`rallyctl shim`).
+"""Replaces torch's launcher with Rallypoint in programs that import it or run it with `python -m` (`rallyctl shim`).
 
-What `rallyctl shim` puts into an environment asks `find` for the modules in `MODULES`; before that, it imports nothing
-of Rallypoint.
+The file that `rallyctl shim` puts into an environment asks `find` for the modules in `MODULES`; before that, it imports
+nothing of Rallypoint.
 
 Laws:
 
-1. Of torch, four modules are replaced: `run`, `launch`, `launcher` and `launcher.api`. `python -m` of the first two
-   runs our command, and torch is not imported in that process.
-2. Their names are those of `rallypoint.compat`. What launches, launches here; what a program gives it (log specs, NUMA
-   options) and what it catches (exceptions) may be torch's.
+1. Four modules of torch are replaced: `run`, `launch`, `launcher` and `launcher.api`. `python -m` of the first two runs
+   our command, and torch is not imported in that process.
+2. Their names are those of `rallypoint.compat`. Launches happen here; a program may pass torch's objects (log specs,
+   NUMA options) and catch torch's exceptions.
 3. A program that derives from torch's elastic classes, or patches them or the launcher, keeps torch's own launcher:
-   ours would not call what it has changed.
+   ours would not call its changes.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ _ERRORS |= dict.fromkeys(
     ),
     f"{_ELASTIC}.rendezvous.api",
 )
-"""Exceptions of a launch that have a class of torch's, and its module."""
+"""Exceptions of a launch that have a class in torch, with its module."""
 _KNOWN = sys.stdlib_module_names | {"etcd", "rallypoint", "torch", "typing_extensions", "urllib3"}
-"""Packages whose functions and classes are in torch's modules when nobody has changed them."""
+"""Packages whose functions and classes are in torch's modules if nobody has changed them."""
 
 _torchs: dict[str, ModuleType] = {}
-"""Torch's own modules, once they have been wanted."""
+"""Torch's own modules, once they are needed."""
 _finding_torchs = False
 
 
 def find(name: str) -> ModuleSpec | None:
-    """The finder's answer for a module of torch: None leaves it to torch."""
+    """Find a module of torch; None leaves it to torch."""
     if name in _PARENTS:
         return ModuleSpec(name, _Parents(), is_package=True) if _is_run_by_python() else None
     if name not in MODULES or _finding_torchs:
@@ -78,7 +78,7 @@ def find(name: str) -> ModuleSpec | None:
 
 
 def _is_run_by_python() -> bool:
-    """Whether this is `python -m torch.distributed.run`, before Python has imported what it runs."""
+    """Whether this is `python -m torch.distributed.run`, before Python has imported that module."""
     if sys.argv[:1] != ["-m"] or len(sys.orig_argv) <= len(sys.argv):
         return False
     word = sys.orig_argv[-len(sys.argv)]
@@ -86,10 +86,10 @@ def _is_run_by_python() -> bool:
 
 
 class _Parents(Loader):
-    """Loads empty packages in the place of torch, until Python has found the program below them."""
+    """Loads empty packages instead of torch, until Python has found the program below them."""
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Do nothing: an ordinary module will do."""
+        """Do nothing: Python then creates an ordinary module."""
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: it stays empty."""
@@ -99,15 +99,15 @@ class _InPlaceLoader(Loader):
     """Loads our modules, or runs them as programs."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Make the module, whose names are looked up when they are asked for."""
+        """Create the module, whose names are looked up on first use."""
         return _InPlace(spec.name, f"Rallypoint's, by rallyctl shim: see `{__name__}`.")
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing."""
 
     def get_code(self, name: str) -> CodeType:
-        """What `python -m` runs."""
-        for parent in _PARENTS:  # whatever a plug-in imports is torch's
+        """The code for `python -m`."""
+        for parent in _PARENTS:  # a plug-in may import torch, and must get the real one
             if isinstance(getattr(sys.modules.get(parent), "__loader__", None), _Parents):
                 del sys.modules[parent]
         text = f"import sys; from {__name__} import run_command; sys.exit(run_command({name!r}))"
@@ -123,7 +123,7 @@ def run_command(module: str) -> int:
 
 
 class _InPlace(ModuleType):
-    """A module in the place of torch's."""
+    """A module that replaces one of torch's."""
 
     def __getattr__(self, name: str) -> Any:
         module = self.__name__
@@ -164,7 +164,7 @@ def _torchs_own(module: str) -> ModuleType:
 
 @cache
 def _launching(module: str, name: str) -> Any:
-    """A function of ours that launches, or the class, for who has found it in a module of torch."""
+    """Our function or class that launches, for a program that finds it in a module of torch."""
     ours = getattr(_own_module(module), name)
     if name == "elastic_launch":
 
@@ -198,7 +198,7 @@ def _launching(module: str, name: str) -> Any:
 
 
 def _take_over(config: LaunchConfig, specs: Any, numa: Any) -> None:
-    """Make ours of the values of a config that are torch's."""
+    """Replace torch's values in a config with ours."""
     if not isinstance(specs, LogsSpecs):
         redirects, tee = _streams(specs._redirects), _streams(specs._tee)
         config.logs_specs = DefaultLogsSpecs(specs._root_log_dir, redirects, tee, specs._local_ranks_filter)
@@ -211,20 +211,20 @@ def _streams(value: Any) -> Std | dict[int, Std]:
 
 
 def _make_torchs(error: Exception) -> None:
-    """Let an exception be caught as torch's, too."""
+    """Let programs catch an exception as torch's, too."""
     for kind in type(error).__mro__:
         module = sys.modules.get(_ERRORS.get(kind.__name__, ""))
-        if module is not None:  # else there is nobody who could know the class
+        if module is not None:  # otherwise nobody can know the class
             names = {"__module__": kind.__module__, "__qualname__": type(error).__qualname__}
             error.__class__ = type(type(error).__name__, (type(error), getattr(module, kind.__name__)), names)
             return
 
 
-# Programs that keep torch's own
+# Programs that keep torch's own launcher
 
 
 def _changes() -> Iterator[str]:
-    """What a program has changed in torch's launcher, or derived from its classes."""
+    """The program's changes to torch's launcher, and its classes derived from torch's."""
     for name, module in list(sys.modules.items()):
         if isinstance(module, _InPlace):
             yield from (f"{name}.{changed}" for changed in _set_by_program(module))
@@ -247,10 +247,10 @@ def _set_by_program(module: ModuleType) -> dict[str, Any]:
 
 
 def _is_foreign(value: Any) -> bool:
-    """Whether a function or a class, or what stands for one, is neither torch's, nor Python's, nor ours."""
+    """Whether a function or class, or a substitute for one, is neither torch's, nor Python's, nor ours."""
     value = getattr(value, "fget", None) or getattr(value, "__func__", value)
     if isinstance(value, FunctionType):
-        home = value.__globals__.get("__name__", "")  # `__module__` may be copied by `wraps`
+        home = value.__globals__.get("__name__", "")  # `wraps` may have copied `__module__`
     elif isinstance(value, type):
         home = value.__module__
     else:
@@ -260,7 +260,7 @@ def _is_foreign(value: Any) -> bool:
 
 
 def _torchs_own_changed(module: str) -> ModuleType:
-    """Torch's own module, with what the program has set in ours."""
+    """Torch's own module, with the names that the program has set in ours."""
     own = _torchs_own(module)
     for name in MODULES:
         if (ours := sys.modules.get(name)) is not None:
@@ -269,7 +269,7 @@ def _torchs_own_changed(module: str) -> ModuleType:
 
 
 def _config_of_torch(value: Any) -> Any:
-    """Torch's `LaunchConfig` of ours; any other value as it is."""
+    """Torch's `LaunchConfig` from ours; any other value as it is."""
     if not isinstance(value, LaunchConfig):
         return value
     from dataclasses import fields

@@ -28,14 +28,14 @@ class RequestQueue(ABC):
 
     @abstractmethod
     def size(self) -> int:
-        """About how many wait."""
+        """About how many requests wait."""
 
     @abstractmethod
     def get(self, size: int, timeout: float) -> list[TimerRequest]:
-        """Up to `size` requests; waits for them up to `timeout` seconds, and returns those that have come."""
+        """Wait up to `timeout` seconds for up to `size` requests, and return those that have arrived."""
 
     def wake(self) -> None:
-        """Make a waiting `get` return, where that is possible; otherwise `stop` waits for it."""
+        """Make a waiting `get` return, if possible; otherwise `stop` waits for it."""
         return
 
 
@@ -44,8 +44,8 @@ class TimerServer(ABC):
 
     Args:
         request_queue: the source of requests.
-        max_interval: seconds at most between two iterations.
-        daemon: whether the thread lets the program end.
+        max_interval: the most seconds between two iterations.
+        daemon: whether the program may end while the thread runs.
     """
 
     def __init__(self, request_queue: RequestQueue, max_interval: float, daemon: bool = True) -> None:
@@ -66,7 +66,7 @@ class TimerServer(ABC):
 
     @abstractmethod
     def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
-        """Those that have expired at a time, in epoch seconds, by worker."""
+        """The timers that have expired at a time, in epoch seconds, by worker."""
 
     @abstractmethod
     def _reap_worker(self, worker_id: Any) -> bool:
@@ -122,7 +122,7 @@ class TimerServer(ABC):
 
 
 class LocalTimerClient(TimerClient):
-    """Sets timers at the server that reads from `mp_queue`, which this process was given when it was started."""
+    """Sets timers at the server that reads from `mp_queue`, which this process received at its start."""
 
     def __init__(self, mp_queue: Queue[Any]) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class LocalTimerClient(TimerClient):
 
 
 class MultiprocessingRequestQueue(RequestQueue):
-    """Requests out of a queue of `multiprocessing`."""
+    """Requests from a queue of `multiprocessing`."""
 
     def __init__(self, mp_queue: Queue[Any]) -> None:
         super().__init__()
@@ -163,9 +163,9 @@ class LocalTimerServer(TimerServer):
     def __init__(self, mp_queue: Queue[Any], max_interval: float = 60, daemon: bool = True) -> None:
         super().__init__(MultiprocessingRequestQueue(mp_queue), max_interval, daemon)
         self._timers: dict[Any, dict[str, tuple[float, TimerRequest]]] = {}
-        """By worker and name: when it expires, on the monotonic clock, and its request."""
+        """By worker and name: when the timer expires, on the monotonic clock, and its request."""
         self._asked = -math.inf
-        """The time for which expired timers were asked for last; those were tried, and are again after the interval."""
+        """The time of the last query for expired timers; these were tried, and are tried again after the interval."""
 
     def register_timers(self, timer_requests: list[TimerRequest]) -> None:
         ahead = SYSTEM_CLOCK.monotonic() - time.time()
@@ -192,7 +192,7 @@ class LocalTimerServer(TimerServer):
         return min((due for due in times if due > self._asked), default=math.inf)
 
     def _reap_worker(self, worker_id: Any) -> bool:
-        if not isinstance(worker_id, int) or worker_id <= 1:  # to kill(2), such numbers are whole groups
+        if not isinstance(worker_id, int) or worker_id <= 1:  # kill(2) takes such numbers for whole groups
             return False
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker_id, signal.SIGKILL)
@@ -200,16 +200,16 @@ class LocalTimerServer(TimerServer):
 
 
 class FileTimerServer:
-    """A `Watchdog` on a thread of its own, for programs that have no agent (contract section 8). Unlike torch's, it
-    does not end its own process when it has ended another.
+    """A `Watchdog` on its own thread, for programs without an agent (contract section 8). Unlike torch's, it does not
+    end its own process when it has ended another.
 
     It enforces the timers of any process of this host that writes to its pipe. Nothing is opened before `start`.
 
     Args:
-        file_path: of the pipe; a file of that name is removed.
-        run_id: of the job, for the log.
-        max_interval: seconds at most between two steps.
-        daemon: whether the thread lets the program end.
+        file_path: the path of the pipe; a file of that name is removed.
+        run_id: the job's id, for the log.
+        max_interval: the most seconds between two steps.
+        daemon: whether the program may end while the thread runs.
         log_event: called with each event, and its timer if there is one.
     """
 
@@ -230,10 +230,10 @@ class FileTimerServer:
         self._running: tuple[Watchdog, threading.Thread, Wakeup] | None = None
 
     def start(self) -> None:
-        """Make the pipe and start the thread. Idempotent.
+        """Create the pipe and start the thread. Idempotent.
 
         Raises:
-            UserError: the pipe cannot be made; says why.
+            UserError: the pipe cannot be created; says why.
         """
         if self._running is not None:
             return
@@ -258,7 +258,7 @@ class FileTimerServer:
         watchdog.close()
 
     def get_last_progress_time(self) -> int:
-        """Epoch seconds of the last step once a client has written, else of now."""
+        """Epoch seconds of the last step once a client has written, otherwise of now."""
         client_seen = self._running is not None and self._running[0].client_seen
         return int(self._stepped_at if client_seen else time.time())
 
