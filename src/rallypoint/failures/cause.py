@@ -1,4 +1,4 @@
-"""One failure as plain, bounded data that can travel."""
+"""One failure as plain data of bounded size, which can be sent."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 MAX_TRACEBACK = 16 * 1024
 MAX_MESSAGE = 2 * 1024
 MAX_PATH = 4 * 1024
-"""Bounds of the texts, in bytes of UTF-8."""
+"""Limits of the texts, in bytes of UTF-8."""
 
 _STDERR_COPY = "the worker's standard error, which -t 2 keeps in a file as well"
 
 
 class Restarts(NamedTuple):
-    """Restarts used, of those allowed; 0 allowed also where that is not known."""
+    """Restarts used, of those allowed; 0 allowed also if unknown."""
 
     used: int = 0
     allowed: int = 0
@@ -46,9 +46,9 @@ class Ending(StrEnum):
 class Cause(NamedTuple):
     """One failed worker.
 
-    `exitcode` is 0 to 255, or -N for death by signal N; `timestamp` is in epoch seconds on `host`'s clock, for people
-    and not to be compared; `error_file` is a path on `host`, empty if the worker left none. `traceback` is the
-    exception's traceback, else the end of the worker's standard error, else empty. A `rank` below 0: not a worker has
+    `exitcode` is 0 to 255, or -N for death by signal N. `timestamp` is in epoch seconds on `host`'s clock, for people
+    and not for comparison. `error_file` is a path on `host`, empty if the worker left none. `traceback` is the
+    exception's traceback, else the end of the worker's standard error, else empty. If `rank` is below 0, no worker has
     failed, but something that its node needs to start workers. `ending` is why the job fails if this is its cause.
     """
 
@@ -87,7 +87,7 @@ class Cause(NamedTuple):
         )
 
     def is_of(self, other: Cause | None) -> bool:
-        """Whether it is the same failure, even if its texts were cut on their way."""
+        """Whether it is the same failure, even if its texts were cut on the way."""
         return other is not None and (self.rank, self.pid, self.timestamp) == (other.rank, other.pid, other.timestamp)
 
     @property

@@ -1,4 +1,4 @@
-"""What a failed worker has left, as a message and a traceback."""
+"""Turns the output and error file of a failed worker into a message and a traceback."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from rallypoint.failures.tracebacks import (
 
 _HIDDEN = "(standard output, which --local-ranks-filter keeps from the console)"
 _CRASHES = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
-"""Signals by which a program ends itself."""
+"""Signals with which a program ends itself."""
 TOOL_FILES = ("uv-receipt.toml", "pipx_metadata.json")
-"""Files that `uv tool` and `pipx` leave in an environment that they have made for one program."""
+"""Files that `uv tool` and `pipx` leave in an environment that they have created for one program."""
 _QUITS_PDB = "Quitting pdb will kill the process."
-"""The last line of a program whose debugger was left, from Python 3.14 on, which raises no BdbQuit."""
+"""The last line of a program whose user left the debugger, from Python 3.14 on, which raises no BdbQuit."""
 _MOST_LOOKED_AT = 8
-"""Tracebacks whose source is looked at."""
+"""The most tracebacks whose source is read."""
 
 
 def message_and_traceback(failure: ProcessFailure) -> tuple[str, str]:
     """The texts of a failure.
 
-    The traceback comes from the error file; without one, an exit by code is explained by the last Python traceback on
-    standard error or standard output, or by what a worker that has survived that exception has said after it; a death
-    by signal by the last lines on standard error, with the stacks that the interpreter left. A traceback further up was
-    an exception that the worker survived, unless its program ended with that and crashed then. A failure's `reason` is
-    its message in any case.
+    The traceback comes from the error file. Without one, an exit by code is explained by the last Python traceback on
+    standard error or standard output, or, if the worker survived that exception, by its last words after it. A death by
+    signal is explained by the last lines on standard error, with the interpreter's stacks. A traceback further up was
+    an exception that the worker survived, unless its program ended with that and then crashed. A failure's `reason` is
+    always its message.
     """
     message, traceback = failure.text, failure.callstack
     if not traceback:
@@ -57,7 +57,7 @@ def message_and_traceback(failure: ProcessFailure) -> tuple[str, str]:
 
 
 def _environment_note(message: str, python: str) -> str:
-    """For a missing module: that the workers' Python is not that of the active environment, if it is not."""
+    """A note for a missing module, if the workers' Python is not that of the active environment."""
     name = os.path.basename(python)
     if not (message.startswith("ModuleNotFoundError: ") and name.startswith("python") and os.path.isabs(python)):
         return ""
@@ -76,20 +76,20 @@ def _environment_note(message: str, python: str) -> str:
 
 
 def _user_note(message: str) -> str:
-    """For a program that asks for the user's name where there is none, as with the arbitrary ids of containers."""
-    # What `getpass.getuser` raises, before Python 3.13 and since.
+    """A note for a program that asks for the user's name where there is none, as with arbitrary ids in containers."""
+    # The errors of `getpass.getuser` before Python 3.13 and since.
     if "getpwuid(): uid not found: " in message or message == "OSError: No username set in the environment":
         return " (this user id has no name on this machine; set LOGNAME or USER to one)"
     return ""
 
 
 def _from_output(failure: ProcessFailure, message: str, recorded: bool) -> tuple[str, str]:
-    """Message and traceback if no error file has a traceback; `recorded` if one has a message."""
+    """Message and traceback if no error file has a traceback; `recorded`: an error file has a message."""
     lines, printed = clean_lines(failure.last_lines), clean_lines(failure.last_stdout)
     by_code = failure.exitcode >= 0
     shown, traceback = _ended_by(lines) if by_code else ("", "")
     hidden, context = failure.stdout == os.devnull, failure.context
-    if by_code and not traceback:  # logged, or printed there
+    if by_code and not traceback:  # it was logged, or printed to standard output
         shown, traceback = _ended_by(printed, last_words(lines, [], 0))
         if is_said_after(shown, traceback):
             traceback = f"{OF_STDOUT}\n{traceback}"
@@ -101,7 +101,7 @@ def _from_output(failure: ProcessFailure, message: str, recorded: bool) -> tuple
     text = text or last_lines(lines, os.path.abspath(failure.log) if failure.log else "")
     if -failure.exitcode in _CRASHES:
         raised = _raised_before_crash(lines)
-        above = [each for each in (raised, last_thrown(lines)) if each and each not in text]
+        above = [part for part in (raised, last_thrown(lines)) if part and part not in text]
         text = f"\n{TRUNCATION_MARK}\n".join([*above, text])
         message += f", after {exception_line(raised)}" if raised and not failure.reason else ""
     if not text and by_code:
@@ -111,17 +111,17 @@ def _from_output(failure: ProcessFailure, message: str, recorded: bool) -> tuple
     if by_code and not failure.reason:
         message = shown or exit_text(failure.exitcode) + ("" if text else " and wrote nothing")
     notes = [*filter(None, (failure.damaged, context))]
-    # Without a line of the worker's own, notes of ours are none.
+    # Without a line of the worker's own, our notes alone are no traceback.
     return (message, "\n".join([text, *notes])) if text else ("; ".join([message, *notes]), "")
 
 
 def _ended_by(printed: list[str], elsewhere: str = "") -> tuple[str, str]:
-    """What a worker that has ended with a code has last said of the reason, and the traceback with that; empty texts if
-    there is no traceback, or one that the worker survived before it said something `elsewhere`.
+    """The last words of a worker that has exited with a code on the reason, and the traceback for them. Empty if there
+    is no traceback, or if the worker survived it and then said something `elsewhere`.
     """
     lines = unfold_json(printed)
     found = [*tracebacks(lines)]
-    candidates = [each for each in found if not each.is_lesser] or found
+    candidates = [traceback for traceback in found if not traceback.is_lesser] or found
     if not candidates:
         return "", ""
     last = ended = candidates[0]
@@ -133,14 +133,15 @@ def _ended_by(printed: list[str], elsewhere: str = "") -> tuple[str, str]:
         if said:
             cut = [TRUNCATION_MARK] if len(after) > LINES else []
             return said, "\n".join([*lines[last.begin : last.behind], *cut, *after[-LINES:]])
-        earlier = (each for each in candidates[1:_MOST_LOOKED_AT] if each.is_of_program and not _is_survived(each))
+        others = candidates[1:_MOST_LOOKED_AT]
+        earlier = (traceback for traceback in others if traceback.is_of_program and not _is_survived(traceback))
         ended = next(earlier, last)
     return exception_line(ended.text), ended.text
 
 
 def _raised_before_crash(lines: list[str]) -> str:
-    """The traceback that ended a program which then crashed while it was torn down; empty if there is none."""
-    last = next((each for each in tracebacks(lines) if not each.is_lesser), None)
+    """The traceback that ended a program which then crashed during its clean-up; empty if there is none."""
+    last = next((traceback for traceback in tracebacks(lines) if not traceback.is_lesser), None)
     if last is None or not last.is_of_program or TRUNCATION_MARK in lines[last.behind :] or _is_survived(last):
         return ""
     return last.text

@@ -1,20 +1,20 @@
-"""One failed worker, with all that its node knows about it (contract sections 6.2 and 7.1).
+"""One failed worker, with everything that its node knows about it (contract sections 6.2 and 7.1).
 
-That is the error file in which it has left its exception; and, beyond its exit code or signal, why it failed as far as
-this machine shows it: above all whether the kernel's out-of-memory killer ended it, by the counters of its control
-group and the kernel's log.
+This is the error file in which the worker left its exception; and, beyond its exit code or signal, why it failed as far
+as this machine shows it: above all whether the kernel's out-of-memory killer ended it, according to the counters of its
+control group and the kernel's log.
 
 Laws:
 
-1. Reading an error file never fails: one that is cut off or is no error file counts as absent, with its text kept for
-   the report. The worker chose what is at the path: only a regular file is read, at most `MAX_SIZE` bytes of it, and
-   its numbers and texts are checked. Writing follows no symbolic link.
-2. The counters tell how many processes were killed, and not which, and a worker's children are in its group too. So
-   nothing is certain unless the kernel's log, where it may be read, names the worker.
-3. Where the kernel shows nothing (no /proc, no control groups), nothing is claimed, and nothing raises.
+1. Reading an error file never fails: a truncated or invalid one counts as absent, with its text kept for the report.
+   The worker chose what is at the path: only a regular file is read, at most `MAX_SIZE` bytes of it, and its numbers
+   and texts are checked. Writing follows no symbolic link.
+2. The counters show how many processes were killed, not which, and a worker's children are in its group too. So nothing
+   is certain unless the kernel's log, if it can be read, names the worker.
+3. If the kernel shows nothing (no /proc, no control groups), nothing is claimed, and nothing raises.
 
 The first version of control groups counts in `memory.oom_control` what happens in the group itself, the second in
-`memory.events` what happens in it and below it. Without either there is the counter of the whole machine.
+`memory.events` what happens in it and below it. Without either, there is the counter of the whole machine.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _KILLED = rb"Killed process (\d+) .*?anon-rss:(\d+)kB, file-rss:\d+kB, shmem-rss
 _FIRST_NAMESPACE = 0xEFFFFFFC
 """Inode of the first pid namespace, whose pids are in the kernel's log."""
 _NO_LIMIT = 1 << 60
-"""The first version shows some number near 2**63 if there is none."""
+"""The first version shows some number near 2**63 if there is no limit."""
 
 
 @dataclass
@@ -64,15 +64,15 @@ class ProcessFailure:
         local_rank: which worker of this node.
         pid: its process.
         exitcode: 0 to 255, or -N for death by signal N.
-        error_file: the path of its error file; `<N/A>` afterwards if there is none that can be read.
+        error_file: the path of its error file; afterwards `<N/A>` if there is none that can be read.
         last_lines: the end of its standard error, as bytes.
         last_stdout: the end of its standard output, as bytes.
         log: the file with all of its standard error; empty if there is none.
-        stdout: the file with all of its standard output; empty for the console, `/dev/null` if it was not shown.
+        stdout: the file with all of its standard output; empty for the console, `/dev/null` if it was hidden.
         program: the program that the worker ran; empty for a function.
         noticed_at: when the failure was noticed, in epoch seconds with fractions.
 
-    `error_file_data`, `message` and `timestamp` (whole epoch seconds) are the contract's; `callstack` is the traceback
+    `error_file_data`, `message` and `timestamp` (whole epoch seconds) are the contract's. `callstack` is the traceback
     from the error file or empty, `damaged` the text of an unreadable one, `reason` a better explanation (see
     `set_reason`), `context` other findings that may be related, such as a full disk. `moment` is the best estimate of
     when the worker failed, with fractions: it orders failures within one node.
@@ -99,10 +99,10 @@ class ProcessFailure:
 
     def __post_init__(self) -> None:
         self.look_closer: Callable[[], str | None] | None = None
-        """Finds a better explanation where that takes milliseconds; see `settle`."""
+        """Finds a better explanation if that takes milliseconds; see `settle`."""
         self.remark = ""
-        """What follows the message in parentheses, such as that the worker has not ended; `exitcode` is then what
-        Python would end it with."""
+        """A text for after the message, in parentheses, such as that the worker has not ended; `exitcode` is then the
+        code with which Python would end it."""
         reply = read_error_file(self.error_file)
         if isinstance(reply, ErrorFile):
             self.error_file_data = reply.data
@@ -132,9 +132,9 @@ class ProcessFailure:
             self.look_closer = None
 
     def settle(self) -> str:
-        """Look closer, if there is something to look at: after the failure was announced, which this would delay.
+        """Look closer, if there is anything to look at. Call it after the announcement, which it would delay.
 
-        Returns the explanation, empty if it is the same as before.
+        Returns the new explanation; empty if it is the same as before.
         """
         look, self.look_closer = self.look_closer, None
         before = self.reason, self.context
@@ -160,12 +160,12 @@ class ProcessFailure:
 
 
 def iso_time(timestamp: float) -> str:
-    """`YYYY-MM-DD_HH:MM:SS` in local time, of epoch seconds."""
+    """`YYYY-MM-DD_HH:MM:SS` in local time, from epoch seconds."""
     return time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(timestamp))
 
 
 def _disk_full(folder: str) -> str:
-    """A sentence if nothing more can be written below a folder, the one of the worker's output and error file."""
+    """A sentence if the disk is full below a folder, that of the worker's output and error file."""
     try:
         disk = os.statvfs(folder)
     except OSError:
@@ -181,7 +181,7 @@ class ErrorFile(NamedTuple):
     """The contents of an error file: `data` is the parsed file, `message` its `message` member (a text in newer files).
 
     `text` and `callstack` are that message and the formatted traceback as texts. `timestamp` is in whole epoch seconds,
-    `exact` the same with a fraction if the file's own time has it, else None.
+    `exact` the same with a fraction if the time of the file itself gives one, else None.
     """
 
     path: str
@@ -194,14 +194,14 @@ class ErrorFile(NamedTuple):
 
 
 class UnreadableErrorFile(NamedTuple):
-    """A file that is not an error file: the beginning of its text."""
+    """A file that is not an error file, with the beginning of its text."""
 
     path: str
     raw: str
 
 
 def read_error_file(path: str) -> ErrorFile | UnreadableErrorFile | None:
-    """The contents of an error file; None if there is none, if it is empty, or if `path` is."""
+    """The contents of an error file; None if there is none, or if the file or `path` is empty."""
     if not path or path == os.devnull:
         return None
     try:
@@ -280,11 +280,11 @@ def _parse(path: str, raw: str, written: float) -> ErrorFile | None:
 
 
 def _timestamp_seconds(value: object, otherwise: float) -> int:
-    """The file's timestamp, a number or its text; else the time at which the file was written."""
+    """The file's timestamp, a number or its text; otherwise the time of its last change."""
     if isinstance(value, str | int | float):
         with suppress(ValueError, OverflowError):  # not a number
             seconds = float(value)
-            if math.isfinite(seconds) and 0 <= seconds < _LATEST:  # not nanoseconds, say
+            if math.isfinite(seconds) and 0 <= seconds < _LATEST:  # and not, for instance, nanoseconds
                 return int(seconds)
     return int(otherwise)
 
@@ -292,13 +292,13 @@ def _timestamp_seconds(value: object, otherwise: float) -> int:
 def _exact_time(timestamp: int, written: float) -> float | None:
     """The file is written right after the exception was caught, so its own time adds the fraction of the second.
 
-    Only if it is close: the time of a copied file, or of one on another machine's disk, means nothing.
+    Only if the two are close: the time of a copied file, or of a file on another machine's disk, means nothing.
     """
     return refine_timestamp(timestamp, written) if timestamp <= written < timestamp + 2 else None
 
 
 def refine_timestamp(timestamp: int, moment: float) -> float:
-    """The time in the second that begins at `timestamp` that is nearest to `moment`; both in epoch seconds."""
+    """The time nearest to `moment` in the second that begins at `timestamp`; both in epoch seconds."""
     return min(max(moment, float(timestamp)), timestamp + 0.999999)
 
 
@@ -318,11 +318,11 @@ class OomKills:
         self._before = self._count()
 
     def reason(self, pid: int, killed: int) -> str:
-        """Why a worker that died of SIGKILL was killed, by the counters; empty if this killer is not a likely cause.
+        """Why a worker that died of SIGKILL was killed, according to the counters; empty if this killer is not likely.
 
         Args:
-            pid: the worker's.
-            killed: workers that have died of a SIGKILL that was not ours, since this object was made.
+            pid: the worker's pid.
+            killed: workers that have died of a SIGKILL that was not ours, since this object was created.
         """
         before, now = self._before, self._count()
         if now <= before:
@@ -331,7 +331,7 @@ class OomKills:
         return f"{'most likely' if sure else 'perhaps'} {_OOM_KILLED} ({self._facts(before, now)})"
 
     def reason_by_log(self, pid: int) -> str | None:
-        """The same by the kernel's log, which takes milliseconds to read; None if it does not tell."""
+        """The same from the kernel's log, which takes milliseconds to read; None if the log does not say."""
         victims = killed_for_memory()
         if victims is None:
             return None
@@ -343,7 +343,7 @@ class OomKills:
         )
 
     def context(self, killed: int) -> str:
-        """A sentence for a worker that ended otherwise, if others of its group were killed; `killed` is as above."""
+        """A sentence for a worker that ended otherwise, if others in its group were killed; `killed` is as above."""
         count = self._count() - self._before
         if self._group is None or count <= 0:
             return ""
@@ -351,7 +351,7 @@ class OomKills:
         return f"since it was started, the kernel's out-of-memory killer has killed {who} ({self._where()})"
 
     def child_by_log(self, words: bytes) -> str:
-        """The same by the kernel's log, if a victim's pid is in a worker's last words; else empty."""
+        """The same from the kernel's log, if a victim's pid is in a worker's last words; else empty."""
         victims = killed_for_memory() or {}
         child = next((pid for pid in victims if re.search(rb"\b%d\b" % pid, words)), None)
         if child is None:
@@ -403,10 +403,10 @@ def megabytes(count: int) -> str:
 
 @cache
 def _own_cgroup(proc: str, mounted: str) -> _Cgroup | None:
-    """The control group of this process that counts memory, if its counter can be read; a process stays in its own."""
+    """The control group that counts this process's memory, if its counter can be read; a process stays in its group."""
     name, second = own_cgroup_path("memory", proc)
     top = mounted if second else f"{mounted}/memory"
-    # A container sees its own group at the top, and may see the name that it has outside.
+    # A container sees its own group at the top, and may see its outside name.
     for folder in (top + name.rstrip("/"), top) if name else ():
         group = _Cgroup(name, folder, top, second)
         if _number(group.counter, _KILLS) is not None:
@@ -415,7 +415,7 @@ def _own_cgroup(proc: str, mounted: str) -> _Cgroup | None:
 
 
 def own_cgroup_path(controller: str, proc: str = "/proc") -> tuple[str, bool]:
-    """The path of this process's control group, and whether it is of the second version; empty if it is unknown."""
+    """The path of this process's control group, empty if unknown, and whether it is of the second version."""
     name = ""
     for line in read_text(f"{proc}/self/cgroup").split("\n"):
         number, _, rest = line.partition(":")
@@ -428,7 +428,7 @@ def own_cgroup_path(controller: str, proc: str = "/proc") -> tuple[str, bool]:
 
 
 def _number(path: str, key: str) -> int | None:
-    """The number of a key in a file of such lines."""
+    """The number after a key in a file of such lines."""
     for line in read_text(path).split("\n"):
         name, _, value = line.partition(" ")
         if name == key and value.isdigit():
@@ -449,16 +449,16 @@ def killed_for_memory(log: str = "/dev/kmsg", namespace: str = "/proc/self/ns/pi
 
 SHARED_MEMORY = "/dev/shm"
 _FULL = 0.05
-"""The free part of shared memory below which it counts as full: allocations there are large."""
+"""The free share of shared memory below which it counts as full: allocations there are large."""
 
 
 def explain_signal(failure: ProcessFailure, kills: OomKills | None = None, killed: int = 1) -> None:
-    """Set the reason of a failure by a signal, if it is known; else add what may be related to its context.
+    """Set the reason of a failure by a signal, if known; otherwise add related findings to its context.
 
-    The kernel's log is only read by the failure's `settle`.
+    Only the failure's `settle` reads the kernel's log.
 
     Args:
-        failure: the worker's; the exception in an error file is not overridden.
+        failure: the worker's failure; the exception in an error file is not overridden.
         kills: counts kills by the out-of-memory killer since the worker's start.
         killed: workers that have died since then of a SIGKILL that was not ours.
     """
@@ -497,7 +497,7 @@ def bus_error(shared: str) -> str:
     except OSError:
         return meaning
     total, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
-    if not total:  # not a file system of its own
+    if not total:  # not a separate file system
         return meaning
     figures = f"{megabytes(free)} of {megabytes(total)} free"
     if free < total * _FULL:
@@ -510,14 +510,14 @@ KERNEL_LOG = "/dev/kmsg"
 
 
 class LogEntry(NamedTuple):
-    """One entry: its time, in seconds on the monotonic clock of this machine, and its text."""
+    """One entry: its time, in seconds on this machine's monotonic clock, and its text."""
 
     moment: float
     text: str
 
 
 def raw_entries(path: str = KERNEL_LOG) -> list[bytes]:
-    """All entries as they are, the oldest first. OSError if it may not be read."""
+    """All entries unchanged, the oldest first. OSError if the log may not be read."""
     entries: list[bytes] = []
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -537,7 +537,7 @@ def raw_entries(path: str = KERNEL_LOG) -> list[bytes]:
 
 
 def log_entries(entries: Iterable[bytes]) -> list[LogEntry]:
-    """The entries without priorities and properties: `6,1234,5678901,-;text`, with microseconds in the third place."""
+    """The entries without priorities and properties: `6,1234,5678901,-;text`, with microseconds in the third field."""
     parsed = []
     for entry in entries:
         head, _, text = entry.decode(errors="replace").partition(";")

@@ -1,7 +1,7 @@
-"""Whether a program survives an exception, by its source.
+"""Tells from its source whether a program survives an exception.
 
-A traceback begins in the function that has caught the exception. So one that was printed by a handler begins at a line
-in the body of that handler's `try`, and one that ended its program does not.
+A traceback begins in the function that caught the exception. So one that a handler printed begins at a line in the body
+of that handler's `try`, and one that ended its program does not.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     import ast
 
 _MAX_SIZE = 256 * 1024
-"""Bytes of source that are read; to parse so much takes 0.1 s."""
+"""Bytes of source that are read; parsing this much takes 0.1 s."""
 _LEAVES = {"exit", "_exit", "abort", "quit", "kill", "interrupt_main"}
-"""Functions by which a handler ends its program."""
+"""Functions with which a handler ends its program."""
 
 
 def survives(file: str, line: int, function: str) -> bool:
-    """Whether an exception that comes from this line of a function, or from what it calls, is caught there by a handler
-    after which the program goes on. False also if the source does not say so, or cannot be read.
+    """Whether a handler there catches an exception from this line of a function, or from a call in it, and the program
+    then continues. False also if the source does not show this, or cannot be read.
     """
     tree = _parsed(file)
     if tree is None:
@@ -46,7 +46,7 @@ def _parsed(file: str) -> ast.Module | None:
     import ast
 
     text = _read(file)
-    # What a worker writes may name any file; and a warning about its source is the worker's to give.
+    # A worker's output may name any file. Warnings about the source belong in the worker, not here.
     with suppress(ValueError, SyntaxError, RecursionError, MemoryError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text) if text else None
@@ -54,7 +54,7 @@ def _parsed(file: str) -> ast.Module | None:
 
 
 def _read(file: str) -> bytes:
-    """The whole of a regular file; empty if it is something else, too large, or cannot be read."""
+    """The contents of a regular file; empty if it is something else, too large, or cannot be read."""
     text = b""
     with suppress(OSError, ValueError):
         fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
@@ -65,7 +65,7 @@ def _read(file: str) -> bytes:
 
 
 def _leaves(handler: ast.ExceptHandler, is_main: bool) -> bool:
-    """Whether a handler may end its program: it raises, exits, or returns what looks like an exit code."""
+    """Whether a handler may end its program: it raises, exits, or returns something like an exit code."""
     import ast
 
     for node in ast.walk(handler):

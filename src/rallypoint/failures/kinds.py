@@ -1,13 +1,13 @@
-"""What kind of failure a text shows: whether another one has made it, whether a restart can change it, and whether two
-are the same. Pure.
+"""What kind of failure a text shows: whether another failure caused it, whether a restart can change it, and whether
+two failures are the same. Pure.
 
 Laws:
 
-1. A *consequence* is what one failure does to another process: its collective times out or is aborted, its peer or its
-   store is gone, its watchdog ends it. Everything else is an *original*: what is not in the table is one.
-2. A failure is known by its last line without what differs from one process to the next: pids, ports, addresses,
+1. A *consequence* is the effect of one failure on another process: its collective times out or is aborted, its peer or
+   its store is gone, its watchdog ends it. Everything else, and so everything not in the table, is an *original*.
+2. A failure is identified by its last line without the parts that differ between processes: pids, ports, addresses,
    numbers of descriptors, uuids, temporary names. The rank is no part of it, since all ranks run one program.
-3. What a restart cannot change is in the program's files, its interpreter or its arguments.
+3. A restart cannot change a failure whose cause is in the program's files, its interpreter or its arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rallypoint.failures.texts import first_line
 from rallypoint.failures.tracebacks import exception_line, is_said_after, last_traceback
 
 _MAX_LINE = 512
-"""Characters of a last line by which a failure is identified."""
+"""Characters of a last line that identify a failure."""
 
 _CONSEQUENCES = (
     # gloo
@@ -42,7 +42,7 @@ _CONSEQUENCES = (
     r"(?:DistNetworkError|DistStoreError)\b",
     r"TCPStore[^\n]*(?:Broken pipe|closed|timed out|reset)|(?:recvValue|sendBytes) failed",
     r"Socket Timeout|wait timeout after \d+ms, keys:",
-    # MPI, and what launches below us
+    # MPI, and launchers below us
     r"MPI_ABORT was invoked|(?:mpirun|prterun)[^\n]* noticed that process",
     # JAX
     r"(?:coordination service|Coordination service)[^\n]*(?:heartbeat|unavailable|disconnected|shut down)",
@@ -50,7 +50,7 @@ _CONSEQUENCES = (
 )
 _IS_CONSEQUENCE = re.compile("|".join(_CONSEQUENCES))
 _IS_LOST_PEER = re.compile(r"\b(?:ConnectionResetError|BrokenPipeError|ConnectionAbortedError|EOFError)\b")
-"""What may be a consequence, and may as well be a service that has failed."""
+"""Errors that may be a consequence, or may come from a service that has failed."""
 
 _CANNOT_CHANGE = re.compile(
     r"^(?:\[[^]]{1,40}\]:? ?)?(?:"
@@ -60,7 +60,7 @@ _CANNOT_CHANGE = re.compile(
 )
 _USAGE_ERROR = re.compile(r"^[^\n]*: error: ", re.MULTILINE)
 _USAGE_CODE = 2
-"""The exit code of argument parsers: argparse, click, getopt of most."""
+"""The exit code of argument parsers: argparse, click, most uses of getopt."""
 
 _VARIABLE = (
     (re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE), "<uuid>"),
@@ -76,26 +76,26 @@ _VARIABLE = (
 
 
 def is_consequence(cause: Cause) -> bool:
-    """Whether another failure has made this one (law 1)."""
+    """Whether another failure caused this one (law 1)."""
     if cause.rank < 0:
         return False
-    # A library that ends its process by a signal has written why somewhere above the stacks.
+    # A library that ends its process with a signal has written the reason somewhere above the stacks.
     text = f"{cause.message}\n{cause.traceback}" if cause.exitcode < 0 else _last_line(cause)
     return _IS_CONSEQUENCE.search(text) is not None
 
 
 def is_consequence_text(line: str) -> bool:
-    """Whether the line that names an exception may be that of a consequence."""
+    """Whether a line that names an exception may belong to a consequence."""
     return _IS_CONSEQUENCE.search(line) is not None or _IS_LOST_PEER.search(line) is not None
 
 
 def may_be_consequence(cause: Cause) -> bool:
-    """Whether another failure may have made this one, so that it is worth a moment to see whether there is one."""
+    """Whether another failure may have caused this one, so that it is worth a moment to look for it."""
     return is_consequence(cause) or (cause.exitcode > 0 and _IS_LOST_PEER.search(_last_line(cause)) is not None)
 
 
 def cannot_change(cause: Cause) -> bool:
-    """Whether the program will fail so again, however often it is started (law 3)."""
+    """Whether the program will fail in the same way after every restart (law 3)."""
     if cause.rank < 0 or cause.exitcode < 0:
         return False
     if _CANNOT_CHANGE.match(_last_line(cause)):
@@ -104,9 +104,9 @@ def cannot_change(cause: Cause) -> bool:
 
 
 def signature(cause: Cause) -> str:
-    """What two failures have in common that are the same (law 2)."""
+    """The text that two failures share if they are the same (law 2)."""
     if cause.exitcode < 0:
-        return f"signal {-cause.exitcode}"  # the message of such a death may name the process, which differs each time
+        return f"signal {-cause.exitcode}"  # the message of such a death may name the process, which differs
     line = _last_line(cause)
     for pattern, word in _VARIABLE:
         line = pattern.sub(word, line)
@@ -114,12 +114,10 @@ def signature(cause: Cause) -> str:
 
 
 def _last_line(cause: Cause) -> str:
-    """The line that names the exception, or what was said after one that was survived; without a traceback the last
-    line.
-    """
+    """The line that names the exception, or the last words after a survived one; without a traceback, the last line."""
     lines = (cause.traceback or cause.message).rstrip().splitlines()
     if is_said_after(cause.message, cause.traceback):
         return first_line(cause.message)
-    if traceback := last_traceback(lines):  # notes of ours may follow it
+    if traceback := last_traceback(lines):  # our own notes may follow it
         return exception_line(traceback)
     return lines[-1].strip() if lines else ""

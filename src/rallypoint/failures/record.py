@@ -1,4 +1,4 @@
-"""`record`: a decorator of a program's main function, which reports its last exception to the launcher (contract
+"""`record`: a decorator for a program's main function, which reports its last exception to the launcher (contract
 section 7.2); and its error handler, which writes the exception to an error file (7.3 and 7.4).
 
 It works under any launcher that sets `TORCHELASTIC_ERROR_FILE`, and does nothing without one.
@@ -37,7 +37,7 @@ class ErrorHandler:
         self._fn_name = fn_name
 
     def initialize(self) -> None:
-        """Have a crash of the interpreter (such as SIGSEGV) print the Python stacks of all threads."""
+        """Make a crash of the interpreter (such as SIGSEGV) print the Python stacks of all threads."""
         try:
             import faulthandler
 
@@ -49,7 +49,7 @@ class ErrorHandler:
         """Write `e` and its traceback, if there is a path for it."""
         path = self._get_error_file_path()
         if path:
-            # The time first: formatting the text may take long.
+            # Take the time first: formatting the text may take long.
             from time import time
             from traceback import format_exception
 
@@ -59,11 +59,11 @@ class ErrorHandler:
             write_error_file(path, error_data(f"{type(e).__name__}: {e}", "".join(format_exception(e)), now))
 
     def record_success(self) -> None:
-        """Called by `record` when the function has returned. What it raises is not recorded as a failure."""
+        """Called by `record` when the function has returned. Its own exceptions are not recorded as a failure."""
         return
 
     def maybe_enrich_signal_failure_message(self, message: str, error_file: str) -> str:
-        """What a launcher's report says of a worker that a signal has ended: `message`, unless a subclass adds to it.
+        """Change a launcher's report of a worker that died of a signal; here, it stays `message`.
 
         Args:
             message: the traceback, or the explanation.
@@ -143,13 +143,13 @@ def record(
 ) -> Callable[P, R | None] | Callable[[Callable[P, R]], Callable[P, R | None]]:
     """Write the exception that ends `fn` to this process's error file, and raise it again.
 
-    Use it as `@record`, `@record()` or `record(fn)(...)`. An exit with code 0 (`sys.exit(0)`) is swallowed, so that
-    what follows the call still runs; other exits and interrupts pass. A `ChildFailedError` (this process is itself a
-    launcher) passes on the first failure's own error file, or what is known of the failure without one.
+    Use it as `@record`, `@record()` or `record(fn)(...)`. It swallows an exit with code 0 (`sys.exit(0)`), so that code
+    after the call still runs; other exits and interrupts pass. If this process is itself a launcher, a
+    `ChildFailedError` passes on the first failure's own error file, or the known facts of a failure without one.
 
     Args:
         fn: the function, normally a program's main.
-        error_handler: what writes the file; None means `ErrorHandler`.
+        error_handler: writes the file; `ErrorHandler` by default.
 
     Returns:
         A function with the same arguments and result.
@@ -189,5 +189,5 @@ def _write_error_file(handler: ErrorHandler, error: Exception) -> None:
             handler.dump_error_file(path, error.root_cause().exitcode)
         else:
             handler.dump_cause(error.root_cause())
-    except Exception:  # such as an exception whose own text raises; it must not hide what `fn` raised
+    except Exception:  # such as an exception whose own text raises; it must not hide the exception of `fn`
         _logger.warning("the failure of this process could not be recorded", exc_info=True)

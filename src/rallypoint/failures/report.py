@@ -1,8 +1,8 @@
 """The report that ends a failed job: which worker failed first, where, how and why.
 
-Its form is torchrun's (contract section 7.5), so that what greps for it works. New: the first failure may be another
-node's, a traceback is always shown, and workers that the launcher ended are not called failures. One report is enough
-for a job: on other nodes than that of the first failure, one line with the cause replaces it.
+Its form is torchrun's (contract section 7.5), so that tools which search for it work. New: the first failure may be on
+another node, a traceback is always shown, and workers that the launcher ended do not count as failures. One report is
+enough for a job: on all nodes but that of the first failure, one line with the cause replaces it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _log = get_logger(__name__)
 
 _MAX_BAR_WIDTH = 60
 _OF_NO_WORKER = (Ending.INFRASTRUCTURE, Ending.HANG)
-"""The endings of a job in which no worker has failed."""
+"""Endings of a job without a failed worker."""
 
 
 class ChildFailedError(RallypointError):
     """Workers failed. Its text is the report, or one line for it; `format_msg` always returns the report.
 
     Args:
-        name: what the workers ran: the script, the module or the command.
-        failures: global rank to failure, of this node's workers; may be empty if `cause` is given.
+        name: the script, module or command that the workers ran.
+        failures: failures of this node's workers by global rank; may be empty if `cause` is given.
         cause: the first failure of the whole job; None if only this node's are known.
-        stopped: global ranks of this node that the launcher ended, whether they are in `failures` or not.
-        restarts: how many the job has used.
+        stopped: global ranks of this node that the launcher ended, whether or not they are in `failures`.
+        restarts: how many restarts the job has used.
         reported_elsewhere: whether agents of other nodes print the report.
-        ending: why the job has ended (`cause.Ending`); empty for a failure of the program.
+        ending: why the job ended (`cause.Ending`); empty for a failure of the program.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class ChildFailedError(RallypointError):
         self.ending = ending
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
-        """Global rank and failure of this node's worker that failed first, except stopped ones. Raises ValueError: none
-        of this node's workers failed.
+        """Global rank and failure of this node's worker that failed first, except stopped ones. Raises ValueError if
+        none of this node's workers failed.
         """
         if (own := self._local_root_rank()) is not None:
             return own, self.failures[own]
@@ -87,11 +87,11 @@ class ChildFailedError(RallypointError):
     def __str__(self) -> str:
         try:
             return self._line() if self.reported_elsewhere or self._has_no_worker() else self._report()
-        except Exception as error:  # a failure may be an object of any class, and no report would be worse
+        except Exception as error:  # a failure may be an object of any class, and no report at all would be worse
             return self._fallback_report(error)
 
     def _line(self) -> str:
-        """The cause, and where the report is, if one is given: if no worker has failed, there is nothing more."""
+        """The cause, and where the report is if there is one: without a failed worker, there is nothing more."""
         root = self.root_cause()
         if self._has_no_worker():
             return f"{self.name} FAILED: {root.headline}"
@@ -127,7 +127,7 @@ class ChildFailedError(RallypointError):
         return [*context, f"Restarts used: {self.restarts}"] if self.restarts.allowed else context
 
     def _has_no_worker(self) -> bool:
-        """Whether the job has failed without a failed worker, for a reason that all nodes are told in one sentence."""
+        """Whether the job failed without a failed worker, for a reason that all nodes have in one sentence."""
         root = self.cause
         return not self.failures and root is not None and root.rank < 0 and root.ending in _OF_NO_WORKER
 
@@ -164,20 +164,20 @@ def _block(index: int, cause: Cause, elsewhere: bool = False) -> str:
 
 
 def _enriched(cause: Cause) -> str:
-    """All that is known of why a worker failed, with what the error handler adds to the death by a signal."""
+    """Everything known about why a worker failed, with the error handler's addition for a death by signal."""
     detail = failure_detail(cause)
-    record = sys.modules.get("rallypoint.failures.record")  # whoever has another handler has imported it
+    record = sys.modules.get("rallypoint.failures.record")  # a program with another handler has imported it
     if cause.exitcode >= 0 or record is None:
         return detail
     try:
         return str(record.get_error_handler().maybe_enrich_signal_failure_message(detail, cause.error_file or NO_FILE))
-    except Exception:  # the handler is somebody else's
+    except Exception:  # the handler is not ours
         _log.warning("the error handler could not add to the report of a signal", exc_info=True)
         return detail
 
 
 def failure_detail(cause: Cause) -> str:
-    """All that is known of why a worker failed: its traceback, or its message and last lines."""
+    """Everything known about why a worker failed: its traceback, or its message and last lines."""
     if not cause.traceback:
         return cause.message
     line = exception_line(cause.traceback) if is_traceback(cause.traceback) else ""

@@ -1,20 +1,20 @@
-"""Texts of failures, of any size, cut so that they can be shown and sent, with a note on where the full text is. Pure.
+"""Cuts texts of failures, which may have any size, so that they can be shown and sent; notes where the rest is. Pure.
 
 Laws:
-- of a text that is cut the beginning and the end stay, and so do those of each line: a traceback keeps its heading, its
+- a text that is cut keeps its beginning and its end, and so does each line: a traceback keeps its heading, its
   outermost and innermost frames, and its exception;
-- the last line gets nothing but the mark of a cut, so that the same failure ends in the same line each time.
+- the last line gets nothing but the mark of a cut, so that the same failure always ends in the same line.
 """
 
 from __future__ import annotations
 
 TRUNCATION_MARK = "[...]"
 CUT_NOTE = "[the next line is cut"
-"""How the note begins that says where the whole line is."""
+"""The beginning of the note that says where the whole line is."""
 OF_STDOUT = "standard output:"
-"""How a traceback begins that is the end of standard output."""
+"""The beginning of a traceback that comes from the end of standard output."""
 MAX_LINE = 400
-"""Characters that are shown of a line."""
+"""Characters of a line to show."""
 _LINE_END = 100
 _MAX_PATH = 1024
 
@@ -28,9 +28,9 @@ def truncate(text: str, limit: int, source: str = "") -> str:
     """A text of at most `limit` bytes of UTF-8, with lines of at most `MAX_LINE` characters.
 
     Args:
-        text: what UTF-8 cannot encode (half a surrogate pair from a worker's JSON) becomes a question mark.
+        text: the text; characters that UTF-8 cannot encode (half a surrogate pair in a worker's JSON) become `?`.
         limit: in bytes.
-        source: where the full text can be read; empty for no note.
+        source: where the full text is; empty for no note.
     """
     known = f"; all of it is in {truncate_end(source, _MAX_PATH)}" if source else ""
     lines: list[str] = []
@@ -54,7 +54,7 @@ def truncate_line(line: str, width: int = MAX_LINE) -> str:
 
 
 def truncate_end(text: str, limit: int) -> str:
-    """As much of a text as `limit` bytes of UTF-8 hold."""
+    """As much of a text as fits into `limit` bytes of UTF-8."""
     return text.encode("utf-8", errors="replace")[:limit].decode("utf-8", errors="ignore")
 
 
@@ -65,7 +65,7 @@ def first_line(text: str) -> str:
 
 
 def _without_middle(lines: list[str], excess: int, limit: int, known: str) -> list[str]:
-    """The first lines and, twice as much, the last ones, with a note between them on what is missing."""
+    """The first lines and, twice as much, the last ones, with a note between them on how much is missing."""
     mark = f"{TRUNCATION_MARK} at least {max(1, excess // 1024)} kB are cut here{known}"
     space = limit - len(mark.encode()) - 2
     head = _lines_that_fit(lines, space // 3)

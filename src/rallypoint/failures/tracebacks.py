@@ -1,13 +1,13 @@
-"""Why a worker died, found in the end of what it has written. Pure.
+"""Finds why a worker died in the end of its output. Pure.
 
 Laws:
-- a traceback is what shows an exception, as Python, rich and loguru do: from the first `Traceback` of its chain to the
-  end of the exception's own text. One that Python itself calls ignored, or that ended a thread only, counts if there is
+- a traceback shows an exception in the form of Python, rich or loguru: from the first `Traceback` of its chain to the
+  end of the exception's own text. One that Python itself calls ignored, or that ended only a thread, counts if there is
   no other;
-- an exception's text goes on behind a blank line, until a line that is clearly of something else, as of a log;
-- text that a carriage return has overwritten, and colours, are left out, and so is what a logger or a launcher puts
-  before each line of a traceback; a traceback that begins behind an unfinished line begins a line of its own;
-- if the interpreter left the stacks of many threads, that of the thread which died comes first.
+- an exception's text continues after a blank line, until a line that clearly belongs to something else, such as a log;
+- text that a carriage return has overwritten, and colours, are left out, and so is anything that a logger or a launcher
+  puts before each line of a traceback; a traceback behind an unfinished line begins a new line;
+- if the interpreter left the stacks of many threads, the stack of the thread that died comes first.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ _BEHIND_ANYTHING = re.compile(
 )
 _FRAME_BELOW = re.compile(r'(?:\[rank\d+\]: )?  (?:\| +)?(?:  )?File "')
 _OF_A_LIBRARY = re.compile(r"\s*[A-Z][a-z]+ $")
-"""What a library says before a traceback that it quotes: `Original Traceback (most recent call last):`."""
+"""A library's words before a traceback that it quotes: `Original Traceback (most recent call last):`."""
 _FRAME = re.compile(r'  File ".*", line \d+, in ')
 _OUTERMOST = re.compile(r'[> |]* File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)')
 _OUTERMOST_IN_A_BOX = re.compile(r"[│|] (?P<file>\S.*?):(?P<line>\d+) in (?P<function>\S+)")
 _OF_A_FRAME = 4
-"""Lines of a frame at most, except repeated ones."""
+"""The most lines of a frame, without repeated ones."""
 _OF_A_PROGRAM = ("<module>", "_run_module_as_main")
-"""The outermost frame of an exception that nothing has caught: of a script, and of a module by `-m`."""
+"""The outermost frame of an uncaught exception: in a script, and in a module with `-m`."""
 _CHAIN = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 )
 _IGNORED = (
     *("Exception ignored ", "--- Logging error ---", "Error in atexit.", "Error in sys.excepthook:"),
-    "future: <",  # asyncio's: of a task whose exception nobody has asked for
+    "future: <",  # asyncio: a task whose exception was never retrieved
 )
 _LESSER = (*_IGNORED, "Exception in thread ")
 _MOST_BEHIND_BLANK = 200
-"""Lines of an exception's text behind a blank line."""
+"""The most lines of an exception's text after a blank line."""
 
 _LEVEL = r"(?:TRACE|DEBUG|INFO|NOTICE|SUCCESS|WARN|WARNING|ERROR|CRITICAL|FATAL)"
 _OTHER = re.compile(
@@ -70,13 +70,13 @@ _OTHER = re.compile(
     rf"|{'|'.join(map(re.escape, _CHAIN))}"
     r"|.*\d+%\|.*\| [\d.]+\w?/"  # a progress bar
 )
-"""How a line begins that is no part of an exception's text."""
+"""The beginning of a line that is no part of an exception's text."""
 _TELLS_ERROR = re.compile(
     r"\b(?:ERROR|CRITICAL|FATAL)\b|\[(?:error|critical|fatal) *\]"
     r"|\"(?:error|critical|fatal)\"|^\[?[EFC]\d{4} |level=error"
 )
 _LOG_HEAD = 300
-"""Characters of a line that are looked at for what it is: a pattern takes quadratic time."""
+"""Characters of a line that are matched: a pattern takes quadratic time."""
 
 _FATAL = "Fatal Python error: "
 _THROWN = ("terminate called ", "libc++abi: terminating ", "thread '")
@@ -85,13 +85,13 @@ _OF_THROWN = 4
 _STACK = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$")
 
 LINES = 30
-"""Lines of standard error that are shown if there is no traceback."""
+"""Lines of standard error to show if there is no traceback."""
 _HEADING_LINES = 10
-"""Lines above a fatal error that are shown with it: a C library gives its reason there."""
+"""Lines above a fatal error to show with it: a C library gives its reason there."""
 _MAX_LINES = 50
-"""Lines of a fatal error and its stacks that are shown."""
+"""Lines of a fatal error and its stacks to show."""
 _MAX_WIDTH = 200
-"""Characters of each of these lines that are shown, so that a `Cause` has room for all."""
+"""Characters to show of each of these lines, so that a `Cause` has room for all."""
 
 
 def clean_lines(last_bytes: bytes) -> list[str]:
@@ -112,7 +112,7 @@ def _with_plain_headers(lines: list[str]) -> list[str]:
         if line.endswith(_HEADING) and not _HEADER.match(line):
             header = _BEHIND_ANYTHING.search(line)
             before = line[: header.start()] if header is not None else ""
-            if before.endswith("  "):  # that of one exception of a group
+            if before.endswith("  "):  # one exception of a group
                 before = ""
             prefix = before if below.startswith(f"{before}  ") else ""
             if before and not prefix and _FRAME_BELOW.match(below) and not _OF_A_LIBRARY.match(before):
@@ -125,7 +125,7 @@ def _with_plain_headers(lines: list[str]) -> list[str]:
 
 
 def unfold_json(lines: Sequence[str]) -> list[str]:
-    """The lines, with a traceback that is in a line of JSON, as of a log, on lines of its own."""
+    """The lines, with a traceback inside a line of JSON (as in a log) split into lines."""
     unfolded: list[str] = []
     for line in lines:
         unfolded += (_in_json(line) if "Traceback (most recent call last):\\n" in line else None) or [line]
@@ -145,15 +145,15 @@ def _in_json(line: str) -> list[str] | None:
 
 
 def last_lines(lines: list[str], path: str = "") -> str:
-    """The last `LINES` lines; before them, if there were more, the path of the file that has all."""
+    """The last `LINES` lines; if there were more, after the path of the file that has all."""
     more = [f"{TRUNCATION_MARK} all of it is in {path}"] if path and len(lines) > LINES else []
     return "\n".join([*more, *lines[-LINES:]])
 
 
 def last_stacks(lines: list[str]) -> str:
-    """The stacks that the interpreter printed when a signal ended it, that of the thread that died first.
+    """The stacks that the interpreter printed when a signal ended it; the thread that died comes first.
 
-    Empty if it printed nothing, or if that is among the last `LINES` lines anyway.
+    Empty if it printed none, or if they are among the last `LINES` lines anyway.
     """
     fatal = next((number for number in range(len(lines) - 1, -1, -1) if lines[number].startswith(_FATAL)), None)
     if fatal is None or len(lines) - fatal <= LINES:
@@ -174,7 +174,7 @@ def last_stacks(lines: list[str]) -> str:
 
 
 def last_thrown(lines: list[str]) -> str:
-    """The lines in which a library said last why it ends the process; empty if it has not."""
+    """The last lines in which a library said why it ends the process; empty if it has not."""
     found = next((number for number in range(len(lines) - 1, -1, -1) if lines[number].startswith(_THROWN)), None)
     if found is None:
         return ""
@@ -186,12 +186,12 @@ def last_thrown(lines: list[str]) -> str:
 
 
 class Traceback(NamedTuple):
-    """A traceback among lines, with the exceptions that its exception came from.
+    """A traceback among lines, with the exceptions from which its exception came.
 
-    `begin` is its first line, `behind` the line after those that are its own for certain: the frames, and the first
-    line of the exception's text with what is indented below it. `file`, `line` and `function` are of its outermost
-    frame, which is where the exception was caught, if it was; empty and 0 if that is not known. `is_ignored`: Python
-    has printed it and gone on; `is_lesser`: that, or it ended a thread.
+    `begin` is its first line, `behind` the line after those that certainly belong to it: the frames, and the first line
+    of the exception's text with the indented lines below it. `file`, `line` and `function` are those of its outermost
+    frame, which is where the exception was caught, if it was; empty and 0 if unknown. `is_ignored`: Python printed it
+    and continued; `is_lesser`: that, or it ended only a thread.
     """
 
     text: str
@@ -210,8 +210,8 @@ class Traceback(NamedTuple):
 
 
 def tracebacks(lines: list[str]) -> Iterator[Traceback]:
-    """The tracebacks in cleaned lines, the last one first. If one is longer than what was kept, its heading is missing,
-    and is added.
+    """The tracebacks in cleaned lines, the last one first. If one is longer than the kept output, its missing heading
+    is added.
     """
     above = len(lines)
     found = False
@@ -226,7 +226,7 @@ def tracebacks(lines: list[str]) -> Iterator[Traceback]:
 
 
 def last_traceback(lines: list[str]) -> str:
-    """The last Python traceback in cleaned lines, with the exceptions that it came from; empty if there is none."""
+    """The last Python traceback in cleaned lines, with the exceptions from which it came; empty if there is none."""
     lesser = ""
     for traceback in tracebacks(lines):
         if not traceback.is_lesser:
@@ -236,16 +236,18 @@ def last_traceback(lines: list[str]) -> str:
 
 
 def is_last_traceback(lines: list[str]) -> bool:
-    """Whether cleaned lines end with a whole traceback, as of an exception that nothing has caught. Only one whose text
-    is a single line: what follows one could belong to its text, or be a sign that its program goes on.
+    """Whether cleaned lines end with a whole traceback, as of an uncaught exception. Only if its text is a single line:
+    further lines could belong to its text, or be a sign that the program continues.
     """
     traceback = last_traceback(lines)
     return bool(traceback) and not lines[-1].startswith(" ") and lines[-1].endswith(exception_line(traceback))
 
 
 def last_words(lines: list[str], found: Sequence[Traceback], begin: int) -> str:
-    """What was said last in lines from `begin` on, except in tracebacks and log lines below the level of an error."""
-    of_tracebacks = {number for each in found for number in range(each.begin - each.is_lesser, each.behind)}
+    """The last words in lines from `begin` on, except in tracebacks and log lines below the level of an error."""
+    of_tracebacks = {
+        number for traceback in found for number in range(traceback.begin - traceback.is_lesser, traceback.behind)
+    }
     for number in range(len(lines) - 1, begin - 1, -1):
         line = lines[number]
         if line and not line.startswith((" ", "\t")) and number not in of_tracebacks and not _is_noise(line):
@@ -271,7 +273,7 @@ def is_traceback(text: str) -> bool:
 
 
 def is_said_after(message: str, text: str) -> bool:
-    """Whether a message is what a worker has said after a traceback that it survived, in a text that has both."""
+    """Whether a message has a worker's words after a traceback that it survived, in a text that has both."""
     said, lines = first_line(message), text.split("\n")
     return any(map(_HEADER.match, lines)) and said in lines and said != exception_line(text)
 
@@ -291,7 +293,7 @@ def exception_line(traceback: str) -> str:
 
 
 def _from_launcher_report(lines: list[str]) -> str:
-    """A summary of a launcher's report: what failed, with rank and exit code; empty if this is not one."""
+    """A summary of a launcher's report: what failed, with rank and exit code; empty for any other text."""
     title = next((line for line in lines if line.endswith(" FAILED")), "")
     values: dict[str, str] = {}
     for line in lines:  # the root cause comes last
@@ -309,9 +311,9 @@ def _at(lines: list[str], header: int, mark: str) -> Traceback:
     while (earlier := _chained_header(lines, first, mark)) is not None:
         first = earlier
     heading = lines[first - 1] if first else ""
-    is_cut = TRUNCATION_MARK in lines[max(0, first - 2) : first]  # the heading may be what is missing
+    is_cut = TRUNCATION_MARK in lines[max(0, first - 2) : first]  # the heading may be missing
     frames = _behind_frames(lines, header, mark)
-    is_group = lines[header].removeprefix(mark).startswith("  +")  # which ends with its frame
+    is_group = lines[header].removeprefix(mark).startswith("  +")  # a group ends with its frame
     behind = frames + (not is_group)
     while behind < len(lines) and lines[behind].removeprefix(mark).startswith((" ", "\t")):
         behind += 1
@@ -342,7 +344,7 @@ def _without_header(lines: list[str]) -> str:
 
 
 def _chained_header(lines: list[str], header: int, mark: str) -> int | None:
-    """The header of the traceback that the one at `header` came from, or whose exception's text quotes it; or None."""
+    """The header of the traceback that led to the one at `header`, or whose exception's text quotes it; or None."""
     above = header - 1
     while above > 0 and not _without_chain_mark(lines[above], mark):
         above -= 1
@@ -374,7 +376,7 @@ def _behind_frames(lines: list[str], header: int, mark: str) -> int:
         while number < len(lines) and lines[number].startswith(("│", "|")):
             number += 1
         return number + 1 if number < len(lines) and lines[number].startswith(("╰", "+")) else number
-    if number < len(lines) and not lines[number] and not mark:  # as of loguru, with blank lines between frames
+    if number < len(lines) and not lines[number] and not mark:  # loguru puts blank lines between frames
         while number < len(lines) and (not lines[number] or lines[number].startswith((" ", "> File "))):
             number += 1
         return number
@@ -404,7 +406,7 @@ def _behind_text(lines: list[str], begin: int) -> int:
 
 
 def _behind_marked(lines: list[str], begin: int, mark: str) -> int:
-    """The same where each line of the traceback has a mark: the text ends with the mark."""
+    """The same if each line of the traceback has a mark: the text ends with the mark."""
     number = begin
     while number < len(lines) and lines[number].startswith(mark):
         text = lines[number].removeprefix(mark)
