@@ -1,4 +1,4 @@
-"""`rallyrun`: torchrun's command line, read by a table of flags and turned into a `LaunchConfig`."""
+"""`rallyrun`: parses torchrun's command line with a table of flags, and turns it into a `LaunchConfig`."""
 
 import sys
 

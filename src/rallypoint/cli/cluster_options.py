@@ -2,10 +2,9 @@
 
 Laws:
 
-1. Values that were given, by a flag or by a `PET_*` variable, take precedence. A given endpoint decides where nodes
-   meet.
-2. A value that cannot be determined is reported in one sentence before anything is started; it ends the job (exit code
-   2) unless the flags suffice without it.
+1. Values from a flag or a `PET_*` variable take precedence. If the user gives an endpoint, it decides where nodes meet.
+2. A value that cannot be determined is reported in one sentence before anything starts. It ends the job (exit code 2),
+   unless the flags suffice without it.
 3. Without `--cluster` nothing changes; one warning says if each node is about to run a job of its own.
 """
 
@@ -31,15 +30,15 @@ from rallypoint.rendezvous.params import parse_rdzv_conf
 _log = get_logger(__name__)
 
 _MEETING = ("rdzv_endpoint", "master_addr", "master_port")
-"""Options, each of which says where nodes meet."""
+"""Options that each say where nodes meet."""
 _BY_ENDPOINT = ("c10d", "static")
 """Backends that meet at a node of the job."""
 _MOST = 1 << 20
-"""Characters of a file that are read."""
+"""The most characters to read from a file."""
 
 
 def with_cluster(options: Options, environ: Mapping[str, str], machine: Machine) -> Options:
-    """The options, completed by values of the cluster that `--cluster` names. Raises UsageError: the cluster's
+    """The options, completed with values of the cluster that `--cluster` names. Raises UsageError: the cluster's
     environment is damaged, or not enough to start a job.
     """
     which = options.features.command.cluster
@@ -109,11 +108,11 @@ def _completed(options: Options, cluster: Cluster, environ: Mapping[str, str]) -
 
 
 def _warn(cluster: Cluster, endpoint_derived: bool, workers: int) -> None:
-    """Warn, on one node, of settings with which the job can run but that its user may not want."""
+    """Warn, on one node, about settings with which the job can run but that its user may not want."""
     if cluster.remark and endpoint_derived:
         _log.warning("%s: %s", cluster.title, cluster.remark)
     usable, there = cpu_count(), cluster.cpus or os.cpu_count() or 1
-    if cluster.unbind and workers <= usable and 2 * usable <= there:  # more workers get a line of their own (`sharing`)
+    if cluster.unbind and workers <= usable and 2 * usable <= there:  # `sharing` warns about more workers
         _log.warning(
             "%s: the task on this node may run on %d of %d processors, and so may all of its workers; %s",
             *(cluster.title, usable, there, cluster.unbind),
@@ -142,7 +141,7 @@ def _rendezvous(options: Options, cluster: Cluster) -> dict[str, Any]:
 def _workers(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> tuple[str, str]:
     """The number of workers that this node starts, and its source; empty if the user has given it.
 
-    That is `auto`, applied to what the task may use of this machine.
+    The number is that of `auto`, for the part of this machine that the task may use.
     """
     option = options.nproc_per_node if "nproc_per_node" in options.sources else "auto"
     if option != "auto":
@@ -153,7 +152,7 @@ def _workers(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> 
         if not cluster.gpus:
             raise
         gpus = 0
-    # An unknown driver counts none; then the scheduler's value applies.
+    # An unknown driver counts no devices; then the scheduler's value applies.
     gpus = gpus if cluster.gpus is None else min(gpus or cluster.gpus, cluster.gpus)
     if gpus:
         return str(gpus), "the task's GPUs"
@@ -169,7 +168,7 @@ def warn_of_own_worlds(options: Options, environ: Mapping[str, str]) -> None:
         _, most = parse_nnodes(options.nnodes)
         where = parse_endpoint(options.rdzv_endpoint or options.master_addr, 0).host
     except UserError:
-        return  # it is reported where it is checked
+        return  # reported where the value is checked
     if most == 1:
         _log.warning(
             "%s has %d nodes, and %s is 1: each of them runs its own job, alone; write "

@@ -1,12 +1,12 @@
 """Completion of both commands in a shell: `rallyctl completion SHELL`, `rallyrun --print-completion SHELL`.
 
-The scripts are made by shtab from the parsers.
+shtab creates the scripts from the parsers.
 
 Laws:
 
-1. No TAB starts Python: what a script completes is written in it, and names of files are read by the shell.
-2. A wheel has the scripts, from when it was built; a checkout makes them, where shtab is installed.
-3. Only dashed spellings are completed, though the commands take torchrun's underscores too.
+1. No TAB starts Python: a script contains everything that it completes, and the shell reads the names of files.
+2. A wheel contains the scripts, from its build; a checkout creates them if shtab is installed.
+3. Only dashed spellings are completed, though the commands also accept torchrun's underscores.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SHELLS = {
     "fish": ("share/fish/vendor_completions.d/rallyrun.fish", "share/fish/vendor_completions.d/rallyctl.fish"),
     "tcsh": (),
 }
-"""Shells to where they look for a script of these commands, below a prefix; tcsh looks nowhere."""
+"""Where each shell looks for a script of these commands, below a prefix; tcsh looks nowhere."""
 
 PACKAGED = Path(__file__).with_name("completions")
-"""Where a wheel has the script of each shell, under the shell's name."""
+"""The folder in a wheel with the script of each shell, under the shell's name."""
 
 _FILES = ("FILE", "PATH", "training_script", "training_script_args", "paths")
 _FOLDERS = ("DIR",)
@@ -34,7 +34,7 @@ _ENDS_OF_ZSH = "\nif [[ $zsh_eval_context[-1] == eval ]]"
 
 
 def printed_script(shell: str, parsers: Mapping[str, argparse.ArgumentParser]) -> str:
-    """The script of one of `SHELLS` for commands, by name; that of the installation has both of ours.
+    """The script for commands, by name, in one of `SHELLS`; the installed script has both of ours.
 
     Raises:
         UserError: neither this installation nor shtab has one.
@@ -51,7 +51,7 @@ def printed_script(shell: str, parsers: Mapping[str, argparse.ArgumentParser]) -
 
 
 def completion_script(shell: str, parsers: Mapping[str, argparse.ArgumentParser]) -> str:
-    """The same, made here.
+    """The script, created here.
 
     Raises:
         ImportError: shtab is not installed.
@@ -76,13 +76,13 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _say_what_completes(action: argparse.Action) -> None:
-    """Give shtab the words of a value, or that it is a file; and one spelling of each flag alone."""
+    """Give shtab the words of a value, or mark it as a file; keep only one spelling of each flag."""
     import shtab
 
     action.option_strings = [flag for flag in action.option_strings if "_" not in flag]
     names = {*action.option_strings, str(action.metavar or action.dest)}
     if action.choices is None:
-        # Not enforced by the parser, which converts values first: these parsers are for completion only.
+        # The parser does not enforce them, since it converts values first: these parsers are for completion only.
         action.choices = getattr(action.type, "words", None) or next(
             (words for name, words in _words().items() if name in names), None
         )
@@ -93,7 +93,7 @@ def _say_what_completes(action: argparse.Action) -> None:
 
 
 def _words() -> dict[str, tuple[str, ...]]:
-    """Words for values, by the name of the flag: those of its row, and those of verbs."""
+    """Words for values by the name of the flag: from the flags' rows, and for verbs."""
     from rallypoint.cli.flags import FLAGS
     from rallypoint.clusters.preflight.run import NAMES
 

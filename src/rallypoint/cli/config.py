@@ -1,9 +1,9 @@
 """A launch in one file (`--config job.toml`), and the effective configuration (`--dry-run`).
 
-    nnodes = "2:4"                    # a flag by its name, with dashes or underscores
+    nnodes = "2:4"                    # a flag by name, with dashes or underscores
     nproc-per-node = "gpu"
-    standalone = true                 # one without a value
-    preload = ["torch", "numpy"]      # a list is joined by commas
+    standalone = true                 # a flag without a value
+    preload = ["torch", "numpy"]      # a list is joined with commas
 
     [rdzv-conf]                       # the options of --rdzv-conf
     join_timeout = 600
@@ -11,17 +11,17 @@
     [env]                             # variables of the workers
     NCCL_DEBUG = "WARN"
 
-    [profile.debug]                   # --config job.toml:debug: in place of, or besides, what stands above
+    [profile.debug]                   # --config job.toml:debug: replaces or adds to the values above
     nproc-per-node = 1
     [profile.debug.env]
     NCCL_DEBUG = "INFO"
 
 Laws:
 
-1. A value of the file is what `PET_<NAME>` would be: the command line and the environment take precedence over it, and
-   the flag's own reader reads it. A variable of `[env]` that the environment has keeps its value there.
-2. A name that is no flag is refused, with the nearest one that is.
-3. What `--dry-run` prints is such a file again.
+1. A value in the file counts as `PET_<NAME>` would: the command line and the environment take precedence, and the
+   flag's own reader reads it. If the environment has a variable of `[env]`, its value there stays.
+2. A name that is no flag is refused, with the nearest flag as a hint.
+3. `--dry-run` prints a file of the same form.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Config(NamedTuple):
-    """What a file gives: the values of flags as texts, by the flags' fields, and variables of workers."""
+    """The contents of a file: values of flags as texts, by the flags' fields, and variables of workers."""
 
     values: dict[str, str]
     environment: dict[str, str]
@@ -53,7 +53,7 @@ def read_config(given: str) -> Config:
     """Read `FILE` or `FILE:PROFILE`.
 
     Raises:
-        UsageError: there is no such file or profile, or it says what cannot be.
+        UsageError: there is no such file or profile, or it has an invalid entry.
     """
     path, profile = given, ""
     if not os.path.exists(path) and ":" in given:
@@ -86,7 +86,7 @@ def _load(path: str) -> dict[str, Any]:
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, the second in place of the first; of tables their entries."""
+    """Both tables; entries of the second replace those of the first, also in inner tables."""
     merged = {_key(name): value for name, value in below.items()}
     for name, value in above.items():
         before = merged.get(_key(name))
@@ -118,7 +118,7 @@ def _config(given: str, table: Mapping[str, Any]) -> Config:
 
 
 def _text(given: str, flag: Flag[Any], value: object) -> str:
-    """A value as the text that stands on a command line."""
+    """A value as text, in the form of a command line."""
     name = flag.name.removeprefix("--")
     if flag.read is None:
         if isinstance(value, bool):
@@ -152,12 +152,12 @@ def _environment(given: str, table: object) -> dict[str, str]:
 
 
 def effective_lines(values: Mapping[str, Any], sources: Mapping[str, str], environment: Mapping[str, str]) -> list[str]:
-    """The configuration as a file for `--config`: what was given, with where, then the defaults as comments.
+    """The configuration as a file for `--config`: given values with their sources, then the defaults as comments.
 
     Args:
-        values: of all flags, by their fields, and the script with its arguments.
-        sources: where values that are no defaults are from.
-        environment: what the file has for the workers.
+        values: the values of all flags, by field, and the script with its arguments.
+        sources: the sources of values that are not defaults.
+        environment: the file's variables for the workers.
     """
     flags = [flag for flag in FLAGS if flag.dest not in _NOT_IN_FILE and flag.dest in values]
     given = [flag for flag in flags if values[flag.dest] != flag.default or flag.dest in sources]
@@ -192,7 +192,7 @@ def _in_order(values: Iterable[object]) -> list[object]:
 
 
 def _quoted(text: str) -> str:
-    """A TOML string; what does not print is escaped."""
+    """A TOML string; unprintable characters are escaped."""
     escaped = (
         f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}" for character in text
     )

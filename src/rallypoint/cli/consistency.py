@@ -1,7 +1,7 @@
-"""Values that cannot be meant: what no shell has expanded, what is empty, flags that contradict `--standalone`, and
-flags that come after the script.
+"""Finds values that cannot be meant: unexpanded shell variables, empty values, flags that contradict `--standalone`,
+and flags after the script.
 
-Without this a job of several nodes waits for its join timeout, each node under an id or at an endpoint of its own.
+Without these checks, a job of several nodes waits for its join timeout, each node with its own id or endpoint.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from rallypoint.cli.parse import Options, parse_nnodes
 _log = get_logger(__name__)
 
 _UNEXPANDED = re.compile(r"\$(?:[A-Za-z_]\w*|\{[^{}]*\}|\([^()]*\))|`[^`]+`", re.ASCII)
-"""`$NAME`, `${NAME}`, `$(COMMAND)`, which is also Kubernetes's form of a variable, and a command in backquotes."""
+"""`$NAME`, `${NAME}`, `$(COMMAND)` (also Kubernetes's form of a variable), and a command in backquotes."""
 
 _PLAIN_TEXTS = (
     *("nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "local_addr"),
     *("role", "log_dir", "logs_specs", "event_log_handler", "master_addr"),
     *("incident_dir", "progress_file", "node_domain"),
 )
-"""Options in which a `$` means nothing to us. It does in templates, filters, commands and the script's arguments."""
+"""Options in which a `$` has no meaning here. It has one in templates, filters, commands and the script's arguments."""
 
 _PASSWORD = re.compile(r"\bpassword\s*=[^,]*")
 
 _MEETING = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "master_addr", "master_port")
-"""Options that say where and as which node this one meets others."""
+"""Options that say where this node meets others, and as which node."""
 _OF_STANDALONE = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "node_rank": 0, "master_addr": "localhost"}
-"""What `--standalone` does anyway; so does what is the default."""
+"""Values that `--standalone` sets anyway; the defaults are also harmless."""
 
 _OF_A_LAUNCHER = {"nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "standalone", "max_restarts"}
 """Flags that few scripts have."""
 
 
 def consistent(options: Options) -> Options:
-    """The options without those that `--standalone` overrides, which one line names.
+    """The options without those that `--standalone` overrides; one line names these.
 
     Raises:
         UserError: a value cannot be meant.
@@ -61,7 +61,7 @@ def _refuse_unexpanded(source: str, value: object) -> None:
 
 
 def _warn_of_late_flags(options: Options) -> None:
-    """Name a flag that the script gets, and that looks as if it were meant for the launcher."""
+    """Name a flag that goes to the script but looks as if it were meant for the launcher."""
     spellings = {name for flag in Options.flags if flag.dest in _OF_A_LAUNCHER for name in flag.spellings}
     for word in options.training_script_args:
         if word.partition("=")[0] in spellings:
@@ -71,7 +71,7 @@ def _warn_of_late_flags(options: Options) -> None:
 
 
 def _alone(options: Options, values: dict[str, Any]) -> Options:
-    """Let `--standalone` win where the other value comes from the environment, or the job can run nevertheless."""
+    """Let `--standalone` win if the other value comes from the environment, or if the job can run anyway."""
     changes: dict[str, Any] = {}
     low, high = parse_nnodes(options.nnodes, options.source("nnodes"))
     if high > 1:
@@ -107,7 +107,7 @@ def _checked_meeting(options: Options) -> Options:
     try:
         _, high = parse_nnodes(options.nnodes, options.source("nnodes"))
     except UserError:
-        high = 1  # it is refused where the number is used
+        high = 1  # refused where the number is used
     if high > 1 and not options.rdzv_id.strip():
         raise UsageError(
             f"{options.source('rdzv_id')} is empty, and the nodes of a job need one id; give the same on all of them"

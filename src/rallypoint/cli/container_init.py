@@ -1,15 +1,15 @@
-"""A command that is process 1 of a container: it runs as a child, and process 1 is an init, as `tini` is.
+"""For a command that is process 1 of a container: it runs as a child, and process 1 is an init, like `tini`.
 
-The kernel treats process 1 differently: orphans of the whole container become its children (left by the image's
-entrypoint, or started by `kubectl exec`), and a signal that it has no handler for is lost, such as a SIGTERM that
-arrives before the handlers are installed. Laws:
+The kernel treats process 1 differently. Orphans of the whole container become its children (left by the image's
+entrypoint, or started by `kubectl exec`). A signal without a handler is lost, such as a SIGTERM that arrives before the
+handlers are installed. Laws:
 
 1. Every process that has ended is reaped, whichever process started it.
-2. A signal to process 1 is sent to the command, once: a terminal sends its signals to both; but SIGHUP, when it is
-   closed, only to the leader of its session, which mostly is process 1.
+2. A signal to process 1 is sent to the command, once. A terminal sends its signals to both, but when it is closed, it
+   sends SIGHUP only to the leader of its session, which usually is process 1.
 3. Process 1 ends when the command does, with its code, or 128 and the signal's number; the kernel then kills the rest.
-   After a death by a signal it stays for a moment, in which the reaper ends what the command has left.
-4. Built-in modules only, since it runs before the imports of a command, and the copy should be small.
+   If a signal has killed the command, process 1 stays for a moment, in which the reaper ends the command's leftovers.
+4. Only built-in modules, since this runs before the imports of a command, and the copy should be small.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal as signals
 else:
-    import _signal as signals  # which `signal` wraps, making enums of all its constants
+    import _signal as signals  # below `signal`, which makes enums of all its constants
 
 _LAST_TIMEOUT = 2.0
-"""Seconds that process 1 stays for processes that a killed command has left."""
+"""Seconds that process 1 stays for the leftovers of a killed command."""
 
 
 def become_container_init() -> None:
@@ -42,13 +42,13 @@ def become_container_init() -> None:
 
 
 def _run_init(command: int) -> int:
-    """Forward signals and reap until the command has ended. Returns its exit code, as a shell reports it."""
-    code, _ = _reap(command)  # earlier ends are not reported
+    """Forward signals and reap until the command has ended. Returns its exit code in the form of a shell."""
+    code, _ = _reap(command)  # no signal reports earlier ends
     while code is None:
         received = signals.sigwaitinfo(signals.valid_signals())
         if received.si_signo == signals.SIGCHLD:
             code, _ = _reap(command)
-        elif received.si_code <= 0 or _is_for_leader(received.si_signo):  # otherwise the kernel has sent it, to both
+        elif received.si_code <= 0 or _is_for_leader(received.si_signo):  # otherwise the kernel signalled both
             posix.kill(command, received.si_signo)
     if code >= 0:
         return code
@@ -59,12 +59,12 @@ def _run_init(command: int) -> int:
 
 
 def _is_for_leader(number: int) -> bool:
-    """Whether this signal of the kernel's is one that the command was not sent too."""
+    """Whether the kernel sent this signal to process 1 only."""
     return number == signals.SIGHUP and posix.getsid(0) == posix.getpid()
 
 
 def _reap(command: int) -> tuple[int | None, bool]:
-    """Reap all that has ended.
+    """Reap all processes that have ended.
 
     Returns:
         The command's exit code, -N for signal N, if it was among them; and whether other children are left.

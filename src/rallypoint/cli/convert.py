@@ -1,10 +1,10 @@
 """Converts `Options` to the launcher's input: a `LaunchConfig`, an entry point and its arguments.
 
-Checks whose message names the flag are made here (contract section 1.13); lower layers check the rest.
+Checks whose message names the flag are here (contract section 1.13); lower layers check the rest.
 
-Names that torchrun ignores silently (unknown keys in `--rdzv-conf`, unknown `PET_*` variables) are ignored, as the
-contract requires, with a warning. A variable that is almost one of ours gets a warning too, since a job
-without its secret would run unprotected.
+torchrun silently ignores unknown names (keys in `--rdzv-conf`, `PET_*` variables). The contract requires that they are
+ignored here too, but there is a warning. A variable that is almost one of ours gets a warning too, since without its
+secret a job would run unprotected.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _OF_SEVERAL_NODES = {
 _ENVIRONMENTS = ("VIRTUAL_ENV", "CONDA_PREFIX", "UV_PROJECT_ENVIRONMENT")
 """Variables that may name another environment than the launcher's."""
 _OF_LAUNCHERS = ("--nnodes", "--nproc", "--rdzv", "--standalone", "--max-restarts", "--max_restarts")
-"""How flags begin that few scripts have."""
+"""Beginnings of flags that few scripts have."""
 
 EntryPoint = str | Callable[..., None]
 
@@ -59,7 +59,7 @@ def config_from_options(
     options: Options, environ: Mapping[str, str]
 ) -> tuple[LaunchConfig, EntryPoint, tuple[str, ...]]:
     """The configuration, the program or function to run, and its arguments, with `${local_rank}` still in them. Raises
-    UserError: a value that cannot work.
+    UserError: a value cannot work.
     """
     late = any(word.startswith(_OF_LAUNCHERS) for word in options.training_script_args)
     if late or not _OF_SEVERAL_NODES.isdisjoint(options.sources) or set("$`").intersection(str(options.flat())):
@@ -110,7 +110,7 @@ def config_from_options(
 
 
 def _check(options: Options, environ: Mapping[str, str]) -> Features:
-    """Check what can be checked of the values alone. Returns the options beyond torchrun, with absolute paths."""
+    """Check the values as far as possible on their own. Returns the options beyond torchrun, with absolute paths."""
     _check_bounds(options)
     _check_signals(options)
     own = options.features
@@ -121,8 +121,8 @@ def _check(options: Options, environ: Mapping[str, str]) -> Features:
 
 
 def entry_point(options: Options, environ: Mapping[str, str]) -> tuple[EntryPoint, tuple[str, ...]]:
-    """The program or function that each worker runs, and its arguments (contract section 1.7). Raises UserError: `--no-
-    python` and `--module` together.
+    """The program or function that each worker runs, and its arguments (contract section 1.7). Raises UserError for
+    `--no-python` together with `--module`.
     """
     script, arguments = options.training_script, options.training_script_args
     if options.run_path:
@@ -146,8 +146,8 @@ def entry_point(options: Options, environ: Mapping[str, str]) -> tuple[EntryPoin
 
 
 def check_script(options: Options, environ: Mapping[str, str]) -> None:
-    """Raises UserError: there is no such script. What another interpreter, a macro or `python -m` makes of its name is
-    not checked.
+    """Raise UserError if there is no such script. Names for another interpreter, a macro or `python -m` are not
+    checked.
     """
     script = options.training_script
     elsewhere = options.module or options.no_python or "PYTHON_EXEC" in environ
@@ -155,7 +155,7 @@ def check_script(options: Options, environ: Mapping[str, str]) -> None:
         return
     folder, name = os.path.split(os.path.abspath(script))
     try:
-        # Without the ending: any two short names are alike by that.
+        # Without the ending, by which any two short names are alike.
         stems = [name.removesuffix(".py") for name in os.listdir(folder) if name.endswith(".py")]
         from rallypoint.cli.similar_names import closest_match
 
@@ -185,7 +185,7 @@ _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
         lambda value: value >= 0 and is_in_range("max_restarts", value),
         f"0 to {range_of('max_restarts').maximum}",
     ),
-    "monitor_interval": (lambda value: value > 0, "above 0 seconds"),  # which not-a-number is not
+    "monitor_interval": (lambda value: value > 0, "above 0 seconds"),  # false for not-a-number
     "shutdown_timeout": (lambda value: value >= 0, "0 seconds or more"),
 }
 
@@ -295,12 +295,12 @@ def _local_ranks(options: Options) -> set[int] | None:
 
 
 def local_world_size(text: str, environ: Mapping[str, str], source: str = "--nproc-per-node") -> int:
-    """Read a number of workers, or count the devices of `auto`, `cpu`, `gpu` or another name of a device.
+    """Parse a number of workers, or count the devices for `auto`, `cpu`, `gpu` or another name of a device.
 
     `source` is where the text was given, for messages.
 
     Raises:
-        UserError: it is none of these, less than one, or there is no such device, or none that can be counted.
+        UserError: it is none of these, less than one, or there is no such device, or none can be counted.
     """
     try:
         size = int(text)
@@ -335,7 +335,7 @@ class RendezvousChoice(NamedTuple):
 
 def choose_rendezvous(options: Options, max_nodes: int) -> RendezvousChoice:
     """Follow the table of section 1.5 from top to bottom. Raises UserError: an endpoint, an option of the backend or a
-    node rank that cannot work.
+    node rank cannot work.
     """
     configs: dict[str, Any] = dict(_configs(options))
     alone = options.standalone or _is_default_static(options, max_nodes)
@@ -350,7 +350,7 @@ def choose_rendezvous(options: Options, max_nodes: int) -> RendezvousChoice:
             _log.warning("%s counts all failures with the backend %s", budget, options.rdzv_backend)
     if alone:
         return _standalone(configs, announce=options.standalone)
-    if not options.rdzv_id.isprintable():  # otherwise it is refused later, after more has been begun
+    if not options.rdzv_id.isprintable():  # otherwise refused later, after more has begun
         text = f"{options.source('rdzv_id')}={options.rdzv_id!r} has characters that cannot be printed"
         raise UsageError(f"{text}; give the job an id without them, the same on all nodes")
     if options.rdzv_backend == "static":
@@ -422,7 +422,7 @@ def _static(options: Options, configs: dict[str, Any], max_nodes: int) -> Rendez
 
 
 def _warn_of_options(options: Options, conf: dict[str, Any], backend: str, alone: bool) -> None:
-    """Warn of unknown options, except a plug-in's. A job that is `alone` uses c10d, whatever backend was given."""
+    """Warn about unknown options, except for plug-ins. A job that is `alone` uses c10d, whatever backend was given."""
     from rallypoint.rendezvous.backends.option_table import KNOWN
 
     if (known := KNOWN.get(backend)) is not None:
@@ -440,7 +440,7 @@ def _configs(options: Options) -> dict[str, str]:
 
 
 def checked(options: Options, environ: Mapping[str, str]) -> Features:
-    """Check the values, and warn of what will not work here. Returns them with absolute paths. Raises UserError: a
+    """Check the values, and warn about those without effect here. Returns them with absolute paths. Raises UserError: a
     value cannot work.
     """
     own = options.features
@@ -529,7 +529,7 @@ def _progress_file(options: Options) -> str:
 
 
 def _incident_dir(options: Options) -> str:
-    """The folder, made now, so that a failure to make it shows before it is needed."""
+    """The folder, created now, so that a failure shows before the folder is needed."""
     path = options.features.output.incident_dir
     try:
         if path:
@@ -554,11 +554,11 @@ OURS = frozenset(
 )
 """The variables that this program reads."""
 _ALMOST = 0.8
-"""How alike a name must be to one of `OURS`, from 0 to 1: Kubernetes makes variables of similar names for services."""
+"""The minimal similarity of a name to one of `OURS`, from 0 to 1: Kubernetes sets similar variables for services."""
 
 
 def warn_of_variables(environ: Mapping[str, str]) -> None:
-    """Warn of variables that look like those of flags (`PET_NNODE`) or like one of `OURS`, and are not."""
+    """Warn about variables that look like those of flags (`PET_NNODE`) or like one of `OURS`, but are not."""
     flags = {flag.variable: flag for flag in FLAGS}
     for name in sorted(name for name in environ if name.startswith("PET_")):
         flag = flags.get(name)
@@ -582,7 +582,7 @@ def warn_of_variables(environ: Mapping[str, str]) -> None:
 
 
 def warn_of_options(source: str, names: Collection[str], backend: str, known: Collection[str]) -> None:
-    """Warn of options in `source` (`--rdzv-conf` or `PET_RDZV_CONF`) that the backend does not know."""
+    """Warn about options in `source` (`--rdzv-conf` or `PET_RDZV_CONF`) that the backend does not know."""
     for name in sorted(set(names).difference(known)):
         similar = _MEANT.get(name, "")
         if similar not in known and not similar.startswith("--"):
@@ -594,4 +594,4 @@ def warn_of_options(source: str, names: Collection[str], backend: str, known: Co
 
 
 _MEANT = {"timeout": "join_timeout", "join_timeout": "timeout", "rank": "--node-rank"}
-"""Other backends' names for an option, and options that have a flag, which takes precedence."""
+"""Other backends' names for an option, and options with their own flag, which takes precedence."""

@@ -1,4 +1,4 @@
-"""The verb `drill`: faults on purpose in a job that runs, and how long it took each time until it had recovered."""
+"""The verb `drill`: causes faults in a running job, and measures how long each recovery takes."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from rallypoint.observe.watching.client import UnreachableError, WatcherSession,
 from rallypoint.observe.watching.messages import CommandReply, FaultCommand, Snapshot, WatchRequest
 
 NOT_SURVIVED = 4
-"""The exit code where the job has not survived a fault; 1 if one was refused."""
+"""The exit code if the job did not survive a fault; 1 if a fault was refused."""
 _LOOK_EVERY = 0.5
-"""Seconds between two looks at the job: events have their own times, which this does not blur."""
+"""Seconds between two looks at the job; events have their own times, so this does not blur them."""
 _KILLS = {"worker": Fault.KILL_WORKER, "agent": Fault.KILL_AGENT, "node": Fault.KILL_NODE}
 
 
@@ -64,7 +64,7 @@ def _parse_drill(options: argparse.Namespace) -> Drill:
         raise UsageError(f"'{fault.value}' is a fault of a node; choose one with --node")
     for name in ("times", "every", "within"):
         value = getattr(options, name)
-        if not 0 < value < math.inf:  # nan is neither
+        if not 0 < value < math.inf:  # nan fails too
             raise UsageError(f"--{name}={value:g} is out of range; give more than 0")
     if not is_in_range("lasts", lasts):
         raise UsageError(f"a fault cannot last {lasts:g} s; give from 0 to {range_of('lasts').maximum:g}")
@@ -93,7 +93,7 @@ class _DrillRun:
         self._trials: list[Trial] = []
         self._job = ""
         self.stopped = ""
-        """Why not all faults were done."""
+        """Why not all faults were caused."""
 
     async def all_trials(self) -> None:
         due = time.monotonic()
@@ -112,7 +112,7 @@ class _DrillRun:
                 return
 
     async def _begin(self, number: int) -> Begun:
-        """Do one fault. Raises DrillRefused: it is not done."""
+        """Cause one fault. Raises DrillRefused if it is not caused."""
         before = await self._wait_until_settled()
         drill, victim = self._drill, choose(self._drill, number, before)
         self._session.send(FaultCommand(operator_name(), drill.fault, victim.rank, victim.key, drill.lasts))
@@ -122,7 +122,7 @@ class _DrillRun:
         return Begun(drill, number, victim, reply.detail, before)
 
     async def _wait_until_settled(self) -> Snapshot:
-        """How the job stands, once all of it is well again, or has ended."""
+        """The state of the job, once all of it is well again, or has ended."""
         until = time.monotonic() + self._drill.within
         while not (seen := await self._snapshot()).detail and not is_settled(seen):
             if time.monotonic() > until:
@@ -136,7 +136,7 @@ class _DrillRun:
                 await asyncio.sleep(_LOOK_EVERY)
                 if (done := outcome(begun, await self._snapshot())) is not None:
                     return done
-        except UnreachableError as error:  # it may have ended with the job
+        except UnreachableError as error:  # the control plane may have ended with the job
             return Trial(begun.number, begun.drill.fault, begun.victim, note=str(error))
 
     async def _snapshot(self) -> Snapshot:

@@ -18,19 +18,19 @@ from rallypoint.failures.record import record
 
 FAILED, USAGE = 1, 2
 PREEMPTED = 143
-"""128 + SIGTERM, whatever `--exit-codes` says: only flags of ours lead here."""
+"""128 + SIGTERM, whatever `--exit-codes` says: only flags beyond torchrun lead here."""
 HUNG = 124
-"""Like timeout(1), whatever `--exit-codes` says: for the same reason."""
+"""Like timeout(1), whatever `--exit-codes` says, for the same reason."""
 INTERRUPTED = 130
-"""The shell's code for a program that ended by SIGINT: 128 + 2."""
+"""The shell's code for a program that SIGINT ended: 128 + 2."""
 
 
 Finish = Callable[[BaseException | None, int], int]
-"""Called with what ended the work, and with its exit code; returns the final exit code."""
+"""Called with the exception that ended the work, if any, and its exit code; returns the final exit code."""
 
 
 def exit_code_of(work: Callable[[], None], program: str = "rallyrun", finish: Finish | None = None) -> int:
-    """Do the work, write what went wrong to standard error, and return the exit code.
+    """Do the work, write errors to standard error, and return the exit code.
 
     The work runs under `record`, so its failure also reaches this process's own error file (contract section 7.4).
     `finish` is called last.
@@ -40,7 +40,7 @@ def exit_code_of(work: Callable[[], None], program: str = "rallyrun", finish: Fi
 
 
 def _run_printed(work: Callable[[], None], program: str) -> tuple[BaseException | None, int]:
-    """Do the work. Returns what has ended it, which has been printed, and the exit code."""
+    """Do the work. Returns the exception that ended it, already printed, and the exit code."""
 
     orderly_end: NodeLeftInOrder | JobPreempted | None = None
 
@@ -94,7 +94,7 @@ def _error_sentence(error: RallypointError, program: str) -> str:
 
 
 def _who_raised(error: Exception) -> str:
-    """The origin of an unexpected exception: a plug-in, if it was raised in one, or this program."""
+    """The origin of an unexpected exception: the plug-in that raised it, or this program."""
     trace = error.__traceback__
     while trace is not None:
         package = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -109,8 +109,8 @@ class OutputError(RallypointError):
 
 
 def print_error(text: str) -> None:
-    """Write a line to standard error, if it can be written; otherwise the exit code must suffice."""
-    if sys.stderr is not None:  # `print` would take standard output then
+    """Write a line to standard error if possible; otherwise the exit code must suffice."""
+    if sys.stderr is not None:  # with None, `print` would use standard output
         with suppress(OSError, ValueError):
             print(with_label(text), file=sys.stderr, flush=True)
 
@@ -121,7 +121,7 @@ def print_answer(text: str) -> None:
 
 
 def write_answer(text: str) -> None:
-    """As `print_answer`, without a line's end."""
+    """Like `print_answer`, without the end of line."""
     try:
         print(text, end="", flush=True)
     except OSError as error:

@@ -114,7 +114,7 @@ class WorkerOptions(OptionRecord):
 
 
 class RestartOptions(OptionRecord):
-    """How long the job goes on, and what stops it."""
+    """How long the job continues, and what stops it."""
 
     max_restarts = Flag(
         restarts,
@@ -194,7 +194,7 @@ class LogOptions(OptionRecord):
 
 
 class StaticRankOptions(OptionRecord):
-    """The node's place where ranks are given."""
+    """The node's place if ranks are assigned by hand."""
 
     node_rank = Flag(whole_number, "This node's rank; a preference with other backends", metavar="RANK", default=0)
     master_addr = Flag(
@@ -264,6 +264,6 @@ GROUPS = (
 """The flags, in the order of the help page."""
 
 BEYOND_TORCHRUN = frozenset(Features().flat())
-"""The values that torchrun does not know."""
+"""The options that torchrun does not have."""
 
 FLAGS = tuple(flag for group in GROUPS for flag in group.flags)

@@ -1,9 +1,9 @@
-"""`rallyctl status --watch`: a job is followed until it ends, through restarts of its control plane.
+"""`rallyctl status --watch`: follows a job until it ends, through restarts of its control plane.
 
 On a terminal the contents are redrawn after each answer (`Screen`). Laws:
 
-1. No line is wider than the terminal, and no more lines are drawn than it has.
-2. The terminal is given back as it was.
+1. No line is wider than the terminal, and no more lines are drawn than fit.
+2. The terminal is restored at the end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TAKE, _GIVE_BACK = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 
 class Terminal:
-    """The whole of a terminal, from the first drawing until `close`."""
+    """A whole terminal, from the first drawing until `close`."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -81,12 +81,12 @@ class Screen:
         self.redraw()
 
     def note(self, text: str) -> None:
-        """Something to be said of the screen itself, such as that it is not up to date; empty for nothing."""
+        """A note about the screen itself, such as that it is not up to date; empty for none."""
         self._note = text
         self.redraw()
 
     def redraw(self) -> None:
-        """Show the same again, in the size that the terminal has now."""
+        """Draw the same contents again, in the current size of the terminal."""
         if self._snapshot is None:
             return
         width, height = self._terminal.size
@@ -100,13 +100,13 @@ class Screen:
 
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AWAY = 60.0
-"""Seconds for which a control plane that was reached before may be unreachable."""
+"""Seconds for which a control plane may be unreachable after it was reached."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 2.0
 """Seconds between two attempts to reach it, at first and at most."""
 
 
 class Lines:
-    """A line for each change, on what is no terminal."""
+    """A line for each change, for output that is no terminal."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._changes = ChangeLines()
@@ -124,7 +124,7 @@ class Lines:
 
 
 class JsonLines(Lines):
-    """Each change as JSON on one line; notes are for people, on standard error."""
+    """Each change as JSON on one line; notes go to people, on standard error."""
 
     _shown: tuple[str, int] | None = None
 
@@ -135,7 +135,7 @@ class JsonLines(Lines):
 
     def note(self, text: str) -> None:
         if text:
-            self._shown = None  # another coordinator of the same name may count its changes anew
+            self._shown = None  # another coordinator of the same name may count its changes from the start
             print_error(f"rallyctl: {text}")
 
 
@@ -143,7 +143,7 @@ Display = Screen | Lines
 
 
 def display_for(as_json: bool, write: Callable[[str], None]) -> Display:
-    """A live screen on a terminal that can show one; else lines."""
+    """A live screen on a terminal that can show one; otherwise lines."""
     if as_json:
         return JsonLines(write)
     if not (sys.stdout.isatty() and terminal_rewrites_lines()):
@@ -159,8 +159,9 @@ class Follower:
         ended: Callable[[float], EndedJob | None],
         display: Display,
     ) -> None:
-        """`targets` finds the places where the control plane may be, again after it was lost; then `job` knows the id,
-        empty for the only one. `ended` knows how the job has ended since a moment, if that was on this machine.
+        """`targets` finds the places where the control plane may be, also after it was lost. Afterwards `job` returns
+        the id, empty for the only job. `ended` returns how the job has ended since a moment, if it did so on this
+        machine.
         """
         self._targets = targets
         self._job = job
@@ -173,7 +174,7 @@ class Follower:
 
     async def run(self) -> Snapshot | JobList | EndedJob:
         """Follow the job until it ends. Returns how it ended, or, if there are several jobs, their list. Raises
-        RallypointError: it cannot be reached, or can no longer be.
+        RallypointError: it cannot be reached, or no longer.
         """
         pause = _FIRST_PAUSE
         with _TerminalSignals(self._display):
@@ -191,7 +192,7 @@ class Follower:
                     await asyncio.sleep(pause)
 
     def _on_lost(self, error: Exception, pause: float) -> float:
-        """The control plane does not answer. Returns how long to wait until the next attempt."""
+        """Handle a control plane that does not answer. Returns the seconds until the next attempt."""
         now = time.monotonic()
         if not self._noted:
             self._noted, self._lost_at, pause = True, now, _FIRST_PAUSE / 2
@@ -204,7 +205,7 @@ class Follower:
         return min(2 * pause, _LONGEST_PAUSE)
 
     async def _follow(self) -> Snapshot | JobList:
-        # It may ask etcd, or the agents of this machine.
+        # On a thread: it may ask etcd, or the agents of this machine.
         where = await asyncio.to_thread(self._targets)
         async with await open_session(where, self._job() if self._last is None else self._last.job) as session:
             session.send(WatchRequest(after=0))
@@ -234,8 +235,8 @@ class Follower:
 
 
 class _TerminalSignals:
-    """Inside the block, a display that has taken a terminal redraws it when its size changes, and restores it before it
-    ends by a signal.
+    """Inside the block, a display that uses a whole terminal is redrawn when the size changes, and the terminal is
+    restored before a signal ends the process.
     """
 
     def __init__(self, display: Display) -> None:

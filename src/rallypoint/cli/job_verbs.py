@@ -1,4 +1,4 @@
-"""The verbs of `rallyctl` for a job that runs: a watcher's session with its coordinator shows it, or controls it."""
+"""The verbs of `rallyctl` for a running job: a watcher's session with its coordinator shows or controls the job."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 PHASE_CODES = {"running": 0, "waiting": 3, "forming": 3, "held back": 3, "failed": 4, "stopped": 4, "succeeded": 5}
 """The exit codes of `rallyctl status` by phase; 1 if the job cannot be reached."""
 _UNCUT = 100_000
-"""Characters of a line if it is not shown on a terminal."""
+"""The width of a line that is not shown on a terminal, in characters."""
 _MOST_NAMED = 8
-"""The number of jobs that a sentence names."""
+"""The most jobs that a sentence names."""
 
 _Seen = TypeVar("_Seen")
 
@@ -69,8 +69,8 @@ def parameters_of(options: argparse.Namespace, endpoint: str) -> RendezvousParam
 
 
 def targets(options: argparse.Namespace) -> list[DialTarget]:
-    """The places where the job's coordinator may be. A job of this machine is found once: from then on the options say
-    its id, and how its agent is reached.
+    """The places where the job's coordinator may be. A job of this machine is looked up once; then the options contain
+    its id, and how to reach its agent.
     """
     from rallypoint.cli.local_jobs import is_endpoint, job_named, targets_of
     from rallypoint.rendezvous.params import parse_rdzv_conf
@@ -88,8 +88,8 @@ def targets(options: argparse.Namespace) -> list[DialTarget]:
 
 
 def given_endpoint(options: argparse.Namespace) -> str:
-    """The endpoint, or the name of the job, that the user has given; empty for none. What `PET_*` variables say beside
-    an endpoint goes with it.
+    """The endpoint, or the name of the job, as given by the user; empty for none. If a `PET_*` variable gives the
+    endpoint, the other `PET_*` variables count too.
     """
     if options.endpoint and options.rdzv_endpoint:
         raise UsageError("the endpoint is given twice; give it as ENDPOINT or as --rdzv-endpoint")
@@ -102,7 +102,7 @@ def given_endpoint(options: argparse.Namespace) -> str:
 
 
 def ended_here(options: argparse.Namespace, since: float = 0.0) -> EndedJob | None:
-    """How the job has ended, if that was on this machine after a moment, and is known."""
+    """How the job has ended, if it did so on this machine after a moment, and this is known."""
     from rallypoint.cli.local_jobs import UNKNOWN, past_jobs_named, past_of
 
     job = options.found
@@ -114,7 +114,7 @@ Followed = tuple[Callable[[], "Sequence[DialTarget]"], Callable[[], str], Callab
 
 
 def followed(options: argparse.Namespace) -> Followed:
-    """What a `Follower` needs to know of the job."""
+    """The functions that a `Follower` needs to find the job."""
     return lambda: targets(options), lambda: options.rdzv_id, lambda since: ended_here(options, since)
 
 
@@ -135,7 +135,9 @@ def with_session(options: argparse.Namespace, use: Callable[[WatcherSession], Aw
 
 
 async def receive(session: WatcherSession, kind: type[_Seen]) -> _Seen:
-    """Raises RallypointError: the control plane has several jobs, or none, and none was named."""
+    """Receive a message of this kind. Raises RallypointError: the control plane has several jobs or none, and none was
+    named.
+    """
     while True:
         seen = await session.receive()
         if isinstance(seen, kind):
@@ -145,8 +147,8 @@ async def receive(session: WatcherSession, kind: type[_Seen]) -> _Seen:
 
 
 async def collect(session: WatcherSession, take: Callable[[str, bytes], None]) -> CommandReply:
-    """Have what each node sends taken, by its name, as soon as it is whole; returns the final answer. Data that is too
-    long is truncated.
+    """Pass the data of each node to `take`, with the node's name, as soon as it is complete; returns the final answer.
+    Data that is too long is truncated.
     """
     from rallypoint.observe.bundle import ON_DEMAND_LIMIT
 
@@ -174,7 +176,7 @@ def unnamed(jobs: JobList) -> RallypointError:
     return UsageError(f"the control plane has several jobs ({names}{more}); name one with --rdzv-id")
 
 
-# Verbs that show it
+# Verbs that show a job
 
 
 def status(options: argparse.Namespace) -> int:
@@ -244,7 +246,7 @@ def _watch(options: argparse.Namespace) -> int:
         from rallypoint.cli.local_jobs import show_past
 
         return show_past(seen, options)
-    if isinstance(display, Screen):  # its contents are gone with it
+    if isinstance(display, Screen):  # its contents disappear with it
         _print_status(seen, options)
     return PHASE_CODES[seen.phase.value]
 
@@ -261,7 +263,7 @@ def _print_jobs(jobs: JobList, options: argparse.Namespace) -> None:
 
 
 def _print_status(snapshot: Snapshot, options: argparse.Namespace, ended: Sequence[JobSummary] | None = None) -> None:
-    """`ended`: jobs that have ended at the same control plane, if they are asked for."""
+    """`ended`: jobs that have ended at the same control plane, if requested."""
     if options.json:
         from rallypoint.observe.status import status_json
 
@@ -340,14 +342,14 @@ def bundle(options: argparse.Namespace) -> int:
     return with_session(options, show)
 
 
-# Verbs that change it
+# Verbs that change a job
 
 
 def require_job(options: argparse.Namespace) -> None:
     """Refuse a command that names no job: the only job of this machine may be somebody else's.
 
     Raises:
-        UsageError: it names none, in an argument or in the environment. NoJobError: there is none here either.
+        UsageError: neither an argument nor the environment names one. NoJobError: there is none here either.
     """
     from rallypoint.cli.local_jobs import candidates, job_named, running_jobs
 
@@ -359,7 +361,7 @@ def require_job(options: argparse.Namespace) -> None:
 
 
 def _command(options: argparse.Namespace, doing: str, make: Callable[[str], Command]) -> int:
-    """Say which job it is, and how it stands, before anything is done to it."""
+    """Name the job and its state, then send a command for it."""
     require_job(options)
 
     async def send_command(session: WatcherSession) -> int:

@@ -1,11 +1,12 @@
-"""The jobs of this machine, those that run and those that have ended, and what people call them.
+"""The jobs of this machine, running and ended, and the names that people use for them.
 
 Laws:
 
 1. A job is named by its id, by its number (the process id of one of its agents), by its port or by its script; the
-   first characters of an id are enough. What names several jobs is refused with a list of them: a verb never guesses.
-2. Agents are of one job only if they are of one user and meet at the same place under the same id; those that have
-   ended, only if they ran at the same time too. Root names a job of one user among several as USER/NAME.
+   first characters of an id are enough. A word that names several jobs is refused with a list of them: a verb never
+   guesses.
+2. Agents belong to one job only if they belong to one user and meet at the same place under the same id; ended agents,
+   only if they also ran at the same time. Root names a job of one user among several as USER/NAME.
 3. An endpoint, `host:port`, names no job of this machine: it is dialled as it is.
 """
 
@@ -40,29 +41,29 @@ _T = TypeVar("_T")
 _ENDPOINT = re.compile(r".+:[0-9]+")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _SHORT = 8
-"""Characters of a made-up id that a list shows."""
+"""Characters of a generated id that a list shows."""
 _LEAST_PREFIX = 4
-"""Characters of an id that name the job."""
+"""The fewest characters of an id that name the job."""
 _MOST_CANDIDATES = 8
 _LOOK, _SHORT_LOOK = 3.0, 0.5
-"""Seconds to wait for the coordinators' answers; the second for jobs of other users and of stopped agents."""
+"""Seconds to wait for the coordinators' answers; the second value is for jobs of other users and of stopped agents."""
 _LINES, _MOST_RANKS = 10, 8
-"""Lines of each output, and ranks, that are shown of a job that has ended, unless all are asked for."""
+"""Lines of each output, and ranks, to show for an ended job, unless all are requested."""
 _MOST_LOOKS = 200
-"""Jobs that are asked."""
+"""The most jobs whose coordinators are asked."""
 OUTCOME_CODES = {"succeeded": 5, "failed": 4, "stopped": 4, "left": 1, "killed": 1}
-"""The exit codes of `rallyctl status` for a job that has ended here; 1 where it is not known how it stands."""
+"""The exit codes of `rallyctl status` for a job that has ended here; 1 if its outcome is unknown."""
 
 
 UNKNOWN = {name for name, code in OUTCOME_CODES.items() if code == 1}
 
 
 class NoJobError(RallypointError):
-    """No job of this machine has that name."""
+    """No job of this machine has this name."""
 
 
 class RunningJob(NamedTuple):
-    """The agents of a job on this machine, the oldest first, and how the job stands if its coordinator has said so."""
+    """The agents of a job on this machine, the oldest first, and the job's state if its coordinator has reported it."""
 
     agents: tuple[LocalJob, ...]
     seen: Snapshot | None = None
@@ -104,7 +105,7 @@ def _past_agents() -> list[list[EndedJob]]:
 
 
 def _decisive_agent(agents: Sequence[EndedJob]) -> EndedJob:
-    """The last that knows how the job has ended."""
+    """The last agent that knows how the job ended."""
     return next((agent for agent in agents if agent.outcome not in UNKNOWN), agents[-1])
 
 
@@ -116,7 +117,7 @@ def _rendezvous_of(job: LocalJob) -> tuple[int, str, str, str]:
 
 
 def is_endpoint(word: str) -> bool:
-    """Whether a word is a whole endpoint, or several."""
+    """Whether a word is a complete endpoint, or several."""
     return _ENDPOINT.fullmatch(word) is not None
 
 
@@ -129,7 +130,7 @@ def jobs_named(word: str, jobs: Sequence[RunningJob]) -> list[RunningJob]:
 
 
 def past_jobs_named(word: str, job: str) -> list[EndedJob]:
-    """The jobs of an id (empty for any) that have ended here, and that a word or an endpoint names; newest first."""
+    """The jobs that have ended here, with this id (empty for any) and this name or endpoint; newest first."""
     jobs = [agents for agents in _past_agents() if job in {"", agents[0].job.job}]
     if is_endpoint(word):
         matches = [agents for agents in jobs if _on_loopback(agents[0].job.endpoint) == _on_loopback(word)]
@@ -152,10 +153,10 @@ def _on_loopback(endpoint: str) -> str:
 
 
 def job_named(word: str, job: str) -> RunningJob | None:
-    """The job on this machine that a word names (empty for the only one), of this id (empty for any).
+    """The job on this machine with this name (empty for the only one) and this id (empty for any).
 
     Returns:
-        None if the word names none, but can be a host's name.
+        None if no job has this name, but it can be a host's name.
 
     Raises:
         UsageError: there are several. NoJobError: there is none.
@@ -187,7 +188,7 @@ def job_named(word: str, job: str) -> RunningJob | None:
 
 
 def _refuse_other_case(word: str, jobs: Sequence[RunningJob]) -> None:
-    """Raises NoJobError: apart from upper and lower case the word is a job's name, so no host is meant."""
+    """Raise NoJobError if the word is a job's name except for upper and lower case, so that no host is meant."""
     names = {name.lower(): name for job in jobs for name in (job.first_agent.job, job.first_agent.script)}
     if word.lower() in names:
         raise NoJobError(f"no job on this machine is named {word!r}; did you mean {names[word.lower()]}?")
@@ -210,7 +211,7 @@ def either_order(options: argparse.Namespace, operand: str, fits: re.Pattern[str
     """Find out which of two words is the job and which the verb's own operand, which matches `fits`.
 
     Raises:
-        UsageError: both could be.
+        UsageError: both could be the job.
     """
     first, second = getattr(options, operand), options.endpoint
     orders = [order for order in ((first, second), (second, first)) if fits.fullmatch(order[0])] if second else []
@@ -227,12 +228,12 @@ def either_order(options: argparse.Namespace, operand: str, fits: re.Pattern[str
         options.endpoint = chosen[0][1]
 
 
-# Where they are, and how they stand
+# Their coordinators and their state
 
 
 def targets_of(job: LocalJob, config: Mapping[str, Any]) -> list[DialTarget]:
-    """The places where the coordinator of a job of this machine may be. If this command was given no secret, the job's
-    token comes from its agent.
+    """The places where the coordinator of a job of this machine may be. If this command has no secret, the job's token
+    comes from its agent.
     """
     from rallypoint.base.secrets import Secret
     from rallypoint.rendezvous.coordinators import coordinators
@@ -246,18 +247,18 @@ def targets_of(job: LocalJob, config: Mapping[str, Any]) -> list[DialTarget]:
 
 
 def with_snapshots(jobs: Sequence[RunningJob], config: Mapping[str, Any]) -> list[RunningJob]:
-    """The jobs with how they stand; all are asked side by side."""
+    """The jobs with their state; all coordinators are asked in parallel."""
 
     async def with_snapshot(job: RunningJob) -> RunningJob:
         is_own = job.first_agent.user == os.geteuid()
         patience = _LOOK if is_own and not all(map(_is_stopped, job.agents)) else _SHORT_LOOK
         try:
             async with asyncio.timeout(patience):
-                # Whatever this command was given is not for the place that another user has written down.
+                # Do not send this command's options to a place that another user has written down.
                 where = await asyncio.to_thread(targets_of, job.first_agent, config if is_own else {})
                 async with await open_session(where, job.first_agent.job) as session:
                     return job._replace(seen=await session.snapshot(WatchRequest()))
-        except Exception:  # what another user has written may be anything
+        except Exception:  # another user may have written anything
             return job
 
     async def look_at_all() -> list[RunningJob]:
@@ -287,17 +288,17 @@ class _Unawaited(ThreadPoolExecutor):
 
 
 def _is_stopped(agent: LocalJob) -> bool:
-    """Whether an agent cannot answer, by SIGSTOP or under a debugger."""
+    """Whether SIGSTOP or a debugger keeps an agent from answering."""
     return read_proc_state(agent.pid) in {"T", "t"}
 
 
-# How they are shown
+# Output
 
 
 def jobs_here_json(
     jobs: Sequence[RunningJob], past: Sequence[EndedJob], now: float, reports: Sequence[KeptReport] | None = None
 ) -> str:
-    """`reports`: what the agents of the only job of `past` have kept; None where they were not asked for."""
+    """`reports`: the kept reports of the only job in `past`; None if they were not requested."""
     kept = {} if reports is None else _kept_fields(reports)
     ended = [_past_fields(job) | kept for job in past]
     return json.dumps(
@@ -374,8 +375,8 @@ def show_past(job: EndedJob, options: argparse.Namespace) -> int:
 
 
 def _reports_of(job: EndedJob) -> list[KeptReport]:
-    """What the agents of a job have kept here: first the one that has its first failure, then the one that knew its
-    end.
+    """The reports that a job's agents have kept here: first the one with the job's first failure, then the one that
+    knew its end.
     """
     from rallypoint.features.kept_reports import kept_report
 
@@ -385,7 +386,7 @@ def _reports_of(job: EndedJob) -> list[KeptReport]:
 
 
 def _kept_lines(job: EndedJob, reports: Sequence[KeptReport], *, all_ranks: bool) -> list[str]:
-    """The report, and what ranks wrote last: those that failed, or all if none has; nothing more of a success."""
+    """The report, and the last output of ranks: of failed ranks, or of all if none failed; nothing after a success."""
     report = next((kept.report for kept in reports if kept.report), ())
     lines: list[str] = []
     if report and (job.outcome == "failed" or len(report) > 1):
@@ -428,14 +429,14 @@ def _exit_words(code: int) -> str:
 
 
 def sentence_of(job: EndedJob) -> str:
-    """How a job has ended, in the words that its control plane has for it."""
+    """How a job has ended, in the words of its control plane."""
     if job.outcome == "failed" and job.detail:
         return f"the job has failed: {job.detail}"
     return job.detail or f"the job has {job.outcome}"
 
 
 def past_of(job: LocalJob) -> list[EndedJob]:
-    """How a job of this machine has ended, and others before it of the same id and place, the newest first."""
+    """How a job of this machine has ended, and earlier jobs of the same id and place, the newest first."""
     return [
         _decisive_agent(agents) for agents in _past_agents() if _rendezvous_of(agents[0].job) == _rendezvous_of(job)
     ]

@@ -1,4 +1,4 @@
-"""`rallyctl logs`, `events` and `wait`: what a job writes, what happens to it, and how it ends."""
+"""`rallyctl logs`, `events` and `wait`: a job's output, its events, and how it ends."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _MOST_RANKS = 1024
 _MOST_NOTES = 1000
 """Notes that are remembered so that none is printed twice."""
 _LAST_WORDS = 5.0
-"""Seconds for which the nodes of a job that has ended may still send what was written."""
+"""Seconds for which the nodes of an ended job may still send output."""
 _LOOK_AGAIN = 0.05
 UNREACHABLE = 69
-"""The exit code of `wait` if the job cannot be reached: EX_UNAVAILABLE of sysexits.h. Others are those of the job."""
+"""The exit code of `wait` if the job cannot be reached: EX_UNAVAILABLE in sysexits.h. All others are the job's."""
 
 
 def logs(options: argparse.Namespace) -> int:
@@ -68,7 +68,7 @@ def logs(options: argparse.Namespace) -> int:
 
 
 def _take_operands(options: argparse.Namespace) -> tuple[int, ...]:
-    """The ranks among the operands; what is none is the endpoint."""
+    """The ranks among the operands; any other operand is the endpoint."""
     options.endpoint = ""
     ranks: dict[int, None] = {}
     for operand in options.operands:
@@ -89,7 +89,7 @@ def _take_operands(options: argparse.Namespace) -> tuple[int, ...]:
 
 
 class _LogLines:
-    """Prints what nodes send."""
+    """Prints the logs that nodes send."""
 
     def __init__(self, *, labelled: bool) -> None:
         self._labelled = labelled
@@ -123,7 +123,7 @@ class _Notes(Lines):
 
 
 class _LogFollower(Follower):
-    """Follows what workers write until the job ends. Each node is asked again when what it has sent was read."""
+    """Follows the workers' output until the job ends. Each node is asked again when its last answer was read."""
 
     def __init__(self, options: argparse.Namespace, ranks: tuple[int, ...], take: Callable[[str, bytes], None]) -> None:
         super().__init__(*followed(options), _Notes())
@@ -170,7 +170,7 @@ class _LogFollower(Follower):
 
 
 def _say_end(seen: Snapshot | EndedJob) -> None:
-    """Say how a job has ended whose control plane has gone with it."""
+    """Say how a job has ended if its control plane is gone too."""
     if not isinstance(seen, Snapshot):
         from rallypoint.cli.local_jobs import sentence_of
 
@@ -195,7 +195,7 @@ def events(options: argparse.Namespace) -> int:
 
 
 class _EventLines(_Notes):
-    """A line for each event of the job, from the oldest that is known on."""
+    """A line for each event of the job, from the oldest known event on."""
 
     def __init__(self, *, as_json: bool) -> None:
         from rallypoint.observe.status import NewEvents
@@ -218,7 +218,7 @@ class _EventLines(_Notes):
 
 
 def _ended_soon(options: argparse.Namespace) -> EndedJob | None:
-    """How the job has ended on this machine. Its agent may be about to write that down."""
+    """How the job has ended on this machine. Its agent may still be about to write this down."""
     from rallypoint.features.local_jobs import local_jobs
 
     until = time.monotonic() + _LAST_WORDS

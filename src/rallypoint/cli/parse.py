@@ -2,10 +2,10 @@
 
 Laws:
 
-1. The command line takes precedence over `PET_<NAME>`, and that over the default.
-2. Up to the script, prefixes, `--` and usage errors are argparse's, as in torchrun under the same Python. A prefix
-   never means `--version`, nor a flag that torchrun does not have if it could be one of torchrun's.
-3. What follows the script is not parsed, except for a first `--` right after it. (argparse does parse it: torchrun
+1. The command line takes precedence over `PET_<NAME>`, which takes precedence over the default.
+2. Up to the script, argparse handles prefixes, `--` and usage errors, as in torchrun with the same Python. A prefix
+   never means `--version`. If it could be one of torchrun's flags, it never means any other flag.
+3. Words after the script are not parsed, except for a first `--` right after it. (argparse does parse them: torchrun
    refuses `train.py --log x`, since `--log` could be two of its own flags.)
 4. Text from the environment is converted by the flag's type, but not checked against its choices.
 """
@@ -42,10 +42,10 @@ the dashes in a flag's name. LOGLEVEL=INFO logs each step."""
 
 
 class Options(RendezvousOptions, WorkerOptions, RestartOptions, LogOptions, StaticRankOptions):
-    """The user's options: torchrun's by name, and `features` for those beyond it.
+    """The user's options: torchrun's by name, and `features` for those beyond torchrun.
 
-    `sources` has, for each value that is not a default, where it was given: `--nnodes` or `PET_NNODES`, or the file of
-    `--config`, which may also have variables for workers, `environment`.
+    `sources` says, for each value that is not a default, where it was given: `--nnodes`, `PET_NNODES`, or the file of
+    `--config`. That file may also have `environment`, variables for workers.
     """
 
     training_script: str
@@ -77,14 +77,14 @@ class Options(RendezvousOptions, WorkerOptions, RestartOptions, LogOptions, Stat
     def from_values(
         cls, values: dict[str, Any], sources: Mapping[str, str], environment: Mapping[str, str] = {}
     ) -> Options:
-        """From the script, its arguments, and the values that are not defaults, by the names of flags. Raises TypeError
-        if a name is unknown.
+        """Create options from the script, its arguments, and the values that are not defaults, by flag name. Raises
+        TypeError if a name is unknown.
         """
         own = {dest: values.pop(dest) for dest in values.keys() & BEYOND_TORCHRUN}
         return cls(**values, features=Features.of(**own), sources=sources, environment=environment)
 
     def flat(self) -> dict[str, Any]:
-        """All values by the names of flags."""
+        """All values by flag name."""
         values = vars(self) | self.features.flat()
         del values["sources"], values["features"], values["environment"]
         return values
@@ -95,7 +95,7 @@ class Options(RendezvousOptions, WorkerOptions, RestartOptions, LogOptions, Stat
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """Read the arguments after the program's name, and the `PET_*` variables of `environ`.
+    """Parse the arguments after the program's name, and the `PET_*` variables of `environ`.
 
     Raises:
         SystemExit: code 2 after a usage error, code 0 after help; the text has been printed.
@@ -107,7 +107,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
 def parse_with(
     parser: Parser, arguments: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[Options, Mapping[str, Any]]:
-    """Like `parse`, by a parser of `build_parser` with additional optional flags; also returns their values."""
+    """Like `parse`, with a parser from `build_parser` and additional optional flags; also returns their values."""
     switches = {flag.dest: _read_switch(flag, environ[flag.variable]) for flag in FLAGS if _is_set(flag, environ, True)}
     values = _up_to_the_script(parser, arguments)
     known = {flag.dest for flag in FLAGS} | {"training_script", "training_script_args"}
@@ -145,7 +145,7 @@ class ShowVersion(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        from rallypoint.base.version import __version__  # one module less at every start
+        from rallypoint.base.version import __version__  # here, to import one module less at every start
 
         print(self._command, __version__)
         parser.exit()
@@ -154,7 +154,7 @@ class ShowVersion(argparse.Action):
 class PrintCompletion(argparse.Action):
     """The flag `--print-completion SHELL`: prints a completion script for the command to stdout and exits.
 
-    The command is `rallyrun`, or `torchrun` where it is called by that name. Exit code 1 where there is no script.
+    The command is `rallyrun`, or `torchrun` if it is called by that name. Exit code 1 if there is no script.
     """
 
     def __call__(
@@ -171,8 +171,8 @@ class PrintCompletion(argparse.Action):
 
 
 def parse_nnodes(text: str, source: str = "--nnodes") -> tuple[int, int]:
-    """Read `N` or `MIN:MAX` as (minimum, maximum) of nodes; `source` is where it was given, for messages. Raises
-    UserError: it is neither, or no job can have such sizes.
+    """Parse `N` or `MIN:MAX` as (minimum, maximum) of nodes; `source` is where it was given, for messages. Raises
+    UserError: it is neither, or no job can have these sizes.
     """
     try:
         numbers = [int(part) for part in text.split(":")]
@@ -192,7 +192,7 @@ class _NotACommandLine(Exception):
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Shows each flag by its dashed spelling, with the value once."""
+    """Shows each flag in its dashed spelling, with the value once."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=36, width=_columns() - 2)
@@ -208,7 +208,7 @@ class HelpFormatter(argparse.HelpFormatter):
         return "\n".join(indent + line for line in lines)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        """Like argparse, but does not break names of flags."""
+        """Like argparse, but does not break the names of flags."""
         lines = [""]
         for word in text.split():
             if lines[-1] and len(lines[-1]) + len(word) >= width:
@@ -218,7 +218,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
 
 def _columns() -> int:
-    """The width of the terminal, as of `shutil.get_terminal_size`: that module imports the compression modules."""
+    """The width of the terminal, like `shutil.get_terminal_size`, whose module imports the compression modules."""
     try:
         columns = int(os.environ.get("COLUMNS", ""))
     except ValueError:
@@ -237,7 +237,7 @@ class Parser(argparse.ArgumentParser):
     _trying = False
 
     def try_parse(self, words: Sequence[str]) -> dict[str, Any] | None:
-        """None if `words` are not a command line."""
+        """The values, or None if `words` are not a command line."""
         self._trying = True
         try:
             return vars(self.parse_args(words))
@@ -247,7 +247,7 @@ class Parser(argparse.ArgumentParser):
             self._trying = False
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """argparse's candidates for a prefix, as far as they are torchrun's: `--te` means what it means to torchrun."""
+        """argparse's candidates for a prefix, but only torchrun's if there are any: `--te` means the same there."""
         candidates = [
             candidate
             for candidate in super()._get_option_tuples(option_string)
@@ -256,7 +256,7 @@ class Parser(argparse.ArgumentParser):
         return [candidate for candidate in candidates if candidate[0].dest not in BEYOND_TORCHRUN] or candidates
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """As argparse does, which before Python 3.12.5 makes an empty list of the one value in `--flag=--`."""
+        """Like argparse, which before Python 3.12.5 turns the one value in `--flag=--` into an empty list."""
         nothing = action.option_strings and arg_strings == ["--"]
         values = super()._get_values(action, arg_strings)
         if nothing and values == []:
@@ -264,7 +264,7 @@ class Parser(argparse.ArgumentParser):
         return values
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """As argparse does, except that what a reader refuses is said in the reader's words."""
+        """Like argparse, but with the reader's own words if it refuses a value."""
         try:
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError as error:
@@ -273,7 +273,7 @@ class Parser(argparse.ArgumentParser):
             raise
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        # As argparse does from Python 3.11.4 on: what nobody reads changes no exit code.
+        # Like argparse from Python 3.11.4 on: output without a reader changes no exit code.
         try:  # noqa: SIM105 - in the bytecode of each start
             super()._print_message(message, file)
         except OSError:
@@ -292,7 +292,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> Parser:
-    """Its results have only what the command line gives."""
+    """Create the parser. Its results have only the values on the command line."""
     parser = Parser(
         _program(),
         usage="%(prog)s [OPTION ...] training_script ...",
@@ -330,19 +330,19 @@ def build_parser() -> Parser:
 
 
 def _program() -> str | None:
-    """The name in the usage: None leaves it to argparse, which fails where an embedding program has given none."""
+    """The name in the usage: None lets argparse find it, which fails if an embedding program has given none."""
     named = sys.argv and isinstance(sys.argv[0], (str, os.PathLike))
     return None if named else "rallyrun"
 
 
 def _up_to_the_script(parser: Parser, arguments: Sequence[str]) -> dict[str, Any]:
-    """The script is the last word of the shortest prefix that argparse accepts."""
+    """Parse up to the script, which is the last word of the shortest prefix that argparse accepts."""
     for end in range(1, len(arguments) + 1):
         head, rest = arguments[:end], arguments[end:]
         values = parser.try_parse(head)
         if values is None:
             if not any(word.startswith("-") for word in head[-2:]):
-                break  # one of two words that are not flags is the script: the mistake is before it
+                break  # one of two words that are not flags is the script: the mistake comes before it
             continue
         if rest[:1] == ["--"] and "--" not in head:
             rest = rest[1:]

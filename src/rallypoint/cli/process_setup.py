@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import signal as signals
     from typing import Any
 else:
-    import _signal as signals  # which `signal` wraps, making enums of all its constants
+    import _signal as signals  # below `signal`, which makes enums of all its constants
 
 _by_interrupt = False
 
@@ -22,9 +22,9 @@ def set_up_process() -> None:
     """Set up this process for a command: call it first, once, and only in a process that does nothing else.
 
     Closed standard descriptors become /dev/null: otherwise the next opened file would get their numbers, and workers
-    would write into it. Until `restore_keyboard_interrupt`, a ^C ends this process at once and silently, as it ends any
-    program without a handler. While the interpreter shuts down, signals are ignored, and output that nobody reads any
-    more is dropped. Process 1 of a container becomes its init, and the command a child of that.
+    would write into it. Until `restore_keyboard_interrupt`, a ^C ends this process at once and silently, like any
+    program without a handler. While the interpreter shuts down, signals are ignored, and output without a reader is
+    dropped. Process 1 of a container becomes its init, and the command becomes a child of that.
     """
     import atexit
 
@@ -41,7 +41,7 @@ def set_up_process() -> None:
         except OSError:
             _open_null(name)  # all lower descriptors are open, so it gets this number
         if getattr(sys, name) is None:
-            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115 - as long as the process
+            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115 - open as long as the process
 
 
 def _open_null(name: str) -> None:
@@ -67,7 +67,7 @@ def end_keyboard_interrupt() -> None:
 
 
 def end_by_interrupt() -> None:
-    """Make this process end by SIGINT at exit, as programs without a handler do: a shell script that runs it then stops
+    """Make this process end by SIGINT at exit, like programs without a handler: then a shell script that runs it stops
     too.
     """
     global _by_interrupt
@@ -75,10 +75,10 @@ def end_by_interrupt() -> None:
 
 
 def drop_output(stream: Any) -> None:
-    """Lead a stream that cannot be written to /dev/null, with what it still holds.
+    """Redirect a stream that cannot be written to /dev/null, with its remaining contents.
 
-    The interpreter flushes standard output and error when it exits, and if that fails, it prints an error and replaces
-    the command's exit code with 120.
+    The interpreter flushes standard output and error when it exits. If that fails, it prints an error and replaces the
+    command's exit code with 120.
     """
     try:
         null = os.open(os.devnull, os.O_WRONLY)
@@ -86,7 +86,7 @@ def drop_output(stream: Any) -> None:
             os.dup2(null, stream.fileno())
         finally:
             os.close(null)
-    except (OSError, ValueError):  # without /dev/null, or without a descriptor: nothing flushes what is None
+    except (OSError, ValueError):  # without /dev/null, or without a descriptor: None is not flushed
         for name in ("stdout", "stderr"):
             if getattr(sys, name) is stream:
                 setattr(sys, name, None)
@@ -107,5 +107,5 @@ def _flush_output() -> None:
         try:
             if stream is not None:
                 stream.flush()
-        except (OSError, ValueError):  # it has no reader any more, or is closed
+        except (OSError, ValueError):  # it has lost its reader, or is closed
             drop_output(stream)

@@ -1,5 +1,5 @@
-"""The command `rallyctl`: everything that runs outside of a job. Its verbs are the rows of `cli/verbs.py`; the function
-that does the work is imported when the verb is run.
+"""The command `rallyctl`: everything that runs outside of a job. Its verbs are the rows of `cli/verbs.py`; a verb's
+function is imported when the verb runs.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _ABOUT = "Start, watch and steer jobs of rallyrun, and run services for them."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `rallyctl`; `argv` are the arguments after the program's name, None for those of this process.
+    """Run `rallyctl`; `argv` are the arguments after the program's name, None for this process's own.
 
     Returns:
-        The exit code: 0 after SIGTERM or ^C, 1 when something failed, 2 after a value that cannot work.
+        The exit code: 0 after SIGTERM or ^C, 1 after a failure, 2 after a value that cannot work.
 
     Raises:
         SystemExit: 2 after a usage error, 0 after help and `--version`.
@@ -51,10 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 class _VerbParser(Parser):
     listed: Sequence[argparse.Action] = ()
-    """The options that the help shows before the list of verbs, of the parser that has verbs."""
+    """Options to show before the list of verbs, in the parser that has verbs."""
 
     def format_help(self) -> str:
-        """As argparse does, but with the verbs in groups, which it cannot show."""
+        """Like argparse, but with the verbs in groups, which argparse cannot show."""
         if not self.listed:
             return super().format_help()
         page = self.formatter_class(prog=self.prog)
@@ -67,7 +67,7 @@ class _VerbParser(Parser):
         return page.format_help()
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """As argparse does, with the verb that an unknown one is most like."""
+        """Like argparse, but suggests the most similar verb for an unknown one."""
         if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
             from rallypoint.cli.similar_names import closest_match
 
@@ -78,7 +78,7 @@ class _VerbParser(Parser):
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    """The arguments. An operand that comes after flags which follow the first ones would not be taken by argparse."""
+    """The parsed arguments, including operands after later flags, which argparse would not take."""
     parser = build_parser()
     options, late = parser.parse_known_args(words)
     for word in late:
@@ -93,7 +93,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _unknown(word: str, verb: str | None) -> str:
-    """The sentence for a word that no argument takes."""
+    """The error for a word that no argument takes."""
     if not word.startswith("-"):
         return f"{word!r} is one argument too many; 'rallyctl {verb} --help' shows what it takes"
     from rallypoint.cli.similar_names import unknown_flag
@@ -110,7 +110,7 @@ def load(work: str) -> Callable[[argparse.Namespace], int | None]:
 
 
 class _PageFormatter(HelpFormatter):
-    """Keeps paragraphs, and lines that begin with two spaces as they are."""
+    """Keeps paragraphs, and leaves lines that begin with two spaces unchanged."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         lines: list[str] = []

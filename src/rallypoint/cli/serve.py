@@ -1,7 +1,7 @@
 """`rallyctl serve`: a control plane outside the training nodes.
 
-If requested (`Type=notify` and `WatchdogSec=` of systemd, by sd_notify(3)), it notifies the service manager when it
-serves, that its loop is not stuck, and when it begins to end. `--http` serves the pages of all its jobs too.
+If requested (`Type=notify` and `WatchdogSec=` in systemd, through sd_notify(3)), it notifies the service manager when
+it serves, that its loop is not stuck, and when it begins to end. `--http` also serves the pages of all its jobs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def serve(options: argparse.Namespace) -> None:
     configure(program="rallyctl")
     check_for_loop()
     endpoint = _endpoint("--endpoint", options.endpoint or ":", C10D_PORT)
-    # Blocked before any thread is made, so that only `sigwait` gets them.
+    # Blocked before any thread starts, so that only `sigwait` gets them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     listeners = _listeners("--endpoint", endpoint, "the control plane cannot listen")
     allow_descriptors()
@@ -81,7 +81,7 @@ _LATER = (
 
 
 def import_ahead() -> None:
-    """Import whatever a job may need: this runs for months, in which an upgrade in place may replace its files."""
+    """Import all that a job may need: the server runs for months, and an upgrade in place may replace its files."""
     for name in _LATER:
         import_module(f"rallypoint.{name}")
     for row in EXTENSIONS:
@@ -89,7 +89,7 @@ def import_ahead() -> None:
 
 
 def _serve_until_signal(ready: str) -> signal.Signals:
-    """Wait for a signal that ends this, and notify the service manager that the loop runs: at first with `ready`."""
+    """Wait for a signal that ends the server. Notify the service manager that the loop runs, first with `ready`."""
     timeout = _watchdog_timeout()
     answered = ready
     while True:
@@ -109,7 +109,7 @@ def _watchdog_timeout() -> float:
 
 
 def _loop_answers(timeout: float) -> bool:
-    """Whether the serving loop responds within this time; 0 for any time."""
+    """Whether the serving loop responds within this time; 0 means any time."""
 
     async def answer() -> bool:
         return True
@@ -136,7 +136,7 @@ def _tell_manager(state: str) -> None:
 
 
 def _pages(jobs: ManyJobs, options: argparse.Namespace) -> Serving | None:
-    """Serves the pages of all jobs at `--http`, of this machine alone without HOST, from now on."""
+    """Serve the pages of all jobs at `--http` from now on; without HOST, for this machine alone."""
     where, token_file = options.http, options.http_token_file
     if not where:
         if token_file:
@@ -171,7 +171,7 @@ def _pages(jobs: ManyJobs, options: argparse.Namespace) -> Serving | None:
 
 
 def _endpoint(flag: str, text: str, default_port: int) -> Endpoint:
-    """Where to listen; the host `*` stands for all addresses of this machine, as in `:29400`."""
+    """Where to listen; the host `*` means all addresses of this machine, as in `:29400`."""
     everywhere = text.startswith((":", "*:"))
     port = text.partition(":")[2] or default_port
     try:

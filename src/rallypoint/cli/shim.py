@@ -1,14 +1,14 @@
-"""`rallyctl shim`: programs that start torch's launcher start ours, in one environment or for one command.
+"""`rallyctl shim`: makes programs that start torch's launcher start ours, in one environment or for one command.
 
-In an environment, our program has the place of its `torchrun`, and a `.pth` file and a module beside it have torch's
-launcher found in `rallypoint.compat.shim` by whatever imports it. For one command, a folder with the same is put in
-front of `PATH` and `PYTHONPATH`. Both serve any version of Rallypoint; without it, all is torch's own.
+In an environment, our program replaces its `torchrun`, and a `.pth` file and a module beside it redirect imports of
+torch's launcher to `rallypoint.compat.shim`. For one command, a folder with the same files is put in front of `PATH`
+and `PYTHONPATH`. Both work with any version of Rallypoint; without it, everything is torch's own.
 
 Laws:
 
-1. Nothing is written but those three files, bytecode of the module, and torch's own `torchrun`, kept beside ours.
-2. Each file is replaced whole, and after each step a launch works, by torch's launcher or ours.
-3. `off` restores what `on` has found. What was installed since (a newer torch) is left alone.
+1. Only these three files, bytecode of the module, and torch's own `torchrun`, kept beside ours, are written.
+2. Each file is replaced whole, and after each step a launch works, with torch's launcher or ours.
+3. `off` restores the files that `on` has found. Files that were installed since (a newer torch) are left alone.
 4. An environment that others share is refused.
 """
 
@@ -31,11 +31,11 @@ from rallypoint.cli.exit import print_answer
 
 _SWITCH = "RALLYPOINT_SHIM"
 _PYTHON = "RALLYPOINT_SHIM_PYTHON"
-"""Names the Python that has Rallypoint, to the `torchrun` of `shim run`."""
+"""Names the Python that has Rallypoint, for the `torchrun` of `shim run`."""
 _FOLDER = Path(__file__).with_name("shim_path")
-"""What is put in front of `PATH` and `PYTHONPATH`, and the sources of what is put into an environment."""
+"""The folder to put in front of `PATH` and `PYTHONPATH`; also the sources of the files for an environment."""
 _OFF = 3
-"""The exit code of `status` where the shim is off."""
+"""The exit code of `status` if the shim is off."""
 _LONGEST_SHEBANG = 127
 """Bytes of a script's first line that every Linux reads."""
 
@@ -66,10 +66,10 @@ def shim(options: argparse.Namespace) -> int:
 
 
 def _run(command: list[str]) -> int:
-    """Become a command under the shim."""
+    """Replace this process with a command under the shim."""
     if not command:
         raise UsageError("there is no command; write it behind --: rallyctl shim run -- accelerate launch train.py")
-    if not os.access(_FOLDER / "torchrun", os.X_OK):  # then the shell would take torch's own
+    if not os.access(_FOLDER / "torchrun", os.X_OK):  # otherwise the shell would run torch's own
         raise UserError(f"{_FOLDER / 'torchrun'} cannot be executed; install Rallypoint again, or chmod +x this file")
     for name, default in (("PATH", os.defpath), ("PYTHONPATH", "")):
         others = os.environ.get(name, default)
@@ -82,7 +82,7 @@ def _run(command: list[str]) -> int:
 
 
 class _Environment:
-    """The environment of the Python that runs this."""
+    """The environment of the Python that runs this command."""
 
     def __init__(self) -> None:
         self._prefix = Path(sys.prefix)
@@ -93,14 +93,14 @@ class _Environment:
 
     @property
     def _kind(self) -> str:
-        """What it is; empty for the Python of the system, or another that is installed for all."""
+        """Its kind; empty for the system's Python, or another one that is installed for all users."""
         if sys.prefix != sys.base_prefix:
             return "virtual environment"
         shared = Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED").exists()
         return "conda environment" if not shared and (self._prefix / "conda-meta").is_dir() else ""
 
     def refusal(self) -> str:
-        """Why this environment is left alone; empty if it is the user's own."""
+        """Why this environment is left alone; empty if it belongs to the user."""
         if not self._kind:
             return f"{self._prefix} is not a virtual environment but a Python for all programs"
         owner = self._prefix.stat().st_uid
@@ -117,7 +117,7 @@ class _Environment:
         return copied and read_text(str(self._torchrun)) == self._script()
 
     def lines(self) -> list[str]:
-        """What is what."""
+        """The state of the shim, for people."""
         ours, hook = _is_ours(self._torchrun), self._hook.exists()
         state = "on" if self.is_on else "on in part: rallyctl shim on completes it" if ours or hook else "off"
         rows = [
@@ -145,7 +145,7 @@ class _Environment:
         return "is Rallypoint's; " + (f"torch's own is {self._kept.name}" if self._kept.exists() else "there was none")
 
     def switch_on(self) -> None:
-        """Put ours in place."""
+        """Install our files."""
         if not _is_ours(self._torchrun):
             if self._torchrun.exists():  # a newer torch may have come since
                 new = self._kept.with_name(f".{self._kept.name}-new")
@@ -155,11 +155,11 @@ class _Environment:
                 self._kept.unlink(missing_ok=True)
         _write(self._torchrun, self._script(), 0o755)
         _write(self._module, read_text(str(_FOLDER / self._module.name)), 0o644)
-        py_compile.compile(str(self._module), quiet=2)  # every Python that starts here would, if it may not write
+        py_compile.compile(str(self._module), quiet=2)  # otherwise every Python that may not write would compile it
         _write(self._hook, read_text(str(_FOLDER / self._hook.name)), 0o644)
 
     def switch_off(self) -> None:
-        """Restore what was there."""
+        """Restore the original files."""
         for file in (self._hook, self._module, Path(cache_from_source(str(self._module)))):
             file.unlink(missing_ok=True)
         if not _is_ours(self._torchrun):
@@ -193,6 +193,6 @@ def _user(number: int) -> str:
 
 
 def _write(path: Path, text: str, mode: int) -> None:
-    """Replace a file, whose mode does not depend on the umask."""
+    """Replace a file; its mode does not depend on the umask."""
     replace_file(str(path), text.encode(), mode=mode)
     path.chmod(mode)

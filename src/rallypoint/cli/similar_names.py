@@ -1,4 +1,4 @@
-"""The known name that somebody has probably meant, for an error about an unknown one."""
+"""Finds the known name that a user probably meant, for an error about an unknown one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Collection
 from difflib import SequenceMatcher
 
 ALIKE = 0.6
-"""The similarity of two names, from 0 to 1, from which on one may be a misspelling of the other."""
+"""The similarity of two names, from 0 to 1, from which one may be a misspelling of the other."""
 
 
 def unknown_flag(word: str, flags: Collection[str], command: str) -> str:
-    """The sentence for a flag that does not exist, with the one of `flags` that it resembles."""
+    """The error for a flag that does not exist, with the most similar one of `flags`."""
     flag = word.partition("=")[0]
     names = [name for name in flags if name.startswith("--") and "_" not in name]
     similar = next((name for name in names if name.startswith(flag.rstrip("s"))), "") if len(flag) > 3 else ""
@@ -20,9 +20,7 @@ def unknown_flag(word: str, flags: Collection[str], command: str) -> str:
 
 
 def closest_match(name: str, known: Collection[str], least: float = ALIKE) -> str:
-    """The known name that is most similar to `name`, ignoring case; empty if none is as similar as `least`, from 0 to
-    1.
-    """
+    """The known name most similar to `name`, ignoring case; empty if no similarity (0 to 1) reaches `least`."""
 
     def likeness(other: str) -> float:
         return SequenceMatcher(None, name.lower(), other.lower()).ratio()

@@ -1,6 +1,6 @@
-"""`rallyctl --slurm=JOBID VERB`: the verb runs in a step of its own on the first node of a Slurm job.
+"""`rallyctl --slurm=JOBID VERB`: runs the verb in its own step on the first node of a Slurm job.
 
-There it finds the job as on any machine with an agent, and its ports need not be open to the login node.
+There it finds the job as on any machine with an agent, and the job's ports need not be open to the login node.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import NoReturn
 from rallypoint.base.errors import UsageError, UserError
 
 _JOB = re.compile(r"[0-9]+([_+][0-9]+)?")
-"""A job, a task of an array, or a part of a heterogeneous job, as Slurm writes them."""
+"""A job, a task of an array, or a part of a heterogeneous job, in Slurm's notation."""
 _STEP = ("--overlap", "--nodes=1", "--ntasks=1", "--quiet")
 
 
 def run_on_first_node(job: str, words: Sequence[str]) -> NoReturn:
-    """Replace this process by `srun` with the same command.
+    """Replace this process with `srun` and the same command.
 
     Args:
         job: the job's id.
-        words: the arguments of `rallyctl`, of which the option itself is left out.
+        words: the arguments of `rallyctl`; the option itself is left out.
 
     Raises:
         UsageError: the id is not one of Slurm's.
@@ -39,6 +39,6 @@ def run_on_first_node(job: str, words: Sequence[str]) -> NoReturn:
 
 
 def _without_option(words: Sequence[str]) -> list[str]:
-    """The option stands before the verb, so it is the first word of that name, which may be abbreviated."""
+    """The words without the option: the first word with its name (possibly shortened), as it precedes the verb."""
     at = next(index for index, word in enumerate(words) if word.startswith("--s"))
     return [*words[:at], *words[at + (1 if "=" in words[at] else 2) :]]

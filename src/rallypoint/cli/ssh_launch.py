@@ -1,7 +1,7 @@
-"""`rallyctl launch`: a command on several hosts, over ssh.
+"""`rallyctl launch`: runs a command on several hosts, over ssh.
 
-The flags of a `rallyrun` are read here by its own parser: a mistake is reported once, before any host is reached, and
-not once by each of them.
+The parser of `rallyrun` also parses the flags of a `rallyrun` here: a mistake is reported once, before any host is
+reached, and not once for each of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _LARGEST_FILE = 1024 * 1024
 """Bytes of a host file or a file of variables."""
 _TIMES = {"connect_timeout": 3600, "lost_after": 86_400, "grace": 86_400}
-"""The most seconds of each."""
+"""The largest value of each, in seconds."""
 
 
 def launch(options: argparse.Namespace) -> int:
@@ -64,7 +64,7 @@ def _plan(options: argparse.Namespace) -> LaunchPlan:
         print_error(
             f"rallyctl: of {len(hosts)} hosts {known.most} run at a time, and the others are spare, by --nnodes"
         )
-    # A control plane outside of this launch may have no secret, and would refuse nodes that have one.
+    # A control plane outside of this launch may have no secret; then it would refuse nodes that have one.
     if not {SECRET, f"{SECRET}_FILE"} & variables.keys() and (text := launch_secret(new=not known.endpoint_given)):
         variables[SECRET] = text
     folder = options.chdir or _folder()
@@ -112,7 +112,7 @@ def _seconds(options: argparse.Namespace, name: str) -> int:
 
 
 def _folder() -> str:
-    """The folder of this command, by the name that its user knows: other hosts know it by the same."""
+    """The folder of this command, by the name that its user knows: other hosts know it by the same name."""
     shown = os.environ.get("PWD", "")
     try:
         if os.path.isabs(shown) and os.path.samefile(shown, "."):
@@ -123,8 +123,8 @@ def _folder() -> str:
 
 
 class LaunchedCommand(NamedTuple):
-    """A command: `least` is the number of nodes without which its job cannot continue, 0 if that is not known;
-    `most` is the number that run at a time; `endpoint_given` is whether it names a control plane of its own.
+    """A command: `least` is the number of nodes without which its job cannot continue, 0 if unknown; `most` is the
+    number that run at a time; `endpoint_given` is whether it names its own control plane.
     """
 
     least: int = 0
@@ -133,12 +133,12 @@ class LaunchedCommand(NamedTuple):
 
 
 def read_command(command: Sequence[str], variables: Mapping[str, str], hosts: int) -> LaunchedCommand:
-    """Read a command; nothing is known about others than `rallyrun`.
+    """Parse a command; for commands other than `rallyrun`, nothing is known.
 
     `variables` are the `PET_*` variables that it will have, `hosts` is the default number of nodes.
 
     Raises:
-        SystemExit: a usage error of rallyrun's, which has been printed; or its help was asked for.
+        SystemExit: a usage error of rallyrun, already printed; or after its help.
         UserError: the number of nodes is impossible.
     """
     is_given = "PET_RDZV_ENDPOINT" in variables

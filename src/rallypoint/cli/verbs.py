@@ -1,5 +1,5 @@
 """The verbs of `rallyctl`: one row each. The help pages, the reference, the manual page and the completion scripts are
-made from these rows.
+generated from these rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Argument(NamedTuple):
 
 
 class Verb(NamedTuple):
-    """One verb. A string among `arguments` is the title of the section of the help page that begins there."""
+    """One verb. A string among `arguments` is the title of a section of the help page that begins there."""
 
     name: str
     group: str
@@ -26,16 +26,16 @@ class Verb(NamedTuple):
     text: str
     """Paragraphs, with an empty line between them."""
     examples: tuple[tuple[str, str], ...]
-    """What each example does, and the words after the verb's name."""
+    """The purpose of each example, and the words after the verb's name."""
     work: str
     """`module:function`, below this package: takes the parsed arguments, and returns the exit code, or None for 0."""
     arguments: tuple[str | Argument, ...]
     exit_codes: tuple[tuple[int, str], ...] = ()
-    """Only those that say more than success, failure and a usage error."""
+    """Only codes that say more than success, failure and a usage error."""
 
 
 def _value(name: str, metavar: str, text: str, **more: Any) -> Argument:
-    """An operand, or a flag with a value. A flag that is not given is an empty string."""
+    """An operand, or a flag with a value, which is an empty string if the flag is not given."""
     if name.startswith("-") and "required" not in more:
         more.setdefault("default", "")
     return Argument(tuple(name.split()), {"metavar": metavar, "help": text, **more})
@@ -50,7 +50,7 @@ def _list_value(name: str, metavar: str, text: str) -> Argument:
 
 
 def _rendezvous(id_help: str) -> tuple[Argument, ...]:
-    """How a job's nodes meet, besides the endpoint (`job_verbs.parameters_of` reads it)."""
+    """Where a job's nodes meet, besides the endpoint (`job_verbs.parameters_of` reads it)."""
     *most, last = BACKENDS
     text = f"{', '.join(most)} or {last} (default: c10d)"
     return (
@@ -581,4 +581,4 @@ VERBS = (
         (_value("shell", "SHELL", "bash, zsh, fish or tcsh", choices=("bash", "zsh", "fish", "tcsh")),),
     ),
 )
-"""In the order of the list of verbs."""
+"""The order is that of the list of verbs."""

@@ -1,11 +1,11 @@
 """The result of a run for machines: an exit code, a JSON file, and the termination message of Kubernetes.
 
-From the exit codes of `--exit-codes=classified` a scheduler knows whether to retry. All agents of a job end with the
-same one: it follows from the job's verdict, or from what happened to all of them.
+The exit codes of `--exit-codes=classified` tell a scheduler whether to retry. All agents of a job end with the same
+code: it follows from the job's verdict, or from an event that reached all of them.
 
-The file that `RALLYPOINT_VERDICT_FILE` names is written completely or not at all. `/dev/termination-log`, if it exists
-and is writable, gets the same as one line of at most 4,096 bytes, unless the run has succeeded; a pod with another
-`terminationMessagePath` names that in `RALLYPOINT_TERMINATION_LOG`.
+The file in `RALLYPOINT_VERDICT_FILE` is written completely or not at all. `/dev/termination-log`, if it exists and is
+writable, gets the same contents as one line of at most 4,096 bytes, unless the run has succeeded. A pod with another
+`terminationMessagePath` sets it in `RALLYPOINT_TERMINATION_LOG`.
 
 Imported only if a code or a verdict is requested.
 """
@@ -47,7 +47,7 @@ from rallypoint.store.errors import StoreError
 from rallypoint.workers.reaper.client import ReaperDenied
 
 VERDICT_FILE, TERMINATION_LOG = "RALLYPOINT_VERDICT_FILE", "RALLYPOINT_TERMINATION_LOG"
-"""The environment variables that name the files."""
+"""The environment variables with the paths of the files."""
 DEFAULT_TERMINATION_LOG = "/dev/termination-log"
 MAX_TERMINATION_LOG = 4096
 """Bytes that Kubernetes keeps."""
@@ -59,9 +59,9 @@ log = get_logger(__name__)
 CODES = {
     Ending.PROGRAM: 1,
     Ending.CONFIGURATION: 2,
-    Ending.INFRASTRUCTURE: 75,  # EX_TEMPFAIL of sysexits.h
-    Ending.REPEATED: 93,  # this and 94: not to be tried again
-    Ending.HANG: 124,  # as of timeout(1)
+    Ending.INFRASTRUCTURE: 75,  # EX_TEMPFAIL in sysexits.h
+    Ending.REPEATED: 93,  # 93 and 94: do not try again
+    Ending.HANG: 124,  # like timeout(1)
     Ending.PREEMPTED: 143,  # 128 + SIGTERM
     Ending.STOPPED: 94,
 }
@@ -73,7 +73,7 @@ _OF_THIS_MACHINE = (PreflightError, ResourceError, SignalException, NodeLeftInOr
 """Endings after which this machine is unfit or is taken away, so that another start on it would not help."""
 
 POD_INDEX = "JOB_COMPLETION_INDEX"
-"""Kubernetes sets it in the pods of an Indexed Job, which does not replace one that has ended with 0."""
+"""Kubernetes sets it in the pods of an Indexed Job, and does not replace a pod that has exited with 0."""
 _ENDINGS: tuple[tuple[type[BaseException], Ending], ...] = (
     (UserError, Ending.CONFIGURATION),
     (JobPreempted, Ending.PREEMPTED),
@@ -86,16 +86,16 @@ _ENDINGS: tuple[tuple[type[BaseException], Ending], ...] = (
     (RendezvousStateError, Ending.CONFIGURATION),
     (StoreError, Ending.INFRASTRUCTURE),
     (PreflightError, Ending.INFRASTRUCTURE),
-    (DeniedError, Ending.CONFIGURATION),  # this and the next: at another try too
+    (DeniedError, Ending.CONFIGURATION),  # another try would be denied too, as with the next
     (ReaperDenied, Ending.CONFIGURATION),
     (ResourceError, Ending.INFRASTRUCTURE),
     (LoopError, Ending.INFRASTRUCTURE),
 )
-"""The endings of errors that do not have one themselves; the first matching row counts, else it is the program."""
+"""The endings of errors without their own; the first matching row counts, otherwise it is the program."""
 
 
 class Classified(NamedTuple):
-    """The result of a run: `ending` is None for a success, and if a signal from a person ended it."""
+    """The result of a run: `ending` is None for a success, and if a person's signal ended it."""
 
     ending: Ending | None
     code: int
@@ -105,7 +105,7 @@ SUCCESS = Classified(None, 0)
 
 
 def classified(error: BaseException | None, *, is_pod: bool = False) -> Classified:
-    """`is_pod`: this node is a pod, to be replaced if it was evicted from a job that continues without it."""
+    """`is_pod`: this node is a pod, which must be replaced if it was evicted from a job that continues without it."""
     if error is None or isinstance(error, RendezvousGracefulExitError):
         return SUCCESS
     if isinstance(error, NodeLeftInOrder) and (error.drained or not is_pod):
@@ -127,7 +127,8 @@ def code_in_place(error: BaseException | None, classification: Classified) -> in
 def ending_of(error: BaseException) -> Ending:
     """Why a run has not succeeded.
 
-    SIGTERM means that the machine is taken away: saved work is kept, and without any, the job can be retried unchanged.
+    SIGTERM means that the machine is taken away: saved work is kept. Without saved work, the job can be retried
+    unchanged.
     """
     if isinstance(error, SignalException):
         return Ending.PREEMPTED if error.saved else Ending.INFRASTRUCTURE
@@ -139,14 +140,14 @@ def ending_of(error: BaseException) -> Ending:
 
 
 def finish(error: BaseException | None, code: int, job: str, exit_codes: str, environ: Mapping[str, str]) -> int:
-    """Write the verdict of a run if that is requested. Returns the exit code.
+    """Write the verdict of a run if requested. Returns the exit code.
 
     Args:
-        error: what has ended the run.
+        error: the exception that ended the run, if any.
         code: torchrun's exit code.
-        job: its id.
-        exit_codes: which codes are wanted, as of `--exit-codes`.
-        environ: of this process.
+        job: the job's id.
+        exit_codes: the value of `--exit-codes`.
+        environ: this process's environment.
     """
     classification = classified(error, is_pod=POD_INDEX in environ)
     if exit_codes == "in-place":
@@ -168,7 +169,7 @@ def finish(error: BaseException | None, code: int, job: str, exit_codes: str, en
 
 
 def verdict_of(error: BaseException | None, classification: Classified, code: int, job: str) -> dict[str, Any]:
-    """The fields of a verdict, as docs/reference/exit-codes.md says."""
+    """The fields of a verdict, as in docs/reference/exit-codes.md."""
     cause = error.root_cause() if isinstance(error, ChildFailedError) else None
     text = "" if error is None else cause.headline if cause is not None else str(error) or type(error).__name__
     return {

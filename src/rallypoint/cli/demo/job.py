@@ -1,14 +1,14 @@
-"""The demo: a job that runs undisturbed, one that loses a worker, one that has a standby worker for it, one that loses
-a node; a line for each event.
+"""The demo: one job runs undisturbed, one loses a worker, one has a standby worker for that, one loses a node. Prints a
+line for each event.
 
-Workers tell what they do through a named pipe, one line of JSON an event: `event` ("start", "training", "step",
-"done"), `rank`, `pid`, and what belongs to it.
+Workers report through a named pipe, with one line of JSON for each event: `event` ("start", "training", "step",
+"done"), `rank`, `pid`, and details.
 
 Laws:
 
-1. Every process of a run carries a mark in its environment; when the run is over, none is left.
-2. Nothing is waited for without a deadline.
-3. What counts after a kill is the next step that is finished by workers that were placed after it.
+1. Every process of a run carries a mark in its environment; when the run has ended, none is left.
+2. Every wait has a deadline.
+3. After a kill, the next step finished by workers that were placed after the kill counts.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ WORKERS, NODES = 2, 3
 VICTIM = 1
 TOLERANCE = 1e-6
 MARK = "_RALLYPOINT_DEMO"
-"""Names a variable that every process of a run carries, so that none can be left behind."""
+"""The name of a variable that every process of a run has, so that none can be left behind."""
 
 _TIMEOUT = 60.0
-"""Seconds after which a run that says nothing more is given up."""
+"""Seconds of silence after which a run is given up."""
 _STANDBY = "a standby worker is ready"
-"""What the launcher logs."""
+"""A text in the launcher's log."""
 _LEVEL = "INFO"
 _TICK = 0.1
-"""Seconds after which launchers are looked after."""
+"""Seconds between checks of the launchers."""
 _END = 10.0
 """Seconds that a launcher has to end after SIGTERM."""
 _STEERING = ("PET_", "TORCHELASTIC_", "GROUP_", "ROLE_", "LOCAL_")
 _STEERING_NAMES = frozenset({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOGLEVEL", "RALLYPOINT_SECRET"})
-"""Variables that would change what the demo's launchers or workers do."""
+"""Variables that would change the demo's launchers or workers."""
 
 Event = Mapping[str, Any]
 Write = Callable[[str], None]
-"""Writes text to standard output, at once. Raises RallypointError if that cannot be written."""
+"""Writes text to standard output, at once. Raises RallypointError if it cannot be written."""
 
 
 class DemoError(RallypointError):
@@ -66,9 +66,9 @@ class DemoError(RallypointError):
 class DemoPlan(NamedTuple):
     """The plan of a demo.
 
-    `program` is what follows the launcher's flags: a module or a script that takes `--steps`, `--progress` and
-    `--checkpoint-dir`. `deadline` is for how many seconds the next step is waited for after a kill. `standby_program`
-    is a program that continues in its processes (`rallypoint.inprocess`), for the part with a standby worker.
+    `program` follows the launcher's flags: a module or a script with the flags `--steps`, `--progress` and
+    `--checkpoint-dir`. `deadline` is how many seconds to wait for the next step after a kill. `standby_program` is a
+    program that continues in its processes (`rallypoint.inprocess`), for the part with a standby worker.
     """
 
     program: Sequence[str]
@@ -78,12 +78,12 @@ class DemoPlan(NamedTuple):
 
     @property
     def fatal(self) -> int:
-        """The step of the kill: some after a checkpoint, so that there is work to do again."""
+        """The step of the kill: a few steps after a checkpoint, so that there is work to repeat."""
         return self.steps // 2 + 5
 
 
 class DemoResult(NamedTuple):
-    """What became of a run: the final loss, seconds of the whole job, and from the kill to the next step."""
+    """The result of a run: the final loss, the seconds of the whole job, and those from the kill to the next step."""
 
     loss: float
     seconds: float
@@ -91,11 +91,11 @@ class DemoResult(NamedTuple):
 
 
 def demo(plan: DemoPlan, write: Write) -> None:
-    """Run all parts, and say what to make of them.
+    """Run all parts, and print the results.
 
     Raises:
         DemoError: something is not as claimed.
-        RallypointError: nobody reads what is written any more.
+        RallypointError: the output has lost its reader.
     """
     with tempfile.TemporaryDirectory(prefix="rallypoint-demo-", ignore_cleanup_errors=True) as base:
         write(f"\n{WORKERS} workers train for {plan.steps} steps, undisturbed.\n\n")
@@ -170,7 +170,7 @@ def _worker_replaced(plan: DemoPlan, folder: Path, write: Write) -> DemoResult:
 def _node_lost(plan: DemoPlan, folder: Path, write: Write) -> DemoResult:
     endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
     node = [f"--nnodes={NODES - 1}:{NODES}", "--rdzv-backend=c10d", endpoint, "--max-restarts=3"]
-    # The first hosts the control plane; on one machine every node could.
+    # The first node hosts the control plane; on one machine every node could.
     nodes = [[*node, f"--rdzv-conf=is_host={str(number == 0).lower()}"] for number in range(NODES)]
     with _running(plan, nodes, folder, write) as run:
         before = run.pids_of("start", NODES, _TIMEOUT)
@@ -205,7 +205,7 @@ def _resumed(run: DemoRun, workers: int, plan: DemoPlan) -> list[int]:
 
 @contextmanager
 def _running(plan: DemoPlan, flags: Sequence[Sequence[str]], folder: Path, write: Write) -> Iterator[DemoRun]:
-    """A run, over at the end of the block. DemoError has what the job printed."""
+    """A run, which ends with the block. DemoError contains the job's output."""
     for text, times in Counter(" ".join(["rallyrun", *node, *plan.program]) for node in flags).items():
         write(f"$ {text}" + (f"  # {times} times" if times > 1 else "") + "\n")
     run = DemoRun(plan.steps, [[*_rallyrun(), *node, *plan.program] for node in flags], folder, write)
@@ -221,13 +221,13 @@ class DemoRun:
     """Launchers that run one job; `stopped` is for how many seconds a kill has stopped it, if there was one."""
 
     def __init__(self, steps: int, launchers: Sequence[list[str]], folder: Path, write: Write) -> None:
-        """Start a launcher for each command line, to which the arguments of the program are appended."""
+        """Start a launcher for each command line, and append the arguments of the program."""
         folder.mkdir()
         pipe = folder / "progress"
         os.mkfifo(pipe)
-        # Open for both ways: the pipe never ends while workers come and go.
+        # Open both ways, so that the pipe never ends while workers come and go.
         self._pipe = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
-        # A kill at a step must not come after the end of the training because this process was slow.
+        # If this process is slow, a kill at a step must still not come after the end of the training.
         set_pipe_size(self._pipe, mmap.PAGESIZE)
         self._pending = b""
         self._mark = uuid.uuid4().hex
@@ -248,7 +248,7 @@ class DemoRun:
         }
         env = {**inherited, "OMP_NUM_THREADS": "1", "LOGLEVEL": _LEVEL, MARK: self._mark}
         with self._log.open("ab") as log:
-            # In a session of its own: a ^C is for the demo, which then ends all.
+            # In its own session: a ^C is for the demo, which then ends everything.
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True
             )
@@ -264,8 +264,8 @@ class DemoRun:
         self._write(f"  {self.seconds():6.2f} s  {text}\n")
 
     def wait_for(self, matches: Callable[[Event], bool], timeout: float) -> Event:
-        """The next event that `matches` accepts. Raises DemoError: a launcher failed, all ended, or nothing came for
-        `timeout` seconds; after a kill, no step did.
+        """The next event that `matches` accepts. Raises DemoError: a launcher failed, all ended, or there was no event
+        for `timeout` seconds; after a kill, no step.
         """
         for event in self._events(timeout):
             if matches(event):
@@ -280,11 +280,11 @@ class DemoRun:
         return [events[rank] for rank in sorted(events)]
 
     def pids_of(self, name: str, workers: int, timeout: float) -> list[int]:
-        """The pids of all workers, once each has told `name`."""
+        """The pids of all workers, once each has reported `name`."""
         return [event["pid"] for event in self.wait_for_all(name, workers, timeout)]
 
     def wait_for_standby(self, workers: Sequence[int], timeout: float) -> None:
-        """Wait until the launcher has a standby worker. The workers are paused, so that the training does not end."""
+        """Wait until the launcher has a standby worker. Pauses the workers, so that the training does not end."""
         deadline = time.monotonic() + timeout
         for pid in workers:
             os.kill(pid, signal.SIGSTOP)
@@ -304,7 +304,7 @@ class DemoRun:
         self._killed = time.monotonic()
 
     def kill_node(self, number: int) -> int:
-        """SIGKILL to one launcher and all that is below it, as if its machine had gone. Returns how many processes."""
+        """Kill one launcher and its descendants, as if its machine were gone. Returns the number of processes."""
         agent = self.agents[number]
         self._lost.add(number)
         parents = {pid: stat.parent for pid, stat in process_table().items()}
@@ -326,14 +326,14 @@ class DemoRun:
         return None
 
     def finish(self, timeout: float) -> DemoResult:
-        """Wait for the last loss and the launchers' end. DemoError if that is not exit code 0."""
+        """Wait for the last loss and the launchers' end. Raises DemoError unless they exit with 0."""
         loss = self.wait_for(lambda event: event["event"] == "done", timeout)["loss"]
         deadline = time.monotonic() + timeout
         while any(agent.poll() is None for agent in self.agents):
             self._check_launchers()
             if time.monotonic() > deadline:
                 raise DemoError(f"has not ended {timeout:.0f} s after the training did")
-            time.sleep(0.005)  # a child's end is not to be waited for with a timeout in any better way everywhere
+            time.sleep(0.005)  # nothing better works everywhere for a child's end with a timeout
         self._check_launchers()
         self.say(f"finished: exit code 0, final loss {loss:.9f}")
         return DemoResult(loss, self.seconds(), self.stopped)
@@ -345,7 +345,7 @@ class DemoRun:
         for agent in self.agents:
             with suppress(subprocess.TimeoutExpired):
                 agent.wait(max(0.0, deadline - time.monotonic()))
-        while left := list(_marked(self._mark)):  # an agent that is killed may have started one more
+        while left := list(_marked(self._mark)):  # an agent may have started another process before it was killed
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -360,7 +360,7 @@ class DemoRun:
         return self._log.read_text(errors="replace")
 
     def _events(self, timeout: float) -> Iterator[Event]:
-        """Events as they come, until all launchers have ended well and the pipe is empty."""
+        """Events as they come, until all launchers have exited with 0 and the pipe is empty."""
         deadline = time.monotonic() + timeout
         while True:
             while b"\n" in self._pending:

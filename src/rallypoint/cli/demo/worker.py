@@ -2,15 +2,15 @@
 
     rallyrun --standalone --nproc-per-node=2 --max-restarts=3 -m rallypoint.cli.demo.worker --checkpoint-dir=checkpoints
 
-It is written as a job that is meant to survive should be written: it resumes from the last checkpoint, which is
-replaced in one step; and the batch of a step depends on the step alone, so that the loss at the end does not depend on
-who has computed it, nor on how often. It runs under torchrun as well, and needs no torch.
+It is written as a job should be written that is meant to survive. It resumes from the last checkpoint, which is
+replaced in one step. The batch of a step depends on the step alone, so the final loss does not depend on which worker
+computed it, or how often. It also runs with torchrun, and needs no torch.
 
-Laws of `Peers`, which adds up numbers over TCP as `all_reduce` of gloo or NCCL does in real training:
+Laws of `Peers`, which adds up numbers over TCP like gloo's or NCCL's `all_reduce` in real training:
 
-1. Rank 0 adds up in order of rank, so that all have the same bits, and every run of as many workers has them too.
-2. A worker that is gone is an error to all others, at once: its connection ends.
-3. Who finds the address of an earlier round tries again: only rank 0 of this round says hello.
+1. Rank 0 adds up in order of rank, so that all workers get the same bits, in every run with the same number of workers.
+2. A worker that is gone is an error for all others, at once: its connection ends.
+3. A worker that finds the address of an earlier round tries again: only rank 0 of this round says hello.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _WIDTH = 1000
 _HELLO = b"demo"
 _KEY = "rallypoint/cli/demo/address"
 _MEETING = 60.0
-"""Seconds until all workers of a round have to be there."""
+"""Seconds until all workers of a round must have connected."""
 _RETRY = 0.02
 
 Weights = list[float]
@@ -64,7 +64,7 @@ class TrainingProgress:
     """Lines of JSON for the demo that watches the job; short enough for a pipe to keep the lines of all workers apart.
 
     In a named pipe, spaces make each line so long that a pipe of one page (`cli.demo.job`) holds only a few of them:
-    the training cannot get far ahead of who reads.
+    the training cannot get far ahead of the reader.
     """
 
     def __init__(self, path: Path | None, rank: int) -> None:
@@ -79,12 +79,12 @@ class TrainingProgress:
 
 
 class PeersError(Exception):
-    """The other workers are gone, or did not come."""
+    """The other workers are gone, or did not connect."""
 
 
 class Peers:
     def __init__(self, rank: int, world_size: int, store: tuple[str, int]) -> None:
-        """Returns when all workers are connected; `store` is the round's, in which rank 0 says where it listens."""
+        """Returns when all workers are connected; rank 0 puts its address into `store`, the round's store."""
         self._rank = rank
         self._others: list[socket.socket] = []
         if world_size == 1:
@@ -172,7 +172,7 @@ def gradient(weights: Weights, samples: list[float]) -> Weights:
 
 
 def share(step: int, options: argparse.Namespace, rank: int, world_size: int) -> list[float]:
-    """This worker's samples of a step. All shares together are the same whatever the number of workers."""
+    """This worker's samples of a step. All shares together are the same for any number of workers."""
     order = random.Random(options.seed * 1_000_003 + step)
     return [order.uniform(-math.pi, math.pi) for _ in range(options.batch)][rank::world_size]
 
@@ -220,7 +220,7 @@ def train(options: argparse.Namespace, progress: TrainingProgress, rank: int, pe
 
 
 def main() -> int:
-    """Meet the other workers, and train. A worker that is gone ends this one: the launcher starts all again."""
+    """Meet the other workers, and train. If a worker is gone, this one ends: the launcher starts all again."""
     options = arguments()
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     progress = TrainingProgress(options.progress, rank)
