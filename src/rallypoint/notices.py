@@ -12,7 +12,7 @@
 Workers of different nodes see a notice at different steps, and if saving is collective, no rank may save alone. So all
 ranks must agree on the step: reduce the flag over all of them, and save in the step in which any of them saw it.
 
-Acknowledging is optional. A worker that does not is stopped at the deadline, with the usual signal and grace period.
+Acknowledging is optional: otherwise the worker is stopped at the deadline, with the usual signal and grace period.
 A worker may continue after the acknowledgement; that work is repeated from the checkpoint.
 
 Any language can do the same. The variable `RALLYPOINT_NOTICES` names a folder. A notice is the file `notice.json` in it
@@ -29,7 +29,7 @@ Put a save that must not be interrupted into `saving`. A stop waits for it, with
 
 In another language, keep a `memfd_create(2)` named "rallypoint-saving" open while you save.
 
-Nothing here raises, and outside of Rallypoint there is never a notice. This imports almost nothing of Rallypoint.
+Nothing here raises, and outside of Rallypoint there is never a notice. The module imports almost nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The agent's loop: turns everything that happens into events, and lets the policy decide what to do about each.
 
 One thread waits for the descriptors and deadlines of all sources (`sources.Source`): mail (notifications from the
-rendezvous, signals), exits of workers, a stop in progress, and whatever features add. It does nothing else meanwhile.
+rendezvous, signals), exits of workers, a stop in progress, and whatever features add. It does nothing else.
 """
 
 from __future__ import annotations

@@ -586,7 +586,7 @@ def _on_timer_when_leaving(status: PolicyState, event: TimerFired) -> Decision:
 
 
 def _leave_without_answer(status: PolicyState, _event: steps.Event) -> Decision:
-    """Leave without knowing the state of the job: nobody can say it any more, or the agent no longer waits for it."""
+    """Leave without knowing the state of the job: it can no longer be known, or the agent does not wait for it."""
     assert status.final_step is not None, "an agent that leaves knows how"
     last = status.final_step._replace(standing="")
     return status._replace(phase=Phase.ENDED), (last._replace(unasked=_UNKNOWN) if last.drained_by else last,)

@@ -188,7 +188,7 @@ class SignalForwarding:
     3. Workers get no signal that arrived before they were started.
     4. The same signal within `BURST` seconds after it has reached all counts as one: schedulers repeat signals.
 
-    A signal to the reaper alone would be misread; nothing of ours sends one.
+    A signal to the reaper alone would be misread; Rallypoint never sends one.
 
     Args:
         received: returns the signals that the reaper has received since the last call.

@@ -2,7 +2,7 @@
 
 Laws:
 
-1. Nothing else calls `Stop.step` while the loop runs. The stop reports its end once, to whoever calls `step` then:
+1. Nothing else calls `Stop.step` while the loop runs. It reports its end once, to the caller of `step`:
 
        1. the loop calls us, the stop is not done, and a worker ends;
        2. a second owner calls `step`, and finds the stop done; nothing is readable any more, and nothing is due;

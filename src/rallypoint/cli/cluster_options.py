@@ -5,7 +5,7 @@ Laws:
 1. Values from a flag or a `PET_*` variable take precedence. If the user gives an endpoint, it decides where nodes meet.
 2. A value that cannot be determined is reported in one sentence before anything starts. It ends the job (exit code 2),
    unless the flags suffice without it.
-3. Without `--cluster` nothing changes; one warning says if each node is about to run a job of its own.
+3. Without `--cluster` nothing changes; one warning says if each node is about to run its own job.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _workers(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> 
 
 
 def warn_of_own_worlds(options: Options, environ: Mapping[str, str]) -> None:
-    """Warn, on one of several nodes, if each of them is about to run a job of its own or to wait for itself."""
+    """Warn, on one of several nodes, if each of them is about to run its own job or to wait for itself."""
     started = None if options.standalone or "TORCHELASTIC_RUN_ID" in environ else started_with_others(environ)
     if started is None or started.number != 0:
         return

@@ -581,4 +581,4 @@ VERBS = (
         (_value("shell", "SHELL", "bash, zsh, fish or tcsh", choices=("bash", "zsh", "fish", "tcsh")),),
     ),
 )
-"""The order is that of the list of verbs."""
+"""The verbs, in the order of the help page."""

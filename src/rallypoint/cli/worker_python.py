@@ -7,7 +7,7 @@ The rule, without `PYTHON_EXEC`:
    installed as a tool, alone in its own environment (`uv tool`, `pipx`).
 3. If both have torch, one line says which is used, and how to choose.
 
-This imports and starts nothing: it looks for files. A torch on PYTHONPATH belongs to no environment.
+The module imports and starts nothing: it looks for files. A torch on PYTHONPATH belongs to no environment.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ def iso_time(timestamp: float) -> str:
 
 
 def _disk_full(folder: str) -> str:
-    """A sentence if the disk is full below a folder, that of the worker's output and error file."""
+    """A sentence if the disk is full below a folder, which has the worker's output and error file."""
     try:
         disk = os.statvfs(folder)
     except OSError:
@@ -524,7 +524,7 @@ def raw_entries(path: str = KERNEL_LOG) -> list[bytes]:
         while True:
             try:
                 entry = os.read(fd, 8192)  # one entry
-            except BrokenPipeError:  # it was overwritten meanwhile
+            except BrokenPipeError:  # it has been overwritten
                 continue
             if not entry:
                 break

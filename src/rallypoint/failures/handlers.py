@@ -1,7 +1,7 @@
 """Tells from its source whether a program survives an exception.
 
 A traceback begins in the function that caught the exception. So one that a handler printed begins at a line in the body
-of that handler's `try`, and one that ended its program does not.
+of that handler's `try`; one that ended its program does not.
 """
 
 from __future__ import annotations

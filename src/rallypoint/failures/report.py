@@ -2,7 +2,7 @@
 
 Its form is torchrun's (contract section 7.5), so that tools which search for it work. New: the first failure may be on
 another node, a traceback is always shown, and workers that the launcher ended do not count as failures. One report is
-enough for a job: on all nodes but that of the first failure, one line with the cause replaces it.
+enough for a job: on all other nodes, one line with the cause replaces it.
 """
 
 from __future__ import annotations

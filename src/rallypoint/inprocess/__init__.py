@@ -28,7 +28,7 @@ handles an exception, `RoundEnded` or another (in `except`, and in `finally` and
 `__del__` and finalizers.
 
 A worker whose function does not end in time (`--inprocess-timeout`) is killed and restarted. Outside of Rallypoint the
-function is called once. This does not import torch. `docs/how-to/in-process.md` says what survives and what does not.
+function is called once. The package imports no torch. `docs/how-to/in-process.md` says what survives and what does not.
 """
 
 from rallypoint.inprocess.aborting import on_round_end

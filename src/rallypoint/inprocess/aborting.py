@@ -34,7 +34,7 @@ _EPOLL = "anon_inode:[eventpoll]"
 _INODES = re.compile(r"^tfd:.*\sino:([0-9a-f]+)", re.MULTILINE)
 _NUMBER = struct.Struct("=q")
 _MOST = 1024
-"""The most connections that we open in the place of other workers."""
+"""The most connections that we open on behalf of other workers."""
 _TRIES, _MOMENT = 20, 0.001
 """Seconds between tries. A thread that computes does not show what it waits on; gloo's nearly always waits."""
 

@@ -16,7 +16,7 @@ Laws:
 6. `prepare` runs once, before the first call, and is never interrupted. While it runs, the process is in no round: it
    answers `leave` at once. Afterwards it enters the current round.
 7. A standby worker is such a process without a local rank. When the agent gives it one, it enters a round like any
-   other worker. If the agent cannot reach it, it ends: it must never call the function on its own.
+   other worker. If it cannot announce itself, it ends: it must never call the function on its own.
 
 The channel between an agent and a worker consists of files in the notice directory. Laws:
 

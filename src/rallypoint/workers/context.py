@@ -194,7 +194,7 @@ class PContext(ABC):
         self._were_held: Collection[int] | None = None
         """Local ranks that still waited when all workers were stopped; None before. Others had ended earlier."""
         self._polled_ended: Collection[int] = ()
-        """Local ranks whose end `poll` has reported. Any other end wakes the caller of `poll`, whoever has seen it."""
+        """Local ranks whose end `poll` has reported. Any other end wakes the caller of `poll`, even one seen before."""
         self._started = False
         self._closed = False
 

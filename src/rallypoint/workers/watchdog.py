@@ -283,7 +283,7 @@ class Watchdog:
         return min([*due, *(stop.wake_at() for stop in self._stops.values())], default=math.inf)
 
     def step(self) -> list[TimerExpiry]:
-        """Do what is due. Returns the expired timers, each once; for each process, the one that expired first."""
+        """Do what is due. Returns the expired timers, each once; for each process, first the timer that ends it."""
         if self._fifo.fd < 0:
             return []
         self._stops = {pid: stop for pid, stop in self._stops.items() if not stop.step()}

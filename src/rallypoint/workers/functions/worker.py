@@ -50,7 +50,7 @@ class Payload:
 
         fd = memory_file("rallypoint-function")
         try:
-            self.fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)  # never in the place of a standard stream
+            self.fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)  # never the number of a standard stream
         finally:
             os.close(fd)
         self._descriptors: list[int] = []

@@ -25,8 +25,8 @@ SWEEP, GIVE_UP, FENCE, CLEANUP, RECORD, CLOSE = "sweep", "give up", "fence", "cl
 """The requests `(name, *arguments)`. Requests with an arrow are answered with `(answer,)`, in order.
 
 SPAWN     environment, (ignored signals, mask, umask), excluded, workers -> their pids, with a descriptor for each: its
-          pidfd, or without pidfds the end of a pipe that is closed when it has ended; or minus errno, if none was
-          started. For each worker: arguments, its own variables, the positions of 0, 1 and 2 among the sent
+          pidfd, or without pidfds the end of a pipe that is closed when it has ended; or minus errno, and then none
+          is left. For each worker: arguments, its own variables, the positions of 0, 1 and 2 among the sent
           descriptors (the first of which is the folder of all workers), and its processors. No sweep touches excluded
           workers or their descendants until these workers have ended
 STATUS    pid -> exit codes (-N for a signal) of all workers reaped since the last request, and whether this one is
@@ -89,7 +89,7 @@ class Connection:
     def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
         """Send a message, with descriptors. Raises OSError."""
         data, left = memoryview(frame(message)), list(descriptors)
-        while left:  # descriptors beyond one call go with a byte of their own
+        while left:  # descriptors beyond one call go with another byte
             some, left = left[:_DESCRIPTORS_AT_ONCE], left[_DESCRIPTORS_AT_ONCE:]
             packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in some)
             data = data[self.socket.sendmsg([data[:1]], [(SOL_SOCKET, SCM_RIGHTS, packed)]) :]
