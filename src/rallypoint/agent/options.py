@@ -303,7 +303,7 @@ class OutputOptions(OptionRecord):
 
 
 class ToolOptions(OptionRecord):
-    """What runs in front of the workers."""
+    """A command in front of the workers."""
 
     wrap = Flag(
         str,

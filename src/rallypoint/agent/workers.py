@@ -336,7 +336,7 @@ class WorkerController:
         return self._watchdog
 
     def watch_programs(self) -> None:
-        """The programs of some workers are in other processes than before: watch these."""
+        """Watch the new processes of workers whose programs have moved to other processes."""
         if self._watchdog is not None and self.pcontext is not None:
             self._watchdog.watch(self.pcontext.program_pids().values())
 

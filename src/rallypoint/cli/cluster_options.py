@@ -72,7 +72,7 @@ def this_machine(environ: Mapping[str, str]) -> Machine:
 
 
 def _foreign_text(path: str) -> str:
-    """The text of a file that a variable names; empty if it is not a file of root or of this user."""
+    """The text of a file named by a variable; empty unless the file belongs to root or to this user."""
     if not path:
         return ""
     try:

@@ -70,7 +70,7 @@ CODES = {
 IN_PLACE = 85
 """Another start on the same machine can help; the number is that of ERESTART."""
 _OF_THIS_MACHINE = (PreflightError, ResourceError, SignalException, NodeLeftInOrder)
-"""Endings after which this machine is unfit or is taken away, so that another start on it would not help."""
+"""Endings after which this machine is unfit or is taken away, so that another start here would not help."""
 
 POD_INDEX = "JOB_COMPLETION_INDEX"
 """Kubernetes sets it in the pods of an Indexed Job, and does not replace a pod that has exited with 0."""
@@ -119,7 +119,7 @@ def classified(error: BaseException | None, *, is_pod: bool = False) -> Classifi
 
 
 def code_in_place(error: BaseException | None, classification: Classified) -> int:
-    """The code of `--exit-codes=in-place`: 85 in place of 75 where this machine is not the reason."""
+    """The code of `--exit-codes=in-place`: 85 instead of 75, unless this machine is the reason."""
     tried_again = classification.code == CODES[Ending.INFRASTRUCTURE] and not isinstance(error, _OF_THIS_MACHINE)
     return IN_PLACE if tried_again else classification.code
 

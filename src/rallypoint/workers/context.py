@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from rallypoint.workers.stop import LeavingWorkers, NoSweep, Stop
 
     ChangeCommand = Callable[[int, Sequence[str]], "WorkerCommand | None"]
-    """Called with a local rank and its command: returns what is started in place of that, or None for the same."""
+    """Called with a local rank and its command: returns the command to start instead, or None for the same."""
     Fork = Callable[
         [Sequence[str], Mapping[str, str], int | None, int | None, Collection[int]],
         ProcessHandle | None,

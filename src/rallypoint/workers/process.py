@@ -85,9 +85,9 @@ class ChildProcess(ABC):
         `UNKNOWN_EXIT` if it is `orphaned` and was not killed by us.
         """
         self.fault = ""
-        """Once it has ended: why that is a failure, if its exit code does not show it."""
+        """Why its end is a failure, if its exit code does not show this; set once it has ended."""
         self.remark = ""
-        """Once it has ended: what a person should know of its exit code."""
+        """What a person should know about its exit code; set once it has ended."""
         self.ended_at = 0.0
         """When the end was found, on the monotonic clock."""
         self._killed = False
@@ -95,12 +95,12 @@ class ChildProcess(ABC):
 
     @property
     def program_pid(self) -> int:
-        """The process that runs the worker's program: this one, unless it has started that behind itself."""
+        """The process that runs the worker's program: this one, or a process that it has started for that."""
         return self.pid
 
     @property
     def program_code(self) -> int | None:
-        """The exit code of a program that has ended while this process, which had started it, still runs."""
+        """The exit code of a program that has ended while this process, which started it, still runs."""
         return None
 
     def fileno(self) -> int:
