@@ -45,13 +45,14 @@ def consistent(options: Options) -> Options:
     values = options.flat()
     for dest in _PLAIN_TEXTS:
         if dest in options.sources:
-            _refuse_unexpanded(options.source(dest), values[dest])
+            refuse_unexpanded(options.source(dest), values[dest])
     if not options.no_python:  # a program may be another launcher
         _warn_of_late_flags(options)
     return _alone(options, values) if options.standalone else _checked_meeting(options)
 
 
-def _refuse_unexpanded(source: str, value: object) -> None:
+def refuse_unexpanded(source: str, value: object) -> None:
+    """Raises UsageError: the value has a variable or a command that no shell and no template has expanded."""
     text = _PASSWORD.sub("", value) if isinstance(value, str) else ""
     if (found := _UNEXPANDED.search(text)) is not None:
         raise UsageError(

@@ -94,6 +94,11 @@ def given_endpoint(options: argparse.Namespace) -> str:
     if options.endpoint and options.rdzv_endpoint:
         raise UsageError("the endpoint is given twice; give it as ENDPOINT or as --rdzv-endpoint")
     endpoint: str = options.endpoint or options.rdzv_endpoint or os.environ.get("RALLYPOINT_ENDPOINT", "")
+    if "$" in endpoint + options.rdzv_id:
+        from rallypoint.cli.consistency import refuse_unexpanded
+
+        refuse_unexpanded("the job's name", endpoint)
+        refuse_unexpanded("--rdzv-id", options.rdzv_id)
     if endpoint or not os.environ.get("PET_RDZV_ENDPOINT"):
         return endpoint
     for name in ("rdzv_backend", "rdzv_id", "rdzv_conf"):

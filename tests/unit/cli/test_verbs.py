@@ -79,6 +79,12 @@ def test_what_is_unknown_is_answered_with_what_is_alike(
     assert capsys.readouterr().err.splitlines()[-1] == f"rallyctl: error: {sentence}"
 
 
+@pytest.mark.parametrize("words", [["stop", "$SLURM_JOB_ID"], ["status", "node1:29400", "--rdzv-id=${X}"]])
+def test_a_name_that_the_shell_did_not_expand_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert "which nothing has expanded" in capsys.readouterr().err
+
+
 def test_alone_it_lists_its_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     shown = capsys.readouterr().err
