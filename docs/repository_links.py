@@ -1,7 +1,7 @@
 """Links of the pages to files of the repository outside `docs/`.
 
-On a code host they are relative paths, as all links are. On the site, papers of the repository have a page of their
-own, files can be downloaded (MyST does that), and folders are named without a link.
+On a code host they are relative paths, like all links. On the site, `PAPERS` have a page of their own, other files are
+downloads (MyST does that), and a folder is a name without a link.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ PAPERS = {
     "SECURITY.md": DOCS / "project" / "security-policy.md",
     "deploy/README.md": DOCS / "project" / "deploy.md",
     "benchmarks/README.md": DOCS / "project" / "benchmarks.md",
+    "tests/README.md": DOCS / "project" / "tests.md",
 }
-"""Papers of the repository to the pages of the site that stand for them; those in project/ are copies."""
+"""Documents outside `docs/` to their pages on the site; those in project/ are copies."""
 
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:[^\]\[]|\[[^\]]*\])*)\]\((?P<target>[^)\s#]+)(?P<section>#[^)\s]*)?\)")
 
 
 def copied(paper: str) -> str:
-    """A paper of the repository as a page of the site: the same text, with its links as seen from there.
+    """A document outside `docs/` as a page of the site: the same text, with links that work from there.
 
     Args:
         paper: its path from the repository's root, one of `PAPERS`.
@@ -39,7 +40,7 @@ def copied(paper: str) -> str:
 
 
 def adapted(text: str, page: Path) -> str:
-    """A page with links that lead somewhere on the site.
+    """A page with its links changed to targets on the site.
 
     Args:
         text: the page, in Markdown.

@@ -1,4 +1,4 @@
-"""Every command in the documents runs, and what a page shows is what comes (rules: CONTRIBUTING.md)."""
+"""Every command in the documents runs and prints what its page shows (rules: docs/commands-in-documents.md)."""
 
 from __future__ import annotations
 
