@@ -1,11 +1,11 @@
-"""Runs what has failed in the last test run once more, alone: `python -m tests.again`.
+"""Runs the failed tests of the last run once more, alone: `python -m tests.again`.
 
-A test with processes can fail because others share its two cores. If it passes alone, there is a race all the same, in
-the product or in the test: it does not fail the run, and is named at the run's end as a defect to mend next. Laws:
+A test with processes can fail because other tests share its two cores. If it then passes alone, the product or the test
+has a race. Such a test does not fail the run; the end of the output lists it as a defect to fix next. Laws:
 
-1. Only tests that start processes get a second run: any other test gives the same answer each time.
-2. Only a few do. If many fail, the change is at fault and not the machine.
-3. Nothing is run a third time.
+1. Only tests that start processes run again: any other test gives the same result each time.
+2. Only a few tests run again. If many fail, the change is the cause and not the machine.
+3. No test runs a third time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST = 5
 
 
 def deserving(ended: list[Ended]) -> list[str]:
-    """The names of the tests that are run once more: all that have failed, or none."""
+    """The names of the tests to run again: all that failed, or none."""
     failed = [each for each in ended if each.outcome == "failed"]
     if len(failed) > _MOST or any("process" not in each.needs for each in failed):
         return []
@@ -28,15 +28,15 @@ def deserving(ended: list[Ended]) -> list[str]:
 
 
 def main() -> int:
-    """Returns the exit code: 0 if all that had failed has passed now."""
+    """Returns the exit code: 0 if every failed test passed now."""
     names = deserving(outcomes.read())
     if not names:
         return 1
-    print(f"\n{len(names)} failed that start processes; they are run once more, alone", flush=True)
+    print(f"\n{len(names)} tests with processes failed; running them once more, alone", flush=True)
     alone = [sys.executable, "-m", "pytest", "--outcomes=build/again.txt", *names]
     code = subprocess.run(alone, check=False).returncode
     if code == 0:
-        print("DEFECTS TO MEND NEXT: these failed beside other tests, and passed alone:", *names, sep="\n  ")
+        print("DEFECTS TO FIX NEXT: these tests failed beside others and passed alone:", *names, sep="\n  ")
     return code
 
 

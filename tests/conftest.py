@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Options, hooks and fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests import effort, needs, outcomes, runs
 from tests.environment import JOBS
 from tests.etcd_cluster import EtcdCluster
 
-# `nohup` and a shell's script ignore these for what they start, and processes hand that down.
+# `nohup` and shell scripts start their children with these signals ignored, and children inherit that.
 for _number, _usual in (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGQUIT, signal.SIG_DFL),
@@ -24,39 +24,39 @@ for _number, _usual in (
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, _usual)
 
-# Users do not have it: with it, all that we start writes at once, and nothing is left to be flushed at exit.
+# Users do not set it. With it, every process that we start would write at once, with nothing left to flush at exit.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--rewrite-transcripts", action="store_true", help="write what the transcripts play to; review the difference"
+        "--rewrite-transcripts", action="store_true", help="rewrite the transcripts; review the difference"
     )
     parser.addoption(
-        "--rewrite-sentences", action="store_true", help="write tests/sentences.txt anew; review the difference"
+        "--rewrite-sentences", action="store_true", help="rewrite tests/sentences.txt; review the difference"
     )
     parser.addoption(
         "--torch",
         choices=["recorded", "daily", "live", "write"],
-        help="what real torch is asked: nothing, the day's tenth of it (as by --fresh), all, or all to write it",
+        help="questions to ask real torch: none, today's tenth (as with --fresh), all, or all to record the answers",
     )
     parser.addoption(
-        "--fresh", action="store_true", help="draw new examples and seeds (make test-all), not the commit's"
+        "--fresh", action="store_true", help="draw new examples and seeds (make test-all) instead of the commit's"
     )
-    parser.addoption("--quick", action="store_true", help="try a part of the examples of each law (tests/effort.py)")
+    parser.addoption("--quick", action="store_true", help="try fewer examples of each law (tests/effort.py)")
     parser.addoption(
-        "--outcomes", default=outcomes.FILE, help="the file that says how each test ended (tests/outcomes.py)"
+        "--outcomes", default=outcomes.FILE, help="the file to record how each test ended (tests/outcomes.py)"
     )
-    parser.addoption("--records", help="the folder of the record, if not tests/conformance/records")
+    parser.addoption("--records", help="the folder with torch's recorded answers; default tests/conformance/records")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ[JOBS] = tempfile.mkdtemp(prefix="rallypoint-tests-")
-    # `caplog` listens at the root and at loggers that do not propagate. Ours does not once it is set up (`base.log`):
-    # that it is so from the start has each record come once, whatever test has set it up before.
+    # `caplog` listens at the root logger and at loggers that do not propagate. Ours stops propagating once `base.log`
+    # sets it up. If we stop it here, each record comes once, whichever test sets the logger up.
     logging.getLogger("rallypoint").propagate = False
     effort.choose(quick=config.getoption("quick"), fresh=config.getoption("fresh"))
-    config.addinivalue_line("markers", f"{runs.MARKER}: left to `make test-all` (tests/runs.py)")
+    config.addinivalue_line("markers", f"{runs.MARKER}: only `make test-all` runs it (tests/runs.py)")
     for name, meaning in needs.MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
     if not hasattr(config, "workerinput"):  # each process of xdist reports to this one
@@ -97,7 +97,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 def _check_needs(item: pytest.Item) -> None:
     missing = [name for name in sorted(_watch.taken()) if item.get_closest_marker(name) is None]
-    assert not missing, f"needs the markers {missing}, for what it has started or imported (see tests/needs.py)"
+    assert not missing, f"the test needs the markers {missing}, for what it started or imported (see tests/needs.py)"
 
 
 @pytest.fixture(scope="session")
@@ -109,9 +109,9 @@ def _etcd_of_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdC
 
 @pytest.fixture(name="etcd")
 def _etcd(_etcd_of_session: EtcdCluster) -> Iterator[EtcdCluster]:
-    """Three members of etcd, the same for all tests, with what others left in it; members may be killed and paused.
+    """Three members of etcd, shared by all tests and with their keys. A test may kill and pause members.
 
-    They serve the v2 API too.
+    They also serve the v2 API.
     """
     yield _etcd_of_session
     _etcd_of_session.mend()

@@ -1,8 +1,8 @@
-"""How much of a law a test run tries, and whether it draws new examples.
+"""How many examples of a law a test run tries, and whether it draws new ones.
 
-`make test` tries all examples of each law, the same each time: a run is a function of the commit. With `--quick`, as
-`make check`, it tries a part of them; with `--fresh`, as `make test-all`, it draws new ones. A test with many examples
-asks here for its number: `@settings(max_examples=examples(400))`.
+`make test` tries all examples of each law, the same ones for the same commit. `--quick` (`make check`) tries a part of
+them; `--fresh` (`make test-all`) draws new ones. A test with many examples gets their number here:
+`@settings(max_examples=examples(400))`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 
 _PART = 5
-"""A quick run tries one of so many examples."""
+"""A quick run tries one example in this many."""
 _LEAST = 10
 
 _quick = False
@@ -18,7 +18,7 @@ _fresh = False
 
 
 def choose(quick: bool, fresh: bool) -> None:
-    """Say what kind of run it is, before any test is imported."""
+    """Set the kind of run, before any test is imported."""
     global _quick, _fresh
     _quick, _fresh = quick, fresh
     # Speed is never tested: these machines are small, shared and noisy, and some are emulated.
@@ -30,7 +30,7 @@ def choose(quick: bool, fresh: bool) -> None:
 
 
 def examples(number: int) -> int:
-    """How many of so many examples this run tries."""
+    """How many of `number` examples this run tries."""
     return max(_LEAST, number // _PART) if _quick else number
 
 

@@ -1,7 +1,7 @@
-"""All that is run before a release: `make test-all`.
+"""Everything that runs before a release: `make test-all`.
 
-The parts are run one after the other, all of them even if one fails. At the end a table says how each ended, and which
-tests did not run here, with the reason.
+The parts run one after the other, even if one fails. A summary at the end lists how each part ended, and which tests
+did not run on this machine, with the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests import denying, outcomes
 
 
 class Part(NamedTuple):
-    """What a command is for, its arguments, and a variable that it needs to be 1."""
+    """A command: its purpose, its arguments to Python, and a variable to set to 1."""
 
     what: str
     command: str
@@ -30,7 +30,7 @@ _FAULTS = "test_kills test_memory test_pauses test_disks"
 
 
 def _without_pidfds(what: str) -> str:
-    """The command of tests to which the kernel denies these calls."""
+    """The command that runs some tests without these system calls."""
     files = [f"tests/jobs/{name}.py" for name in _JOBS.split()] + [
         f"tests/faults/{name}.py" for name in _FAULTS.split()
     ]
@@ -61,7 +61,7 @@ PARTS = (
 
 
 def main() -> int:
-    """Run the parts that the arguments name by a word of theirs, or all; 1 if one has failed."""
+    """Run the parts whose purpose contains an argument, or all parts. Returns 1 if any part failed."""
     words = sys.argv[1:]
     rows, not_run = [], Counter[str]()
     for part in PARTS:

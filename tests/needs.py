@@ -1,7 +1,7 @@
-"""What a test needs beside Python, as markers: `process`, `torch`, `etcd` and `root`.
+"""Markers for what a test needs besides Python: `process`, `torch`, `etcd` and `root`.
 
-1. Folders and fixtures mark their tests; a test that starts a process otherwise says so itself.
-2. Nobody forgets to: a test that starts a process or etcd, or imports torch, and is not marked so fails.
+1. Folders and fixtures mark their tests. Any other test that starts a process carries the marker itself.
+2. A test that starts a process or etcd, or imports torch, without the marker fails.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from os import path
 import pytest
 
 MARKERS = {
-    "process": "starts processes: launchers, workers, or others",
-    "torch": "runs real torch or real torchrun beside ours, or reads what they have answered",
+    "process": "starts processes: launchers, workers or others",
+    "torch": "runs real torch or torchrun beside ours, or reads their recorded answers",
     "etcd": "runs a real etcd",
-    "root": "makes namespaces, for which it needs root",
+    "root": "creates namespaces, which needs root",
 }
 
 BY_FOLDER = {
@@ -38,7 +38,7 @@ _STARTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.ex
 
 
 def of(item: pytest.Item) -> Iterable[str]:
-    """The markers of a test by its folder and its fixtures."""
+    """The markers that a test gets from its folder and its fixtures."""
     parts = item.path.relative_to(item.config.rootpath).parts
     yield from BY_FOLDER.get(parts[1] if len(parts) > 1 else "", ())
     for fixture in getattr(item, "fixturenames", ()):
@@ -46,7 +46,7 @@ def of(item: pytest.Item) -> Iterable[str]:
 
 
 class Watch:
-    """Sees what this process starts and imports, by the events of its audit."""
+    """Records what this process starts and imports, from audit events."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
@@ -61,6 +61,6 @@ class Watch:
             self._seen.add("torch")
 
     def taken(self) -> set[str]:
-        """What has been seen since this was asked last."""
+        """The markers needed since the last call."""
         seen, self._seen = self._seen, set()
         return seen

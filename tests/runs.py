@@ -1,13 +1,12 @@
-"""Which tests decide about a change, and which are run in addition before a release: the one place that says so.
+"""The lists of long tests, which only `make test-all` runs.
 
-`make test` runs what this page leaves to it: eight minutes on two cores, a function of the commit alone. `make
-test-all` runs everything. A name is that of a folder, a file, a test or a test with its parameters. Of all names that a
-test begins with, the longest decides; a test without one belongs to `make test`. Rules:
+`make test` runs all other tests: eight minutes on two cores, with the same result for the same commit. A name in a list
+is a folder, a file, a test, or a test with its parameters. If several names match a test, the longest decides; a test
+without a match belongs to `make test`. Rules for the choice:
 
-1. What is pure stays, and so does one real launch for each outcome that a user can meet.
-2. Of faults a handful stays: of a worker, an agent, a host, etcd's leader, a silent node, another user.
-3. What waits for seconds by its nature, trains, or needs a service of the machine (Slurm, a browser) is left to
-   `make test-all`.
+1. `make test` has all pure tests, and one real launch for each outcome that a user can meet.
+2. It has a handful of faults: in a worker, an agent, a host, etcd's leader, a silent node, another user.
+3. Tests that must wait for seconds, that train, or that need a service of the machine (Slurm, a browser) are long.
 """
 
 from __future__ import annotations
@@ -72,13 +71,13 @@ KEPT = (
 
 
 def is_long(name: str) -> bool:
-    """Whether a test is left to `make test-all`."""
+    """Whether only `make test-all` runs this test."""
     longest = max((each for each in (*LEFT_TO_ALL, *KEPT) if _begins(name, each)), key=len, default="")
     return longest in LEFT_TO_ALL
 
 
 def mark(items: list[pytest.Item]) -> None:
-    """Mark the tests that are left to `make test-all`."""
+    """Mark the tests that only `make test-all` runs."""
     for item in items:
         if is_long(item.nodeid):
             item.add_marker(MARKER)

@@ -1,14 +1,14 @@
-"""Through how many functions and files of Rallypoint one event runs: `python -m tests.hops [--list] [EVENT...]`.
+"""Counts the functions and files that handle one event: `python -m tests.hops [--list] [EVENT...]`.
 
-    kill    SIGKILL to a worker, until all new workers run; both agents of two nodes with two workers each
-    term    SIGTERM to the one of two nodes that does not host the coordinator, until its agent is gone; that agent
-    join    the request of a place by the second of two nodes, until it has its place; both agents
-    etcd    SIGKILL to the agent that is the coordinator on etcd, until the next one is reached; an agent that remains
+    kill    SIGKILL to a worker, until all new workers run; counts both agents of two nodes with two workers each
+    term    SIGTERM to the node of two that does not host the coordinator, until its agent has ended; counts that agent
+    join    the second of two nodes requests a place, until it has one; counts both agents
+    etcd    SIGKILL to the coordinator's agent on etcd, until the next one is reached; counts a surviving agent
 
-`--list` names them, the functions of each file in the order of their first calls.
+`--list` prints the functions of each file, in the order of their first calls.
 
-Real agents run under a profiler; calls of other threads in that time count too. Only the package's own functions count,
-without comprehensions and module bodies.
+Real agents run under a profiler, which also counts calls of other threads in that time. Only functions of the package
+count, without comprehensions and module bodies.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LINK_UP = ("agent/policy.py", "_on_link_up")
 
 
 class Call(NamedTuple):
-    """A call of a function, at seconds on the monotonic clock."""
+    """A call of a function; `at` is in seconds on the monotonic clock."""
 
     at: float
     file: str
@@ -85,13 +85,13 @@ class Job:
         return agent
 
     def up(self, start: int, ranks: int) -> list[tuple[int, float]]:
-        """Pids of the workers of a start, and when they ran, once all do."""
+        """Wait until all workers of a start run; returns their pids and start times."""
         paths = [self._folder / f"up.{start}.{rank}" for rank in range(ranks)]
         self.until(lambda: all(path.exists() for path in paths), f"workers of start {start}")
         return [(int(pid), float(at)) for pid, at in (path.read_text("utf-8").split() for path in paths)]
 
     def settled(self) -> float:
-        """The time at which what follows a start is over."""
+        """Wait until the agents are idle after a start; returns the time."""
         time.sleep(1.5)
         return time.monotonic()
 
@@ -104,7 +104,7 @@ class Job:
             time.sleep(0.02)
 
     def finish(self) -> list[list[Call]]:
-        """The calls of each agent that has written them."""
+        """End the job; returns the calls of each agent, none for an agent that was killed."""
         (self._folder / "finish").touch()
         for agent in self._agents:
             agent.wait(_TIMEOUT)

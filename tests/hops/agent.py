@@ -1,4 +1,4 @@
-"""`rallyrun` under a profiler: at its end, the calls of the package's functions are written to the file TRACE_OUT."""
+"""`rallyrun` under a profiler; at exit it writes the calls of the package's functions to the file TRACE_OUT."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROOT = os.path.dirname(rallypoint.__file__) + os.sep
 _LEFT_OUT = {"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<lambda>", "<module>"}
 
 _calls: list[tuple[float, str, str]] = []
-"""Moment on the monotonic clock, file below the package, qualified name."""
+"""Time on the monotonic clock, path in the package, qualified name."""
 
 
 def _profile(frame: FrameType, event: str, _argument: object) -> None:
