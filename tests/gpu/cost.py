@@ -90,7 +90,7 @@ CHECKS = (
     Check(
         _GROUP,
         "the launcher beside a GPU that trains",
-        f"at most {_MOST_WAKE_UPS} wake-ups in {_LOOK:.0f} s, so no thread that trains is interrupted by it",
+        f"at most {_MOST_WAKE_UPS} wake-ups in {_LOOK:.0f} s, so it interrupts no training thread",
         _cost,
         Needs(rehearsal=True),
     ),

@@ -160,7 +160,7 @@ def _fabric(bench: Bench) -> str:
 
 CHECKS = (
     Check(_GROUP, "GPUs of the machine", "UUIDs and PCI addresses as nvidia-smi lists them", _listed),
-    Check(_GROUP, "GPUs that a worker sees", "those of torch, in its order", _seen_by_torch),
+    Check(_GROUP, "GPUs that a worker sees", "the same as in torch, in the same order", _seen_by_torch),
     Check(_GROUP, "CUDA_VISIBLE_DEVICES: index, UUID, empty, wrong", "the count of CUDA itself", _visible),
     Check(_GROUP, "--nproc-per-node=gpu and auto", "a worker for each GPU", _per_gpu),
     Check(_GROUP, "gpu and auto, no GPU visible", "gpu is refused, auto counts processors", _without_visible),

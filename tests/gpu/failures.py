@@ -91,7 +91,7 @@ def _stops_with_checkpoint(bench: Bench) -> str:
     first = next((event["step"] for event in events_of(again.out) if event["event"] == "training"), -1)
     if first != last or again.code:
         raise Unexpected(f"saved after step {last}, resumed after step {first}: {again.err[-300:]}")
-    return f"saved after step {last} and ended in {took:.1f} s with exit code {code}; the next run went on from there"
+    return f"saved after step {last} and ended in {took:.1f} s with exit code {code}; the next run resumed there"
 
 
 def _bundle(bench: Bench) -> str:
@@ -116,14 +116,14 @@ CHECKS = (
     Check(_GROUP, "a hang in a kernel", "exit code 124, and where the worker waits", _hang_in_kernel, _ANYWHERE),
     Check(
         _GROUP,
-        "a hang in NCCL: a collective behind a kernel that does not end",
+        "a hang in NCCL: a collective behind a kernel that never ends",
         "a dump of the flight recorder, and a line that names all_reduce",
         lambda bench: _hang_in_nccl(bench, "collective", 1),
     ),
     Check(
         _GROUP,
-        "a hang in NCCL: a rank that stays away",
-        "a dump of each rank, and a line that names the one that is missing",
+        "a hang in NCCL: a rank that never arrives",
+        "a dump of each rank, and a line that names the missing rank",
         _missing_rank,
         Needs(gpus=2),
     ),

@@ -12,13 +12,13 @@ from tests.gpu.rows import FAILED, NOT_RUN, PASSED, VERSION
 _HEAD = """\
 # On GPUs
 
-What Rallypoint does on NVIDIA GPUs, from one run of `make gpu`. [Run it on your machines](how-to/gpus.md): it takes at
-most eight minutes.
+Results of one run of `make gpu` on NVIDIA GPUs. [Run it on your machines](how-to/gpus.md): it takes at most eight
+minutes.
 """
 _REHEARSED = """
-**No run on a GPU has been recorded yet.** The table is from a machine without one: `python -m tests.gpu --rehearse`
-runs on processors, with gloo in place of NCCL, what they can show. That proves the command, and says nothing about
-GPUs: no row counts as run until a machine with a GPU has run it.
+**We have not recorded a run on a GPU yet.** The table comes from a machine without one: `python -m tests.gpu --rehearse`
+runs those checks on processors that they can perform, with gloo in place of NCCL. This tests the command, but says nothing
+about GPUs: a row counts as run only after a machine with a GPU has run it.
 """
 
 

@@ -63,7 +63,7 @@ _VARIANTS = (
         ready=_READY,
     ),
     Variant(
-        "in-process --standby=1, its CUDA context made ahead",
+        "in-process --standby=1, CUDA context created in advance",
         flags=("--standby=1",),
         arguments=("--resumable", "--prepare=device"),
         ready=_READY,
@@ -173,18 +173,18 @@ _NO_WAIT = "--gpu-memory-timeout=0"
 _MEMORY: dict[tuple[str, ...], str] = {
     (): "as much as at the start",
     ("--preload=torch,torch._dynamo",): "as much as at the start",
-    ("--preload=torch,torch._dynamo", _NO_WAIT): "shows what the wait is for",
+    ("--preload=torch,torch._dynamo", _NO_WAIT): "shows why there is a wait",
 }
 _EXPECTED = {
-    _TORCHRUN.name: "the base of the next rows",
-    _COLD.name: "as soon as under torchrun, within a tenth: both import torch",
+    _TORCHRUN.name: "the baseline for the next rows",
+    _COLD.name: "at most a tenth later than under torchrun: both import torch",
 }
 _ANYWHERE = Needs(rehearsal=True)
 CHECKS = (
     *(
         Check(
             _GROUP,
-            f"free memory when a new worker looks: {' '.join(flags) or 'cold'}",
+            f"free memory when a new worker starts: {' '.join(flags) or 'cold'}",
             expected,
             partial(_memory_is_free, flags),
             _ANYWHERE,

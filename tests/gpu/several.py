@@ -86,7 +86,7 @@ def _killed_between_nodes(bench: Bench) -> str:
 _ON_NODES = Needs(nodes=2, rehearsal=True)
 CHECKS = (
     Check(_SEVERAL, "NVLink, and NCCL over all GPUs", "all_reduce is right; its speed", _nvlink, Needs(gpus=2)),
-    Check(_SEVERAL, "the way between NCCL's ranks", "P2P or shared memory", _transport, Needs(gpus=2)),
+    Check(_SEVERAL, "the transport between NCCL's ranks", "P2P or shared memory", _transport, Needs(gpus=2)),
     Check(
         _SEVERAL,
         "in-process: one of several NCCL ranks is killed",
