@@ -16,9 +16,9 @@ Results of one run of `make gpu` on NVIDIA GPUs. [Run it on your machines](how-t
 minutes.
 """
 _REHEARSED = """
-**We have not recorded a run on a GPU yet.** The table comes from a machine without one: `python -m tests.gpu --rehearse`
-runs those checks on processors that they can perform, with gloo in place of NCCL. This tests the command, but says nothing
-about GPUs: a row counts as run only after a machine with a GPU has run it.
+**We have not recorded a run on a GPU yet.** The table comes from a machine without one: `python -m tests.gpu
+--rehearse` runs those checks on processors that they can perform, with gloo in place of NCCL. This tests the command,
+but says nothing about GPUs: a row counts as run only after a machine with a GPU has run it.
 """
 
 
