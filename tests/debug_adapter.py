@@ -1,8 +1,8 @@
-"""A client of debugpy, as an editor is one: it debugs a program and the processes that this starts.
+"""A client of debugpy, like an editor: it debugs a program and the processes that the program starts.
 
-The protocol is documented at https://microsoft.github.io/debug-adapter-protocol/. Of it the client speaks what sets a
-breakpoint and continues from it. debugpy tells of a new process by an event of its own, `debugpyAttach`, whose body
-is the request to send on a second connection.
+The protocol is documented at https://microsoft.github.io/debug-adapter-protocol/. The client implements enough of it to
+set a breakpoint and continue from it. debugpy announces a new process with an event of its own, `debugpyAttach`, whose
+body is the request to send on a second connection.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Runs a command to which the kernel denies some system calls, as the seccomp profile of a container does.
+"""Runs a command whose system calls the kernel partly denies, like the seccomp profile of a container.
 
     python tests/denying.py eventfd2=EPERM,pidfd_open=ENOSYS -- rallyrun ...
 
-The calls fail with that error for the command and all that it starts; a filter cannot be taken off again.
+The calls fail with that error for the command and all its children; a filter cannot be removed again.
 """
 
 from __future__ import annotations

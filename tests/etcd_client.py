@@ -1,4 +1,4 @@
-"""A client of etcd that can also do what only tests and measurements need: write by one request, delete, compact."""
+"""A client of etcd with operations that only tests and measurements need: write by one request, delete, compact."""
 
 from __future__ import annotations
 

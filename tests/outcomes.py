@@ -1,6 +1,6 @@
-"""One file of each test run, `build/tests.txt`: how each test ended and how long it took, the slowest first.
+"""A file for each test run, `build/tests.txt`: how each test ended and how long it took, the slowest first.
 
-Whoever adds a slow test sees it there. `tests.again` reads from it what failed, `tests.everything` what did not run.
+New slow tests show there. `tests.again` reads the failed tests from it, `tests.everything` those that did not run.
 """
 
 from __future__ import annotations

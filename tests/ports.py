@@ -1,7 +1,8 @@
-"""Ports for tests: one that was free a moment ago may be given to somebody else, one that is held is given to nobody.
+"""Ports for tests: another process may take a port that was free a moment ago, but not one that is held.
 
-A socket that is bound and does not listen holds a port: the kernel chooses it for no other, neither to listen at nor to
-connect from, whoever connects to it is refused, and who names it may listen there (both with SO_REUSEADDR).
+A socket that is bound and does not listen holds a port: the kernel gives it to no other process, neither to listen at
+nor to connect from; connections to it are refused; and a process that names it may listen there (both with
+SO_REUSEADDR).
 """
 
 from __future__ import annotations

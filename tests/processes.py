@@ -1,4 +1,4 @@
-"""Commands that tests run to their end, and processes that they look at and that may end meanwhile."""
+"""Commands that tests run to their end, and processes that tests watch and that may end meanwhile."""
 
 from __future__ import annotations
 

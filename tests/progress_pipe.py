@@ -1,4 +1,4 @@
-"""The progress of the training example, read by a pipe that keeps the training from getting far ahead of who reads."""
+"""The training example's progress, through a pipe that keeps the training from getting far ahead of its reader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A relay between a client and a server over TCP, which delays the answers."""
+"""A TCP relay between a client and a server, which delays the answers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The sentences of errors and log lines in the source, as `tests/sentences.txt` has them for review.
+"""The sentences of errors and log lines in the source, listed in `tests/sentences.txt` for review.
 
-They are the texts in calls that log, print to standard error, or make an error; `…` stands for a value. A text that is
-put together elsewhere is not found. `pytest --rewrite-sentences` writes the file anew.
+They are the texts in calls that log, print to standard error, or make an error; `…` stands for a value. Texts assembled
+elsewhere are not found. `pytest --rewrite-sentences` rewrites the file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A server that takes the status of a TrainJob by HTTPS, as Kubeflow Trainer's does."""
+"""A server that receives the status of a TrainJob by HTTPS, like Kubeflow Trainer's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The requests of torch's TCPStore protocol as typed data, and what of `rallypoint.store.wire` goes with them."""
+"""The requests of torch's TCPStore protocol as typed data, and the parts of `rallypoint.store.wire` for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for what nobody announces, by looking again and again; what has not come in time is an AssertionError."""
+"""Waits for conditions that nothing announces, by polling; raises AssertionError after the deadline."""
 
 from __future__ import annotations
 

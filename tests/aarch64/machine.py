@@ -1,14 +1,14 @@
-"""A machine with an aarch64 processor, emulated: Debian's Python under qemu, in namespaces of its own.
+"""An emulated machine with an aarch64 processor: Debian's Python under qemu, in namespaces of its own.
 
 Laws:
-1. Nothing of this machine is changed: packages are unpacked into `build/aarch64`, apt has its own folders there, and
-   the kernel learns in a user namespace only who runs such programs.
-2. All that is fetched is checked: by apt's signatures and by the hashes of requirements/aarch64.txt.
-3. Where it cannot be set up, `UnavailableError` says why.
+1. Nothing on this machine changes: packages are unpacked into `build/aarch64`, apt has its own folders there, and the
+   kernel knows the emulator only in a user namespace.
+2. Every download is checked: by apt's signatures and by the hashes of requirements/aarch64.txt.
+3. If the machine cannot be set up, `UnavailableError` says why.
 
-What it shows is the instructions, the layout of data and the calls of the C library and the kernel that qemu
-translates. The kernel is this machine's: a filter of system calls cannot be set, /proc shows the processes as
-qemu's, memory is ordered as here, pages have 4 KiB, and nothing is as fast.
+Emulation shows the instructions, the layout of data and the calls of the C library and the kernel that qemu translates.
+The kernel is this machine's: no filter of system calls can be set, /proc shows qemu, memory is ordered as here, pages
+have 4 KiB, and everything is slow.
 """
 
 from __future__ import annotations

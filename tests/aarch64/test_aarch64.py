@@ -1,4 +1,4 @@
-"""What `make dist` has cross-compiled runs on an emulated aarch64 machine, and so do tests of what that may change."""
+"""The wheel that `make dist` cross-compiles runs on an emulated aarch64 machine, and so does a part of the tests."""
 
 from __future__ import annotations
 

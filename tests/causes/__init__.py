@@ -1,1 +1,1 @@
-"""A corpus of failures: small programs that end in one real way each, and what a report of it must say."""
+"""A corpus of failures: small programs that each end in one realistic way, and what a report must say about it."""

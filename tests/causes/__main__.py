@@ -1,6 +1,6 @@
 """Runs the corpus of failures and prints the score: `python -m tests.causes [--tool TOOL] [NAME...]`.
 
-One case at a time. With both tools, each case runs under the one and then under the other.
+Runs one case at a time. With both tools, each case runs under one and then under the other.
 """
 
 from __future__ import annotations

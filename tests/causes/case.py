@@ -1,4 +1,4 @@
-"""What a case of the corpus is made of."""
+"""The parts of a case of the corpus."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The corpus: what is launched, and the answer that is right.
+"""The corpus: the launched programs, and the right answers.
 
-The programs are in `programs/`, one a file. Whoever adds one adds a row. One that is not answered rightly yet is named
-in `OPEN` as well, with what is missing; the change that mends it takes it off.
+The programs are in `programs/`, one per file, with one row each here. A case without a right answer yet is also in
+`OPEN`, with what is missing; the change that fixes it removes it.
 """
 
 from __future__ import annotations

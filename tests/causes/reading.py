@@ -1,12 +1,11 @@
-"""What a launcher says about a failure, and whether it is right. Pure.
+"""Judges what a launcher says about a failure. Pure.
 
-Laws:
-- the answer is what the launcher itself says: first the root cause of its report, then the rest of the report, then its
-  error sentence and the lines that it logs. What workers write around it is none of it, even if a patient person could
-  find the cause there;
-- right: it names the true rank, and the words of the true cause before those of any other;
-- wrong: it names another rank or another cause, such as one that is but a consequence;
-- silent: neither; also a report that names the right rank and no cause at all.
+1. The answer is the launcher's own text: first the root cause of its report, then the rest of the report, then its
+   error sentence and its log lines. Output of workers around it does not count, even if a patient person could find the
+   cause there.
+2. Right: it names the true rank, and the words of the true cause before those of any other.
+3. Wrong: it names another rank or another cause, such as a mere consequence.
+4. Silent: neither; also a report that names the right rank and no cause at all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Runs one case, and takes away what it leaves.
+"""Runs one case, and removes its leftovers.
 
-A job's console is a file, as under Slurm: a person reads it from its beginning to its end.
+The job's console is a file, as under Slurm, which a person reads from beginning to end.
 """
 
 from __future__ import annotations

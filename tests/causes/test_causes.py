@@ -1,4 +1,4 @@
-"""The fast half of the corpus under rallyrun: the cause is the right one, and nothing is left of the job."""
+"""The fast half of the corpus under rallyrun: the cause is right, and nothing is left of the job."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     python -m tests.chaos [--backend c10d|serve|etcd] [--faults N] [--seed N] [--logs FOLDER]
 
-Each fault waits until the job is whole. A breach is told with what led to it, and ends with the exit code 1.
+Each fault waits until the job is whole. A breach is printed with the events that led to it; the exit code is then 1.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What must hold whatever happens to a job, over what its workers have written. Pure.
+"""Invariants of a job, whatever happens to it, over its workers' records. Pure.
 
-A round is known by what its first worker has put into its store: the kernel may give one port to several rounds.
+A round is known by the entry that its first worker put into its store: the kernel may give one port to several rounds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job of three agents with two workers each, its control plane, and how each fault is done to them."""
+"""A job of three agents with two workers each, its control plane, and functions that cause each fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of a job is judged rightly, and a job survives a few random faults."""
+"""The invariants judge the record of a job correctly, and a job survives a few random faults."""
 
 from __future__ import annotations
 

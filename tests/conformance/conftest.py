@@ -1,4 +1,4 @@
-"""The launcher of whole jobs, for those tests of this folder that start some, and what torch answers."""
+"""The launcher of whole jobs, for tests in this folder that start some, and torch's answers."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""What real torch answers, recorded once: its version is fixed, and starting it is what takes a test run's time.
+"""The recorded answers of real torch: its version is fixed, and starting it takes most of a test run's time.
 
-1. A question has a group, a name, and all that its answer depends on. An answer is plain JSON, without what differs
-   from run to run; whoever asks takes that out. The names of this machine are taken out here.
-2. With `--fresh` a tenth of the questions is asked live, another tenth each day: ten days ask all. Without it, none.
-   What depends on the machine is asked live in each run, and what depends on Python wherever that is not the recorded
-   one.
-3. Answers of a newer torch than the installed one, whose build need not run here, are in a folder of their own below
-   those of the installed one: only those that are different there, and ours is compared with them.
-4. A live answer that is not the recorded one fails its test, and so does a record of another question or of another
-   torch. A test run never writes the record: `make record` does.
+1. A question has a group, a name, and everything that its answer depends on. An answer is plain JSON. The caller
+   removes values that differ from run to run; the names of this machine are removed here.
+2. With `--fresh`, a tenth of the questions is asked live, another tenth each day: ten days ask all. Without it, none.
+3. Questions that depend on the machine are asked live in each run, and those that depend on Python whenever that is not
+   the recorded one.
+4. Answers of a newer torch than the installed one, whose build need not run here, are in a folder of their own below
+   those of the installed one: only those that differ there, and the tests compare ours with them.
+5. A live answer that differs from the recorded one fails its test, and so does a record of another question or of
+   another torch. A test run never writes the record: `make record` does.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Writes the record of what torch answers: every question is asked live, and every test compares with the answer.
+"""Writes the record of torch's answers: asks every question live, and every test compares with the answer.
 
     python -m tests.conformance.renew [--with PYTHON] [arguments of pytest, such as -k]
 
-Runs the conformance tests in namespaces of its own, where the machine has a name that is nothing else. The new record
-takes the place of the old one, to be looked at with `git diff`; with arguments, it keeps what was not asked again. What
-torch has not answered is missing in it, and is told by the next test run.
+Runs the conformance tests in namespaces of their own, in which the machine has an unmistakable name. The new record
+replaces the old one; review it with `git diff`. With arguments, it keeps answers that were not asked again. A question
+without an answer is missing in it, and fails in the next test run.
 
-With another Python, whose environment has a newer torch (and this repository, and what its tests need), only the
-answers that are not those of the installed torch are kept, in a folder of that version.
+With another Python, whose environment has a newer torch (and this repository, and the needs of its tests), it keeps
+only the answers that differ from those of the installed torch, in a folder of that version.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Torch's store clients and servers beside ours, made alike."""
+"""Torch's store clients and servers beside ours, with the same constructors."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Each bad value of each flag: one sentence with the flag, the value and what is allowed, and torchrun's exit code.
+"""Each bad value of each flag: one sentence with the flag, the value and the allowed values, and torchrun's exit code.
 
-Ours are read and converted in this process, and a few by real ones, whose worker would leave a mark; torchrun's answers
-come from one process. The bad values of flags that torchrun does not have stand in their rows (`agent.options`).
+This process reads and converts them; real processes handle a few, whose worker would leave a mark. torchrun's answers
+come from one process. Bad values of flags that torchrun does not have are in their rows (`agent.options`).
 """
 
 from __future__ import annotations

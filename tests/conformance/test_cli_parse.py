@@ -1,4 +1,4 @@
-"""The same command lines under torchrun 2.13 and under rallyrun: what is read, what is refused, which exit code."""
+"""The same command lines under torchrun 2.13 and rallyrun: values read, values refused, exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Module for module, `rallypoint.compat` beside torch: the same names, of the same kinds, called the same way."""
+"""`rallypoint.compat` beside torch, module by module: the same names, of the same kinds, with the same signatures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is refused is refused with exceptions that code written for torch catches: those of torch's kinds."""
+"""Refusals raise exceptions that code written for torch catches: the same types as torch's."""
 
 from __future__ import annotations
 

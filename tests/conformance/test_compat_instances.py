@@ -1,4 +1,4 @@
-"""What instances of the classes of the contract's sections 5 and 8 have and hold: torch's beside ours."""
+"""Attributes of instances of the classes in contract sections 5 and 8: torch's beside ours."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Programs written for torch, run with torch and, with only their import lines changed, with Rallypoint.
 
-Once their stores stay torch's, and once torch is not needed at all.
+Once their stores stay torch's, and once no torch is needed.
 """
 
 from __future__ import annotations

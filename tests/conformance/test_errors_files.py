@@ -1,4 +1,4 @@
-"""Error files both ways: torch's `record` writes and we read, ours writes and torch's launcher reads."""
+"""Error files in both directions: torch's `record` writes and we read; ours writes and torch's launcher reads."""
 
 from __future__ import annotations
 

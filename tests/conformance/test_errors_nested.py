@@ -1,7 +1,7 @@
-"""A launcher that is another launcher's worker: what ended the innermost worker reaches the outermost error file.
+"""A launcher that is another launcher's worker: the innermost worker's cause reaches the outermost error file.
 
-All four pairs of ours and torch's. What torch's launcher does not pass on (it copies error files and nothing else,
-contract section 7.4) is compared with what ours makes of it.
+All four pairs of ours and torch's. torch's launcher only copies error files (contract section 7.4); for the rest, the
+tests compare with ours.
 """
 
 from __future__ import annotations

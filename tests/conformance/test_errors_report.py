@@ -1,4 +1,4 @@
-"""Our report beside torch's for the same failures: the same lines wherever we do not mean to differ."""
+"""Our report beside torch's for the same failures: the same lines, except where we mean to differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The events of one job as a plug-in hears them, under real torchrun and under rallyrun."""
+"""The events of one job that a plug-in receives, under real torchrun and under rallyrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples under both launchers: what they print, and that training does not depend on who does it."""
+"""The examples under both launchers: their output, and that training does not depend on the launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hang of real torch over gloo: stacks and flight recorders say who does not come to which collective."""
+"""A hang of real torch over gloo: stacks and flight recorders name the rank and collective that are missing."""
 
 from __future__ import annotations
 

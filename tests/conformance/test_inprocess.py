@@ -1,4 +1,4 @@
-"""Real training that goes on in process, through kills (`make inprocess-kills` for many more, and for nodes)."""
+"""Real training that continues in process through kills (`make inprocess-kills` has many more, and nodes)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents tell each other where they are over a store of torch's, which a third party's rendezvous may give."""
+"""Agents exchange their addresses over a store of torch's, as a third party's rendezvous may provide it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of what torch answers: it is of the torch that is installed, and a stale one is told."""
+"""The record of torch's answers matches the installed torch, and a stale record fails."""
 
 from __future__ import annotations
 

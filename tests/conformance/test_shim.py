@@ -1,4 +1,4 @@
-"""`rallyctl shim` beside real torch: what its callers give to its launcher, and what they catch."""
+"""`rallyctl shim` beside real torch: what callers pass to the launcher, and what they catch."""
 
 from __future__ import annotations
 

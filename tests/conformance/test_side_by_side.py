@@ -1,7 +1,7 @@
-"""The same command under real torchrun 2.13 and under rallyrun: what a run leaves is the same, or differs by a name.
+"""The same command under real torchrun 2.13 and under rallyrun leaves the same facts, or differences with a name.
 
 The cases are tables in `side_by_side/cases_*.py`, by the contract's sections; `side_by_side/differences.py` is the one
-place that says where we differ, and why.
+place that lists where we differ, and why.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two real processes initialise torch's process group over our server, as workers of an agent do (contract 2.4)."""
+"""Two real processes initialize torch's process group over our server, like workers of an agent (contract 2.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same requests to torch's server and to ours, byte for byte, with several clients that wait for one another."""
+"""The same requests to torch's server and ours, byte for byte, with several clients that wait for each other."""
 
 from __future__ import annotations
 

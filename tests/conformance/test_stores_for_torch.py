@@ -1,4 +1,4 @@
-"""Our stores where torch's are wanted: `to_torch`, and the store of a rendezvous."""
+"""Our stores in place of torch's: `to_torch`, and the store of a rendezvous."""
 
 from __future__ import annotations
 

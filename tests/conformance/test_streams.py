@@ -1,5 +1,6 @@
-"""Standard streams that are closed, or that nobody reads: the exit codes are torchrun's, or those that it would have
-returned if Python had not replaced them (docs/contract/10-differences.md).
+"""Standard streams that are closed, or that nothing reads.
+
+The exit codes are torchrun's, or those it would have if Python had not replaced them (docs/contract/10-differences.md).
 """
 
 from __future__ import annotations

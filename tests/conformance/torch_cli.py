@@ -1,6 +1,6 @@
-"""What torch's own launcher makes of command lines: cases come as JSON on stdin, answers go as JSON to stdout.
+"""The answers of torch's own launcher to command lines: cases come as JSON on stdin, answers go as JSON to stdout.
 
-Run as a program, so that torch is imported once, and never by the tests themselves.
+It is a program, so that torch is imported once, and never by the tests themselves.
 """
 
 from __future__ import annotations

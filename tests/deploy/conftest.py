@@ -1,4 +1,4 @@
-"""The launcher of `tests/jobs`, for commands that run as the files of `deploy/` have them run."""
+"""The launcher of `tests/jobs`, for commands that run like the files of `deploy/`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifests of `deploy/kubernetes`, as `kubectl kustomize` renders them, and what in them is a pod."""
+"""The manifests of `deploy/kubernetes`, as `kubectl kustomize` renders them, and the pods in them."""
 
 from __future__ import annotations
 

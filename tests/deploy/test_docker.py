@@ -1,4 +1,4 @@
-"""`deploy/docker`: what a linter says, and that the files agree with the manifests and with what is there to build."""
+"""`deploy/docker`: a linter's findings, and that the files agree with the manifests and the build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`deploy/kubernetes` as kubectl renders it is valid, for the oldest and the newest Kubernetes that it is for."""
+"""`deploy/kubernetes`, rendered by kubectl, is valid for the oldest and the newest supported Kubernetes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`deploy/systemd`: what systemd says of the unit, and what `rallyctl serve` says to systemd."""
+"""`deploy/systemd`: systemd's view of the unit, and what `rallyctl serve` reports to systemd."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the documents claim: the site builds, and their commands run."""
+"""Claims of the documents: the site builds, and the commands run."""

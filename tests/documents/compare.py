@@ -1,9 +1,10 @@
-"""Whether what a command has written is what a page shows: pure, over lines.
+"""Whether a command's output is what a page shows: pure, over lines.
 
-1. A line `...` stands for any lines, also for none; `...` within a line for any text.
-2. What is another one with each run is masked in both: times, fractions, numbers of three digits and more, numbers with
-   a unit, pids, random names, places in Rallypoint's source. Other numbers, such as ranks and counts, are compared.
-3. Lines come in the order that is shown, unless the block says otherwise.
+1. A line `...` stands for any number of lines; `...` within a line for any text.
+2. Values that change with each run are masked on both sides: times, fractions, numbers of three digits and more,
+   numbers with a unit, pids, random names, places in Rallypoint's source. Other numbers, such as ranks and counts, are
+   compared.
+3. Lines come in the shown order, unless the block says otherwise.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Runs a page as a reader would: its blocks in order, in terminals that live as long as the page.
 
-1. A block in which several terminals stand is started on all of them at once.
-2. What is still running at the end of a block goes on; a later block shows what it writes next, or the reader presses
+1. The commands of a block with several terminals start in all of them at once.
+2. A command that still runs at the end of a block goes on; a later block shows its next output, or the reader presses
    ^C at the end of the page.
-3. Whatever goes wrong names the line of the page.
+3. Every error names the line of the page.
 """
 
 from __future__ import annotations

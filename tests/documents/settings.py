@@ -1,4 +1,4 @@
-"""What pages need beside a terminal (`<!-- setting: NAME -->`). Where it cannot be had, their tests are skipped."""
+"""Settings of pages (`<!-- setting: NAME -->`). If this machine cannot provide one, its tests are skipped."""
 
 from __future__ import annotations
 

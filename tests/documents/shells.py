@@ -1,7 +1,7 @@
-"""A reader's terminal: an interactive bash that is typed into, and what has come since.
+"""A reader's terminal: an interactive bash that receives typed lines, and its output so far.
 
-It is a real terminal, so that programs write there in the order and in the manner in which they write for a reader.
-The prompt is invisible and tells the exit status, which is how the end of a command is seen.
+1. It is a real terminal, so that programs write there as they write for a reader.
+2. The prompt is invisible and contains the exit status, which shows the end of a command.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a torch has new, gone or changed beside Rallypoint: `make drift TORCH=2.15.0`.
+"""Prints what torch has new, gone or changed compared with Rallypoint: `make drift TORCH=2.15.0`.
 
-    python -m tests.drift [TORCH] [--answered]   a version, a wheel, or a folder that has torch/; else the installed one
-    python -m tests.drift --between OLD NEW      two versions of torch beside each other
+    python -m tests.drift [TORCH] [--answered]   a version, a wheel, or a folder with torch/; else the installed one
+    python -m tests.drift --between OLD NEW      compare two versions of torch
 
-A version that is not installed is downloaded as a wheel, whose files are read and not run. Exit code 1 if a difference
-is neither in the contract nor in its differences. `--answered` writes down that the contract answers this version.
+If a version is not installed, its wheel is downloaded and read without running it. The exit code is 1 if a difference
+is neither in the contract nor in its differences. `--answered` records that the contract answers this version.
 """
 
 from __future__ import annotations

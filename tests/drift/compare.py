@@ -1,4 +1,4 @@
-"""Compares what a torch offers with what Rallypoint does, and says where the contract has each difference."""
+"""Compares torch with Rallypoint, and finds the place of each difference in the contract."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Differences from torch that are meant to be, and what torch has only since a version.
+"""Intended differences from torch, and what torch has only since some version.
 
 A pattern is matched with the whole of `fact: about`. In EXPLAINED it has the first cell of its row in
-docs/contract/10-differences.md. What neither table explains is a defect: of ours, or of the contract.
+docs/contract/10-differences.md. A difference that neither table explains is a defect: ours, or the contract's.
 """
 
 from __future__ import annotations

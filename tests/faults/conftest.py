@@ -1,4 +1,4 @@
-"""Hosts for the tests of this folder. Where there cannot be any, they say so and do not run."""
+"""Hosts for the tests of this folder. If this machine cannot have any, the tests are skipped with the reason."""
 
 from __future__ import annotations
 

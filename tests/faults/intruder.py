@@ -1,4 +1,4 @@
-"""A third host that is no member: sockets in its network namespace, and an intruder's half of a control connection."""
+"""A third host that is no member: sockets in its network namespace, and the intruder's half of a control connection."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     python -m tests.faults.loss INTERFACE PERCENT
 
-Needs nothing but the kernel's BPF, which is there where `sch_netem` is not: a program of five instructions at the
-interface throws each incoming frame away with the probability that was asked for. The kernel takes it off when this
-process ends. It says `ready` on standard output, and ends with its standard input.
+It needs only the kernel's BPF, which exists where `sch_netem` does not: a program of five instructions at the interface
+drops each incoming frame with the given probability. The kernel removes it when this process ends. The process prints
+`ready` on standard output, and ends with its standard input.
 """
 
 from __future__ import annotations

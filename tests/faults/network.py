@@ -1,7 +1,7 @@
-"""Hosts as network namespaces: each has one cable, to a switch in a namespace of its own.
+"""Hosts as network namespaces: each has one cable to a switch in a namespace of its own.
 
-Nothing of the machine's own network is touched: bridge, cables and addresses are all inside the namespaces and go with
-them. A host that is cut off falls silent: no FIN and no RST reaches anybody.
+The machine's own network is not touched: bridge, cables and addresses are inside the namespaces and vanish with them. A
+host that is cut off falls silent: no FIN and no RST reaches anybody.
 """
 
 from __future__ import annotations

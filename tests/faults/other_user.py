@@ -1,4 +1,4 @@
-"""A second user of the machine: what it can do is done by a copy of this process that has become that user."""
+"""A second user of the machine: a copy of this process that becomes that user acts for it."""
 
 from __future__ import annotations
 

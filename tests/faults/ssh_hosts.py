@@ -1,8 +1,8 @@
-"""Hosts that are reached by ssh: each a namespace with a name and an sshd of its own, and one from which jobs start.
+"""Hosts reached by ssh: each is a namespace with a name and an sshd of its own, and jobs start from one of them.
 
-Names are known to ssh alone, by its configuration: the hosts cannot resolve each other's. It has more names:
-on `deaf` nobody listens, `denied` lets nobody in, `here` is the first host as it calls itself, and what begins with
-`busy` is the last host, which takes only a few new connections at a time.
+Only ssh knows the names, by its configuration: the hosts cannot resolve each other's. More names: nothing listens at
+`deaf`, `denied` admits nobody, `here` is the first host as it calls itself, and names that begin with `slow` are the
+last host, which accepts only a few new connections at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A host whose wall clock is an hour off."""
+"""A host whose wall clock is off by an hour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that is full under the log folder."""
+"""A full disk under the log folder."""
 
 from __future__ import annotations
 

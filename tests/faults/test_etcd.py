@@ -1,4 +1,4 @@
-"""A control plane on etcd, with hosts that lose their way to it, or are lost altogether."""
+"""A control plane on etcd, with hosts that lose their connection to it, or are lost altogether."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Pods of an Indexed Job of Kubernetes, as far as one machine can have them: the environment, host names and files of
-names that kubelets give, with a DNS in which a pod appears late.
+"""Pods of an Indexed Job of Kubernetes, as far as one machine can imitate them.
+
+They have the environment, host names and hosts files that kubelets provide, and a DNS in which a pod appears late.
 """
 
 from __future__ import annotations

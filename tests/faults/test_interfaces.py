@@ -1,4 +1,4 @@
-"""`--socket-ifname` on hosts with two interfaces, of which one leads nowhere: real gloo, over IPv4 and IPv6 alone."""
+"""`--socket-ifname` on hosts with two interfaces, one of which leads nowhere: real gloo, over IPv4 and IPv6 alone."""
 
 from __future__ import annotations
 

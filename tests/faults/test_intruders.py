@@ -1,4 +1,4 @@
-"""A third host that is no member of the job, and reaches its control plane, with and without a secret of the job."""
+"""A third host outside the job reaches its control plane, with and without a secret."""
 
 from __future__ import annotations
 

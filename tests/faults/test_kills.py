@@ -1,4 +1,4 @@
-"""SIGKILL to each part of a job, with nobody to clean up but the others."""
+"""SIGKILL to each part of a job; only the remaining parts clean up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts cut off, and packets lost. Nobody is told: no FIN, no RST."""
+"""Hosts cut off, and packets lost, without FIN or RST."""
 
 from __future__ import annotations
 

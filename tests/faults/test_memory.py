@@ -1,4 +1,4 @@
-"""Memory that runs out: the report says that it was the kernel's out-of-memory killer, and only when it was."""
+"""Out of memory: the report names the kernel's out-of-memory killer, and only when it was the cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--preflight`: agents dial each other before their workers start, and say who is not reached, and by whom."""
+"""`--preflight`: agents dial each other before their workers start, and report unreachable nodes and who tried."""
 
 from __future__ import annotations
 

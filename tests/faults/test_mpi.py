@@ -1,4 +1,4 @@
-"""Agents that a real MPI launcher starts, on a host each, find one another by what that launcher knows."""
+"""Agents started by a real MPI launcher, one per host, find each other through that launcher's data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Endpoints whose name stands for nothing yet, for a virtual address, or for somebody else's machine."""
+"""Endpoints whose name does not resolve yet, is a virtual address, or belongs to another machine."""
 
 from __future__ import annotations
 

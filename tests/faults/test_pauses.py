@@ -1,4 +1,4 @@
-"""An agent that is stopped by SIGSTOP for longer than its lease finds that the others have gone on without it."""
+"""An agent stopped by SIGSTOP for longer than its lease finds that the others have continued without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who can reach a job's ports: its nodes, and no third host that is none of them."""
+"""Who can reach a job's ports: its nodes, and no third host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rallyctl check` where it could itself be held up: a silent name server, a dead file system, no more threads."""
+"""`rallyctl check` where it could get stuck itself: a silent name server, a dead file system, no more threads."""
 
 from __future__ import annotations
 

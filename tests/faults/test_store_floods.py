@@ -1,6 +1,6 @@
-"""What somebody who reaches the worker store can ask of it costs that connection, and never the job.
+"""Floods of requests to the worker store cost that connection, and never the job.
 
-The attacker is on the host of a member, whose address is let in whoever else is: torch's clients cannot authenticate.
+The attacker is on the host of a member, whose address the store admits: torch's clients cannot authenticate.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Real training by torch over three hosts, of which two are lost on the way."""
+"""Real training with torch over three hosts, two of which are lost on the way."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The examples of frameworks under `rallyrun`, with workers and nodes killed (`make test`, `make frameworks`)."""
+"""The examples of frameworks under `rallyrun`, with workers and nodes killed (`make test-all`, `make frameworks`)."""

@@ -2,8 +2,8 @@
 
     make frameworks
 
-The final number of a disturbed launch must be that of the undisturbed one, and nothing may be left: no process, no file
-of Rallypoint's. `make test` runs a part of this (`test_examples.py`).
+The final number of a disturbed launch must equal that of the undisturbed one, and no process and no file of
+Rallypoint's may be left. `make test-all` runs a part of this (`test_examples.py`).
 """
 
 from __future__ import annotations

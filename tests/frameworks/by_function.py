@@ -1,4 +1,4 @@
-"""Starts `training.py` by what is called from Python: `by_function.py notebook_launcher|torchrunx|nemo_run FOLDER`."""
+"""Starts `training.py` from Python: `by_function.py notebook_launcher|torchrunx|nemo_run FOLDER`."""
 
 from __future__ import annotations
 

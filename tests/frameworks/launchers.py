@@ -2,8 +2,8 @@
 
     python -m tests.frameworks.launchers [NAME ...]
 
-prints a table: whether the numbers are those of the undisturbed launch, and the time from a worker's death to the next
-step. Both ways are run in turn. `test_launchers.py` asks for the same of those that are installed.
+Prints a table: whether the numbers equal those of the undisturbed launch, and the time from a worker's death to the
+next step. Both ways run in turn. `test_launchers.py` checks the same for the installed launchers.
 """
 
 from __future__ import annotations

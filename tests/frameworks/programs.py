@@ -1,4 +1,4 @@
-"""The programs of `examples/frameworks`: what each needs, and in which environment that is."""
+"""The programs of `examples/frameworks`: what each needs, and in which environment."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Launches of a program of `examples/frameworks`, which are disturbed at a step that is known.
+"""Launches of a program of `examples/frameworks`, disturbed at a known step.
 
-Rank 0 prints each step, into a pipe that holds one line: it cannot get more than two lines ahead of who reads them. So
-what is done at a step is done at that step, however fast the steps are and however slow this process is.
+The program prints each step into a pipe that holds one line, so it cannot get more than two lines ahead of the reader.
+So a disturbance at a step happens at that step, however fast the steps are and however slow this process is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run a script as a worker does, then tell which threads of gloo are left where the interpreter is about to end.
+"""Runs a script like a worker, then reports which threads of gloo are left when the interpreter is about to end.
 
     rallyrun --nproc-per-node=2 tests/frameworks/threads_at_exit.py SCRIPT ARGUMENT...
 

@@ -1,9 +1,9 @@
-"""The program that other people's launchers run (`test_launchers.py`): two ranks train a small model on made-up data.
+"""The program that other people's launchers run (`test_launchers.py`): two ranks train a small model on random data.
 
     training.py plain|accelerate|fabric FOLDER
 
-Each rank leaves its process id in the folder. Rank 0 tells of each step through a pipe there that holds one message, so
-that it is never more than two steps ahead of who reads them.
+Each rank writes its process id into the folder. Rank 0 reports each step through a pipe there that holds one message,
+so the rank is never more than two steps ahead of the reader.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Targets of clusters: their variables, and what `rallyctl launch` reads from people and from ssh."""
+"""Targets for clusters: their variables, and what `rallyctl launch` reads from people and from ssh."""
 
 from __future__ import annotations
 

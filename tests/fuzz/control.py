@@ -1,4 +1,4 @@
-"""Targets of the control plane: frames, messages, signatures, states, and a coordinator with what it is told."""
+"""Targets for the control plane: frames, messages, signatures, states, and a coordinator with its requests."""
 
 from __future__ import annotations
 

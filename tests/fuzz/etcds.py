@@ -1,4 +1,4 @@
-"""Targets of etcd: answers, and what others have put under the keys of a job."""
+"""Targets for etcd: its answers, and foreign values under the keys of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Targets on one host: what workers leave and ask, what probes send, and what people write into settings."""
+"""Targets on one host: files and requests of workers, probes, and settings that people write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store in C under libFuzzer: building it with sanitizers, inputs to begin with, and running it for a while."""
+"""The store in C under libFuzzer: a build with sanitizers, initial inputs, and a run of some time."""
 
 from __future__ import annotations
 

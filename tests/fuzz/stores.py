@@ -1,4 +1,4 @@
-"""Targets of the worker store: the one in C beside the one in Python, and what clients and files are told."""
+"""Targets for the worker store: C beside Python, and what clients and files receive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All targets by name, and where foreign bytes are decoded that no target needs."""
+"""All targets by name, and files that decode foreign bytes without a target, with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is fuzzed: a function that takes any bytes, and raises nothing. One table of them is in `table`."""
+"""A target of fuzzing: a function that takes any bytes and raises nothing. `table` lists them."""
 
 from __future__ import annotations
 

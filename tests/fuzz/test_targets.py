@@ -1,4 +1,4 @@
-"""Some seconds of what `make fuzz` does for longer: each target over its corpus, its valid inputs, and mutations."""
+"""A few seconds of `make fuzz`: each target over its corpus, its valid inputs, and mutations."""
 
 from __future__ import annotations
 

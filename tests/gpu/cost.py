@@ -1,4 +1,4 @@
-"""What the launcher costs while a GPU trains: how often its processes run, and whether steps are slower for it."""
+"""The launcher's cost while a GPU trains: how often its processes run, and whether they slow down steps."""
 
 from __future__ import annotations
 

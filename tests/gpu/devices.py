@@ -1,4 +1,4 @@
-"""What we say of the devices, beside what torch and nvidia-smi say."""
+"""Our view of the devices, beside that of torch and nvidia-smi."""
 
 from __future__ import annotations
 

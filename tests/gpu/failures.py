@@ -1,4 +1,4 @@
-"""How the report names what CUDA reports, what is seen of a hang, and what a stop and an incident leave behind."""
+"""How the report names CUDA's errors, evidence of a hang, and the results of a stop and of an incident."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of rallyrun and torchrun whose workers tell what happens, as lines of JSON."""
+"""Jobs of rallyrun and torchrun whose workers report events as lines of JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`docs/gpu.md`, made of the results of one run."""
+"""`docs/gpu.md`, made from the results of one run."""
 
 from __future__ import annotations
 

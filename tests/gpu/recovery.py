@@ -1,7 +1,7 @@
-"""From a killed worker to the next step, beside torchrun; memory of the dead on the device; what is left and aborted.
+"""From a killed worker to the next step, beside torchrun; the dead worker's memory on the device; leftovers and aborts.
 
-Two ranks share GPU 0, so that every machine with a GPU can run this: gloo carries the gradients, and each rank has an
-NCCL group of its own, which has to be aborted when the round ends.
+All ranks share GPU 0, so that every machine with a GPU can run this: gloo carries the gradients, and each rank has an
+NCCL group of its own, which must be aborted when the round ends.
 """
 
 from __future__ import annotations

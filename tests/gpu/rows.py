@@ -1,10 +1,10 @@
-"""The table: a row says what was tried, what is expected, what was seen, and how long that took.
+"""The table: a row has the check, the expected result, the actual result, and the time it took.
 
 Laws:
 
 1. A check that fails, raises or takes too long is one row; the next check runs.
-2. What this machine cannot show is a row too, with the state "not run" and the reason.
-3. The results are written after each row, so that a run that is killed leaves what it has.
+2. A check that this machine cannot run is a row too, with the state "not run" and the reason.
+3. The results are written after each row, so a killed run leaves the rows it has.
 """
 
 from __future__ import annotations

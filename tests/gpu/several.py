@@ -1,4 +1,4 @@
-"""What takes several GPUs, or several nodes: NVLink, several ranks of NCCL, GPUDirect, InfiniBand."""
+"""Checks that need several GPUs or several nodes: NVLink, several ranks of NCCL, GPUDirect, InfiniBand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command that tries Rallypoint on GPUs, where there is none: what it says, and that its checks can fail."""
+"""The command that tries Rallypoint on GPUs, run without one: its output, and that its checks can fail."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Kills workers and agents of a job that trains in process, at random moments, and says how it ended.
+"""Kills workers and agents of a job that trains in process, at random moments, and reports how the job ended.
 
-Each agent is a node of one worker, or of several; an agent that was killed is started again. The control plane is on no
-node, so that any may be killed.
+Each agent is a node with one worker, or several; a killed agent is started again. The control plane is on no node, so
+any of them may be killed.
 """
 
 from __future__ import annotations

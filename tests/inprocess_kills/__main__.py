@@ -2,8 +2,8 @@
 
     python -m tests.inprocess_kills [--kills N] [--seed N]
 
-First on two nodes of two workers, then on two or three nodes of one, each without and with standby workers. The final
-loss must be that of a job in which nothing happens.
+First on two nodes with two workers each, then on two or three nodes with one, each without and with standby workers.
+The final loss must be that of an undisturbed job.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""How long a worker that survives takes from the death beside it into the next round, for many deaths of one job.
+"""How long a surviving worker takes from another's death into the next round, for many deaths of one job.
 
     python -m tests.inprocess_kills.recoveries [--kills N]
 
-The workers do nothing but wait, so that what is measured is ours. On a quiet machine the worst takes at most three
-times what the median takes; what is beyond that was a wake-up that was lost, or a disk that was waited for.
+The workers only wait, so the time is all ours. On a quiet machine, the worst takes at most three times the median;
+beyond that, a wake-up was lost, or the disk was slow.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Interrupts a training step of torch at random moments, as the end of a round does, and looks at what is left behind.
+"""Interrupts a training step of torch at random moments, like the end of a round, and looks for leftovers.
 
-The function is a real one, called by `inprocess.resumable`; the agent is a thread of the same process, so that a round
-takes milliseconds. What the function leaves is looked at twice: as soon as it has been interrupted, and when it is
-called again, after the switches have been restored.
+The function is a real one, called by `inprocess.resumable`; the agent is a thread of the same process, so a round takes
+milliseconds. The leftovers are checked twice: right after the interruption, and when the function is called again,
+after the switches have been restored.
 """
 
 from __future__ import annotations

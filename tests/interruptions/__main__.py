@@ -1,4 +1,4 @@
-"""Interrupts a training step many times, and counts what is left: `python -m tests.interruptions [--number N]`."""
+"""Interrupts a training step many times, and counts the leftovers: `python -m tests.interruptions [--number N]`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launcher that every test of this folder uses, and what runs several scenarios in the time of one."""
+"""The launcher that every test of this folder uses, and a way to run several scenarios in the time of one."""
 
 from __future__ import annotations
 

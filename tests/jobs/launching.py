@@ -1,7 +1,7 @@
-"""Starts real agents and says what they print, and that nothing of them is left.
+"""Starts real agents and returns their output; checks that nothing of them is left.
 
-Every process that a test starts, and whatever those start, carries a mark of the test in its environment: that is how
-the end of a test finds what should not be there.
+Every process that a test starts, with all its children, carries a mark of the test in its environment: by this mark,
+the end of a test finds leftovers.
 """
 
 from __future__ import annotations

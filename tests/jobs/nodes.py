@@ -1,4 +1,4 @@
-"""A job of several agents on this machine, and workers that do what the test says by putting files into the folder."""
+"""A job of several agents on this machine, with workers that a test controls by files in the folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user can get wrong: one clear sentence, the exit code of the contract, no hanging."""
+"""Mistakes of users: one clear sentence, the exit code of the contract, no hang."""
 
 from __future__ import annotations
 

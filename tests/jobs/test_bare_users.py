@@ -1,5 +1,6 @@
-"""Users and machines without names, and folders that cannot be written to, as in containers: a user id without an entry
-in passwd, no HOME and no USER, a host name that resolves to nothing, a read-only root.
+"""Users and machines without names, and folders without write access, as in containers.
+
+A user id without an entry in passwd, no HOME and no USER, a host name that does not resolve, a read-only root.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What killed a worker, as the report of a real job tells it: crashes with stacks, bus errors, who was only stopped."""
+"""Causes of a worker's death in the report of a real job: crashes with stacks, bus errors, stopped workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are written in place, and what helpers of a worker write last, when something dies beside them."""
+"""Checkpoints written in place, and last writes of a worker's helpers, when another process dies."""
 
 from __future__ import annotations
 

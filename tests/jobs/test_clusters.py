@@ -1,4 +1,4 @@
-"""Two agents that find each other by the variables of a cluster alone, on the loopback."""
+"""Two agents find each other through the variables of a cluster alone, on the loopback."""
 
 from __future__ import annotations
 

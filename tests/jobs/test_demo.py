@@ -1,4 +1,4 @@
-"""`rallyctl demo` without torch: to its end, and ended before that. (With torch: `tests/conformance`.)"""
+"""`rallyctl demo` without torch: to its end, and interrupted. (With torch: `tests/conformance`.)"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sandbox denies is named in one sentence before anything is started; what can be done without is."""
+"""Sandboxes: one sentence names the denied calls that a job needs, before anything starts; others are not needed."""
 
 from __future__ import annotations
 

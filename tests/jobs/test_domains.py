@@ -1,4 +1,4 @@
-"""Nodes of domains, each a real agent: a hole is filled from its own domain, and else a whole segment moves in."""
+"""Nodes of domains, each a real agent: a node of the same domain fills a hole, or else a whole segment moves in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rallyctl drill`: jobs that run lose workers, nodes and connections on purpose, and the table is true."""
+"""`rallyctl drill`: running jobs lose workers, nodes and connections on purpose, and the table is correct."""
 
 from __future__ import annotations
 

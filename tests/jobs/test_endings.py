@@ -1,4 +1,4 @@
-"""How jobs end, for schedulers and for those who look later: codes, verdicts, incident bundles, collapsed lines."""
+"""Ends of jobs, for schedulers and later readers: codes, verdicts, incident bundles, collapsed lines."""
 
 from __future__ import annotations
 

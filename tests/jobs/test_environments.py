@@ -1,4 +1,4 @@
-"""Whose Python workers run: a launcher with an environment of its own, and another one that is active."""
+"""Which Python runs the workers: the launcher has an environment of its own, and another one is active."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be wrong with an etcd: one sentence each, a wait where that can help, and nobody else's keys touched."""
+"""Bad etcds: one sentence each, a wait if that can help, and no changes to foreign keys."""
 
 from __future__ import annotations
 

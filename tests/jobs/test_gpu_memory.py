@@ -1,4 +1,4 @@
-"""A restart and the GPU memory of the worker that has died: a real agent, and a stand-in of NVIDIA's library."""
+"""A restart and the GPU memory of the dead worker: a real agent, and a stand-in for NVIDIA's library."""
 
 from __future__ import annotations
 

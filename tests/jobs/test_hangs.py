@@ -1,4 +1,4 @@
-"""Hangs of whole jobs: what counts as one and what does not, who is told, and what is done about it."""
+"""Hangs of whole jobs: what counts as a hang, who hears of it, and what follows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--host-failure-limit`: a node whose workers have failed too often leaves the job, and the others go on."""
+"""`--host-failure-limit`: a node whose workers fail too often leaves the job, and the others continue."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""An agent whose workers run sleeps: it is woken by heartbeats, and by nothing else.
+"""An agent whose workers run sleeps: only heartbeats wake it.
 
-A wake-up is a voluntary switch of context of any of its threads, or of a process that it keeps beside its workers: the
+A wake-up is a voluntary context switch of any of its threads, or of a process that it keeps beside its workers: the
 kernel counts them. The last work of a start may fall into the first look, so the quietest of a few looks counts.
 """
 

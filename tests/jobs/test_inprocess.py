@@ -1,4 +1,4 @@
-"""Workers that go on in their processes when a round ends (`rallypoint.inprocess`): the agent's part."""
+"""Workers that continue in their processes after a round (`rallypoint.inprocess`): the agent's part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers have left when they end is waited for while it does something, and named where it is ended."""
+"""The agent waits for a worker's leftover processes while they are active, and names those that it ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rallyctl logs`, `events` and `wait`, of jobs of several nodes."""
+"""`rallyctl logs`, `events` and `wait`, for jobs of several nodes."""
 
 from __future__ import annotations
 

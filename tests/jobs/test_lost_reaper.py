@@ -1,4 +1,4 @@
-"""A reaper that is lost costs one round: what the agent keeps for the whole run still works in the next."""
+"""A lost reaper costs one round: everything that the agent keeps for the whole run still works in the next."""
 
 from __future__ import annotations
 

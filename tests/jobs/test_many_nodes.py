@@ -1,4 +1,4 @@
-"""Jobs of several agents, each a real process of its own, on loopback."""
+"""Jobs of several agents on loopback, each a real process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--node-check`: a node whose check fails takes no part, and nothing of a check is left, however it ends."""
+"""`--node-check`: a node whose check fails takes no part, and nothing is left of a check, however it ends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whatever workers have spawned, and however it left them, goes with the job, whoever ended that.
+"""Processes that workers spawned, however they detached, end with the job, whoever ended it.
 
-The descendants have an empty environment, so that the mark of the launcher does not find them; they are known by their
-pids, and each holds the writing end of a pipe that reads as ended when the last of them has.
+The descendants have an empty environment, so the launcher's mark does not find them. The test knows them by their pids,
+and each holds the writing end of a pipe that reads as ended when the last of them has ended.
 """
 
 from __future__ import annotations

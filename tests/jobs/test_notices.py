@@ -1,4 +1,4 @@
-"""Workers that are asked before they are stopped: for new nodes, and before their node is taken away."""
+"""Workers get a notice before they are stopped: for new nodes, and before their node is taken away."""
 
 from __future__ import annotations
 

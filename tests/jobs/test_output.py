@@ -1,4 +1,4 @@
-"""What becomes of the output of workers, whatever they write and however they end: real jobs, files and consoles."""
+"""The output of workers, whatever they write and however they end: real jobs, files and consoles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page, the stream and the metrics of jobs that run: in a real browser, and scraped by a real Prometheus."""
+"""The page, the stream and the metrics of running jobs, in a real browser and scraped by a real Prometheus."""
 
 from __future__ import annotations
 

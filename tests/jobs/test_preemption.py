@@ -1,4 +1,4 @@
-"""Jobs that are preempted as a whole: a signal to one node, or the end of the job's time, and all save and end."""
+"""Jobs preempted as a whole: after a signal to one node, or at the end of the job's time, all save and end."""
 
 from __future__ import annotations
 

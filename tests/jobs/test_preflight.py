@@ -1,4 +1,4 @@
-"""`rallyrun --preflight`, and `rallyctl check` beside jobs that run: control planes, secrets, bad input."""
+"""`rallyrun --preflight`, and `rallyctl check` beside running jobs: control planes, secrets, bad input."""
 
 from __future__ import annotations
 

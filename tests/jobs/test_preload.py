@@ -1,4 +1,4 @@
-"""Preloaded workers are what fresh ones are, whatever a script can ask; and nothing of a zygote outlives its job."""
+"""Preloaded workers equal fresh ones, whatever a script can ask; and nothing of a zygote outlives its job."""
 
 from __future__ import annotations
 

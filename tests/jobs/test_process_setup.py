@@ -1,5 +1,6 @@
-"""Agents that are started in a strange state, or get what is rare: without descriptors, with ignored signals, in a
-folder that is gone; a ^C while they stop their workers.
+"""Agents that start in a strange state, or get rare things.
+
+Without descriptors, with ignored signals, in a folder that is gone; a ^C while they stop their workers.
 """
 
 from __future__ import annotations

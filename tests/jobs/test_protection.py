@@ -1,4 +1,4 @@
-"""Jobs whose control plane is protected: by a secret, by TLS, and by both."""
+"""Jobs whose control plane is protected by a secret, by TLS, or by both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rallyctl etcd`: a temporary etcd that answers, and of which nothing is left however it ends."""
+"""`rallyctl etcd`: a temporary etcd that answers and leaves nothing, however it ends."""
 
 from __future__ import annotations
 

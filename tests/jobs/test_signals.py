@@ -1,4 +1,4 @@
-"""Signals to the agent at any moment: a departure, said at once; a second ^C; signals that only tell something."""
+"""Signals to the agent at any moment: a departure, announced at once; a second ^C; signals that only inform."""
 
 from __future__ import annotations
 

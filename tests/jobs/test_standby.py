@@ -1,4 +1,4 @@
-"""Standby workers (`--standby`) take the places of workers that die; whatever happens to them costs nothing."""
+"""Standby workers (`--standby`) take the places of dead workers; whatever happens to them costs nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `rallyctl` shows of jobs that run, and what its commands do to them."""
+"""What `rallyctl` shows of running jobs, and the effect of its commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a real agent tells of its run: events on its standard error, and its health over HTTP."""
+"""Reports of a real agent about its run: events on its standard error, and its health over HTTP."""
 
 from __future__ import annotations
 

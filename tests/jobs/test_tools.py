@@ -1,6 +1,6 @@
-"""Debuggers, tracers and monitors that replace what starts processes: they see the workers, and not the reaper.
+"""Debuggers, tracers and monitors that replace functions for starting processes see the workers, not the reaper.
 
-The tools are real ones. docs/how-to/debug.md says what has been tried with others, and with torchrun.
+The tools are real ones. docs/how-to/debug.md lists what we tried with others, and with torchrun.
 """
 
 from __future__ import annotations

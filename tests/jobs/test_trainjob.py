@@ -1,4 +1,4 @@
-"""A job in a TrainJob of Kubeflow: its last status reaches Trainer's server; one that fails changes nothing."""
+"""A job in a TrainJob of Kubeflow: its last status reaches Trainer's server; a failed report changes nothing."""
 
 from __future__ import annotations
 

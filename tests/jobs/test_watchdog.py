@@ -1,4 +1,4 @@
-"""Timers that workers set are enforced, and workers that are stuck in the kernel are found, in whole jobs."""
+"""Whole jobs: timers of workers are enforced, and workers stuck in the kernel are found."""
 
 from __future__ import annotations
 

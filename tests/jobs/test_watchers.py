@@ -1,5 +1,8 @@
-"""Nothing that watches a job can hurt it (law 15): each watcher fails in each way while a worker is killed, and the job
-regroups as ever. Which watchers there are comes from the product (`broken_watchers`)."""
+"""Nothing that watches a job can hurt it (law 15).
+
+Each watcher fails in each way while a worker is killed, and the job recovers as usual. The list of watchers comes from
+the product (`broken_watchers`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--wrap`: a program in front of workers. What is done to a worker is done to the program behind it."""
+"""`--wrap`: a program in front of workers. The agent's actions on a worker reach the program behind it."""
 
 from __future__ import annotations
 

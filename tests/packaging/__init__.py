@@ -1,1 +1,1 @@
-"""Whether what `make dist` makes can be installed, and works, under each Python that is supported and is here."""
+"""Checks that the results of `make dist` install and work under each supported Python on this machine."""

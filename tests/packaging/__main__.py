@@ -1,8 +1,8 @@
-"""What `make dist` has made: looked into, installed into each Python that is here, and tried there.
+"""Inspects the results of `make dist`, installs them into each Python on this machine, and tries them there.
 
     make release-check
 
-Prints a table, and what could not be tried. Exits with 1 if anything is wrong, or was not tried.
+Prints a table, including what it could not try. Exits with 1 if anything is wrong or untried.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is in the artefacts of `make dist`, against what should be: sentences about what is wrong."""
+"""The contents of `make dist`'s artifacts against what they should be: sentences about mistakes."""
 
 from __future__ import annotations
 

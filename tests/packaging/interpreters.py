@@ -1,4 +1,4 @@
-"""The Pythons of this machine that the package supports: on PATH, of pyenv, of uv, and those that a variable names."""
+"""The supported Pythons on this machine: on PATH, of pyenv, of uv, and those that a variable names."""
 
 from __future__ import annotations
 

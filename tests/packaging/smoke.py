@@ -1,6 +1,6 @@
 """What an installed package must do: a table of checks, each of which starts its commands and says what was wrong.
 
-Law: nothing here imports the package. It runs what is installed in another environment, as a user would.
+1. Nothing here imports the package. The checks run what is installed in another environment, as a user would.
 """
 
 from __future__ import annotations

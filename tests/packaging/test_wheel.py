@@ -1,4 +1,4 @@
-"""A wheel of this tree works under each supported Python that is here. `make release-check` tries more."""
+"""A wheel of this tree works under each supported Python on this machine. `make release-check` tries more."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What must always be true, checked as things happen.
+"""Rules that must always hold, checked as things happen.
 
-The audit knows the truth: which failure happened in which round, whose workers have succeeded, who was disturbed. What
-the coordinator and the agents believe is held against that.
+The audit knows the truth: which failure happened in which round, whose workers have succeeded, who was disturbed. It
+compares the beliefs of the coordinator and the agents with that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a thread that waits is here: a generator, which yields what it waits for and is handed what came of it.
+"""A waiting thread in virtual time: a generator, which yields what it waits for and receives the result.
 
-So a mirror of code that blocks has the shape of that code.
+So a mirror of blocking code has the shape of that code.
 """
 
 from __future__ import annotations

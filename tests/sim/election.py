@@ -1,6 +1,6 @@
 """An agent's candidacy in etcd: the production machine, effects and journal, in virtual time.
 
-What is here is what waits: requests to etcd, the writes of a term, the end of its server.
+This file simulates the waits: requests to etcd, the writes of a term, the end of its server.
 """
 
 from __future__ import annotations

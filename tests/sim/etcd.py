@@ -1,11 +1,11 @@
-"""An etcd in virtual time: one place, one order of all that is done, leases, watches, and ways to it that fail.
+"""An etcd in virtual time: one place, one order of all operations, leases, watches, and connections to it that fail.
 
 Laws:
 
-1. Whatever is asked is done at one moment, in whole, or not at all. Who does not hear of it does not know which.
-2. While it is away (no member has a leader), leases stand still, and have their whole time again when it is back. Who
-   alone cannot reach it loses its lease.
-3. A watch tells each change once and in order, however late.
+1. Each request takes effect at one moment, completely or not at all. A client without the answer does not know which.
+2. While etcd is away (no member has a leader), leases stand still, and have their whole time again when it is back. A
+   client that alone cannot reach it loses its lease.
+3. A watch reports each change once and in order, however late.
 """
 
 from __future__ import annotations

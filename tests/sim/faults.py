@@ -1,4 +1,4 @@
-"""What each kind of fault does."""
+"""The effect of each kind of fault."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The truth about rounds and servers, as the audit keeps it.
 
-A round's name is the number of the server that completed it, and its number there.
+A round's name is the number of the server that completed it, and its own number there.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Signs of life of the workers of one node, made up, and what its agent tells of a hang.
+"""Simulated signs of life of one node's workers, and its agent's reports of a hang.
 
-Workers fall silent for a while and give signs again, whatever else they do; which of that is true is known here, and
-held against what the agents are told:
+Nodes fall silent for a while and give signs again, whatever else they do. This file knows the truth, and checks the
+agents' reports against it:
 
-1. A hang is told only where all nodes of the round were silent, at some moment not long ago.
-2. Where all nodes of a round stay silent and nothing else happens to them, all of them are told of a hang, but for
-   those that had succeeded and were lost to the server since.
-3. No report comes without a hang that was told before.
+1. A hang is reported only if all nodes of the round were silent at some recent moment.
+2. If all nodes of a round stay silent and nothing else happens to them, all of them hear of a hang, except those that
+   had succeeded and have been lost to the server since.
+3. No report comes without a hang that was announced before.
 """
 
 from __future__ import annotations

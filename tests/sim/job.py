@@ -1,4 +1,4 @@
-"""One run of a scenario: all come to life, faults strike at their moments, and in the end all is over."""
+"""One run of a scenario: all parts start, faults strike at their times, and in the end everything has ended."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A node's connection to the control server: what `control.client.tcp_link` does over TCP, in virtual time.
+"""A node's connection to the control server: `control.client.tcp_link` in virtual time, without TCP.
 
-The handshake, the codec and what is held and said again are the production ones.
+The handshake, the codec and the messages that are kept and repeated are the production ones.
 """
 
 from __future__ import annotations

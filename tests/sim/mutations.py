@@ -1,4 +1,4 @@
-"""Bugs of the kinds that this simulator is there to find, each planted into the production code for a while."""
+"""Bugs of the kinds that this simulator must find, each planted into the production code for a while."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Connections between nodes and control servers: they delay, hold back and break, and never reorder.
 
-A connection is two directions, each first in, first out. What arrives while its node is cut off waits, as TCP's
-retransmissions do, and arrives when the cut heals. A reset loses what is under way.
+A connection is two directions, each first in, first out. Data that arrives while its node is cut off waits, like TCP's
+retransmissions, and arrives when the cut heals. A reset loses the data under way.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Many seeds side by side, and what came of them."""
+"""Many seeds side by side, and their results."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A seed becomes plain data: what the job asks for, which nodes there are, and what happens to them when.
+"""A seed becomes plain data: the job's settings, its nodes, and the faults with their times.
 
-A scenario can be cut down (`shrink`): each node and each fault stands for itself, and every random draw during the run
-comes from a stream that is named after the scenario's seed and what draws, so that leaving one thing out changes
-as little as possible of the rest.
+A scenario can be cut down (`shrink`). Each node and each fault stands for itself, and every random draw during the run
+comes from a stream named after the scenario's seed and the drawing part, so that leaving one thing out changes as
+little as possible of the rest.
 """
 
 from __future__ import annotations

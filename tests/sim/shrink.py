@@ -1,4 +1,4 @@
-"""The smallest scenario that still breaks the same rule: leave out nodes and faults as long as that is so."""
+"""The smallest scenario that still breaks the same rule: leaves out nodes and faults while that is so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One node's supply of worker stores, kept as `worker_stores.AgentStoreSupply` keeps it: ports instead of servers."""
+"""One node's supply of worker stores, kept like `worker_stores.AgentStoreSupply`: ports instead of servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeds keep every rule; the same seed has the same trace; planted bugs are found; a scenario can be cut down."""
+"""Seeds keep every rule; the same seed has the same trace; planted bugs are found; scenarios can be cut down."""
 
 from __future__ import annotations
 

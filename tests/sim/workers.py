@@ -1,6 +1,6 @@
-"""The workers of one node: made up, and stubborn. They run whether or not their agent does.
+"""The simulated workers of one node, which are stubborn: they run whether or not their agent does.
 
-Those that can go on in their processes come out of a round one by one, get stuck, or die on the way out or while they
+Workers that can continue in their processes leave a round one by one, get stuck, or die on the way out or while they
 wait for the next one.
 """
 

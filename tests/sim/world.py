@@ -4,9 +4,9 @@ Laws:
 
 1. Everything that happens is an event of the one heap; two events of one moment happen in the order in which they were
    planned. Nothing here depends on hashes, addresses or the real time.
-2. A process reads its own clock only. It started somewhere else than every other process's.
-3. A paused process does nothing. What reaches it meanwhile waits, and so do its timers.
-4. A dead process does nothing ever again.
+2. A process reads only its own clock, which started at a different time than every other process's.
+3. A paused process does nothing. Messages to it wait meanwhile, and so do its timers.
+4. A dead process never does anything again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A real Slurm of a controller and some nodes, each a host of its own (`tests.faults.network`).
+"""A real Slurm with a controller and some nodes, each a host of its own (`tests.faults.network`).
 
-A host has its own name, address, ports and /etc/hosts; files and processes are the machine's. So nothing of a Slurm or
-munge that the machine may run is touched, several clusters do not meet, and all of one ends with its namespaces.
+Each has its own name, address, ports and /etc/hosts; files and processes are the machine's. So a Slurm or munge that
+the machine may run is not touched, several clusters do not meet, and all of one ends with its namespaces.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One Slurm for all tests of this folder that a process runs. Where there cannot be one, they say so and do not run."""
+"""One Slurm per process for the tests of this folder. If this machine cannot have one, they are skipped."""
 
 from __future__ import annotations
 

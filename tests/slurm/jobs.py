@@ -1,4 +1,4 @@
-"""Jobs of several nodes under a real Slurm, and what they have said so far."""
+"""Jobs of several nodes under a real Slurm, and their output so far."""
 
 from __future__ import annotations
 

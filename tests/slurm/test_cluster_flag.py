@@ -1,4 +1,4 @@
-"""`--cluster=auto` under a real Slurm: a job needs no flag more, and meets no other one."""
+"""`--cluster=auto` under a real Slurm: a job needs no other flag, and never meets another job."""
 
 from __future__ import annotations
 

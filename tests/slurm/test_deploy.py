@@ -1,4 +1,4 @@
-"""The batch scripts of `deploy/slurm`, run by a real Slurm as they are; for containers, as far as Slurm reads it."""
+"""The batch scripts of `deploy/slurm`, run unchanged by a real Slurm; for containers, as far as Slurm reads them."""
 
 from __future__ import annotations
 

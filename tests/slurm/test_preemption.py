@@ -1,4 +1,4 @@
-"""A job that Slurm takes away saves, is put into the queue again, and resumes where it saved."""
+"""A job that Slurm takes away saves, is requeued, and resumes from its save."""
 
 from __future__ import annotations
 

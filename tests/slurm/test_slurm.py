@@ -1,4 +1,4 @@
-"""What a scheduler does to a job is told as what it is: notices, the end of all, the end of one node, a lost node."""
+"""A scheduler's actions on a job get their right names: notices, the end of all, the end of one node, a lost node."""
 
 from __future__ import annotations
 

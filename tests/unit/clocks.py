@@ -1,4 +1,4 @@
-"""A clock for tests of what waits."""
+"""A clock for tests of code that waits."""
 
 from __future__ import annotations
 

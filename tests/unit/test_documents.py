@@ -1,4 +1,4 @@
-"""What the documents link to, cite, and mention is there."""
+"""Links, citations and names in the documents are correct."""
 
 from __future__ import annotations
 

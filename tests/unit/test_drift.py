@@ -1,4 +1,4 @@
-"""`make drift` reads a torch by its syntax, and says what differs between two, and where the contract has that."""
+"""`make drift` reads torch's syntax, reports differences between two versions, and finds them in the contract."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""What is imported on the way to the first worker: the size of our own bytecode, and which modules of others. And that
-an agent alone imports little more until its end.
+"""Imports on the way to the first worker: the size of our bytecode, and foreign modules.
 
-A kilobyte of bytecode costs every start about a hundredth of a millisecond, a module of others up to some milliseconds.
-Who needs more raises the budget here, and so says that it is worth that. Over how many modules of ours it is spread
-does not count.
+Also, an agent alone imports little more until its end. A kilobyte of bytecode costs every start about a hundredth of a
+millisecond, a foreign module up to some milliseconds. A change that needs more raises the budget here, and so says that
+it is worth that. The number of our modules does not count.
 """
 
 from __future__ import annotations

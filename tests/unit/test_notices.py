@@ -1,4 +1,4 @@
-"""What a worker sees of a notice, whatever it finds in its environment and in the folder."""
+"""A worker's view of a notice, with any environment and any folder contents."""
 
 from __future__ import annotations
 

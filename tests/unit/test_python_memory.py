@@ -1,4 +1,4 @@
-"""What a Python process is doing, read from its memory: real processes, of each Python that is found here."""
+"""Reading from memory what a Python process is doing: real processes, with each Python on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be set has an entry in the reference, and each entry is of something that is there."""
+"""Everything that can be set has an entry in the reference, and each entry describes something that exists."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What holds of the source as text: no import circle, one version, no coined word, reviewed sentences, tests that are
-named.
-"""
+"""Properties of the source as text: no import circle, one version, no coined word, reviewed sentences, named tests."""
 
 from __future__ import annotations
 

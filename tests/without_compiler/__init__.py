@@ -1,4 +1,4 @@
-"""A folder that `ENVIRONMENT` puts in the way of torch's compiler; see `sitecustomize`."""
+"""A folder that `ENVIRONMENT` puts in front of torch's compiler; see `sitecustomize`."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
-"""Workers under test do not import torch's compiler, which they do not use.
+"""Keeps torch's compiler out of workers under test, which do not use it.
 
-`DistributedDataParallel()` and every optimizer import it, only to tell it what not to compile: 1.7 s of a processor
-for each worker. Where this folder is in PYTHONPATH, they find a module that has what they ask of it. Real jobs have the
-real one, and so have the tests of preloading, whose point it is.
+`DistributedDataParallel()` and every optimizer import it, only to tell it what not to compile: 1.7 s of a processor for
+each worker. With this folder in PYTHONPATH, they find a module with the names that they ask for. Real jobs have the
+real compiler, and so do the tests of preloading.
 """
 
 import sys

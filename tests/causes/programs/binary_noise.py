@@ -1,4 +1,4 @@
-"""A C library has written bytes that are no text before rank 1 raises, and the line is unfinished."""
+"""A C library writes bytes that are not text, without a line end, before rank 1 raises."""
 
 import os
 import time

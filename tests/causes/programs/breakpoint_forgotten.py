@@ -1,4 +1,4 @@
-"""A breakpoint was left in the program, and nobody is there to answer it: standard input is at its end."""
+"""A breakpoint was left in the program, and nobody answers it: standard input is at its end."""
 
 import os
 import time

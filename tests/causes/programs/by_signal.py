@@ -1,4 +1,4 @@
-"""Rank 1 is ended by the signal that is given."""
+"""The given signal ends rank 1."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Rank 0 builds an extension by a command, which fails."""
+"""Rank 0 builds an extension with a command, which fails."""
 
 import os
 import subprocess

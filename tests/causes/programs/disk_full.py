@@ -1,4 +1,4 @@
-"""The disk is full where rank 0 saves."""
+"""The disk is full when rank 0 saves."""
 
 import os
 import time

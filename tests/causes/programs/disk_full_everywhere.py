@@ -1,4 +1,4 @@
-"""The disk that has the job's temporary files is full, and so is that of rank 0's checkpoint."""
+"""The disks with the job's temporary files and with rank 0's checkpoint are full."""
 
 import os
 import time

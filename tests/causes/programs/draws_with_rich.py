@@ -1,4 +1,4 @@
-"""Rank 1 has rich's tracebacks, and its libraries log more than a screen while they are torn down."""
+"""Rank 1 has rich's tracebacks, and its libraries log more than a screen during its teardown."""
 
 import atexit
 import os

@@ -1,4 +1,4 @@
-"""Rank 1 ends with a code and without a word, by `sys.exit` or `os._exit`."""
+"""Rank 1 ends with an exit code and no message, through `sys.exit` or `os._exit`."""
 
 import os
 import sys

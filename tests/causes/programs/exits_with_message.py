@@ -1,4 +1,4 @@
-"""Rank 1 leaves with a sentence, as scripts do that check their configuration."""
+"""Rank 1 exits with a sentence, like scripts that check their configuration."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Rank 0 writes a file that is larger than its limit."""
+"""Rank 0 writes a file that exceeds its size limit."""
 
 import os
 import resource

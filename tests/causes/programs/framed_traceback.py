@@ -1,4 +1,4 @@
-"""The traceback of rank 1 is drawn in a frame, as rich does by its hook."""
+"""The traceback of rank 1 is drawn in a frame, as by rich's hook."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Rank 1 reads what nobody writes, as from a mount whose server is gone; rank 0 waits for it."""
+"""Rank 1 reads from a source that never writes, like a mount whose server is gone; rank 0 waits for it."""
 
 import os
 import threading

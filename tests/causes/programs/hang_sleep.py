@@ -1,4 +1,4 @@
-"""Rank 1 tries again and again, and sleeps in between; rank 0 waits for it."""
+"""Rank 1 retries for ever, with sleeps in between; rank 0 waits for it."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Rank 1 looks for something without an end and without a pause; rank 0 waits for it."""
+"""Rank 1 searches without end and without a pause; rank 0 waits for it."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""An extension of rank 1 frees what was not allocated: the C library ends the process."""
+"""An extension of rank 1 frees memory that was not allocated: the C library ends the process."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""The exception of rank 1 has a message of a megabyte, as of a tensor that is printed."""
+"""The exception of rank 1 has a message of a megabyte, like a printed tensor."""
 
 import os
 import time

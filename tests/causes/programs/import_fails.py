@@ -1,4 +1,4 @@
-"""A name is not in the module that it is imported from, as after an update of a package: all ranks fail."""
+"""A name is missing in the module it is imported from, as after an update of a package: all ranks fail."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Rank 1 logs what ends it as one line of JSON on standard error, as containers do, and exits with 1."""
+"""Rank 1 logs its fatal error as one line of JSON on standard error, as containers do, and exits with 1."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Rank 1 logs in JSON: what ends it is a screen above the end, with long fields behind the traceback."""
+"""Rank 1 logs in JSON: its fatal error is a screen above the end, with long fields behind the traceback."""
 
 import json
 import os

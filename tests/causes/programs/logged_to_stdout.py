@@ -1,4 +1,4 @@
-"""The logger of rank 1 writes to standard output; the program logs what has ended it, and exits with 1."""
+"""The logger of rank 1 writes its fatal error to standard output, and the program exits with 1."""
 
 import logging
 import os

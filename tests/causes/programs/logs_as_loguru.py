@@ -1,4 +1,4 @@
-"""What loguru logs of an exception, with blank lines between the frames; rank 1 logs on for a screen, and exits."""
+"""Rank 1 logs an exception as loguru does, with blank lines between the frames, logs another screen, and exits."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The logger of rank 1 puts its prefix before each line of what ends it, and logs for another screen."""
+"""The logger of rank 1 puts its prefix before each line of the fatal error, and logs another screen."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Rank 1 raises, and while it is torn down a thousand finalizers raise too: more than is kept of its output."""
+"""Rank 1 raises, and during its teardown a thousand finalizers raise too: more than the agent keeps of its output."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""A data file is not there: all ranks fail."""
+"""A data file is missing: all ranks fail."""
 
 import json
 from pathlib import Path

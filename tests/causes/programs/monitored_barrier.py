@@ -1,4 +1,4 @@
-"""Rank 1 does not come to the monitored barrier: it sits in its own code."""
+"""Rank 1 does not come to the monitored barrier: it is busy in its own code."""
 
 import datetime
 import os

@@ -1,4 +1,4 @@
-"""After the traceback of rank 1, its libraries write much more while they are torn down."""
+"""After the traceback of rank 1, its libraries write much more during its teardown."""
 
 import atexit
 import os

@@ -1,4 +1,4 @@
-"""An extension of rank 1 reads what is not there: SIGSEGV, in a function of Python's that a person knows."""
+"""An extension of rank 1 reads through a null pointer: SIGSEGV, in a Python function that the user knows."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Rank 1 raises, closes its connection and cleans up; rank 0 notices the connection and is dead before it."""
+"""Rank 1 raises, closes its connection and cleans up; rank 0 notices the closed connection and dies first."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Rank 0 serves its metrics at a port that somebody else uses."""
+"""Rank 0 serves its metrics at a port that another process uses."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""The message of rank 1's exception has the traceback of another process in it, and goes on behind that."""
+"""The message of rank 1's exception contains the traceback of another process, and continues after it."""
 
 import os
 import time

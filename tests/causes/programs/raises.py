@@ -1,4 +1,4 @@
-"""Rank 1 raises an exception; the others work on."""
+"""Rank 1 raises an exception; the others continue."""
 
 import os
 import time

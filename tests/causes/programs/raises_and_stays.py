@@ -1,4 +1,4 @@
-"""Rank 1 raises and does not end, since a thread of it runs on; the collective of rank 0 times out."""
+"""Rank 1 raises but does not end, since one of its threads runs on; the collective of rank 0 times out."""
 
 import datetime
 import os

@@ -1,4 +1,4 @@
-"""Rank 1 raises and does not end, since a thread of it runs on; rank 0 waits for it without a timeout."""
+"""Rank 1 raises but does not end, since one of its threads runs on; rank 0 waits for it without a timeout."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Under `@record`, rank 1 raises and does not end; the collective of rank 0 times out."""
+"""Under `@record`, rank 1 raises but does not end; the collective of rank 0 times out."""
 
 import datetime
 import os

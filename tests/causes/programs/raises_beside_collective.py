@@ -1,4 +1,4 @@
-"""Rank 1 raises, without any clean-up, while rank 0 is in a collective: who is dead first is chance."""
+"""Rank 1 raises, without any clean-up, while rank 0 is in a collective: chance decides who dies first."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Rank 1 raises an exception that wraps the one that tells the reason."""
+"""Rank 1 raises an exception that wraps the one with the reason."""
 
 import os
 import time

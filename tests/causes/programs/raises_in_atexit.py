@@ -1,4 +1,4 @@
-"""Rank 1 raises, and then what it has registered with `atexit` raises too."""
+"""Rank 1 raises, and then a function that it registered with `atexit` raises too."""
 
 import atexit
 import os

@@ -1,4 +1,4 @@
-"""Rank 1 raises, and while it is torn down a finalizer raises too, which Python ignores."""
+"""Rank 1 raises, and during its teardown a finalizer raises too, which Python ignores."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""A thread of a pool fails on rank 0; the exception is raised where its result is asked for."""
+"""A thread of a pool fails on rank 0; the request for its result raises the exception."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Rank 1 raises, and a C++ library then aborts the process while it is torn down."""
+"""Rank 1 raises, and a C++ library then aborts the process during its teardown."""
 
 import atexit
 import os

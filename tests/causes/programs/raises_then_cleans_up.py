@@ -1,4 +1,4 @@
-"""The commonest script there is: rank 1 raises, and leaves by `finally: dist.destroy_process_group()`."""
+"""The most common script: rank 1 raises, and exits through `finally: dist.destroy_process_group()`."""
 
 import os
 import time

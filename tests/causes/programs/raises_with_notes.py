@@ -1,4 +1,4 @@
-"""The exception of rank 1 has notes (PEP 678), one of them of several lines, which say what is wrong."""
+"""The exception of rank 1 has notes (PEP 678) that say what is wrong, one of them with several lines."""
 
 import os
 import time

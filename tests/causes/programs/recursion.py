@@ -1,4 +1,4 @@
-"""A function of rank 1 calls itself without an end."""
+"""A function of rank 1 calls itself without end."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Rank 1 raises under `@record` after the program has changed its folder, as hydra does."""
+"""Rank 1 raises under `@record` after the program changed its folder, as hydra does."""
 
 import os
 import time

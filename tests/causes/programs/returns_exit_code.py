@@ -1,4 +1,4 @@
-"""The main function of rank 1 logs what ends it, says goodbye, and returns an exit code, as many command lines do."""
+"""The main function of rank 1 logs its fatal error and a goodbye, and returns an exit code, like many commands."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Saves when it is told to stop, and ends with 0."""
+"""Saves when asked to stop, and ends with 0."""
 
 import signal
 import sys

@@ -1,4 +1,4 @@
-"""After the traceback of rank 1, what it has registered for its end says something that looks like no log."""
+"""After the traceback of rank 1, a function registered for its end prints a line that does not look like a log."""
 
 import atexit
 import os

@@ -1,4 +1,4 @@
-"""A process that rank 1 spawns by torch.multiprocessing raises."""
+"""A process that rank 1 spawns with torch.multiprocessing raises."""
 
 import os
 import time

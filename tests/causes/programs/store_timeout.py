@@ -1,4 +1,4 @@
-"""Rank 0 waits for a key that rank 1 does not set, since it sits in its own code: the store's timeout passes."""
+"""Rank 0 waits for a key that rank 1 does not set, since it is busy in its own code: the store's timeout passes."""
 
 import datetime
 import os

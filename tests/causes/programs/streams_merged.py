@@ -1,4 +1,4 @@
-"""As after `exec 2>&1` in a script: standard error of rank 1 is its standard output, where its traceback goes."""
+"""Rank 1's standard error is its standard output, as after `exec 2>&1` in a script; its traceback goes there."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Rank 1 survives an exception at its top level, logs much, and leaves for another reason."""
+"""Rank 1 survives an exception at its top level, logs much, and ends for another reason."""
 
 import os
 import sys

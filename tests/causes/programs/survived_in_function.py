@@ -1,4 +1,4 @@
-"""A function of rank 1 survives exceptions, which it logs, and the program leaves for another reason much later."""
+"""A function of rank 1 survives exceptions, which it logs; the program ends for another reason much later."""
 
 import logging
 import os

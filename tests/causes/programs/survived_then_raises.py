@@ -1,4 +1,4 @@
-"""Rank 1 logs exceptions that it survives, and then raises one that it does not."""
+"""Rank 1 logs exceptions that it survives, and then raises one that is fatal."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Rank 1 has survived an exception, which it has printed, and gives up for another reason later."""
+"""Rank 1 survives an exception, prints it, and ends for another reason later."""
 
 import os
 import sys

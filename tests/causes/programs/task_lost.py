@@ -1,4 +1,4 @@
-"""Rank 1 raises, and asyncio then tells of a task whose exception nobody has asked for."""
+"""Rank 1 raises, and then asyncio reports a task whose exception was never retrieved."""
 
 import asyncio
 import os

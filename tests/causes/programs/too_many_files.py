@@ -1,4 +1,4 @@
-"""Rank 1 opens more files than it may."""
+"""Rank 1 opens more files than its limit allows."""
 
 import os
 import resource

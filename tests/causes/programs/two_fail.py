@@ -1,4 +1,4 @@
-"""Two ranks fail on their own, one right after the other, even if it is stopped; the first is to be named."""
+"""Two ranks fail on their own, one right after the other, even if it is stopped; the report must name the first."""
 
 import os
 import signal

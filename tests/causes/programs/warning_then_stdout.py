@@ -1,4 +1,4 @@
-"""A warning of rank 1 is on standard error, what ends it on standard output."""
+"""A warning of rank 1 is on standard error, its fatal error on standard output."""
 
 import os
 import sys

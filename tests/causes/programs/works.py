@@ -1,4 +1,4 @@
-"""Works until it is told to end."""
+"""Works until it is asked to end."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Writes to its console until nobody takes more."""
+"""Writes to its console until nothing reads it any more."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Rank 1 is at another collective than rank 0."""
+"""Rank 1 is at a different collective than rank 0."""
 
 import datetime
 import os

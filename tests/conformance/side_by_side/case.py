@@ -1,4 +1,4 @@
-"""One case: a command line as data, and which deliberate differences it meets."""
+"""One case: a command line as data, and the deliberate differences that it meets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section 1 of the contract: flags, `PET_*` variables, what is executed, other variables, values that cannot be."""
+"""Section 1 of the contract: flags, `PET_*` variables, commands, other variables, impossible values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every difference that a case may meet: which facts, what torchrun makes of them and what we do, and why.
+"""Every difference that a case may meet: the facts, torchrun's behavior and ours, and the reason.
 
-A difference between the two sides that is not here is a defect of ours. `ALWAYS` holds for every case; what stands in
-`DIFFERENCES` holds for the cases that name it, and those must meet it in each of its facts.
+A difference between the two sides that is not here is a defect of ours. `ALWAYS` applies to every case; an entry in
+`DIFFERENCES` applies to the cases that name it, which must meet it in each of its facts.
 """
 
 from __future__ import annotations

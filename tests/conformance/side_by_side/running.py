@@ -1,7 +1,7 @@
-"""Runs a case under one launcher and gathers all that it has left, as facts: names with slashes to plain values.
+"""Runs a case under one launcher and collects everything that it left as facts: names with slashes to plain values.
 
-What cannot be the same twice has a common name: ports, process ids, times, made-up job ids, random endings of folders,
-and the folder of the side.
+Values that cannot be the same twice get a common name: ports, process ids, times, random job ids, random ends of folder
+names, and the folder of the side.
 """
 
 from __future__ import annotations

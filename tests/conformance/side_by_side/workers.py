@@ -1,4 +1,4 @@
-"""What the workers of the cases do. Each is a whole program in plain Python: torch is not imported but where said."""
+"""The workers of the cases. Each is a whole program in plain Python; torch is imported only where noted."""
 
 from __future__ import annotations
 

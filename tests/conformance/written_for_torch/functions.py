@@ -1,4 +1,4 @@
-"""A function as entry point, and what it returns or raises."""
+"""A function as entry point, and its return value or exception."""
 
 import json
 import os

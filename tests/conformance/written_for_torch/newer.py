@@ -1,4 +1,4 @@
-"""What torch has had since 2.14 and 2.15, as its users see it."""
+"""Additions of torch 2.14 and 2.15, as users see them."""
 
 import functools
 import json

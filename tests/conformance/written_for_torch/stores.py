@@ -1,4 +1,4 @@
-"""Stores that are dropped without a word, and stores that cannot be."""
+"""Stores that a program drops without closing, and stores that cannot be dropped."""
 
 import gc
 import json

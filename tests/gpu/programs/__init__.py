@@ -1,1 +1,1 @@
-"""What the workers of `tests.gpu` run. Only these import torch."""
+"""Programs for the workers of `tests.gpu`. Only these import torch."""

@@ -1,4 +1,4 @@
-"""What torch knows of this machine, as one line of JSON. Creates a CUDA context."""
+"""Prints torch's view of this machine as one line of JSON. Creates a CUDA context."""
 
 from __future__ import annotations
 

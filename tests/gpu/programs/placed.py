@@ -1,4 +1,4 @@
-"""Where a worker has been placed: its ranks, the GPUs that it sees, and its processors."""
+"""Prints a worker's place: its ranks, its visible GPUs, and its processors."""
 
 from __future__ import annotations
 

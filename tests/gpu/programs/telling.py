@@ -1,4 +1,4 @@
-"""Lines of JSON on standard output: what a worker tells whoever watches the job."""
+"""Lines of JSON on standard output, from a worker to the observer of the job."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How many GPUs CUDA itself counts for each value of CUDA_VISIBLE_DEVICES among the arguments.
 
-CUDA reads the variable once in a process, when it is first used: so each value is tried in a fork of this process,
-which has imported torch and not used CUDA.
+CUDA reads the variable once per process, at its first use. So each value is tried in a fork of this process, which has
+imported torch but not used CUDA.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ranks, against a dumb twin that numbers workers one by one."""
+"""Ranks, against a simple twin that numbers workers one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Equal lines of several ranks are shown once; no line is lost, and each rank's stay in order."""
+"""Equal lines of several ranks show once; no line is lost, and each rank's lines stay in order."""
 
 from __future__ import annotations
 

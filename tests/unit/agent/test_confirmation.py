@@ -1,4 +1,4 @@
-"""An agent asks whether its place still stands, if what it has heard last may be older than the lease."""
+"""An agent asks whether its place still stands if its last answer may be older than the lease."""
 
 from __future__ import annotations
 

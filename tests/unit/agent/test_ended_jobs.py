@@ -1,4 +1,4 @@
-"""What an agent leaves of its job: how it ended, in a small file that only its user can have written."""
+"""An agent's record of its job: how it ended, in a small file that only its user can have written."""
 
 from __future__ import annotations
 

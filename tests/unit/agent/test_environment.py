@@ -1,4 +1,4 @@
-"""The variables that a worker finds, one by one (contract section 2)."""
+"""The variables in a worker's environment, one by one (contract section 2)."""
 
 from __future__ import annotations
 

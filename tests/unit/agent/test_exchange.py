@@ -1,4 +1,4 @@
-"""The exchange of ranks over a round's store, against the arithmetic that needs no store."""
+"""The exchange of ranks over a round's store, against the arithmetic without a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wall between the core and the features: no file of the core names one, and without one the core works."""
+"""The wall between core and features: no file of the core names a feature, and the core works without any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals on their way to the workers: who was sent them already, who is sent them now or later."""
+"""Signals on their way to the workers: which workers have them already, and which get them now or later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a restart waits for on the GPUs: the rules, and that nothing of it can hurt."""
+"""How long a restart waits for GPU memory: the rules, and that the wait cannot harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long workers have when a scheduler ends their node: from what is said, known or assumed of its grace period."""
+"""The workers' time when a scheduler ends their node: from a stated, known or assumed grace period."""
 
 from __future__ import annotations
 

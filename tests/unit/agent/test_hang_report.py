@@ -1,4 +1,4 @@
-"""What nodes have told of a hang becomes one report, whatever they have told."""
+"""The nodes' evidence of a hang becomes one report, whatever it contains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the workers of a node are quiet, against a twin that keeps moments."""
+"""When the workers of a node are quiet, against a twin that keeps times."""
 
 from __future__ import annotations
 

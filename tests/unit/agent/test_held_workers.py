@@ -1,4 +1,4 @@
-"""What an agent does with the workers that go on in their processes, between one round and the next."""
+"""An agent and its workers that continue in their processes, between one round and the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The evidence of a failure is that of the workers, and of no process that has the number of one."""
+"""The evidence of a failure comes from the workers, and from no process that reuses a worker's pid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a job's time is over: by the environment, by what Slurm answers, or not at all."""
+"""The end of a job's time: from the environment, from Slurm's answer, or unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent keeps of a job's end: the report, and what each worker wrote last."""
+"""What an agent keeps when a job ends: the report, and each worker's last output."""
 
 from __future__ import annotations
 

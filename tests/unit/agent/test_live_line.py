@@ -1,4 +1,4 @@
-"""The line of an agent that waits, on a terminal beside the lines of others."""
+"""The line of a waiting agent on a terminal, among the lines of others."""
 
 from __future__ import annotations
 

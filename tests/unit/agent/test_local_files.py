@@ -1,4 +1,4 @@
-"""Commands find the agents of this machine by their files, and believe nothing that is not one."""
+"""Commands find the agents of this machine by their files, and distrust all other files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mesh of several agents in one process: it is done once, tells all the same, and leaves nobody listening."""
+"""The mesh of several agents in one process: it runs once, gives all the same result, and leaves no listener."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What agents tell each other before the workers of a round start: over a real store, and what is no record."""
+"""The agents' exchange before the workers of a round start: over a real store, with invalid records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent does about what happens: the table, and its laws under any sequence of events."""
+"""The agent's reaction to events: the table, and its laws under any sequence of events."""
 
 from __future__ import annotations
 

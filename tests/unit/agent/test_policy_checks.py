@@ -1,4 +1,4 @@
-"""What an agent does where the user has a check of the node: at first, and after a failure of its own."""
+"""The agent's reaction where the user has a check of the node: at first, and after a failure of its own."""
 
 from __future__ import annotations
 

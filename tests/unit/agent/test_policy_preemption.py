@@ -1,4 +1,4 @@
-"""What an agent does for a job that is preempted as a whole."""
+"""The agent's reaction when a whole job is preempted."""
 
 from __future__ import annotations
 

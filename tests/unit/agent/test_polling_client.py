@@ -1,4 +1,4 @@
-"""Agents over a handler that can only be asked, as users of such handlers write them; workers are real processes."""
+"""Agents over a handler that must be polled, as third parties write them; workers are real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent makes of what its workers tell of their progress, by call or by a file."""
+"""An agent's use of the workers' progress, reported by call or by a file."""
 
 from __future__ import annotations
 

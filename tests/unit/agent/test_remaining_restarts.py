@@ -1,4 +1,4 @@
-"""Metrics and health check agree on how many failures the job would survive yet."""
+"""Metrics and health check agree on how many more failures the job would survive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a Slurm job is put into the queue again, by the programs of Slurm as they answer."""
+"""Requeuing a Slurm job, with Slurm's programs and their answers."""
 
 from __future__ import annotations
 

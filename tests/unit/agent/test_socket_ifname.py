@@ -1,4 +1,4 @@
-"""Which interface workers are told: the choice, the names that are not there, and what the user has set."""
+"""The interface for workers: the choice, missing names, and the user's own settings."""
 
 from __future__ import annotations
 

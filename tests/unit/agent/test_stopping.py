@@ -1,4 +1,4 @@
-"""Agents that stop their workers: by a user's own way, at an interrupt that nobody handles, and at a late signal."""
+"""Agents that stop their workers: in a user's own way, at an unhandled interrupt, and at a late signal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables by which an MPI launcher knows the agent as its task: which they are, and what workers see of them."""
+"""Variables by which an MPI launcher knows the agent as its task, and which of them workers see."""
 
 from __future__ import annotations
 

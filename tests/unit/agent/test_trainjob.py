@@ -1,4 +1,4 @@
-"""The progress of a job in the status of its TrainJob: what is sent, how often, and that no failure of it matters."""
+"""The progress of a job in the status of its TrainJob: contents, frequency, and that failures do no harm."""
 
 from __future__ import annotations
 

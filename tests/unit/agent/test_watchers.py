@@ -1,4 +1,4 @@
-"""What only watches the job cannot end it."""
+"""Watchers of a job cannot end it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables of other frameworks: what each kind gives, the ports that are kept, and who is told what."""
+"""Variables of other frameworks: the values of each kind, the reserved ports, and the messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers have written is read for operators: the last lines, and for who follows what is new, each line once."""
+"""Reading workers' output for operators: the last lines, and for followers the new ones, each line once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rendezvous as a third party would write one: it can only be asked. Nodes count themselves in over a store."""
+"""A rendezvous as a third party would write it, which must be polled. Nodes count themselves in over a store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Endpoints as users write them, and what they mean here."""
+"""Endpoints as users write them, and their meaning here."""
 
 from __future__ import annotations
 

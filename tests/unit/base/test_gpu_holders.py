@@ -1,4 +1,4 @@
-"""Which processes hold GPU memory: what they are to an agent, and what messages call them."""
+"""Which processes hold GPU memory: their relation to an agent, and their names in messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of the small HTTP server, over real sockets. What else it does is tried with the health check."""
+"""Streams of the small HTTP server, over real sockets. The tests of the health check cover the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dataclasses made without `dataclasses` are, for who uses them, those of `dataclasses`."""
+"""Dataclasses made without `dataclasses` behave like those of `dataclasses`."""
 
 from __future__ import annotations
 

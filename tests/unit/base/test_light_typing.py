@@ -1,4 +1,4 @@
-"""Named tuples made without `typing` are, for who uses them, those of `typing`."""
+"""Named tuples made without `typing` behave like those of `typing`."""
 
 from __future__ import annotations
 

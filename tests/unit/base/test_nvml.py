@@ -1,4 +1,4 @@
-"""NVIDIA's management library, by a stand-in in C that a test compiles."""
+"""NVIDIA's management library, with a stand-in in C that a test compiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /proc says, and what is made of it where it says nothing."""
+"""Reading /proc, and the results where /proc shows nothing."""
 
 from __future__ import annotations
 

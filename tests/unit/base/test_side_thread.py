@@ -1,4 +1,4 @@
-"""A thread that does work for one that must not wait."""
+"""A thread that works for one that must not wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines of the log where nobody reads standard error."""
+"""Log lines where nothing reads standard error."""
 
 from __future__ import annotations
 

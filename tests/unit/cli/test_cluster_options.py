@@ -1,4 +1,4 @@
-"""What `--cluster` fills in, what it leaves, and the warning where it is not used."""
+"""What `--cluster` fills in, what it leaves, and the warning if it is not used."""
 
 from __future__ import annotations
 

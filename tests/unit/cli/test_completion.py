@@ -1,4 +1,4 @@
-"""Each shell loads the script that `rallyctl completion` prints, and completes a flag, a verb and a value by it."""
+"""Each shell loads the script from `rallyctl completion`, and completes a flag, a verb and a value with it."""
 
 from __future__ import annotations
 

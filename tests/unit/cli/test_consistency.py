@@ -1,4 +1,4 @@
-"""Values that cannot be meant are refused at once, and what `--standalone` overrides is named in one line."""
+"""Impossible values are refused at once, and one line names the options that `--standalone` overrides."""
 
 from __future__ import annotations
 

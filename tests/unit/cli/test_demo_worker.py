@@ -1,4 +1,4 @@
-"""The program of the demo: its result does not depend on the number of workers; it ends where another is gone."""
+"""The demo's program: its result does not depend on the number of workers; it ends when another worker is gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What follows a job, as lines."""
+"""Commands that follow a job, as lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a job is found and named: by what people call it, in either order, and never by a guess."""
+"""Finding and naming a job: by the names that people use, in either order, and never by a guess."""
 
 from __future__ import annotations
 

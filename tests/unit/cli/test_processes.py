@@ -1,6 +1,4 @@
-"""The commands as processes of their own: bad values of variables, interrupts, output that nobody reads, and other
-systems than Linux.
-"""
+"""The commands as processes: bad values of variables, interrupts, output that nothing reads, other systems."""
 
 from __future__ import annotations
 

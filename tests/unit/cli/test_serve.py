@@ -1,4 +1,4 @@
-"""`rallyctl serve`: where its pages are served, what is refused before that, and what `rallyctl status` shows of it."""
+"""`rallyctl serve`: where its pages are, what it refuses before that, and what `rallyctl status` shows of it."""
 
 from __future__ import annotations
 

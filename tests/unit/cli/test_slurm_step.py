@@ -1,4 +1,4 @@
-"""`rallyctl --slurm=JOBID`: the command of the step, and what is refused. Slurm itself runs it in `tests/slurm`."""
+"""`rallyctl --slurm=JOBID`: the command of the step, and refusals. `tests/slurm` has it run by Slurm itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rallyctl launch` refuses in one sentence what cannot work, before any host is reached."""
+"""`rallyctl launch` refuses impossible launches in one sentence, before it reaches any host."""
 
 from __future__ import annotations
 

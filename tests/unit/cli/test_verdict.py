@@ -1,4 +1,4 @@
-"""What `--exit-codes=classified` makes of each end, and the verdict that goes with it."""
+"""The exit code of each end with `--exit-codes=classified`, and the verdict that goes with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a watcher takes of a control plane that lies: no more than one can have."""
+"""A watcher takes no more from a lying control plane than one control plane can have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clusters say of a job by their variables, and the port that follows from it."""
+"""What clusters say about a job in their variables, and the port that follows from it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What each batch system and platform says of a job. Each row is transcribed from the documents that the file of its
-family names; none was recorded from a run.
+"""What each batch system and platform says about a job.
+
+Each row is transcribed from the documents that the file of its module names; none was recorded from a run.
 """
 
 from __future__ import annotations

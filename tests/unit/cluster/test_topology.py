@@ -1,4 +1,4 @@
-"""Which domain a node is in: by NVML, of which only the library is a stand-in, and by Slurm's variables."""
+"""The domain of a node: by NVML, with a stand-in for the library only, and by Slurm's variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of torch's modules, where there is no torch."""
+"""Names of torch's modules, on a machine without torch."""
 
 from __future__ import annotations
 

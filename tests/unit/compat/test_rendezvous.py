@@ -1,4 +1,4 @@
-"""Rendezvous that third parties put together by themselves: over a backend, over a store, static."""
+"""Rendezvous that third parties assemble themselves: over a backend, over a store, static."""
 
 from __future__ import annotations
 

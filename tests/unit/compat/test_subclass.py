@@ -1,4 +1,4 @@
-"""An agent of a user's own, whose workers are threads: the methods that torch's users override are all it takes."""
+"""A user's own agent whose workers are threads needs only the methods that torch's users override."""
 
 from __future__ import annotations
 

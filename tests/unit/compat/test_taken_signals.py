@@ -1,4 +1,4 @@
-"""The signals of a process that starts workers by itself: whose they are, and when they are given back."""
+"""Signals of a process that starts workers by itself: who handles them, and when the handlers are restored."""
 
 from __future__ import annotations
 

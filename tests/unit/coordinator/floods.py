@@ -1,6 +1,6 @@
-"""A sample of each request of the protocol, by who may send it: a new request without one fails the tests of floods.
+"""A sample of each request of the protocol, by sender: a new request without a sample fails the tests of floods.
 
-What is sent names the round and the places that the sender has; where it does not, it would be refused at a glance.
+Each sample names the round and the places that the sender has; otherwise the coordinator would refuse it at a glance.
 """
 
 from __future__ import annotations

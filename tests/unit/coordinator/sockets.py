@@ -1,4 +1,4 @@
-"""A server of a test's own, what a link to it delivers, and a node that is nothing but a socket."""
+"""A server for one test, the deliveries of a link to it, and a node that is only a socket."""
 
 from __future__ import annotations
 

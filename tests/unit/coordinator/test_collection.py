@@ -1,4 +1,4 @@
-"""Many nodes are asked a few at a time; what they send is bounded, and who is left out is counted."""
+"""The coordinator asks many nodes a few at a time, bounds their answers, and counts the nodes left out."""
 
 from __future__ import annotations
 

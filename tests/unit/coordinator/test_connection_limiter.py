@@ -1,4 +1,4 @@
-"""Connections that are no sessions: what they may cost, and what they are told."""
+"""Connections without a session: their limits, and the messages to them."""
 
 from __future__ import annotations
 

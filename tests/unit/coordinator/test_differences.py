@@ -1,4 +1,4 @@
-"""Nodes that were started in different ways: people hear of it on both sides, and the first one's number holds."""
+"""Nodes started with different settings: both sides report it, and the first one's number applies."""
 
 from __future__ import annotations
 

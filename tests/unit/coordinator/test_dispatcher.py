@@ -1,4 +1,4 @@
-"""The shell around the coordinator: what several threads do to it, and what it does with what cannot be sent."""
+"""The shell around the coordinator: calls from several threads, and messages that cannot be sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wall between the coordinator and what only some jobs have beside it."""
+"""The wall between the coordinator and its optional parts."""
 
 from __future__ import annotations
 

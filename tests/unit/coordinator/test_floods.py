@@ -1,7 +1,7 @@
 """Law 17: each request of the protocol, sent as fast as one connection can, leaves the loop to the others.
 
-The server and the connection of the flood are real, in a job of 1,000 nodes; these are sessions without sockets, whose
-notifications are encoded. What is asserted is the processor time of one turn of the loop, since others' heartbeats wait
+The server and the flood's connection are real, in a job of 1,000 nodes; the nodes are sessions without sockets, whose
+notifications are encoded. The tests assert the processor time of one turn of the loop, since others' heartbeats wait
 for one turn at most; `benchmarks/floods.py` measures how long they wait, with real connections.
 """
 

@@ -1,4 +1,4 @@
-"""A hang at the coordinator: who is asked, who reports, and that it is told once to all."""
+"""A hang at the coordinator: who is asked, who reports, and that all hear of it once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heartbeats take a short way through the server, and mean there what they mean on the long one."""
+"""Heartbeats take a short path through the server, with the same meaning as on the long one."""
 
 from __future__ import annotations
 

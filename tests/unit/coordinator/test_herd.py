@@ -1,4 +1,4 @@
-"""A coordinator that is busy with many nodes, and not gone: nobody dials it a second time, or leaves it."""
+"""A coordinator that is busy with many nodes but not gone: no node dials it a second time, or leaves it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The control plane for many jobs: whose dispatcher a node gets, and what one job costs the others."""
+"""The control plane for many jobs: which dispatcher a node gets, and what one job costs the others."""
 
 from __future__ import annotations
 

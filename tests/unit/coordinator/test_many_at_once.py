@@ -1,4 +1,4 @@
-"""What many nodes ask for at once is worked out once for all of them."""
+"""Requests of many nodes at once are worked out once for all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node says and is told from its first join to the end of the job is the same, however many nodes there are."""
+"""A node's messages from its first join to the end of the job are the same for any number of nodes."""
 
 from __future__ import annotations
 

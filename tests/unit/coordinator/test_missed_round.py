@@ -1,4 +1,4 @@
-"""A round that others complete and end before one of its nodes has looked: nothing of it is used again."""
+"""A round that others complete and end before one of its nodes has looked: no part of it is used again."""
 
 from __future__ import annotations
 

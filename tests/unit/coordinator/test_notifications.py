@@ -1,4 +1,4 @@
-"""What a change of the state means to a node: also what others have done to it meanwhile."""
+"""What a change of the state means to a node, including changes by others meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What strangers may take of a control server: descriptors, handshakes, memory, and the name of its own node."""
+"""What strangers may use of a control server: descriptors, handshakes, memory, and the name of its own node."""
 
 from __future__ import annotations
 

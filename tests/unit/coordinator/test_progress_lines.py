@@ -1,4 +1,4 @@
-"""Of many nodes that wait one tells people, and all know when the time is over that counts."""
+"""Of many waiting nodes, one informs people, and all know the deadline that counts."""
 
 from __future__ import annotations
 

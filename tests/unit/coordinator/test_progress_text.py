@@ -1,4 +1,4 @@
-"""The sentences of a rendezvous that is not complete; those that are not in `tests/transcripts`."""
+"""The sentences about an incomplete rendezvous that are not in `tests/transcripts`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A new coordinator is filled by what the nodes hold, in whatever order they speak."""
+"""Nodes fill a new coordinator with their states, in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What connections may take of a server that are no nodes, that do not read, or that come when it is busy."""
+"""What a server grants connections that are no nodes, that do not read, or that come when it is busy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who speaks for whom, and what the nodes of other machines call us."""
+"""Which session speaks for which node, and the names that nodes of other machines give us."""
 
 from __future__ import annotations
 

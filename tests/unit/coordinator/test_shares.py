@@ -1,4 +1,4 @@
-"""What each tenant of a server may take."""
+"""The share of a server that each tenant may use."""
 
 from __future__ import annotations
 

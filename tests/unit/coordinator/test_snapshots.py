@@ -1,4 +1,4 @@
-"""A snapshot of a large job: counts over all nodes, a few rows, all rows in parts, and a reader that is not overrun."""
+"""A snapshot of a large job: counts over all nodes, a few rows, all rows in parts, and a reader that is not flooded."""
 
 from __future__ import annotations
 

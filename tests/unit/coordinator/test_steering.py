@@ -1,4 +1,4 @@
-"""What commands do where a job is between rounds, made smaller, taken over, or asked by several at once."""
+"""Commands to a job that is between rounds, made smaller, taken over, or commanded by several people at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may connect to a round's store: what nodes tell, what the coordinator makes of it, and what the host does."""
+"""Who may connect to a round's store: the nodes' addresses, the coordinator's use of them, the host's checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions over TLS: who is let in, who is not and why, and what a plain peer is told."""
+"""Sessions over TLS: who is admitted, who is refused and why, and the message to a plain peer."""
 
 from __future__ import annotations
 

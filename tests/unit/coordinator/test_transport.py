@@ -1,4 +1,4 @@
-"""The sockets of the control server's connections: what is sent, what is read, and how they end."""
+"""The sockets of the control server's connections: sending, reading, and how they end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A running round is told how many nodes wait for it: at once, and then at most once a second, however many come."""
+"""A running round hears how many nodes wait for it: at once, and then at most once a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watchers see what is so, cost the job nothing, and their commands keep the laws of the rounds."""
+"""Watchers see the true state, cost the job nothing, and their commands keep the laws of the rounds."""
 
 from __future__ import annotations
 

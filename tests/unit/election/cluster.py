@@ -1,4 +1,4 @@
-"""Candidates on an etcd that answers at once, step by step: what the pure election does, without threads or time."""
+"""Candidates on an etcd that answers at once, step by step: the pure election, without threads or time."""
 
 from __future__ import annotations
 

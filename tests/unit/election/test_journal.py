@@ -1,4 +1,4 @@
-"""What a coordinator writes: nothing without the fence, nothing twice, nothing out of order."""
+"""A coordinator writes nothing without the fence, nothing twice, nothing out of order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in etcd for a job: what was written is read back; bytes of others are an error of one sentence."""
+"""A job's keys in etcd: written values are read back; foreign bytes are an error of one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a link's failures say of the coordinator: that its port is shut, or nothing."""
+"""What a link's failures show about the coordinator: that its port is closed, or nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A coordinator whose state is kept: nobody is told before that; whoever succeeds it goes on as if it were the same."""
+"""A stored state: no node hears of a change before it is stored, and a successor continues as the same coordinator."""
 
 from __future__ import annotations
 

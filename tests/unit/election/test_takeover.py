@@ -1,4 +1,4 @@
-"""What a new coordinator starts from, and how long it waits for nodes that have no key."""
+"""The state from which a new coordinator starts, and how long it waits for nodes without a key."""
 
 from __future__ import annotations
 

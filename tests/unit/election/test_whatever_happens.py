@@ -1,4 +1,4 @@
-"""Whatever happens to three candidates, in whatever order: one leads in the end, and nothing is left of the job."""
+"""Any events, in any order, with three candidates: one leads in the end, and nothing is left of the job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients of the real cluster, and a prefix that no other test writes under."""
+"""Clients of the real cluster, and a prefix that no other test uses."""
 
 from __future__ import annotations
 

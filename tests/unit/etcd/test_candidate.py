@@ -1,4 +1,4 @@
-"""Agents that stand for election in a real etcd, while what they ask of it goes wrong in one way each."""
+"""Candidates on a real etcd, while their requests fail in one way each."""
 
 from __future__ import annotations
 

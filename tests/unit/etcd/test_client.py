@@ -1,4 +1,4 @@
-"""What the client can be asked for, against a real cluster in good health."""
+"""Requests of the client, against a real cluster in good health."""
 
 from __future__ import annotations
 

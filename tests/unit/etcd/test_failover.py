@@ -1,4 +1,4 @@
-"""Members that die and members that fall silent, under a client that goes on."""
+"""Members that die and members that fall silent, under a client that continues."""
 
 from __future__ import annotations
 

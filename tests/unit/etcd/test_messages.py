@@ -1,4 +1,4 @@
-"""Protocol buffers and etcd's messages, without etcd: what any bytes may do to the decoders, and where prefixes end."""
+"""Protocol buffers and etcd's messages, without etcd: any bytes in the decoders, and the ends of prefixes."""
 
 from __future__ import annotations
 

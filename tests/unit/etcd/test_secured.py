@@ -1,4 +1,4 @@
-"""TLS, users and passwords; and everything that cannot work, each with one sentence that says why."""
+"""TLS, users and passwords; and every impossible set-up, each with one sentence that says why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches: every change once and in order, whatever becomes of members; and the ends that a watch can have."""
+"""Watches: every change once and in order, whatever happens to members; and the possible ends of a watch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a watch tells, to be waited for."""
+"""Waits for the events of a watch."""
 
 from __future__ import annotations
 

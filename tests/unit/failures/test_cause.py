@@ -1,4 +1,4 @@
-"""Cause: a failure as others see it."""
+"""A cause: a failure as other nodes see it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which exceptions a program survives, and what it says after one that it has survived."""
+"""Which exceptions a program survives, and its output after such an exception."""
 
 from __future__ import annotations
 

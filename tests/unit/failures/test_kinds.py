@@ -1,4 +1,4 @@
-"""What kind of failure a text shows."""
+"""The kind of failure that a text shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report that a person reads at the end, and the tools that grep it."""
+"""The final report for people, and the tools that grep it."""
 
 from __future__ import annotations
 

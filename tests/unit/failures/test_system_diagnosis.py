@@ -1,4 +1,4 @@
-"""What is known of a death beyond its exit code: counters of control groups, the kernel's log, shared memory."""
+"""Evidence of a death beyond its exit code: counters of control groups, the kernel's log, shared memory."""
 
 from __future__ import annotations
 

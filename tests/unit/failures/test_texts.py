@@ -1,4 +1,4 @@
-"""Texts of failures, cut."""
+"""Shortening the texts of failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found in the end of standard error."""
+"""Tracebacks at the end of standard error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that is preempted as a whole, against a twin that only counts."""
+"""A job preempted as a whole, against a twin that only counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mappings and sets that are replaced: as `dict` and `frozenset`, whatever was done to them, and never changed."""
+"""Mappings and sets that are replaced behave like `dict` and `frozenset`, and never change."""
 
 from __future__ import annotations
 

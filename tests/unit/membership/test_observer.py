@@ -1,4 +1,4 @@
-"""Who is silent in a shared state, as one observer sees it."""
+"""Which nodes are silent in a shared state, as one observer sees it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that keep their places leave the state that their joins one after the other leave."""
+"""Keeping places leaves the same state as the nodes' joins one after the other."""
 
 from __future__ import annotations
 

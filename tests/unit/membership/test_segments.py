@@ -1,4 +1,4 @@
-"""Ranks in segments: the laws of `segments`, against a twin that tries every choice, and rounds that form by them."""
+"""Ranks in segments: the laws of `segments`, against a twin that tries every choice, and the rounds they form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many nodes that are removed at once leave the state that their removal one after the other leaves."""
+"""Removing many nodes at once leaves the same state as removing them one after the other."""
 
 from __future__ import annotations
 

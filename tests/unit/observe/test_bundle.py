@@ -1,4 +1,4 @@
-"""Incident bundles: bounded, whole, checked where they come from another node, and read again."""
+"""Incident bundles: bounded, complete, checked when they come from another node, and readable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom a drill befalls, when it is refused, and what is said of it."""
+"""The target of a drill, when a drill is refused, and the text about it."""
 
 from __future__ import annotations
 

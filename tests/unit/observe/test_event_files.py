@@ -1,4 +1,4 @@
-"""Files of events that are damaged, of others, empty, or of two jobs: one sentence each, and all else is read."""
+"""Event files that are damaged, foreign, empty, or of two jobs: one sentence each, and the rest is read."""
 
 from __future__ import annotations
 

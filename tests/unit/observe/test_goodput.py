@@ -1,4 +1,4 @@
-"""What the report makes of events, whatever they say."""
+"""The report from events, whatever they say."""
 
 from __future__ import annotations
 

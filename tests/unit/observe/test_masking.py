@@ -1,4 +1,4 @@
-"""What is masked of environments and command lines, and what stays readable."""
+"""Which parts of environments and command lines are masked, and which stay readable."""
 
 from __future__ import annotations
 

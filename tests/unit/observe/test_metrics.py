@@ -1,4 +1,4 @@
-"""Metrics: all have their names, their documentation and their place; promtool has nothing to say of them."""
+"""Metrics: all have their names, documentation and place; promtool has no complaints."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The report on a recorded run of 20 injected failures, beside a count by hand from what was noted down meanwhile.
+"""The report on a recorded run of 20 injected failures, beside a count by hand from the notes of that run.
 
-`recording/record.py` says how the run went. What is counted here comes from `noted.json` alone: the moments of the
-kills, and the workers' own accounts of when they were started, which step they had finished when, and when they ended.
+`recording/record.py` describes the run. The count uses `noted.json` alone: the times of the kills, and the workers' own
+accounts of their starts, finished steps and ends.
 """
 
 from __future__ import annotations

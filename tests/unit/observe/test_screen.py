@@ -1,4 +1,4 @@
-"""What the live screen shows fits the terminal, and says what is so."""
+"""The live screen fits the terminal, and shows the true state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is served of jobs, and to whom. The jobs are those of real dispatchers in this process."""
+"""What the site serves about jobs, and to whom. The jobs are those of real dispatchers in this process."""
 
 from __future__ import annotations
 

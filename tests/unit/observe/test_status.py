@@ -1,4 +1,4 @@
-"""What is shown of a job: JSON that is documented field by field, ranks that are behind, a line for each change."""
+"""The status of a job: JSON documented field by field, ranks that are behind, a line for each change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program waits for that runs under pdb, at its prompt and elsewhere."""
+"""What a program under pdb waits for, at its prompt and elsewhere."""
 
 from __future__ import annotations
 

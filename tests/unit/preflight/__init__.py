@@ -1,1 +1,1 @@
-"""Checks of a node: what is made of each fact."""
+"""Checks of a node: the judgement of each fact."""

@@ -1,4 +1,4 @@
-"""Checks that hang, break or die, in this process and in one of their own, which imports this file."""
+"""Checks that hang, break or die, in this process and in their own, which imports this file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dialing: look-ups, connections to whatever may listen, and the nodes of a round."""
+"""Dialing: look-ups, connections to any listener, and the nodes of a round."""
 
 from __future__ import annotations
 

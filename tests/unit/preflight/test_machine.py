@@ -1,4 +1,4 @@
-"""What is made of limits, disks and GPUs of this machine; and that what is read of it is so."""
+"""Judgements of this machine's limits, disks and GPUs, and the correctness of the facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who dials whom in a mesh, what is said of who is not reached, and what is read of others' findings."""
+"""Who dials whom in a mesh, the message about unreachable nodes, and the reading of other nodes' findings."""
 
 from __future__ import annotations
 

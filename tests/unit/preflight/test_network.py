@@ -1,4 +1,4 @@
-"""What is made of names, the endpoint, who answers there, clocks and proxies."""
+"""Judgements of names, the endpoint, the program that answers there, clocks and proxies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of checks, the page that describes it, the process that runs them, and what follows from their results."""
+"""The table of checks, the page that describes it, the process that runs them, and the use of their results."""
 
 from __future__ import annotations
 

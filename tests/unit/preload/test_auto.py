@@ -1,4 +1,4 @@
-"""Preloading by `auto`: when the zygote is begun that reads the script, what it imports of that, and what is said."""
+"""`--preload=auto`: when the zygote that reads the script starts, what it imports, and its messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps a process from being forked, asked of a fresh one."""
+"""Obstacles to forking a process, found in a fresh one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which commands can be forked, and which variables keep a worker from it."""
+"""Which commands can be forked, and which variables prevent it for a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of a zygote that wait to become workers: how many there are, what spares them, and what ends them."""
+"""Copies of a zygote that wait to become workers: their number, what spares them, and what ends them."""
 
 from __future__ import annotations
 

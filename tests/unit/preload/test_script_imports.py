@@ -1,4 +1,4 @@
-"""What preloading by `auto` reads from scripts."""
+"""The imports that `--preload=auto` reads from scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who only greets is asked for the same as a node, but for the name of a job."""
+"""A peer that only greets needs the same proofs as a node, except for the name of a job."""
 
 from __future__ import annotations
 

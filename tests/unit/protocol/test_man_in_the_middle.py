@@ -1,4 +1,4 @@
-"""Somebody between a node and the coordinator, who sees all and can change, repeat, leave out and add frames."""
+"""An attacker between a node and the coordinator, who sees, changes, repeats, drops and adds frames."""
 
 from __future__ import annotations
 

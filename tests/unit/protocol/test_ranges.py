@@ -1,4 +1,4 @@
-"""What one side accepts, the other can send: numbers of users are checked by the table that checks them in messages."""
+"""One side accepts what the other can send: one table checks the users' numbers and those in messages."""
 
 from __future__ import annotations
 

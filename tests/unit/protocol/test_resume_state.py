@@ -1,4 +1,4 @@
-"""What a node says again when its link is open once more."""
+"""What a node repeats when its link is open again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each change of a message has a version of its own: builds that cannot read each other say so in the greeting."""
+"""Each change of a message has its own version: incompatible builds say so in the greeting."""
 
 from __future__ import annotations
 

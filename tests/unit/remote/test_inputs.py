@@ -1,4 +1,4 @@
-"""Hosts and variables as users write them, what crosses to a host, and which exit code comes back."""
+"""Hosts and variables as users write them, what reaches a host, and which exit code comes back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A launch: a console that nobody reads for a while (a pager, ^S) costs neither output nor the exit code; signals."""
+"""A launch: a console that nothing reads for a while (a pager, ^S) costs neither output nor the exit code; signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output of a host as whole lines behind its name."""
+"""Output of a host as whole lines with its name in front."""
 
 from __future__ import annotations
 

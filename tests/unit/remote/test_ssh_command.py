@@ -1,4 +1,4 @@
-"""What is run here for each host, and what its failures mean."""
+"""The local command for each host, and the meaning of its failures."""
 
 from __future__ import annotations
 

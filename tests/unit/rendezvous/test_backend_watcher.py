@@ -1,4 +1,4 @@
-"""A link over shared state that has come to its end goes on watching nothing."""
+"""A link over shared state that has ended stops watching."""
 
 from __future__ import annotations
 

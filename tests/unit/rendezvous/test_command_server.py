@@ -1,4 +1,4 @@
-"""The server for commands of a job that has no other node: what it cannot have, the job does not miss."""
+"""The server for commands to a job without other nodes: if it cannot start, the job does not need it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The handler as anybody may call it, without an agent: blocking, over each backend of ours."""
+"""The handler used directly, without an agent: blocking, over each of our backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a handler tells of its rendezvous: to whom, on which thread, and that it harms nobody."""
+"""A handler's events of its rendezvous: who gets them, on which thread, and that they harm nothing."""
 
 from __future__ import annotations
 

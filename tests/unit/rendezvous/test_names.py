@@ -1,4 +1,4 @@
-"""What people read of a node: its host and group rank, and never the name that the rendezvous keeps it under."""
+"""Names of a node for people: its host and group rank, never its internal name in the rendezvous."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shared-state link over a backend that others write to as well: the same rendezvous, without a server."""
+"""The shared-state link over a backend with other writers: the same rendezvous, without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests and byte streams for hypothesis, and small ways to compare what came of them."""
+"""Requests and byte streams for hypothesis, and helpers to compare their results."""
 
 from __future__ import annotations
 

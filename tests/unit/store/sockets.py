@@ -1,4 +1,4 @@
-"""A client of the store that is nothing but a socket, for what no real client would send."""
+"""A client of the store that is only a socket, for bytes that no real client would send."""
 
 from __future__ import annotations
 

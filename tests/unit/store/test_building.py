@@ -1,4 +1,4 @@
-"""The store in C is built where it can be, from the sources that are there, and nobody misses it where it cannot."""
+"""The store in C is built where possible, from the sources that exist, and is not missed where not."""
 
 from __future__ import annotations
 

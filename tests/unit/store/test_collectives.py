@@ -1,4 +1,4 @@
-"""What workers do together over a store."""
+"""Operations of several workers over a store."""
 
 from __future__ import annotations
 

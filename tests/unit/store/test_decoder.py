@@ -1,4 +1,4 @@
-"""The decoder: any split gives the same requests, and no bytes give more than an error."""
+"""The decoder: any split gives the same requests, and no bytes cause more than an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stores that nobody holds any more, and processes that end with open ones."""
+"""Stores that are garbage, and processes that end with open stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the store in a file does (contract section 9.7)."""
+"""Behavior of the file store alone (contract section 9.7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only the store in memory does."""
+"""Behavior of the store in memory alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a store with a prefix does (contract section 9.6)."""
+"""Behavior of prefix stores alone (contract section 9.6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server over real sockets, by both stores and both ways in which connections come to them."""
+"""The server over real sockets, with both stores and both ways in which connections arrive."""
 
 from __future__ import annotations
 

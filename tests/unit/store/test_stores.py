@@ -1,4 +1,4 @@
-"""What every store does alike, on all of them."""
+"""Common behavior of all stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The surprising rows of contract section 9.3, one by one. The store in C is held to all others by `test_both`."""
+"""The surprising rows of contract section 9.3, one by one. `test_both` compares the store in C in all others."""
 
 from __future__ import annotations
 

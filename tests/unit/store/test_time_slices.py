@@ -1,4 +1,4 @@
-"""In C, long requests are done in turns with others, hold little, and tell what they should; what the guard grants."""
+"""In C, long requests take turns with others, hold little, and give the right answers; the guard's limits."""
 
 from __future__ import annotations
 

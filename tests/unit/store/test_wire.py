@@ -1,4 +1,4 @@
-"""The bytes of the requests, against those seen on the wire (contract section 9.1)."""
+"""The bytes of the requests, against recorded ones (contract section 9.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handlers that a test has made are nobody else's."""
+"""Event handlers of a test are removed after it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The lazy gate at start-up, handlers that fail, and the share of restarts. (What is told is compared with torch's, in
-tests/conformance/test_telemetry.py and test_events.py.)
+"""The lazy gate at start-up, handlers that fail, and the share of restarts.
+
+tests/conformance/test_telemetry.py and test_events.py compare the contents with torch's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The phases of a node, and what an agent counts of its events."""
+"""The phases of a node, and an agent's counts of its events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines that are no events, and handlers by name. (What is told is compared with torch's, in tests/conformance.)"""
+"""Lines that are no events, and handlers by name. (tests/conformance compares the contents with torch's.)"""
 
 from __future__ import annotations
 

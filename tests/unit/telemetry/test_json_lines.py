@@ -1,4 +1,4 @@
-"""The file of `--event-log-handler=jsonl:PATH`: what is in it, how it is rotated, and what a full disk costs."""
+"""The file of `--event-log-handler=jsonl:PATH`: its contents, its rotation, and the cost of a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`expires`, with a client that only writes down."""
+"""`expires`, with a client that only records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file timer's protocol: what is a request, and what any other bytes come to."""
+"""The file timer's protocol: valid requests, and the result of any other bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes that hold timers, and the wait for what comes of them."""
+"""Real processes that hold timers, and waits for the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reaper that the tests of this folder start their workers by."""
+"""The reaper that starts the workers in the tests of this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of workers that go on in their processes: scripts of the shell that do what `rallypoint.inprocess` does."""
+"""Rounds of workers that continue in their processes: shell scripts that act like `rallypoint.inprocess`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contexts that are made and started in one go, for tests."""
+"""Makes and starts contexts in one call, for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All workers of one start as one thing."""
+"""All workers of one start as one unit."""
 
 from __future__ import annotations
 

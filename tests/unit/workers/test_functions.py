@@ -1,4 +1,4 @@
-"""Workers that are functions, by each start method."""
+"""Workers that are functions, with each start method."""
 
 from __future__ import annotations
 

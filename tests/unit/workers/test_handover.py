@@ -1,4 +1,4 @@
-"""Workers that go on from one context to the next, on real processes."""
+"""Workers that move from one context to the next, with real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a process is in the middle of writing a file: what counts as that, and what does not."""
+"""Whether a process is in the middle of writing a file: what counts, and what does not."""
 
 from __future__ import annotations
 

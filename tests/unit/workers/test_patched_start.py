@@ -1,5 +1,6 @@
-"""What tools that replace functions of `os` and `subprocess` make of the start of workers; the tools are imitated here,
-and real in tests/jobs/test_tools.py.
+"""The start of workers under tools that replace functions of `os` and `subprocess`.
+
+The tools are imitated here, and real in tests/jobs/test_tools.py.
 """
 
 from __future__ import annotations

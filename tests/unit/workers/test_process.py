@@ -1,4 +1,4 @@
-"""One worker process: how it ended, and that what it leaves in its group goes with it."""
+"""One worker process: how it ended, and that its leftovers in its group end with it."""
 
 from __future__ import annotations
 

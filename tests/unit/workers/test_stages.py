@@ -1,4 +1,4 @@
-"""The stages of a stop, by a clock that a test sets: each worker has its own."""
+"""The stages of a stop, on a clock that a test sets: each worker has its own."""
 
 from __future__ import annotations
 

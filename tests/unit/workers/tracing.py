@@ -1,4 +1,4 @@
-"""A debugger, as far as a worker's end is concerned: it hears of that before the parent, and can hold the process."""
+"""A debugger, as far as a worker's end is concerned: it learns of the end before the parent, and can hold it."""
 
 from __future__ import annotations
 

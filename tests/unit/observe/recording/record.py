@@ -1,12 +1,12 @@
-"""Records a run of 20 injected failures, and beside it what a person would note down who stands by with a watch.
+"""Records a run of 20 injected failures, and beside it what a person with a watch would note down.
 
-    python tests/unit/observe/recording/record.py FOLDER        some five minutes, as root (for names of hosts)
+    python tests/unit/observe/recording/record.py FOLDER        some five minutes, as root (for host names)
 
-Three agents on this machine, as the hosts n0 to n2, two workers each. The workers finish a step every 0.1 s, tell of
-it, save every 40 steps, go on from what was saved, and take 2.5 seconds to end. Seventeen times a worker is killed,
-three times two of them in a row before they have come further than ever, so that the next rounds are held back; three
-times an agent is killed and started again twenty seconds later. In FOLDER are afterwards the events (n0.jsonl, ...) and
-`noted.json`: when what was killed, and when each worker was started, finished each step, and ended, by the workers' own
+Three agents on this machine, as the hosts n0 to n2, with two workers each. The workers finish a step every 0.1 s,
+report it, save every 40 steps, continue from their save, and take 2.5 seconds to end. Seventeen times a worker is
+killed, three times two in a row before they have got further than ever, so that the next rounds are held back; three
+times an agent is killed and started again twenty seconds later. Afterwards FOLDER has the events (n0.jsonl, ...) and
+`noted.json`: each kill with its time, and when each worker started, finished each step, and ended, by the workers' own
 account. Nothing in `noted.json` comes from the events, or from any part of Rallypoint.
 """
 
