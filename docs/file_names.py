@@ -1,4 +1,4 @@
-"""Scripts on the pages have the name of their file above them on the site, from the comment that the tests read."""
+"""Shows the file name above each script on the site, from the comment that the tests read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`python -m docs.manual [FOLDER]`: writes `rallyrun.1` and `rallyctl.1` below a folder, by default `build/share`.
 
-Sphinx's builder of manual pages makes them from the pages of the reference, so that nothing is described twice.
+Sphinx's builder of manual pages makes them from the pages of the reference, so that each text exists once.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Pages that are made each time the site is built: reference from the tables of the code, and the repository's papers.
+"""Pages that each build of the site makes: reference from the code's tables, and copies of documents outside `docs/`.
 
 flags       every flag of `rallyrun`
 rallyctl    every verb of `rallyctl` and its flags
 rdzv_conf   the keys of `--rdzv-conf`
-environment environment variables, read and set
-torch_names the names of torch that `rallypoint.compat` has
+environment variables that Rallypoint reads and sets
+torch_names names of torch in `rallypoint.compat`
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ REFERENCE: dict[str, Callable[[], str]] = {
     "environment": environment.page,
     "torch-names": torch_names.page,
 }
-"""Names of pages to what makes their text, in Markdown."""
+"""Names of pages to the functions that make their Markdown."""
 
 
 def write_pages() -> None:
-    """Writes `reference/generated/` and `project/`, which git ignores. Pages that have not changed stay untouched."""
+    """Write `reference/generated/` and `project/`, which git ignores. Unchanged pages stay untouched."""
     _write(DOCS / "reference" / "generated", {f"{name}.md": page() for name, page in REFERENCE.items()})
     _write(
         DOCS / "project", {page.name: copied(paper) for paper, page in PAPERS.items() if page.parent.name == "project"}

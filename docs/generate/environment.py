@@ -1,4 +1,4 @@
-"""The page of environment variables: what they mean stands in environment.toml; those of flags come from the table."""
+"""The page of environment variables: meanings from environment.toml, variables of flags from the table of flags."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rallypoint.cli.flags import FLAGS
 HEAD = """\
 # Environment variables
 
-The command line takes precedence over a variable. A variable that begins with `PET_` but belongs to no flag, or whose
-name is close to one of Rallypoint's own, such as `RALLYPOINT_SECRETS`, causes a warning.
+The command line takes precedence over a variable. Rallypoint warns about a `PET_` variable that belongs to no flag, and
+about a name close to one of its own, such as `RALLYPOINT_SECRETS`.
 """
 
 GROUPS: dict[str, dict[str, dict[str, str]]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-"""`read` and `set`, to titles, to variables, to what they mean."""
+"""Kind (`read` or `set`) to title to variable to meaning."""
 
 NO_VARIABLES = frozenset(
     (
@@ -28,7 +28,7 @@ NO_VARIABLES = frozenset(
         *("RETURN_VALUE", "WITH_EXCEPT_START"),
         # The beginning of names
         "SLURM_PMI",
-        # Ends of names, which `OURS` of cli/convert.py puts together
+        # Ends of names that `OURS` in cli/convert.py completes
         *(
             "ETCD_PASSWORD",
             "ETCD_PASSWORD_FILE",
@@ -41,7 +41,7 @@ NO_VARIABLES = frozenset(
         *("TERMINATION_GRACE", "TERMINATION_LOG", "VERDICT_FILE"),
     )
 )
-"""Texts of the source that look like variables, and are none."""
+"""Texts of the source that look like variables but are not."""
 
 
 def page() -> str:

@@ -20,16 +20,16 @@ HEAD = """\
 rallyrun [FLAGS] SCRIPT [ARGUMENTS]
 ```
 
-Each flag can be written with dashes or underscores (`--nproc-per-node`, `--nproc_per_node`), and its value after `=` or
-a space. If a variable is named, it sets the flag's value unless the command line does; for a flag without a value,
-1 switches it on and 0 off. Flags that torchrun does not have are marked.
+Write a flag with dashes or underscores (`--nproc-per-node`, `--nproc_per_node`), and its value after `=` or a space. If
+an entry names a variable, it sets the flag's value unless the command line does; for a flag without a value, 1 switches
+it on and 0 off. Flags that torchrun does not have are marked.
 
 `--help`, `--version` and `--print-completion=SHELL` (bash, fish, tcsh or zsh) print and exit. Everything after the
-script is passed to the script.
+script goes to the script.
 """
 
 DETAILS: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
-"""Flags to more about them."""
+"""Flag to more text about it."""
 
 
 def page() -> str:
@@ -56,7 +56,7 @@ def _entry(flag: Flag[Any]) -> str:
 
 
 def _kind(flag: Flag[Any]) -> str:
-    """What its value is."""
+    """The kind of its value."""
     if flag.words:
         return f"one of {', '.join(map(literal, flag.words))}"
     if not isinstance(flag.read, FunctionType):

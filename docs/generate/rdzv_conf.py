@@ -9,10 +9,10 @@ from rallypoint.rendezvous.backends.option_table import OPTIONS, OptionText
 HEAD = """\
 # Keys of `--rdzv-conf`
 
-`--rdzv-conf=key=value,key=value`, or `PET_RDZV_CONF`: options of the rendezvous. Blanks around keys and values are
-ignored; a value may contain `=` but no comma. A key that the backend does not know causes a warning and has no
-effect. Times are in seconds; yes is 1, true, t, yes or y, and no is 0, false, f, no or n. All nodes must set the same
-values, except for `is_host` and `listen`.
+`--rdzv-conf=key=value,key=value`, or `PET_RDZV_CONF`, sets options of the rendezvous. Blanks around keys and values do
+not count; a value may contain `=` but no comma. An unknown key causes a warning and has no effect. Times are in
+seconds. Yes is 1, true, t, yes or y; no is 0, false, f, no or n. All nodes must set the same values, except for
+`is_host` and `listen`.
 
 For a job of one node, started with `--standalone` or by default, the keys of `c10d` apply.
 """

@@ -1,4 +1,4 @@
-"""The page of the modules and names that `rallypoint.compat` has of torch's."""
+"""The page of torch's modules and names in `rallypoint.compat`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rallypoint.compat.names import ELSEWHERE, HOMES, MODULES
 HEAD = """\
 # Python: names of torch
 
-`rallypoint.compat` has the modules of `torch.distributed.launcher`, `torch.distributed.elastic` and of those beside
-them, under the same paths: change `torch.distributed` to `rallypoint.compat` in the import line
-([how](../../how-to/torch-api.md)). The names below are Rallypoint's, in whichever of the modules torch has them, and
-do not import torch. PyTorch's documentation describes what they do,
-[the list of differences](../../contract/10-differences.md) what differs. All other names, and all other modules, are
-torch's own.
+`rallypoint.compat` has the modules of `torch.distributed.launcher`, `torch.distributed.elastic` and their neighbours
+under the same paths: change `torch.distributed` to `rallypoint.compat` in the import line
+([how](../../how-to/torch-api.md)). Rallypoint implements the names below, in every module where torch has them,
+without importing torch. PyTorch's documentation describes them;
+[the list of differences](../../contract/10-differences.md) has the differences. All other names and modules are torch's
+own.
 """
 
 
