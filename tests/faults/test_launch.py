@@ -419,10 +419,11 @@ def test_a_job_can_be_looked_at_and_stopped_on_its_hosts(hosts: Fixture) -> None
     status = launcher.command([*rallyctl, "status"])
     assert status.ends() == 0, status.err
     assert "nodes     2 (min 2, max 2)" in status.out
-    refused = launcher.command([*rallyctl, "stop"], {"RALLYPOINT_SECRET": "another-secret-that-is-long-enough"})
+    another = {"RALLYPOINT_SECRET": "another-secret-that-is-long-enough"}
+    refused = launcher.command([*rallyctl, "stop", "worker.py"], another)
     assert refused.ends() == 1
     assert "is not the job's" in refused.err, refused.err
-    assert launcher.command([*rallyctl, "stop"]).ends() == 0
+    assert launcher.command([*rallyctl, "stop", "worker.py"]).ends() == 0
     assert job.ends() == 1
     assert "has stopped the job" in job.err
 

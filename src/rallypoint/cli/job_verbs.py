@@ -357,8 +357,9 @@ def require_job(options: argparse.Namespace) -> None:
         UsageError: neither an argument nor the environment names one. NoJobError: there is none here either.
     """
     from rallypoint.cli.local_jobs import candidates, job_named, running_jobs
+    from rallypoint.cli.slurm_step import NAMED
 
-    if given_endpoint(options) or options.rdzv_id:
+    if given_endpoint(options) or options.rdzv_id or NAMED in os.environ:
         return
     if not (jobs := running_jobs()):
         job_named("", "")

@@ -15,6 +15,8 @@ from rallypoint.base.errors import UsageError, UserError
 
 _JOB = re.compile(r"[0-9]+([_+][0-9]+)?")
 """A job, a task of an array, or a part of a heterogeneous job, in Slurm's notation."""
+NAMED = "_RALLYPOINT_SLURM_JOB"
+"""A variable of the verb in the step: its job has been named already, by the id of Slurm's job."""
 _STEP = ("--overlap", "--nodes=1", "--ntasks=1", "--quiet")
 
 
@@ -32,8 +34,9 @@ def run_on_first_node(job: str, words: Sequence[str]) -> NoReturn:
     if _JOB.fullmatch(job) is None:
         raise UsageError(f"--slurm={job}: give the id of a job of Slurm, as squeue shows it")
     command = ["srun", f"--jobid={job}", *_STEP, *(["--pty"] if sys.stdin.isatty() and sys.stdout.isatty() else [])]
+    command += [sys.executable, "-m", "rallypoint.cli.rallyctl", *_without_option(words)]
     try:
-        os.execvp("srun", [*command, sys.executable, "-m", "rallypoint.cli.rallyctl", *_without_option(words)])
+        os.execvpe("srun", command, {**os.environ, NAMED: job})
     except OSError as error:
         raise UserError(f"--slurm={job}: srun cannot be started ({error.strerror}); run this on a login node") from None
 

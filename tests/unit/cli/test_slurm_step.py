@@ -16,11 +16,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands by which this process would have been replaced."""
     commands: list[list[str]] = []
 
-    def replace(program: str, command: list[str]) -> None:
+    def replace(program: str, command: list[str], _environ: object) -> None:
         commands.append(command)
         raise FileNotFoundError(2, "No such file or directory", program)
 
-    monkeypatch.setattr(os, "execvp", replace)
+    monkeypatch.setattr(os, "execvpe", replace)
     return commands
 
 
