@@ -1,19 +1,19 @@
-"""The connections of a control server, as bytes: who may come, greeting, frames, what is to be sent.
+"""The connections of a control server at the level of bytes: admission, greeting, frames, output.
 
-On the loop's thread. Laws of its time, of which a stranger gets a bounded share:
+Runs on the loop's thread. These laws bound the share of the loop's time that a stranger gets:
 
-1. What one connection has sent is handled for `_TURN` at a time, and what all have sent for `_TURN_OF_ALL`. The rest
-   waits in the connection, which is read no more before it is handled; meanwhile others have their turn.
-2. No further request is handled while more than `_POSTED` notifications wait to be written: what requests cause is
-   written before more is caused.
-3. A watcher's next message is handled when it has read what it was sent.
+1. The loop handles the input of one connection for `_TURN` at a time, and the input of all for `_TURN_OF_ALL`. The rest
+   waits in the connection, which is not read until it is handled; meanwhile others have their turn.
+2. While more than `_POSTED` notifications wait to be written, no further request is handled: the results of earlier
+   requests go out before new ones are caused.
+3. A watcher's next message is handled after the watcher has read the earlier answers.
 
-Whom a control plane without a secret serves is decided by the user at the other end of a connection. Laws:
+A control plane without a secret decides by the user at the other end of a connection. Laws:
 
-1. On its own machine it serves its own user and root; any other user is refused before anything else happens.
-2. Commands, which end or change a job, are taken from these only. A node on another machine may do so if it is the
-   job's (`Coordinator.is_stranger`).
-3. Where the kernel cannot be asked whose a connection is, nobody counts as this user; that is logged once.
+1. On its own machine it serves its own user and root. It refuses any other user before anything else happens.
+2. Only these users may send commands, which end or change a job. So may a node on another machine that belongs to the
+   job (`Coordinator.is_stranger`).
+3. If the kernel cannot say who owns a connection, nobody counts as this user; that is logged once.
 """
 
 from __future__ import annotations
@@ -52,31 +52,31 @@ log = get_logger(__name__)
 
 
 HANDSHAKE_TIMEOUT = 10.0
-"""Seconds that a connection has to become a session."""
+"""Seconds within which a connection must become a session."""
 
 _WRITE_BUFFER_LIMIT, _WATCHER_LIMIT = 4 * 1024 * 1024, 16 * 1024 * 1024
-"""Bytes that a node, or a watcher, may leave unread before it counts as gone."""
+"""Bytes that a node or a watcher may leave unread before it counts as gone."""
 _COLLECTED_LIMIT = 64 * 1024 * 1024
-"""Bytes of what was collected from other nodes that a node may leave unread besides; what is beyond is left out."""
+"""Bytes collected from other nodes that a node may leave unread in addition; any more are left out."""
 
 _TURN, _TURN_OF_ALL = 0.002, 0.02
-"""Seconds for which the loop handles what one connection, and what all have sent, before others have their turn."""
+"""Seconds for which the loop handles the input of one connection, and of all, before others have their turn."""
 _POSTED = 1024
-"""Connections that are written to in one turn, and notifications that may wait for that while more is caused."""
+"""Connections written to in one turn, and notifications that may wait for it before requests are held back."""
 
 MAX_PLAIN = MAX_FRAME - SIGNATURE_SIZE
-"""Bytes that a message may have before it is signed."""
+"""The largest size of a message before it is signed, in bytes."""
 
 _HEARTBEAT_FRAME = frame(HEARTBEAT)
-"""A heartbeat without signature: most of the traffic of a large job, and the same bytes each time."""
+"""An unsigned heartbeat: most of the traffic of a large job, and always the same bytes."""
 
 _MANY_SESSIONS = 256
-"""The number of connections above which a server requests fewer heartbeats, and answers every second one of each. These
-suffice to show that it is alive.
+"""With more connections than this, a server requests fewer heartbeats and answers every second one of each node. That
+is enough to show that it is alive.
 """
 
 _TLS_THREADS = min(8, len(os.sched_getaffinity(0)) + 1)
-"""Threads for TLS handshakes: one that is held up leaves another."""
+"""Threads for TLS handshakes: if one is held up, another is left."""
 
 _TLS_ONLY = (
     "this control plane speaks TLS only; give this node tls_cert, tls_key and tls_ca in --rdzv-conf, as the others"
@@ -90,35 +90,35 @@ OTHER_USER_REFUSED = (
 
 
 class ControlConnection:
-    """An unauthenticated connection first, a node's session after the handshake."""
+    """An unauthenticated connection at first; after the handshake, a node's session."""
 
     def __init__(self, connections: Connections, transport: Transport) -> None:
         self._all = connections
         self._transport = transport
         self._reader = FrameReader(MAX_GREETING)
         self._frames: list[bytes] = []
-        """What has arrived and was not handled yet, the next one last: an empty deque would have half a kilobyte."""
+        """Frames to be handled, the next one last. (An empty deque would take half a kilobyte.)"""
         self._is_behind = False
-        """Whether that waits for a later turn, or until what was sent is read."""
+        """Whether these frames wait for a later turn, or for the peer to read what it was sent."""
         self.unwritten: list[bytes] = []
-        """What it is sent at the end of this turn, or of a later one: see `Connections.outbox`."""
+        """Frames to write at the end of this turn or a later one: see `Connections.outbox`."""
         self._channel: TlsChannel | None = None
         self.is_shaking_hands = False
-        """Whether a TLS handshake, of this connection, is going on on another thread."""
+        """Whether another thread is performing this connection's TLS handshake."""
         self._kind_known = False
         """Whether the first byte has arrived."""
         self._magic_sent = False
         self._takes_plain = False
-        """Whether this is the session of a node, whose frames are not signed."""
+        """Whether this is a node's session whose frames are unsigned."""
         self._is_watcher = False
         self._done = False
         self._limit = _WRITE_BUFFER_LIMIT
         self._collected = 0
-        """Bytes of what was collected that may be unread: those sent since nothing was unread."""
+        """Collected bytes that the peer may not have read: those sent since nothing was unread."""
         self._tenant = ""
-        """Whose share of the server it takes (`shares`); empty before the handshake."""
+        """The tenant whose share of the server it uses (`shares`); empty before the handshake."""
         self._is_own_user = False
-        """Whether it is known that a process of our own user, or of root, is at the other end."""
+        """Whether the peer is known to be a process of our own user or of root."""
         self.peer_host = unmapped_address(transport.peer_name[0])
         served = connections.served
         nonce = b"" if served.keys is None else os.urandom(16)
@@ -128,9 +128,9 @@ class ControlConnection:
             return
         connections.limiter.log_refusal("control connection from %s refused: no descriptor is left for it", self._peer)
         self._done = True
-        transport.abort()  # without a word, so that it comes again
+        transport.abort()  # without a reason, so that the peer tries again
 
-    # Its transport's side
+    # Called by the transport
 
     def data_received(self, data: bytes) -> None:
         """Bytes have arrived."""
@@ -147,7 +147,7 @@ class ControlConnection:
         self._feed(data)
 
     def _feed(self, data: bytes) -> None:
-        """These bytes have arrived, decrypted if need be."""
+        """Take bytes that have arrived, decrypted if need be."""
         if self._done:
             return
         if data == _HEARTBEAT_FRAME and self._takes_plain and not self._frames and not self._reader.has_partial_frame:
@@ -166,7 +166,7 @@ class ControlConnection:
         until = everyone.transports.turn_began + _TURN_OF_ALL
         waits = self._frames or self._is_watcher or everyone.shares or everyone.unwritten > _POSTED
         if len(arrived) == 1 and not waits and SYSTEM_CLOCK.monotonic() < until:
-            # Nearly all reads of nodes: `_work` in short.
+            # The shortcut of `_work` for nearly all reads from nodes.
             self._handle(arrived[0])
             return
         arrived.reverse()
@@ -175,14 +175,14 @@ class ControlConnection:
             self._work(until)
 
     def go_on(self) -> None:
-        """Handle what waits: a later turn has come, or what it waited for has happened."""
+        """Continue with the waiting frames: a later turn has come, or the peer has read its messages."""
         self._is_behind = False
         self._work(math.inf)
         if not (self._is_behind or self._transport.is_closing):
             self._transport.resume()
 
     def _work(self, until: float) -> None:
-        """Handle what has arrived, for as long as this connection may use the loop now, and `until` then at most."""
+        """Handle frames while this connection may use the loop in this turn, at most until the time `until`."""
         everyone = self._all
         shares = everyone.shares if self._tenant else None
         began = now = SYSTEM_CLOCK.monotonic()
@@ -209,7 +209,7 @@ class ControlConnection:
         # Nothing is read meanwhile, not even the end of the connection:
         #   1. a node sends that it leaves, as the last of several messages, and disconnects;
         #   2. the messages wait for a later turn;
-        #   3. if its end were read now, the leave would not be, and the node would count as lost.
+        #   3. if the end were read now, the leave would be lost, and the node would count as lost.
         self._is_behind = True
         self._transport.pause()
 
@@ -226,23 +226,23 @@ class ControlConnection:
             self._close(str(error))
         except Exception:
             self._break_off()
-        if not was_open and session.is_open:  # who only asks something has until the timeout
+        if not was_open and session.is_open:  # a peer that only queries keeps the timeout
             self._reader.most = MAX_FRAME
             self._all.limiter.remove(self)
 
     def _break_off(self) -> None:
-        """A defect of ours: end this connection alone, and say so."""
+        """Handle a defect of ours: end this connection only, and log the error."""
         log.exception("control connection from %s: a message could not be handled; it is closed", self._peer)
         self._session.end("a message could not be handled, which is a defect of the control plane; see its log")
         self.abort()
 
     def all_sent(self) -> None:
-        """The other side has read what it was sent."""
+        """The peer has read everything."""
         if self._is_behind and self._is_watcher:
             self.go_on()
 
     def connection_lost(self, error: OSError | None) -> None:
-        """The other side, or we, have disconnected."""
+        """The peer or this side has disconnected."""
         how = "its connection was closed before it left" if error is None else f"its connection broke: {error}"
         self._session.detach(how)
         if self._all.shares is not None and self._tenant:
@@ -252,7 +252,7 @@ class ControlConnection:
     # The handshake, then the session
 
     def _begin(self, data: bytes) -> bool:
-        """Detect from the first byte what kind of connection this is; returns whether it is one of ours."""
+        """Detect the kind of the connection from its first byte. Returns whether it is one of ours."""
         first, tls = data[:1], self._all.served.tls
         for_fallback = first not in {TLS_HANDSHAKE, MAGIC[:1]} and self._all.served.fallback is not None
         if self._all.served.keys is None and not for_fallback and not self._admit():
@@ -274,7 +274,7 @@ class ControlConnection:
         return True
 
     def _admit(self) -> bool:
-        """Whether this peer, which proves nothing about the job, is served at all (the laws at the top)."""
+        """Whether to serve this peer, which proves nothing about the job (the laws at the top)."""
         peer = self._all.peer_between(self._transport.own_name, self._transport.peer_name)
         self._is_own_user = peer is Peer.OWN_USER
         if peer is Peer.OTHER_USER and self._all.served.is_open:
@@ -283,7 +283,7 @@ class ControlConnection:
         return True
 
     def _shake_hands(self, channel: TlsChannel, data: bytes) -> None:
-        """Continue with TLS's handshake on another thread, and read no more before it has ended."""
+        """Continue the TLS handshake on another thread, and read nothing until it has ended."""
         self.is_shaking_hands = True
         self._transport.pause()
         handshakes = self._all.handshakes
@@ -293,7 +293,7 @@ class ControlConnection:
     def _on_handshake(self, channel: TlsChannel, work: asyncio.Future[bytes]) -> None:
         self.is_shaking_hands = False
         if work.cancelled() or self._done or self._transport.is_closing:
-            work.cancelled() or work.exception()  # or asyncio says that nobody has looked at it
+            work.cancelled() or work.exception()  # or asyncio logs that the exception was never retrieved
             return
         self._transport.resume()
         self._feed(self._decrypted(channel, work.result))
@@ -304,7 +304,7 @@ class ControlConnection:
         try:
             plain = receive()
         except TlsError as error:
-            self._transport.write(channel.to_send())  # the alert that says why
+            self._transport.write(channel.to_send())  # the alert that gives the reason
             self._close(str(error))
             return b""
         self._transport.write(channel.to_send())
@@ -315,7 +315,7 @@ class ControlConnection:
 
     def _hand_over(self, data: bytes, fallback: Callable[[socket.socket, bytes], None]) -> None:
         self._done = True
-        self._all.discard(self)  # and with that it does not count as unauthenticated any more
+        self._all.discard(self)  # so it no longer counts as unauthenticated
         try:
             fallback(self._transport.hand_over(), data)
         except OSError as error:  # no threads
@@ -325,7 +325,7 @@ class ControlConnection:
         self._session.refuse(sentence)
         self._close(sentence)
 
-    # What its session requires of it (`SessionOutput`)
+    # The output of the session (`SessionOutput`)
 
     def describe(self, hello: Hello) -> SessionRecord:
         """The handshake is done."""
@@ -335,7 +335,7 @@ class ControlConnection:
             self._tenant = tenant
         self._is_watcher = hello.is_watcher
         self._limit = _WATCHER_LIMIT if hello.is_watcher else _WRITE_BUFFER_LIMIT
-        if hello.is_watcher:  # it has no lease: without this the end of its machine would never be noticed
+        if hello.is_watcher:  # a watcher has no lease: without this, nobody would notice that its machine died
             keep_alive(self._transport.socket)
         self._takes_plain = self._session.signers is None and not (hello.is_watcher or hello.only_greets)
         own = usable_address(unmapped_address(self._transport.own_name[0]))
@@ -356,17 +356,17 @@ class ControlConnection:
 
     @property
     def answers_all(self) -> bool:
-        """Whether there are few enough connections for that."""
+        """Whether there are few enough connections to answer every heartbeat."""
         return len(self._all.open) <= _MANY_SESSIONS
 
     @property
     def is_written(self) -> bool:
-        """Whether all that was posted was written."""
+        """Whether all posted messages were written."""
         return not self.unwritten
 
     def post(self, message: Any) -> None:
-        """Send a message at the end of the turn, in the order of the calls. One that cannot be encoded, and without
-        which the job continues, is dropped.
+        """Send a message at the end of the turn, in the order of the calls. Drop one that cannot be encoded if the job
+        can continue without it.
         """
         everyone = self._all
         if everyone.last_encoded[0] is not message:
@@ -381,7 +381,7 @@ class ControlConnection:
                 everyone.limiter.log_drop("a %s for %s is dropped: it cannot be sent (%s)", kind, self._peer, error)
                 return
             everyone.last_encoded = message, payload
-        if isinstance(message, CollectedPart):  # as large as a frame: nothing is gained by writing it with others
+        if isinstance(message, CollectedPart):  # as large as a frame: writing it with others gains nothing
             everyone.write_to(self)
             self._send_collected(everyone.last_encoded[1])
             return
@@ -407,7 +407,7 @@ class ControlConnection:
         return f"{address} ({name})" if name else address
 
     def _send_collected(self, payload: bytes) -> None:
-        """Send what another node has collected: much of it at once does not mean that this one reads nothing."""
+        """Send what another node has collected. A large amount unread does not mean that this node reads nothing."""
         if not self._transport.unsent:
             self._collected = 0
         if self._collected + len(payload) <= _COLLECTED_LIMIT:
@@ -415,7 +415,7 @@ class ControlConnection:
             self.send(payload)
 
     def send(self, *payloads: bytes) -> None:
-        """Send each as a frame, signed if the session's are, in one write. On the loop's thread."""
+        """Send each payload as a frame, signed if the session is, in one write. On the loop's thread."""
         signers = self._session.signers
         signed = payloads if signers is None else map(signers.outgoing.sign, payloads)
         data = b"".join((b"" if self._magic_sent else MAGIC, *map(frame, signed)))
@@ -431,7 +431,7 @@ class ControlConnection:
             self._transport.abort()
 
     def finish(self, why: str) -> None:
-        """Send what is left and the reason for the end; take no more requests, which would not be carried out."""
+        """Send what is left and the reason for the end. Take no more requests: they would not be carried out."""
         self._all.write_to(self)
         if why and not self._done:
             self._session.end(why)
@@ -461,7 +461,7 @@ class ControlConnection:
         self._transport.close()
 
     def on_handshake_timeout(self) -> None:
-        """It has had the time to become a session."""
+        """End the connection: it did not become a session in time."""
         if self._session.only_asked:
             self._done = True
             self._transport.close()
@@ -469,14 +469,14 @@ class ControlConnection:
         self._close(f"it said nothing that opens a session within {HANDSHAKE_TIMEOUT:.0f} s")
 
     def evict(self) -> None:
-        """End a connection that has not become a session, to make room for newer ones."""
+        """End a connection that is no session yet, to make room for newer ones."""
         self._close("too many connections are open that said nothing that opens a session; newer ones take its place")
         self.abort()
-        self._all.discard(self)  # now: a burst of others is counted before its end is reported
+        self._all.discard(self)  # now: a burst of others is counted before the end is reported
 
 
 class Served(NamedTuple):
-    """What a server serves, and to whom; see `ControlServer`."""
+    """The jobs that a server serves, and who may connect; see `ControlServer`."""
 
     jobs: ServedJobs
     keys: Keys | None
@@ -491,7 +491,7 @@ class Served(NamedTuple):
 
 
 class Connections:
-    """All connections of one server: who may come, and what is to be sent. On the loop's thread."""
+    """All connections of one server: admission and output. On the loop's thread."""
 
     def __init__(self, served: Served, on_turn_end: Callable[[], None]) -> None:
         """`on_turn_end` is called at the end of each turn for which `end_turn_soon` was called."""
@@ -512,27 +512,27 @@ class Connections:
         self._warned = False
         self.handshakes = None if served.tls is None else TlsHandshakes(self.event_loop)
         self.outbox: deque[ControlConnection] = deque()
-        """Those that have something to write, in the order in which each got the first of it. One write has all that
-        one of them is sent in a turn.
+        """Connections with something to write, in the order of their first message. One write sends everything that a
+        connection gets in a turn.
         """
         self.unwritten = 0
-        """How many messages that is."""
+        """The number of messages to write."""
         self.last_encoded: tuple[Any, bytes] = None, b""
-        """The last message, and its bytes: often many receive the same."""
+        """The last message, and its bytes: often many nodes receive the same one."""
         self._behind: deque[ControlConnection] = deque()
-        """Those that have sent more than could be handled in their turn."""
+        """Connections with more input than could be handled in their turn."""
         self._goes_on = False
         """Whether the loop will call `_go_on` in its next turn."""
         self._ends_turn = False
         """Whether the loop will call `_end_turn`."""
         self._on_turn_end = on_turn_end
         self._descriptors = 0
-        """The limit of descriptors for connections when it was last looked up; it may be raised."""
+        """The limit of descriptors for connections at the last look; it may be raised."""
         self._most: float = math.inf
-        """The number of connections at which the descriptors for connections were last used up."""
+        """The number of open connections when the descriptors last ran out."""
 
     def peer_between(self, own: SocketName, peer_name: SocketName) -> Peer:
-        """Who is at the other end of a connection, by the names of both ends."""
+        """The owner of the other end of a connection, found by the names of both ends."""
         peer = self._users.peer_between(own, peer_name)
         if peer is Peer.UNKNOWN and not self._warned:
             self._warned = True
@@ -543,13 +543,13 @@ class Connections:
         return peer
 
     def has_room(self, descriptor: int, peer_host: str) -> bool:
-        """Whether one more connection, with this descriptor, can stay; one that is no session may make room.
+        """Whether a new connection with this descriptor can stay. If needed, one that is no session makes room.
 
-        1. The new connection's descriptor is the first one beyond the limit: all below are in use, by as many
-           connections as are open now, without it.
-        2. From now on each new connection has an older one closed. Those that were evicted just now still have their
-           descriptors, so descriptors go beyond the limit by the connections of one burst at most. As they do not count
-           as open, the next look at a descriptor beyond the limit finds no larger number of connections than the last.
+        1. The new connection's descriptor is the first one beyond the limit: all lower ones are in use, by the other
+           connections that are open now.
+        2. From now on each new connection closes an older one. Evicted connections keep their descriptors for a moment,
+           so the descriptors exceed the limit by one burst of connections at most. As evicted connections do not count
+           as open, the next look at a descriptor beyond the limit finds no more connections than the last.
         """
         if descriptor >= self._descriptors:
             self._descriptors = connection_limit()
@@ -570,7 +570,7 @@ class Connections:
             self.emptied.set()
 
     def close(self) -> None:
-        """There are no more connections."""
+        """Stop all of it: there are no more connections."""
         self.transports.close()
         self.limiter.close()
         self._users.close()
@@ -578,7 +578,7 @@ class Connections:
             self.handshakes.close()
 
     def end_turn_soon(self) -> None:
-        """Something has happened: write what it has caused, once for all that the loop handles in this turn."""
+        """Write the messages that an event has caused, once for all events of this turn."""
         if not self._ends_turn:
             self._ends_turn = True
             self.event_loop.call_soon(self._end_turn)
@@ -592,20 +592,20 @@ class Connections:
         self._on_turn_end()
 
     def write_to(self, connection: ControlConnection) -> None:
-        """Write all that this one is sent. Then it may still be in the outbox, with nothing to write."""
+        """Write all messages of this connection. It may stay in the outbox with nothing to write."""
         payloads, connection.unwritten = connection.unwritten, []
         self.unwritten -= len(payloads)
         try:
             if payloads:
                 connection.send(*payloads)
-        except Exception:  # of this connection alone: the others' messages follow
+        except Exception:  # it concerns this connection only: continue with the others
             log.exception("a notification could not be sent; the control connection is closed")
             connection.abort()
 
     # What takes more than one turn
 
     def go_on_later(self, connection: ControlConnection) -> None:
-        """Let a connection handle more of what it has sent, when others had their turn."""
+        """Let a connection handle more of its input after others had their turn."""
         self._behind.append(connection)
         self._call_soon()
 
@@ -617,7 +617,7 @@ class Connections:
     def _go_on(self) -> None:
         self._goes_on = False
         until = SYSTEM_CLOCK.monotonic() + _TURN
-        for _ in range(len(self._behind)):  # whoever is not done after its turn is appended again
+        for _ in range(len(self._behind)):  # a connection that is not done after its turn is appended again
             if self.unwritten > _POSTED or SYSTEM_CLOCK.monotonic() >= until:
                 break
             self._behind.popleft().go_on()
@@ -626,10 +626,10 @@ class Connections:
 
 
 class TlsHandshakes:
-    """TLS handshakes, on a few threads: those of thousands of nodes take many seconds, in which sessions continue.
+    """TLS handshakes on a few threads. Those of thousands of nodes take many seconds, during which sessions continue.
 
-    The addresses that peers come from take turns, so that one that sends greetings as fast as it can delays its own.
-    On the loop's thread.
+    The addresses of the peers take turns, so that one that floods us with greetings delays only its own. On the loop's
+    thread.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -638,11 +638,11 @@ class TlsHandshakes:
         self._loop = loop
         self._threads = ThreadPoolExecutor(_TLS_THREADS, "rallypoint-tls")
         self._waiting: OrderedDict[str, deque[tuple[_Step, _OnStep]]] = OrderedDict()
-        """What each address waits for, the one first whose turn it is."""
+        """The waiting steps of each address; the next address is first."""
         self._running = 0
 
     def add(self, peer_host: str, step: _Step, done: _OnStep) -> None:
-        """Take a step of a handshake when its peer's turn has come; `done` is called with the result."""
+        """Take a step of a handshake when it is the peer's turn, and call `done` with the result."""
         self._waiting.setdefault(peer_host, deque()).append((step, done))
         self._begin()
 
@@ -671,18 +671,17 @@ _Step = Callable[[], bytes]
 _OnStep = Callable[["asyncio.Future[bytes]"], None]
 
 _MAX_CONNECTIONS = 16384
-"""Connections that are not sessions yet, up to which none has to make room."""
+"""With more connections than this that are not sessions yet, the oldest make room."""
 _MIN_AGE = 1.0
-"""Seconds that each of them has in any case: many nodes may connect at once."""
+"""Seconds that each of them gets in any case: many nodes may connect at once."""
 _SHARE, _SHARE_LEAST = 0.25, 64
-"""The part of them, and the number, that one address may have when room has to be made."""
+"""The fraction of them, and the least number, that one address may keep when room is needed."""
 
 
 class ConnectionLimiter:
-    """All connections of a server that are not sessions yet, and the log lines about those that will not be, or no
-    longer are.
+    """All connections of a server that are not sessions yet, and the log lines about refused and ended ones.
 
-    On the loop's thread. How many descriptors they take is limited by `Connections.has_room`.
+    On the loop's thread. `Connections.has_room` limits the descriptors that they take.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -690,23 +689,23 @@ class ConnectionLimiter:
         self._waiting: dict[ControlConnection, float] = {}
         """When each was added, the oldest first."""
         self._of_host: dict[str, dict[ControlConnection, None]] = {}
-        """The same by the address of the peer."""
+        """The same connections, by the address of the peer."""
         self._look_again: asyncio.TimerHandle | None = None
-        """One timer for all: it is set for the oldest."""
+        """One timer for all, set for the oldest."""
         self._refused = RateLimitedLog(log, "control connections refused", clock)
         self._ended = RateLimitedLog(log, "sessions ended by us", clock)
         self._dropped = RateLimitedLog(log, "messages dropped", clock)
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, connection: ControlConnection) -> None:
-        """Add one. The oldest are ended if there are too many: that of a node becomes a session soon."""
+        """Add a connection. If there are too many, end the oldest: a node's connection soon becomes a session."""
         self._waiting[connection] = self._clock.monotonic()
         self._of_host.setdefault(connection.peer_host, {})[connection] = None
         if self._look_again is None or len(self._waiting) == _MAX_CONNECTIONS + 1:
             self._end_overdue()
 
     def remove(self, connection: ControlConnection) -> None:
-        """It has become a session, or is gone. Idempotent."""
+        """Remove a connection that is a session now, or gone. Idempotent."""
         if self._waiting.pop(connection, None) is not None:
             of_host = self._of_host[connection.peer_host]
             del of_host[connection]
@@ -714,8 +713,8 @@ class ConnectionLimiter:
                 del self._of_host[connection.peer_host]
 
     def make_room(self, peer_host: str = "") -> bool:
-        """End one now; returns whether there was one. It is the oldest, or, if `peer_host` has more than its share of
-        them, the oldest of that one: whoever floods has its own connections evicted.
+        """End one connection now; returns whether there was one. It is the oldest, or the oldest from `peer_host` if
+        that has more than its share: a peer that floods us loses its own connections.
         """
         of_host = self._of_host.get(peer_host, ())
         has_share = len(of_host) <= max(_SHARE_LEAST, len(self._waiting) * _SHARE)
@@ -727,15 +726,15 @@ class ConnectionLimiter:
         return True
 
     def log_refusal(self, line: str, *args: object) -> None:
-        """Log a refused connection, unless there were too many such lines just now."""
+        """Log a refused connection, but limit the rate of such lines."""
         self._log(self._refused, line, *args)
 
     def log_end(self, line: str, *args: object) -> None:
-        """Log a session that we have ended, unless there were too many just now: all nodes may have opened another."""
+        """Log a session that we ended, but limit the rate: all nodes may have opened another at once."""
         self._log(self._ended, line, *args)
 
     def log_drop(self, line: str, *args: object) -> None:
-        """Log a message that is not sent, unless there were too many just now; from any thread."""
+        """Log a message that is not sent, but limit the rate; from any thread."""
         self._dropped.warning(line, *args)
 
     def _log(self, lines: RateLimitedLog, line: str, *args: object) -> None:
@@ -744,14 +743,14 @@ class ConnectionLimiter:
         lines.warning(line, *args)
 
     def close(self) -> None:
-        """Log what has not been logged yet."""
+        """Log the suppressed lines."""
         for timer in (self._timer, self._look_again):
             if timer is not None:
                 timer.cancel()
         self._sum_up()
 
     def _end_overdue(self) -> None:
-        """End those that were here for too long, and look again when the oldest will have been."""
+        """End overdue connections, and look again when the next one is due."""
         if self._look_again is not None:
             self._look_again.cancel()
             self._look_again = None
@@ -763,7 +762,7 @@ class ConnectionLimiter:
                 self._look_again = asyncio.get_running_loop().call_later(left, self._end_overdue)
                 return
             self.remove(oldest)
-            if oldest.is_shaking_hands:  # it waits for us, and has its time again
+            if oldest.is_shaking_hands:  # it waits for us: its time starts again
                 self.add(oldest)
                 continue
             (oldest.evict if too_many else oldest.on_handshake_timeout)()

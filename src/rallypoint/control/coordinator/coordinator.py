@@ -1,24 +1,25 @@
-"""The coordinator: it decides for all nodes of one job in one place.
+"""The coordinator: decides for all nodes of one job in one place.
 
-It runs the rules (`control.membership.rules`) over one state. A node sends its operation once over its session and is
-notified when it is done; all waiting joins are checked again when the state changes in a way that could matter to them.
-Nothing polls. This module does no I/O: sessions are numbers, `now` is passed in, and each step returns what it has
-caused (`StepResult`), which the shell around it (`dispatcher`) carries out.
+It runs the rules (`control.membership.rules`) over one state. A node sends an operation once in its session, and is
+notified when it is done. All waiting joins are checked again when a change of the state could matter to them. Nothing
+polls. This module does no I/O: sessions are numbers, the caller passes `now`, and each step returns its effects
+(`StepResult`), which the shell around it (`dispatcher`) carries out.
 
 Laws:
 
-1. A session belongs to one node. Its end is the node's end, at once, unless the node has opened another one.
-2. A session that is silent for the lease has ended (`sessions.Liveness`).
-3. Every notification follows from comparing the state before and after; nothing is sent twice for one change.
-4. A node that comes back in another session is the same node, whatever coordinators it has met meanwhile.
-5. If it is we who are cut off, the sessions are released after a while. A running round then continues: a node that
-   comes back still has its place, and the others are awaited like nodes that have not yet reported to a new
-   coordinator.
-6. A successor with the full state of a coordinator (`restore`) takes its name: to the nodes it is the same one, which
-   has lost all its sessions.
-7. The nodes of a round join anew, or all keep their places: if it was ended by a failure, on a node whose workers are
-   all restarted; if the next round is not held back; if no node has gone or is about to go; if each has said in its
-   session that it needs no request; and if the node of group rank 0 has said where the next store will be (decision 3).
+1. A session belongs to one node. When the session ends, the node is gone at once, unless it has another session.
+2. A session that is silent for the length of the lease has ended (`sessions.Liveness`).
+3. Every notification follows from a comparison of the states before and after; no change is notified twice.
+4. A node that returns in another session is the same node, whichever coordinators it met in between.
+5. If this coordinator is the one that is cut off, it releases the sessions after a while. A running round continues: a
+   node that returns still has its place, and the coordinator awaits the others as a new coordinator awaits nodes that
+   have not reported.
+6. A successor with the full state of a coordinator (`restore`) takes its name. To the nodes it is the same coordinator,
+   without its sessions.
+7. After a round its nodes join again, or all keep their places. They keep them if a failure ended the round, on a node
+   that restarts all its workers; nothing delays the next round; no node has gone or is about to go; each node has said
+   in its session that it needs no request; and the node of group rank 0 has said where the next store will be (decision
+   3).
 """
 
 from __future__ import annotations
@@ -110,28 +111,29 @@ from rallypoint.control.protocol.messages import (
 )
 
 OutgoingMessage = tuple[int, Any]
-"""The number of a session, and what it is sent."""
+"""The number of a session, and a message for it."""
 
 _SILENCE_DETAIL = "nothing was heard from it for {:g} s"
 _NOT_BACK_DETAIL = "it has not come back to the control plane"
 _CUT_OFF_DETAIL = "no node at all was heard for {:g} s, so the control plane was cut off"
 _REPLACED_DETAIL = "its node has opened another"
-"""Texts for how a node was lost, and for why a session was ended."""
+"""How a node was lost, or why a session ended."""
 _CONCERNS_ALL = (Close, PreemptJob, RecordProgress)
-"""The operations with which a node can change the job without a place in its round."""
+"""Operations with which a node without a place in the round can change the job."""
 _WAITING_EVERY = 1.0
-"""Seconds between two notifications to a running round of how many nodes wait."""
+"""Seconds between two notifications to a running round about the number of waiting nodes."""
 _SUCCEEDED_AFTER, _SUCCEEDED_AFTER_NODE = 1.0, 0.001
-"""Seconds after which the others are told that a node has succeeded, and how many more for each node: most jobs end
-within that time, and the notification goes to all nodes."""
+"""Seconds before the other nodes are notified that a node has succeeded, and the seconds added for each node. Most jobs
+end within that time, and the notification goes to all nodes.
+"""
 _MOST_GONE = 16
-"""Nodes that are gone at once which the history names, each in its own event."""
+"""Of nodes that go at once, the number that the history names, each in its own event."""
 _MAX_DIFFERENCES = 32
-"""The number of differences that one session is told."""
+"""The number of differences reported to one session."""
 
 
 class StepResult(NamedTuple):
-    """What one step has caused. The shell ends the sessions, then sends the messages, in this order."""
+    """The effects of one step. The shell first ends the sessions, then sends the messages."""
 
     state: State
     """The state after the step: messages follow from it."""
@@ -141,9 +143,9 @@ class StepResult(NamedTuple):
 
 
 class Coordinator:
-    """Decides for all nodes of one job; each event but `open` and `heartbeat` returns what it has caused.
+    """Decides for all nodes of one job. Each event except `open` and `heartbeat` returns its effects.
 
-    When `tick` is due is not part of that: most steps move it, and the shell asks once for many (`wake_at`).
+    They do not include when `tick` is due: most steps move it, and the shell asks once for many (`wake_at`).
     """
 
     def __init__(self, settings: Settings, incarnation: str = "", *, learns_settings: bool = False) -> None:
@@ -152,7 +154,7 @@ class Coordinator:
         Args:
             settings: the settings of the job.
             incarnation: a name that no other coordinator of the job has had.
-            learns_settings: whether `settings` are only those of the first node, so that those of a node which had a
+            learns_settings: whether `settings` came from the first node only; then the settings of a node that had a
                 place in the job before us take precedence.
         """
         self.settings = settings
@@ -166,9 +168,9 @@ class Coordinator:
         self._pending: dict[NodeId, Join] = {}
         """The waiting joins."""
         self._deadlines: list[tuple[float, NodeId]] = []
-        """A heap of when their time is over. An entry whose join no longer waits, or waits for longer, is ignored."""
+        """A heap of their deadlines. An entry whose join no longer waits, or has a later deadline, is ignored."""
         self._messages: list[OutgoingMessage] = []
-        """The messages of this step, by session, and the sessions that it has ended: see `StepResult`."""
+        """The messages of this step, by session; below, the sessions that it ended: see `StepResult`."""
         self._ended: list[tuple[int, str]] = []
         self.history = JobHistory()
         self.extensions = Extensions(self)
@@ -176,36 +178,36 @@ class Coordinator:
         """The addresses, as we see them, of the nodes of the round that runs or last ran."""
         self._hosts_round = -1
         self._placements: tuple[tuple[object, ...], dict[NodeId, Placement]] = ((), {})
-        """What the placements of the running round follow from, and these."""
+        """The inputs of the running round's placements, and the placements."""
         self._next_store = NextStore(-1, 0)
-        """The newest: it counts for its round only."""
+        """The newest one; it is valid for its round only."""
         self._completed_a_round = False
-        """Whether a round was completed here, and not only taken over from an earlier coordinator."""
+        """Whether this coordinator has completed a round, rather than only taken one over."""
         self._told_waiting: tuple[int, Mapping[NodeId, NodeInfo]] = (-1, {})
-        """The round that was last told which nodes wait for it, and these."""
+        """The round last notified of nodes that wait for it, and these nodes."""
         self._told_waiting_at = -math.inf
         self._told_succeeded: AbstractSet[NodeId] = frozenset()
-        """The nodes of the running round of which the others know that they have succeeded."""
+        """The nodes of the running round whose success the others know."""
         self._tells_succeeded_at = math.inf
-        """When they are told of further ones."""
+        """When the next successes are notified."""
         self._last_reply: Notification | None = None
         self._progress: tuple[State, Progress] | None = None
-        """The progress of the rendezvous in a state, as a node was told it."""
+        """A state, and the progress of the rendezvous in it that a node was sent."""
         self._maybe_unreported: list[NodeId] = []
-        """Known nodes that had not reported when they were last looked for; participants are the last of them."""
+        """Known nodes that had not reported at the last look; participants are last."""
         self.leads_for = math.inf
-        """For how many seconds nobody else can be the coordinator, if it is elected; as of the present event."""
+        """Seconds for which no other coordinator can be elected, as of the present event."""
         self._restored = False
-        """Whether a node has reported that it had a place."""
+        """Whether a node has reported an earlier place."""
         self._placeholders_until: float | None = None
-        """The time until which known nodes without a session are awaited."""
+        """Until when known nodes without a session are awaited."""
         self._placeholders_of: tuple[object, object, int] = (None, None, 0)
-        """The lists of nodes in which placeholders were counted last, and how many there were."""
+        """The lists of nodes in which placeholders were last counted, and the count."""
         self._all_released = False
         self._ticked_at = -math.inf
 
     def restore(self, state: State, now: float, history: JobHistory | None = None) -> None:
-        """Continue with the state, and perhaps the history, that a previous coordinator of our incarnation has left."""
+        """Continue from the state, and perhaps the history, of a previous coordinator with our incarnation."""
         self._set(state, now)
         self._restored = bool(state.origin)
         self._completed_a_round = not self._restored and (state.complete or state.round > 0)
@@ -240,7 +242,7 @@ class Coordinator:
         return self.take_result()
 
     def heartbeat(self, session: int, now: float) -> bool:
-        """A node is alive. Returns whether the session exists; the caller sends the answer."""
+        """A node has sent a heartbeat. Returns whether the session exists; the caller sends the answer."""
         if self.sessions.hear(session, now) is None:
             return False
         if self._all_released:
@@ -248,21 +250,19 @@ class Coordinator:
         return True
 
     def close(self, session: int, now: float, reason: Reason = Reason.LOST, detail: str = "") -> StepResult:
-        """A session has ended, in the way that `detail` says; its node is gone, unless it had left before."""
+        """A session has ended, as `detail` describes. Its node is gone, unless it had left before."""
         self._end([session], now, reason, detail)
         return self.take_result()
 
     def nodes_lost(self, numbers: Collection[int], now: float, detail: str = "") -> StepResult:
-        """The nodes of these numbers are lost according to others, unless they have a session, which is the better
-        evidence.
-        """
+        """Others report the nodes of these numbers as lost. A node with a session is not: that is better evidence."""
         lost = [node for node in known_to(self.state) if node.number in numbers and node not in self.sessions]
         self._remove_lost(lost, now, Reason.LOST, detail)
         self._check_all_reported(now)
         return self.take_result()
 
     def tick(self, now: float) -> StepResult:
-        """Time has passed: end silent sessions, and check the joins that wait for a moment."""
+        """Time has passed: end silent sessions, and check the joins that wait for a point in time."""
         self._ticked_at = now
         silence = self.sessions.liveness.check(now)
         silent = _SILENCE_DETAIL.format(self.settings.lease)
@@ -296,7 +296,7 @@ class Coordinator:
         return min(moments)
 
     def take_result(self) -> StepResult:
-        """What was caused since the last step."""
+        """Return the effects since the last step."""
         result = StepResult(self.state, self._messages, self._ended)
         self._messages, self._ended = [], []
         return result
@@ -329,12 +329,12 @@ class Coordinator:
         self.operate(speaker.node, Exit(detail=request.why, ended_with_0=request.ended_with_0), now)
         if request.wants_reply:
             left = standing_without(self.state, speaker.node, self.settings, self._placeholders())
-            # When a node of our own process leaves, we go too.
+            # When a node in our own process leaves, so do we.
             goes_on = left.goes_on and speaker.node not in self.sessions.local_nodes
             self._reply(speaker, left._replace(goes_on=goes_on))
 
     def _placeholders(self) -> int:
-        """The number of placeholders in the state: counted once while no node comes or goes."""
+        """The number of placeholders in the state, cached while no node comes or goes."""
         participants, survivors, _ = self._placeholders_of
         if participants is not self.state.participants or survivors is not self.state.survivors:
             self._placeholders_of = self.state.participants, self.state.survivors, placeholders_in(self.state)
@@ -342,14 +342,14 @@ class Coordinator:
 
     def _on_operation(self, speaker: SessionRecord, request: Operation, now: float) -> None:
         if isinstance(request, _CONCERNS_ALL) and self.is_stranger(speaker):
-            # A node that has left, or was drained, may still say how far its workers came: that ends no session.
+            # A node that has left or was drained may still report its workers' progress: that ends no session.
             if not isinstance(request, RecordProgress):
                 self._refuse(speaker, now)
             return
         self.operate(speaker.node, request, now)
 
     def _refuse(self, speaker: SessionRecord, now: float) -> None:
-        """A stranger wants to end or change the job. One that waits for a place keeps waiting."""
+        """Refuse a stranger's request to end or change the job. If it waits for a place, it keeps waiting."""
         if not self.state.knows(speaker.node):
             self._ended.append((speaker.number, STRANGER_REFUSED))
             self._end([speaker.number], now, Reason.LOST, STRANGER_REFUSED)
@@ -361,7 +361,7 @@ class Coordinator:
     def _on_resume_state(self, speaker: SessionRecord, request: ResumeRequest, now: float) -> None:
         if not request.node_info.address:
             request = request._replace(node_info=request.node_info._replace(address=speaker.address))
-        # What a stranger says that it holds is not believed, unless nodes are awaited that may come from anywhere.
+        # A stranger's report is not believed, unless we await nodes, which may come from anywhere.
         stranger = bool(self._hosts) and self._placeholders_until is None and self.is_stranger(speaker)
         if known := self.state.knows(speaker.node):
             before = self.state
@@ -369,11 +369,11 @@ class Coordinator:
             if self.state is not before:
                 self._pending.pop(speaker.node, None)
             self._settle(before, now)
-            # It knows nothing of that round.
+            # The node knows nothing of that round.
             self._messages = [message for message in self._messages if message[0] != speaker.number]
         if self._completed_a_round and not stranger:
             self.state = with_later_rounds(self.state, request)
-        # What it told a coordinator of our name may not have been kept: a heartbeat alone has made us known to it.
+        # Its report to a coordinator of our name may be lost: the node knows us as soon as it has had one heartbeat.
         elif not stranger and (request.round >= 0 or not (known or request.incarnation == self.incarnation)):
             self._restore_from_node(speaker, request, now)
         if self.state.complete and speaker.node in self.state.participants:
@@ -407,7 +407,7 @@ class Coordinator:
 
     def _restore_from_node(self, speaker: SessionRecord, request: ResumeRequest, now: float) -> None:
         if self.learns_settings and request.round >= 0 and not self._restored and speaker.settings is not None:
-            # A node that comes back knows the settings of the job; the first node may not know them.
+            # A returning node knows the settings of the job; the first node may not.
             self.settings = speaker.settings._replace(run_id=self.settings.run_id)
             self._started_with = self.settings
             liveness = self.sessions.liveness
@@ -463,7 +463,7 @@ class Coordinator:
         self._remove_lost(gone, now, reason, detail)
 
     def _release_session(self, session: int, now: float) -> None:
-        """Law 5: a node of a running round may well continue. Requests of other nodes will be repeated by them."""
+        """Law 5: a node of a running round may well continue. Other nodes will repeat their requests."""
         speaker = self.sessions.get(session)
         if speaker is not None and self.state.complete and speaker.node in self.state.participants:
             self.sessions.close(session)
@@ -473,26 +473,26 @@ class Coordinator:
             self._end([session], now, Reason.LOST, _SILENCE_DETAIL.format(recovery_timeout(self.settings)))
 
     def _await_released(self, now: float) -> None:
-        """A node is heard again: the others, whose sessions were released with its own, have the time to come too."""
+        """A node is back: the others whose sessions were released with its session get time to come back too."""
         self._all_released = False
         self._placeholders_until = now + recovery_timeout(self.settings)
 
     # Running operations
 
     def operate(self, node: NodeId, operation: Operation, now: float) -> None:
-        """Run an operation of a node, or on behalf of an operator, and all that follows from it."""
+        """Run an operation of a node or an operator, and all that follows from it."""
         before = self.state
         self._run(node, operation, now)
         self._settle(before, now)
 
     def _wait(self, node: NodeId, join: Join) -> None:
-        """A node waits with this join, which replaces any earlier one."""
+        """Let a node wait with this join, which replaces any earlier one."""
         self._pending[node] = join
         if join.deadline < math.inf:
             heapq.heappush(self._deadlines, (join.deadline, node))
 
     def _next_deadline(self) -> float:
-        """The earliest of the deadlines of waiting joins; infinity if there is none."""
+        """The earliest deadline of a waiting join; infinity if none waits."""
         while self._deadlines:
             deadline, node = self._deadlines[0]
             join = self._pending.get(node)
@@ -507,7 +507,7 @@ class Coordinator:
         self._settle(before, now)
 
     def _retry_join(self, node: NodeId, now: float) -> None:
-        """Continue a waiting join as far as possible now."""
+        """Continue a waiting join as far as is possible now."""
         join = self._pending.get(node)
         if join is None:
             return
@@ -542,7 +542,7 @@ class Coordinator:
             self.settings = self.settings._replace(**state.size._asdict())
 
     def _remove_lost(self, nodes: Iterable[NodeId], now: float, reason: Reason, detail: str = "") -> None:
-        """Remove these nodes: all in one change, or a round might be completed with one that is removed next."""
+        """Remove these nodes in one change; otherwise a round might be completed with a node that is removed next."""
         before, nodes = self.state, list(nodes)
         self._note_gone(nodes, reason, now)
         waiting: list[NodeId] = []
@@ -559,8 +559,8 @@ class Coordinator:
         self._settle(before, now)
 
     def _note_gone(self, nodes: Sequence[NodeId], reason: Reason, now: float) -> None:
-        """These nodes are about to be removed: record those whom no other event names. The first one of a running round
-        ends it, and is named by that.
+        """Record nodes that are about to be removed and that no other event names. The first node of a running round
+        ends it, and the end of the round names that node.
         """
         state = self.state
         if state.closed:
@@ -581,7 +581,7 @@ class Coordinator:
     # From one state to the next
 
     def _settle(self, before: State, now: float) -> None:
-        """Notify the nodes that a change concerns, and check all joins again while it could matter to them."""
+        """Notify the nodes that a change concerns, and check all joins that it may concern."""
         while before is not self.state:
             after = self.state
             rejoining = self._kept_places(before, after) if before.complete and not after.complete else {}
@@ -598,20 +598,20 @@ class Coordinator:
                 self._run(next(iter(rejoining)), Rejoin(rejoining), now)
 
     def _kept_places(self, before: State, after: State) -> Mapping[NodeId, NodeInfo]:
-        """What the nodes of a round that has ended take part in the next one with, if law 7 holds; else empty."""
+        """The node infos with which the nodes of an ended round enter the next one if law 7 applies; otherwise empty."""
         ended, end = before.participants, after.ended
         if after.closed or self._next_store.round != before.round:
             return {}
         if end is None or end.reason is not Reason.FAILURE or not end.restarts_workers:
             return {}
         some_go = before.preempted is not None or before.finished or len(after.survivors) != len(ended)
-        segments = self.settings.segment > 1  # then others may join, but those of before have the places
+        segments = self.settings.segment > 1  # then others may join, but earlier nodes have the places
         places = len(after.survivors) + (0 if segments else len(after.wait_list))
-        # A round that is not complete at once may lose its host: then another node needs a store that listens.
+        # A round that is not complete at once may lose its host; then another node needs a listening store.
         if some_go or after.restart_delay or not self.settings.min_nodes <= places <= self.settings.max_nodes:
             return {}
         if any(node not in self._pending for node in (*after.wait_list, *(after.redundancy_list if segments else ()))):
-            return {}  # the round would wait for its join, and nobody's own would complete it
+            return {}  # the round would wait for that node's join, and no other join would complete it
         if any((session := self.sessions.find(node)) is None or not session.keeps_place for node in ended):
             return {}
         infos = {node: participant.node_info for node, participant in ended.items()}
@@ -619,22 +619,22 @@ class Coordinator:
         return infos | {host: infos[host]._replace(store_port=self._next_store.store_port, restarts_workers=True)}
 
     def _unblocked(self, before: State, after: State) -> list[NodeId]:
-        """The nodes whose waiting joins can perhaps continue now.
+        """The nodes whose waiting joins may be able to continue.
 
-        Another node's arrival in a forming round does not matter to those that wait, unless it was the one that was
-        awaited. This keeps a rendezvous of n nodes at n checks instead of n squared.
+        When a node arrives in a forming round, the waiting nodes are not checked unless it was the last one missing. So
+        a rendezvous of n nodes takes n checks instead of n squared.
         """
         settled_before, settled_now = is_settled(before, self.settings), is_settled(after, self.settings)
         if _all_joins_depend_on(before) != _all_joins_depend_on(after) or (settled_before and not settled_now):
             return list(self._pending)
         nodes = self._unblocked_spares(before, after)
-        if settled_now and not settled_before:  # any node's join completes the round for all, if that can be now
+        if settled_now and not settled_before:  # any node's join completes the round for all, if it can be complete now
             nodes += islice((node for node in after.participants if node in self._pending), 1)
         return nodes
 
     def _unblocked_spares(self, before: State, after: State) -> list[NodeId]:
-        """The spares for which there may be a place now."""
-        if self.settings.segment > 1:  # then a spare waits for others of its domain, until one of these goes
+        """The spares that may get a place now."""
+        if self.settings.segment > 1:  # then a spare waits for other nodes of its domain, until one of these goes
             return list(self._pending) if len(after.wait_list) < len(before.wait_list) else []
         if not after.redundancy_list or _places(after) >= _places(before):
             return []
@@ -648,14 +648,14 @@ class Coordinator:
             self._messages += [(session.number, for_some.get(session.node, for_all)) for session in self.sessions]
             return
         for nodes, notification in notification_diff(before, after, keeps_places=keeps_places):
-            # A node that leaves by this very change need not be notified of it.
+            # A node that leaves in this change need not be notified of it.
             concerned = [node for node in nodes if after.knows(node) or node not in before.participants]
             self.send_to(concerned, notification)
         if newly_complete(before, after):
             self._place_all()
 
     def _tells_waiting_at(self) -> float:
-        """When the running round is to be told how many nodes wait for it; infinity if that has not changed."""
+        """When to notify the running round of the number of waiting nodes; infinity if it has not changed."""
         state, (round_, last_told) = self.state, self._told_waiting
         is_told = round_ == state.round
         if not state.complete or state.verdict is not None or self._placeholders_until is not None:
@@ -665,7 +665,7 @@ class Coordinator:
         return self._told_waiting_at + _WAITING_EVERY if is_told and state.wait_list else -math.inf
 
     def _tell_waiting(self, now: float) -> None:
-        """Tell the running round how many nodes wait for it, unless that is too early: many may come one by one."""
+        """Notify the running round of the number of waiting nodes, unless it is too early: many may come one by one."""
         if now < self._tells_waiting_at():
             return
         state, (round_, last_told) = self.state, self._told_waiting
@@ -674,7 +674,7 @@ class Coordinator:
         self.send_to(state.participants, nodes_waiting(state))
 
     def _tell_succeeded(self, now: float) -> None:
-        """Tell the running round which of its nodes have succeeded, if that is due, while others still work."""
+        """Notify the running round of its nodes that have succeeded, if that is due and others still work."""
         state, last_told = self.state, self._told_succeeded
         if not state.succeeded or state.succeeded is last_told or not state.complete or state.verdict is not None:
             self._tells_succeeded_at = math.inf
@@ -693,20 +693,20 @@ class Coordinator:
         self._messages.append((session, message))
 
     def send_to(self, nodes: Iterable[NodeId], notification: Notification) -> None:
-        """Send to a node if it has a session; otherwise it asks when it is back."""
+        """Send to each node that has a session. A node without one asks when it is back."""
         for node in nodes:
             if (session := self.sessions.find(node)) is not None:
                 self._messages.append((session.number, notification))
 
     def _reply(self, speaker: SessionRecord, notification: Notification) -> None:
-        # Many that come back are told the same, such as a long traceback: it is one object, which is encoded once.
+        # Many returning nodes get the same reply, such as a long traceback: keep one object, which is encoded once.
         last = self._last_reply
         if notification != last:
             last = self._last_reply = notification
         self._messages.append((speaker.number, last))
 
     def _place_all(self) -> None:
-        """The round is complete."""
+        """Send all placements of a complete round."""
         self._completed_a_round = True
         self._hosts_round, self._hosts = self.state.round, set()
         for node, placement in self._all_placements().items():
@@ -714,32 +714,32 @@ class Coordinator:
             if (speaker := self.sessions.find(node)) is None:
                 continue
             self._hosts.add(speaker.observed_address)
-            if speaker.state is SessionState.WILL_REJOIN:  # it has its place by the earlier one, and requests no other
+            if speaker.state is SessionState.WILL_REJOIN:  # its earlier join got the place
                 speaker.state = SessionState.IGNORES_JOIN
             self._send_placed(speaker, placement)
 
     def _send_placed(self, speaker: SessionRecord, placement: Placement) -> None:
-        """Send a placement; to the host of the round's store, after its allowed peers."""
+        """Send a placement. The host of the round's store first gets the allowed peers."""
         if placement.group_rank == 0:
             self._notify_peers(speaker)
         self._messages.append((speaker.number, Placed(placement)))
 
     def _all_placements(self) -> dict[NodeId, Placement]:
-        """The placements of the running round, in order of rank: worked out once, while they stay the same."""
+        """The placements of the running round, in order of rank, cached while they stay the same."""
         state, places, control_rank = self.state, self.state.participants, -1
         for node in self.sessions.local_nodes:
             control_rank = places[node].rank if node in places else control_rank
         host, origin = self.sessions.own_external_address, state.origin or self.incarnation
         follows_from = (places, state.finished, state.progress, state.size, state.max_restarts, control_rank, host)
         known, current = self._placements
-        # Compared by identity where the comparison itself would take long for a large job.
+        # Compared by identity where a comparison by value would take long for a large job.
         if known[2:] != follows_from[2:] or known[0] is not places or known[1] is not state.finished:
             current = placements(state, origin, control_rank, host)
             self._placements = follows_from, current
         return current
 
     def _notify_peers(self, host: SessionRecord) -> None:
-        """Tell the host of the round's store the addresses of workers, if the nodes have reported them."""
+        """Send the host of the round's store the addresses of workers, if the nodes have reported them."""
         if any(session.addresses is not None for session in self.sessions):
             from rallypoint.control.coordinator.store_peers import peers_notification
 
@@ -747,9 +747,9 @@ class Coordinator:
                 self._messages.append((host.number, notification))
 
     def _other_job(self, speaker: SessionRecord, node_info: NodeInfo, now: float) -> str:
-        """How this job is known, if a node that joins for the first time is certainly of another one: both have the
-        default id, and the node was started with another program or another number of nodes, or on the machine of the
-        only node that the job takes. Empty if it may be of this job.
+        """A description of this job, if a node that joins for the first time certainly belongs to another one: both
+        have the default id, and the node was started with another program or number of nodes, or on the machine of the
+        job's only node. Empty if the node may belong to this job.
         """
         state = self.state
         if state.is_initial or state.knows(speaker.node):
@@ -767,7 +767,7 @@ class Coordinator:
         return f"since {age:.0f} s{f': {program}' if program else ''}"
 
     def _report_differences(self, speaker: SessionRecord, node_info: NodeInfo) -> None:
-        """Notify a node once if it was started with other settings than the job."""
+        """Notify a node, once, that it was started with other settings than the job."""
         own, job, state = speaker.settings, self._started_with, self.state
         if state.is_initial:
             state = State()
@@ -790,14 +790,14 @@ class Coordinator:
     # Nodes that have proved nothing (`control.coordinator.connection`)
 
     def _note_host(self, speaker: SessionRecord) -> None:
-        """A node of the running round is at the other end of this session."""
+        """Note the address of a node of the running round."""
         if self._hosts_round != self.state.round:
             self._hosts_round, self._hosts = self.state.round, set()
         self._hosts.add(speaker.observed_address)
 
     def is_stranger(self, speaker: SessionRecord) -> bool:
         """Whether nothing shows that a node belongs to the job: it has proved nothing, and its machine hosts no node of
-        the round that runs or last ran. Before the first round that is shown by a place.
+        the current or last round. Before the first round, a place shows it.
         """
         if speaker.trusted:
             return False
@@ -809,7 +809,7 @@ class Coordinator:
         return (node for node in known_to(self.state) if node not in self.sessions)
 
     def _any_unreported(self) -> bool:
-        """Whether a known node has not reported. Nodes are looked for again only when those that were found have."""
+        """Whether a known node has not reported. Searches again only when all nodes of the last search have reported."""
         candidates = self._maybe_unreported
         while candidates and (candidates[-1] in self.sessions or not self.state.knows(candidates[-1])):
             candidates.pop()
@@ -818,14 +818,14 @@ class Coordinator:
         return bool(candidates)
 
     def _awaits_participants(self) -> bool:
-        """Whether a participant of a forming round has not reported: it is the last of the candidates, if there is one.
+        """Whether a participant of a forming round has not reported. If there is one, it is the last candidate.
 
         On etcd:
 
             1. A round forms. Node B, which coordinates, gives up, or dies; its last state has B as a participant.
             2. A is elected, reads that state, and awaits B.
-            3. Were the round completed with B, all workers would start, wait for those of B, and be restarted when
-               B's time is over.
+            3. If the round were completed with B, all workers would start, wait for B's workers, and be restarted after
+               B's deadline.
         """
         return (
             not self.state.complete and self._any_unreported() and self._maybe_unreported[-1] in self.state.participants
@@ -836,10 +836,10 @@ class Coordinator:
             self._all_reported(now)
 
     def _all_reported(self, now: float) -> None:
-        """Stop awaiting nodes that were in the job when this coordinator was filled."""
+        """Stop awaiting the nodes that were in the job when this coordinator was filled."""
         self._placeholders_until = None
         self._tell_waiting(now)
-        if not self.state.complete:  # a round may have waited for these only; any of the joins completes it
+        if not self.state.complete:  # a round may have waited only for these; any join completes it
             for node in islice((node for node in self.state.participants if node in self._pending), 1):
                 self._continue_join(node, now)
 
@@ -852,14 +852,14 @@ class Coordinator:
         return view._replace(awaits_until=self._placeholders_until)
 
     def _waits_for_time(self) -> bool:
-        """Whether the forming round may become complete by the passing of time alone."""
+        """Whether the forming round may become complete just because time passes."""
         state = self.state
         if state.complete or not state.participants or state.closed:
             return False
         return bool(state.restart_delay) or (bool(state.last_call) and last_call_decides(state))
 
     def _completion_times(self) -> list[float]:
-        """The moments at which it may, on our clock: the ends of the last call and of the restart delay."""
+        """When it may, on our clock: at the end of the last call and of the restart delay."""
         view = self._observer.clock_view(0.0)
         moments = [backoff_ends(self.state, view)] if self.state.restart_delay else []
         if view.last_call_at is not None and last_call_decides(self.state):
@@ -867,7 +867,7 @@ class Coordinator:
         return moments
 
     def _ends_at(self, node: NodeId) -> float:
-        """When the wait of a node is over: its own deadline, or, if all nodes are needed, the first of all."""
+        """When a node stops waiting: at its own deadline or, if all nodes are needed, at the earliest of all."""
         own = self._pending.get(node)
         if own is None or node in self.state.redundancy_list:
             return math.inf
@@ -876,7 +876,7 @@ class Coordinator:
         return min(own.deadline, self._next_deadline())
 
     def _reports_progress(self, node: NodeId) -> bool:
-        """Whether a node logs the progress: among nodes that wait alike, the one in this process, or the first."""
+        """Whether a node logs the progress: of nodes that wait alike, the one in this process, or the first one."""
         alike = nodes_waiting_alike(self.state, node)
         return node == next(
             (local for local in self.sessions.nodes_in_this_process if local in alike), next(iter(alike))
@@ -884,10 +884,10 @@ class Coordinator:
 
 
 def _all_joins_depend_on(state: State) -> tuple[object, ...]:
-    """What can let any waiting join continue, or end, when it changes."""
+    """The values whose change can let any waiting join continue or end."""
     return state.round, state.complete, state.closed, state.abandoned.number, state.size
 
 
 def _places(state: State) -> int:
-    """The number of places that nodes hold."""
+    """The number of occupied places."""
     return len(state.participants) + len(state.wait_list) + len(state.survivors)

@@ -1,7 +1,7 @@
 """How a node that requests a place differs from its job. Pure.
 
-Nodes may differ in the number of workers, in their roles, and in how long they wait for others; and nodes of different
-roles in what they run.
+Nodes may differ in their number of workers, their role, and how long they wait for others. Nodes of different roles may
+run different programs.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _OPTIONS = (
     ("same_failure_limit", True),
     ("notice_timeout", False),  # each agent notifies its own workers
 )
-"""Fields of the settings that `--rdzv-conf` sets, and whether the control plane's own value holds."""
+"""Settings that `--rdzv-conf` sets, and whether the control plane's own value applies."""
 
 
 def differences(node_info: NodeInfo, own: Settings | None, state: State, job: Settings) -> tuple[ConfigDifference, ...]:
-    """How a node that requests a place differs from the nodes before it.
+    """List how a node that requests a place differs from the nodes before it.
 
-    `own` are the settings that it was started with, None for a node in the process of the control plane; `job` are
-    those in effect.
+    `own` are the settings that the node was started with, None for a node in the control plane's process; `job` are the
+    settings in effect.
     """
     result: list[ConfigDifference] = []
     if own is not None and own.segment != job.segment:
         result.append(ConfigDifference("--segment=", str(own.segment), str(job.segment)))
     if own is not None and (own.min_nodes, own.max_nodes) != (job.min_nodes, job.max_nodes):
         result.append(ConfigDifference("--nnodes=", _range(own), _range(job)))
-    # In a window, what nodes were started with is in the settings, and what the state has grows with the failures.
+    # With a restart window, the node's own value is in the settings; the value in the state grows with the failures.
     if own is not None and _budget(own, "N") != _budget(job, "N"):
         given = str(node_info.max_restarts)
         result.append(ConfigDifference("--max-restarts=", _budget(own, given), _budget(job, str(state.max_restarts))))

@@ -1,12 +1,12 @@
-"""The shell around the coordinator: its clock, its sessions' outputs, and the journal that some messages wait for.
+"""The shell around the coordinator: its clock, the outputs of its sessions, and the journal that messages wait for.
 
 Laws:
 
-1. A coordinator has one owner. What happens to it happens in its turns (`Turns`): on the thread of its server's loop,
-   and before there is one on the thread that calls. So it needs no lock, and its messages go out in the order of steps.
-2. A session to which a message cannot be sent is ended. Neither that nor a failed tick affects other sessions.
-3. With a `JournalSink`, no message is sent before the state from which it follows is stored there. (The connections
-   answer heartbeats themselves: these only show that we are alive.)
+1. A coordinator runs only in its turns (`Turns`): on the thread of its server's loop or, before there is a server, on
+   the caller's thread. So it needs no lock, and its messages go out in the order of its steps.
+2. If a message cannot be sent to a session, that session ends. Neither this nor a failed tick affects other sessions.
+3. With a `JournalSink`, no message is sent before the state from which it follows is stored. (The connections answer
+   heartbeats themselves: these only show that we are alive.)
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _PAUSE = 5.0
 
 
 class JournalSink(Protocol):
-    """Stores a coordinator's state so that another may take over."""
+    """Stores a coordinator's state, so that another can take over."""
 
     def append(self, number: int, state: State, awaited: int) -> None:
-        """Begin to store the newest state; when that is done, `Dispatcher.journal_written` is called with its number.
+        """Begin to store the newest state; when it is stored, call `Dispatcher.journal_written` with its number.
 
-        Numbers grow. If called again meanwhile, only the newest state need be stored. A state may be stored a while
-        later if its number is above `awaited`: nobody waits for it, and nodes would report again what is new in it.
+        Numbers grow. After several calls, only the newest state must be stored. A state with a number above `awaited`
+        may be stored later: nobody waits for it, and nodes would report its news again.
         """
 
 
@@ -66,7 +66,7 @@ class JobRecord(NamedTuple):
 
 
 class RestoredState(NamedTuple):
-    """What a previous coordinator has left: its name and its state; and its history, if it was in this process."""
+    """The name and the state of a previous coordinator, and its history if it was in this process."""
 
     incarnation: str
     state: State
@@ -74,35 +74,35 @@ class RestoredState(NamedTuple):
 
 
 class Turns:
-    """Runs functions one after the other, from any threads: the turns of a coordinator.
+    """The turns of a coordinator: runs functions from any thread one after the other.
 
     A coordinator without a server has no thread of its own, since a loop costs 40 ms of imports and 9 MB: each function
-    runs at once, on the thread that calls. Once a server has taken over, all of them run on its loop's thread, in the
-    order of the calls.
+    runs at once on the caller's thread. Once there is a server, all functions run on its loop's thread, in the order of
+    the calls.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        """Held while a function runs on a caller's thread: it may not call for another turn."""
+        """Held while a function runs on a caller's thread. The function must not call for another turn."""
         self._loop: LoopThread | None = None
 
     def call(self, function: Callable[[], None]) -> None:
-        """Run a function in its turn; from any thread. Raises LoopError: in a copy of the loop's process."""
+        """Run a function in its turn; from any thread. Raises LoopError in a fork of the loop's process."""
         if self._loop is None:
             with self._lock:
-                if self._loop is None:  # a server may have taken over while we waited
+                if self._loop is None:  # a server may have taken over while this thread waited
                     function()
                     return
         self._loop.call(function)
 
     def move_to(self, loop: LoopThread) -> None:
-        """Run all functions on that loop from now on. On its thread."""
+        """Run all functions on this loop from now on. Call it on the loop's thread."""
         with self._lock:
             self._loop = loop
 
 
 class _Output(NamedTuple):
-    """How a session's messages and its end reach the other side."""
+    """How a session's messages and its end reach the peer."""
 
     send: Callable[[Any], None]
     disconnect: Callable[[str], None]
@@ -117,8 +117,8 @@ class _HeldMessage(NamedTuple):
 
 
 class Dispatcher:
-    """The coordinator of one job, and what carries out what it decides. All in its turns, except for `settings`,
-    `incarnation` and `now`, which any thread may ask.
+    """Runs the coordinator of one job and carries out its decisions. All in its turns, except `settings`, `incarnation`
+    and `now`, which any thread may read.
     """
 
     def __init__(
@@ -137,12 +137,11 @@ class Dispatcher:
         Args:
             settings: the settings of the job's rendezvous.
             clock: the clock of all times.
-            restored: the coordinator that this one succeeds, if there was one; perhaps only to report how its job has
-                ended.
-            journal: stores the state before notifications about it are delivered.
+            restored: the coordinator that this one succeeds, if any; perhaps only to report how its job ended.
+            journal: stores each state before notifications about it are delivered.
             learns_settings: see `Coordinator`.
-            lead: if it is elected, until when; nodes are confirmed only for so long.
-            turns: those of the jobs that it is served with.
+            lead: the lease of an elected coordinator; nodes are confirmed only for its length.
+            turns: the turns shared by all jobs of its server.
         """
         incarnation = os.urandom(8).hex() if restored is None else restored.incarnation
         self._coordinator = Coordinator(settings, incarnation, learns_settings=learns_settings)
@@ -153,28 +152,28 @@ class Dispatcher:
         self._journal = journal
         self._lead = lead
         self._number = 0
-        """The number of the newest state; each state has its own."""
+        """The number of the newest state."""
         self._numbered = self._coordinator.state
         self._appended = (0, 0)
         self._awaited = 0
-        """The newest state that somebody waits for, or that nodes would not report again."""
+        """The newest state that somebody waits for or that nodes would not report again."""
         self._written = 0
         """The newest state that the journal has stored."""
         self._held: deque[_HeldMessage] = deque()
-        """What waits for the journal, in order."""
+        """Messages that wait for the journal, in order."""
         self._observing = self._coordinator.extensions.observing
         self._numbers = itertools.count(1)
         self._outputs: dict[int, _Output] = {}
-        """Those of the open sessions, by number."""
+        """Outputs of the open sessions, by number."""
         self._sessions_after_end: set[int] = set()
         """Sessions that began after the end of the job."""
         self.remote_control = settings.remote_control
         """Whether commands from other machines are accepted if there is no secret."""
         self._guests: dict[int, Callable[[], None]] = {}
-        """The sessions that are no node's, and what is called when they end from the other side."""
+        """Sessions that belong to no node, with the callback for when the peer ends one."""
         self._tick_again_at = float("-inf")
         self.on_change: Callable[[], None] = do_nothing
-        """Called at the end of each step: `wake_at` may have moved, and messages may have been given to outputs."""
+        """Called at the end of each step: `wake_at` may have moved, and outputs may have messages."""
 
     @property
     def settings(self) -> Settings:
@@ -183,38 +182,38 @@ class Dispatcher:
 
     @property
     def incarnation(self) -> str:
-        """The name that distinguishes this coordinator from earlier or later ones at the same place."""
+        """The name that distinguishes this coordinator from earlier and later ones at the same address."""
         return self._coordinator.incarnation
 
     @property
     def members(self) -> int:
-        """The number of nodes' open sessions, without those that began after the end of the job."""
+        """The number of open sessions of nodes, without those that began after the end of the job."""
         return len(self._outputs) - len(self._sessions_after_end) - len(self._guests)
 
     @property
     def job(self) -> str | None:
-        """The one job that nodes must be of: with `dispatcher_for`, this serves one job as `ManyJobs` serves many."""
+        """The job that nodes must belong to. With `dispatcher_for`, this serves one job as `ManyJobs` serves many."""
         return self.settings.run_id
 
     def dispatcher_for(self, _hello: Hello, _peer: str) -> Dispatcher:
-        """The dispatcher for a node with this greeting: this one."""
+        """Return itself: it serves a single job."""
         return self
 
     def find(self, job: str) -> Dispatcher | None:
-        """This one, if it serves that job; an empty `job` means any."""
+        """Return itself if it serves that job; an empty `job` means any."""
         return self if job in {"", self.settings.run_id} else None
 
     def records(self) -> tuple[list[JobRecord], list[JobRecord]]:
-        """The one job, as running, and no jobs that have ended."""
+        """The one job as a running one, and no ended jobs."""
         return [self.record()], []
 
     def record(self) -> JobRecord:
-        """What a list of jobs has of this one."""
+        """The entry of this job in a list."""
         return JobRecord(self.state, self.settings, self.history)
 
     @property
     def history(self) -> JobHistory:
-        """What has happened in the job, for reading only."""
+        """The history of the job, for reading only."""
         return self._coordinator.history
 
     @property
@@ -232,7 +231,7 @@ class Dispatcher:
         Args:
             deliver: called with the session's notifications.
             session: the description of the session.
-            disconnect: called with the reason, when it was ended from here.
+            disconnect: called with the reason when this side ends the session.
         """
         number = next(self._numbers)
         self._outputs[number] = _Output(deliver, disconnect or (lambda _why: None))
@@ -245,12 +244,12 @@ class Dispatcher:
     def attach_guest(
         self, send: Callable[[Any], None], disconnect: Callable[[str], None], on_end: Callable[[int], None]
     ) -> int:
-        """Open a session that is no node's; returns its number.
+        """Open a session that belongs to no node; returns its number.
 
         Args:
-            send: called with what the session is sent.
-            disconnect: called with the reason, when it was ended from here.
-            on_end: called with its number when it has ended from the other side.
+            send: called with each message for the session.
+            disconnect: called with the reason when this side ends the session.
+            on_end: called with its number when the peer ends it.
         """
         number = next(self._numbers)
         self._outputs[number] = _Output(send, disconnect)
@@ -258,7 +257,7 @@ class Dispatcher:
         return number
 
     def end_guest(self, session: int, why: str) -> None:
-        """End a session that is no node's."""
+        """End a session that belongs to no node."""
         self._end_session(session, why)
 
     def extension(self, name: str) -> Any:
@@ -267,12 +266,12 @@ class Dispatcher:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the end of the server should wait for an extension for a moment."""
+        """Whether the server should wait a moment for an extension before it ends."""
         return any(extension.is_awaited for extension in self._coordinator.extensions.loaded)
 
     def receive(self, session: int, request: Request) -> bool:
-        """A session has sent a request. Returns whether the session existed when it came: a node that was silent for
-        longer than its lease has been removed, and must come back as a new node.
+        """A session has sent a request. Returns whether the session still existed: a node that was silent for longer
+        than its lease was removed, and must return as a new node.
         """
         is_open = session in self._outputs
         now = self._clock.monotonic() if self._lead is None else self._now_as_leader(self._lead)
@@ -281,7 +280,7 @@ class Dispatcher:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is certainly the job's only coordinator at the moment."""
+        """Whether this is certainly the job's only coordinator now."""
         return self._lead is None or self._lead.remaining() > 0
 
     def _now_as_leader(self, lead: LeaderLease) -> float:
@@ -289,16 +288,16 @@ class Dispatcher:
         return self._clock.monotonic()
 
     def heartbeat(self, session: int) -> bool:
-        """Like `receive` of a heartbeat, for a caller that answers it itself. Causes no notifications."""
+        """Like `receive` of a heartbeat, for a caller that answers it. Causes no notifications."""
         return self._coordinator.heartbeat(session, self._clock.monotonic())
 
     @property
     def holds_messages(self) -> bool:
-        """Whether some wait for the journal."""
+        """Whether messages wait for the journal."""
         return bool(self._held)
 
     def detach(self, session: int, reason: Reason = Reason.LOST, detail: str = "") -> None:
-        """A session has ended, in the way that `detail` says."""
+        """A session has ended, as `detail` describes."""
         self._outputs.pop(session, None)
         self._sessions_after_end.discard(session)
         if (on_end := self._guests.pop(session, None)) is not None:
@@ -308,17 +307,17 @@ class Dispatcher:
             self._carry_out(self._coordinator.close(session, self._clock.monotonic(), reason, detail))
 
     def nodes_lost(self, numbers: Collection[int], detail: str = "") -> None:
-        """The nodes of these numbers are lost according to others, as `detail` says. See `Coordinator.nodes_lost`."""
+        """Others report the nodes of these numbers as lost, as `detail` describes. See `Coordinator.nodes_lost`."""
         self._carry_out(self._coordinator.nodes_lost(numbers, self._clock.monotonic(), detail))
 
     def journal_written(self, number: int) -> None:
-        """The journal has stored the state of that number: messages that follow from it may be sent."""
+        """The journal has stored the state of this number: send the messages that follow from it."""
         self._written = max(self._written, number)
         self._send_held()
         self.on_change()
 
     def tick(self) -> None:
-        """Time has passed, or an extension has something to send, or `lead` was extended."""
+        """Time has passed, an extension has something to send, or `lead` was extended."""
         now = self._clock.monotonic() if self._lead is None else self._now_as_leader(self._lead)
         try:
             result = self._coordinator.tick(now)
@@ -333,7 +332,7 @@ class Dispatcher:
         """When `tick` should be called next, on the clock's monotonic time; infinity for never."""
         return max(self._coordinator.wake_at(), self._tick_again_at)
 
-    # Carrying out what a step has caused
+    # Carrying out the effects of a step
 
     def _carry_out(self, result: StepResult) -> None:
         for session, why in result.ended:
@@ -365,12 +364,12 @@ class Dispatcher:
             self._on_send_error(output)
 
     def _on_send_error(self, output: _Output) -> None:
-        """While the error is handled: law 2."""
+        """Apply law 2, from within the exception handler."""
         log.exception("job %r: a node could not be notified; its session ends", self.settings.run_id)
         output.disconnect("it could not be notified")
 
     def _hold(self, result: StepResult, journal: JournalSink) -> None:
-        """Have the state stored, and hold the messages that follow from it until then (law 3)."""
+        """Store the state, and hold the messages that follow from it until that is done (law 3)."""
         if result.state is not self._numbered:
             self._numbered = result.state
             self._number += 1
@@ -393,7 +392,7 @@ def do_nothing() -> None:
 
 
 class TimerThread:
-    """Ticks a dispatcher without a server, from a thread, while there is something to wait for."""
+    """Ticks a dispatcher without a server from a thread, while anything waits for a point in time."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
@@ -441,7 +440,7 @@ class LocalLink:
     def __init__(
         self, dispatcher: Dispatcher, node: NodeId, deliver: Deliver, address: str, *, is_alone: bool = False
     ) -> None:
-        """Open the session. With `is_alone` no other node can ever be told what this one sends."""
+        """Open the session. With `is_alone`, there can be no other node to notify."""
         self._dispatcher = dispatcher
         self._is_alone = is_alone
         self._deliver = deliver
@@ -459,12 +458,12 @@ class LocalLink:
 
     @property
     def confirmed_at(self) -> float:
-        """See `Link.confirmed_at`: both are one process."""
+        """See `Link.confirmed_at`: both are in one process."""
         return BOOT_CLOCK.monotonic()
 
     def send(self, request: Request) -> None:
         """Send a request to the dispatcher; notifications may be delivered before this returns."""
-        if not self._is_alone or isinstance(request, _ANSWERS):  # then others must be able to receive it
+        if not self._is_alone or isinstance(request, _ANSWERS):  # others must be able to receive the result
             from rallypoint.control.protocol.validation import ValidationError, validated
 
             try:

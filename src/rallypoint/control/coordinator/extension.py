@@ -1,14 +1,14 @@
-"""What only some jobs have at the coordinator, and how a coordinator gets it. Pure; in the coordinator's turns.
+"""Optional parts of a coordinator, which only some jobs use. Pure; in the coordinator's turns.
 
-The coordinator decides who is in a round, and no more: it names nothing that is beside that, such as watchers. It reads
-a table of names, imports a row when its time has come, and calls what `Extension` offers.
+The coordinator decides which nodes are in a round, and knows of nothing else, such as watchers. It reads a table of
+names, imports a row when it is needed, and calls the methods of `Extension`.
 
 Laws:
 
 1. An extension is imported when it is first used: by a message that it handles or observes, by a state that needs it,
-   or by a session or snapshot that asks for it. What a job does not use costs nothing.
-2. An extension sends messages, and runs operations as an operator may (`Coordinator.operate`). It never changes a state
-   by itself.
+   or by a session or snapshot that asks for it. An unused extension costs nothing.
+2. An extension sends messages, and may run operations as an operator does (`Coordinator.operate`). It never changes a
+   state itself.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 
 class Extension:
-    """One extension of one coordinator, with which it is made. A subclass overrides what it needs."""
+    """One extension of one coordinator, created with it. A subclass overrides the methods that it needs."""
 
     handlers: Mapping[type, Callable[[SessionRecord, Any, float], None]] = MappingProxyType({})
-    """What it does with a message that a node has sent, perhaps without having been asked, by type."""
+    """Handlers of messages from nodes, which may come unasked, by type."""
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the end of the server should wait for it for a moment."""
+        """Whether the server should wait a moment for it before it ends."""
         return False
 
     def on_change(self, before: State, after: State, now: float) -> None:
         """The state has changed."""
 
     def on_resume(self, node: NodeId, now: float) -> None:
-        """A node is back in a new session."""
+        """A node has returned in a new session."""
 
     def on_message(self, message: Any, now: float) -> None:
-        """A message that it observes is sent to a node."""
+        """A message of an observed type is sent to a node."""
 
     def forget(self, node: NodeId, now: float) -> None:
         """A node is gone."""

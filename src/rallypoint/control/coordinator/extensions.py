@@ -1,4 +1,4 @@
-"""The extensions of a coordinator, from the table of their names (`extension`). Pure; cheap to import."""
+"""The extensions of a coordinator, loaded from a table of names (`extension`). Pure; cheap to import."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from rallypoint.control.membership.state import State
 
 TABLE = "rallypoint.features.coordinator_table"
-"""The module that has the table, as `EXTENSIONS`."""
+"""The module with the table `EXTENSIONS`."""
 
 GUEST = f"{TABLE}:open_guest"
-"""What opens the session of a connection that is no node's."""
+"""The function that opens a session of a connection that belongs to no node."""
 
 
 class ExtensionRow(NamedTuple):
     """One extension.
 
     Args:
-        name: what it is found by.
+        name: its key for `find`.
         place: its class, as `module:Class`.
-        hears: the names of the types of messages from nodes that load it.
-        observes: the names of the types of messages to nodes that it is told of.
-        needed: the field of a state that is empty unless the state needs it; empty for no field.
+        hears: the type names of messages from nodes that load it.
+        observes: the type names of messages to nodes that it observes.
+        needed: the field of a state that is empty unless the state needs the extension; empty for no field.
     """
 
     name: str
@@ -39,31 +39,31 @@ class ExtensionRow(NamedTuple):
 
 
 def load(place: str) -> Any:
-    """What is at a place, as `module:name`."""
+    """Import the object at a place of the form `module:name`."""
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
 
 
 class Extensions:
-    """Those of one coordinator."""
+    """The extensions of one coordinator."""
 
     def __init__(self, job: Any) -> None:
-        """The extensions of the coordinator `job`, which each gets when it is made."""
+        """Prepare the extensions of the coordinator `job`, which each one gets when it is created."""
         self._job = job
         rows: Sequence[ExtensionRow] = load(f"{TABLE}:EXTENSIONS")
         self._rows = {row.name: row for row in rows}
         self._by_name: dict[str, Extension] = {}
         self._needed = [row for row in rows if row.needed]
-        """Those that a state may need, and that are not loaded yet."""
+        """Extensions that a state may need and that are not loaded yet."""
         self._hearing = {kind: row.name for row in rows for kind in row.hears}
         self.observing = {kind: row.name for row in rows for kind in row.observes}
-        """The types of messages that an extension is told of, by name, and that extension."""
+        """The observing extension by the type name of a message."""
         self.loaded: list[Extension] = []
         self.numbers = count(1)
-        """For what extensions ask of nodes: each number is used once."""
+        """Numbers for requests of extensions to nodes; each is used once."""
 
     def find(self, name: str) -> Any:
-        """The extension of that name, imported now if it is not there yet."""
+        """Return the extension of that name, and import it if needed."""
         if name not in self._by_name:
             row = self._rows[name]
             self._by_name[name] = extension = load(row.place)(self._job)
@@ -72,7 +72,7 @@ class Extensions:
         return self._by_name[name]
 
     def receive(self, speaker: SessionRecord, message: Any, now: float) -> None:
-        """A node has sent a message that is not the coordinator's."""
+        """A node has sent a message that is not for the coordinator itself."""
         if (name := self._hearing.get(type(message).__name__)) is not None:
             self.find(name)
         for extension in self.loaded:
@@ -88,5 +88,5 @@ class Extensions:
             extension.on_change(before, after, now)
 
     def on_message(self, message: Any, now: float) -> None:
-        """A message that one of them observes is sent to a node."""
+        """A message of an observed type is sent to a node."""
         self.find(self.observing[type(message).__name__]).on_message(message, now)

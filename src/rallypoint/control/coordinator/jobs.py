@@ -1,19 +1,19 @@
-"""A control plane for many jobs, outside of all of them (`rallyctl serve`): one dispatcher for each job.
+"""A control plane for many jobs, outside all of them (`rallyctl serve`): one dispatcher for each job.
 
 Laws:
 
-1. A job's dispatcher is created when a new node names an unknown job, with the settings of this node. When the job has
-   ended and the last of its nodes has left, the id is free at once: the next new node begins a new job.
-2. A node that comes back names the coordinator that it had a session with. If that has ended its job, the node gets the
-   verdict, from a dispatcher that holds nothing else but what is shown of a job that has ended. It never begins the job
-   again, and never joins a new one of the same id.
+1. When a new node names an unknown job, a dispatcher is created with the node's settings. When the job has ended and
+   its last node has left, the id is free at once: the next new node begins a new job.
+2. A returning node names the coordinator of its last session. If that coordinator ended the job, the node gets the
+   verdict, from a dispatcher that holds only the record of the ended job. The node never begins the job again, and
+   never joins a new one with the same id.
 3. A job without a verdict and without sessions is kept for a while, for nodes that are only unreachable. If it has no
-   node left, the next new node takes its id, with new counts; nodes that come back later fill the new dispatcher with
-   what they hold, as they would fill a restarted one.
-4. Events in one job cost the others nothing: a dispatcher is checked when something happens in it or is due in it.
-5. The control plane cannot be filled with names: if there are too many jobs, in total or begun from one address, the
-   one that was without sessions for the longest time is dropped as under law 3. If all have sessions, a new node is
-   refused; so the nodes of one address can only exclude others of that address.
+   node left, the next new node takes its id, with new counts. Nodes that return later fill the new dispatcher with
+   their state, as they would fill a restarted one.
+4. Events in one job cost the others nothing: a dispatcher is checked only when something happens or is due in it.
+5. The number of names is limited. If there are too many jobs, in total or begun from one address, the one that has been
+   without sessions for the longest time is dropped as under law 3. If all have sessions, a new node is refused; so the
+   nodes of one address can only exclude others from that address.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ log = get_logger(__name__)
 
 
 MAX_JOBS = 1024
-"""Jobs at a time, so that the memory cannot be filled with names."""
+"""The number of jobs at a time, which limits the memory for names."""
 MAX_JOBS_OF_ONE = MAX_JOBS // 4
-"""Jobs at a time that were begun from one address, or from one network of IPv6 (64 bits), where a machine has many."""
+"""The number of jobs at a time that one address, or one IPv6 network (64 bits; a machine has many addresses), began."""
 _TICK = 0.05
-"""Seconds after which a tick leaves the jobs that are due to the next one: connections are served in between."""
+"""Seconds after which a tick leaves further due jobs to the next tick, so that connections are served in between."""
 _IDLE_JOB_KEPT = 60.0
-"""Seconds for which a job without nodes and without a verdict is remembered."""
+"""Seconds for which a job without nodes and without a verdict is kept."""
 _MOST_ENDED, _ENDED_KEPT = 4096, 86400.0
-"""Verdicts that are remembered for nodes that were unreachable at the time, and for how many seconds."""
+"""Verdicts kept for nodes that were unreachable at the end of the job, and for how many seconds."""
 _EVENTS_KEPT, _FAILURES_KEPT, _TRACEBACK_KEPT = 20, 5, 4096
-"""The newest ones of a job that has ended, and characters of the last traceback."""
+"""Newest events and failures kept of an ended job, and characters of its last traceback."""
 _MOST_LISTED = 100
-"""Jobs that have ended which a list has."""
+"""Ended jobs in a list."""
 _MOST_NAMES, _LONGEST_NAME = 8, 64
-"""Coordinators by which a job is remembered, and characters in the name of one."""
+"""Names of coordinators kept for a job, and characters in a name."""
 
 
 class _EndedJob(NamedTuple):
-    """How a job has ended: `state` has no node any more."""
+    """How a job ended; its `state` has no nodes."""
 
     settings: Settings
     state: State
@@ -64,7 +64,7 @@ class _EndedJob(NamedTuple):
 
 
 class _Job:
-    """A dispatcher, and when it must be checked. `names` are the coordinators that its nodes know or knew it by.
+    """A dispatcher, and when it must be checked. `names` are the incarnations by which its nodes know or knew it;
     `origin` is the address of the node that began it.
     """
 
@@ -83,7 +83,7 @@ class ManyJobs:
 
     job = None
     is_awaited = False
-    """See `Dispatcher.is_awaited`: it ends without its jobs."""
+    """See `Dispatcher.is_awaited`: the server does not wait for its jobs."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -92,25 +92,25 @@ class ManyJobs:
         self._jobs: dict[str, _Job] = {}
         self._ended: OrderedDict[tuple[str, str], _EndedJob] = OrderedDict()
         self._schedule: list[tuple[float, int, _Job]] = []
-        """A heap. Entries that no longer agree with the job's own `at` are ignored."""
+        """A heap. Entries that differ from the job's own `at` are ignored."""
         self._ended_counts = dict.fromkeys(Outcome, 0)
         self._numbers = itertools.count()
         self._last_wake_at = math.inf
         """The last result of `wake_at`."""
         self.turns = Turns()
-        """Those of all its dispatchers."""
+        """The turns of all its dispatchers."""
         self.on_change: Callable[[], None] = do_nothing
         """Called at the end of each step of a job: see `Dispatcher.on_change`."""
 
     def dispatcher_for(self, hello: Hello, peer: str) -> Dispatcher:
-        """The dispatcher of the node's job, created if there is none.
+        """Return the dispatcher of the node's job, and create it if needed.
 
         Args:
             hello: the greeting of the node.
             peer: the address that its connection comes from.
 
         Raises:
-            HandshakeError: there are too many jobs, this one was begun under another kind of rendezvous, or the node's
+            HandshakeError: there are too many jobs, this one began with another kind of rendezvous, or the node's
                 request is impossible.
         """
         _check(hello.settings)
@@ -125,7 +125,7 @@ class ManyJobs:
         return job.dispatcher
 
     def find(self, job: str) -> Dispatcher | None:
-        """The dispatcher of a job, even of one that has ended; with an empty `job`, of the only one."""
+        """Return the dispatcher of a job, even of an ended one; with an empty `job`, that of the only job."""
         if not job and len(self._jobs) == 1:
             return next(iter(self._jobs.values())).dispatcher
         if job in self._jobs:
@@ -134,7 +134,7 @@ class ManyJobs:
         return self._verdict_dispatcher(*ended[-1]) if ended else None
 
     def records(self) -> tuple[list[JobRecord], list[JobRecord]]:
-        """All jobs, and those that ended last."""
+        """All jobs, and those that ended most recently."""
         now = self.now()
         ended = {
             id(ended_job.history): JobRecord(ended_job.state, ended_job.settings, ended_job.history)
@@ -145,7 +145,7 @@ class ManyJobs:
 
     @property
     def ended_counts(self) -> dict[Outcome, int]:
-        """How many jobs have ended, by outcome. It only grows: whoever looks now and then misses none."""
+        """The number of ended jobs by outcome. It only grows, so an occasional reader misses none."""
         return dict(self._ended_counts)
 
     @property
@@ -178,7 +178,7 @@ class ManyJobs:
     # One job
 
     def _job_for(self, hello: Hello) -> _Job | None:
-        """The job that a node requests, unless it has ended for this node."""
+        """Return the job that a node requests, unless it has ended for this node."""
         job = self._jobs.get(hello.job)
         if job is None:
             return None
@@ -221,7 +221,7 @@ class ManyJobs:
         return job
 
     def _check_job(self, job: _Job) -> None:
-        """Something has happened in a job: drop it if it is over, and schedule its next check."""
+        """Drop a job that has ended, or schedule its next check."""
         name = job.dispatcher.settings.run_id
         if self._jobs.get(name) is job:
             self._count_end(job)
@@ -248,7 +248,7 @@ class ManyJobs:
             self._ended_counts[verdict.outcome] += 1
 
     def _forget(self, name: str, job: _Job) -> None:
-        """Free the id. The dispatcher keeps serving its remaining sessions."""
+        """Free the id. The dispatcher continues to serve its remaining sessions."""
         del self._jobs[name]
         self._count_end(job)
         job.forgotten_at = math.inf
@@ -279,12 +279,12 @@ class ManyJobs:
         return self._ended.get((hello.job, hello.incarnation))
 
     def _verdict_dispatcher(self, incarnation: str, ended: _EndedJob) -> Dispatcher:
-        """A dispatcher for one node that comes back after the end, or for who asks how the job has ended."""
+        """A dispatcher for a node that returns after the end, or for a query about how the job ended."""
         restored = RestoredState(incarnation, ended.state, _shortened_history(ended.history))
         dispatcher = Dispatcher(ended.settings, self._clock, restored=restored, turns=self.turns)
         return self._on_change_of(dispatcher).dispatcher
 
-    # When what is due
+    # The schedule
 
     def _reschedule(self, job: _Job) -> None:
         at = min(job.dispatcher.wake_at(), job.forgotten_at)
@@ -304,18 +304,18 @@ class ManyJobs:
 
 
 ServedJobs = Dispatcher | ManyJobs
-"""What a server serves: one job or any number. Nodes, watchers and pages look up their job's dispatcher there."""
+"""What a server serves: one job or any number. Nodes, watchers and pages look up the dispatcher of their job in it."""
 
 
 def _is_over(dispatcher: Dispatcher) -> bool:
-    """Whether a new node may use the job's id: it has no sessions, and has ended or has no nodes left."""
+    """Whether a new node may use the job's id: the job has no sessions, and has ended or has no nodes."""
     state = dispatcher.state
     known = state.participants or state.wait_list or state.redundancy_list or state.survivors
     return not dispatcher.members and (state.verdict is not None or not known)
 
 
 def _shortened_history(history: JobHistory) -> JobHistory:
-    """A copy of what is kept of a job that has ended: the newest alone, with the end of the last traceback."""
+    """A copy for an ended job, with only the newest entries and the end of the last traceback."""
     shortened = JobHistory()
     shortened.events.extend(list(history.events)[-_EVENTS_KEPT:])
     for at, round_, node, cause, detail in list(history.failures)[-_FAILURES_KEPT:]:
@@ -328,14 +328,14 @@ def _shortened_history(history: JobHistory) -> JobHistory:
 
 
 def _origin(peer: str) -> str:
-    """The part of an address that identifies its origin."""
+    """The part of an address that counts as the origin of jobs."""
     if ":" not in peer:
         return peer
     from ipaddress import IPv6Address, IPv6Network
 
     try:
         return str(IPv6Network((int(IPv6Address(peer)) >> 64 << 64, 64)))
-    except ValueError:  # it may have a scope
+    except ValueError:  # it may have a scope id
         return peer
 
 

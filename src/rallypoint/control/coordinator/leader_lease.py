@@ -8,11 +8,11 @@ from rallypoint.base.clock import BOOT_CLOCK, Clock
 
 
 class LeaderLease:
-    """Until when this process is certainly the only elected coordinator.
+    """The time until which this process is certainly the only elected coordinator.
 
-    etcd ends the lease of a leader that it has not heard from for the time to live, counted from when the last
-    keep-alive arrived; counted from when that was sent, it ends no later. Suspended time counts. It is extended on the
-    election's thread, and read on the loop's.
+    etcd ends a leader's lease when the time to live has passed since the last keep-alive arrived. We count from when
+    that was sent, which is earlier. Suspended time counts. The election's thread extends the lease, and the loop's
+    thread reads it.
     """
 
     def __init__(self, clock: Clock = BOOT_CLOCK) -> None:
@@ -20,17 +20,17 @@ class LeaderLease:
         self._until = -math.inf
 
     def now(self) -> float:
-        """The time at which a keep-alive is about to be sent."""
+        """The time on the lease's clock, to be read before a keep-alive is sent."""
         return self._clock.monotonic()
 
     def extend(self, sent_at: float, seconds: float) -> None:
-        """A keep-alive of that time was granted for so many seconds."""
+        """etcd granted the keep-alive sent at `sent_at` for `seconds`."""
         self._until = max(self._until, sent_at + seconds)
 
     def end(self) -> None:
-        """The lease was lost or given up."""
+        """The lease is lost or was given up."""
         self._until = -math.inf
 
     def remaining(self) -> float:
-        """Seconds that are left; negative if it has ended."""
+        """The seconds left; negative if the lease has ended."""
         return self._until - self._clock.monotonic()

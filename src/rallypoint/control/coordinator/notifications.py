@@ -1,4 +1,4 @@
-"""Notifications to nodes: of a change of the state, and of the state when they ask. Pure."""
+"""Notifications to nodes: about a change of the state, and about the state on request. Pure."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from rallypoint.failures.cause import Cause, Ending
 def notification_diff(
     before: State, after: State, *, keeps_places: bool = False
 ) -> list[tuple[Collection[NodeId], Notification]]:
-    """The notifications that a change of the state makes due, except for placements, waiting nodes and the job's end.
+    """The notifications due after a change of the state, except placements, waiting nodes and the job's end.
 
-    Rounds in between may have been missed. `keeps_places`: see `RoundEnded.keeps_place`.
+    There may have been rounds in between. `keeps_places`: see `RoundEnded.keeps_place`.
     """
     due: list[tuple[Collection[NodeId], Notification]] = []
     if after.round > before.round:
-        # A node that had succeeded and was unreachable for a while has no place there any more, but waits for the rest.
+        # A node that succeeded and then was unreachable has lost its place, but still waits for the others.
         others = sorted(node for node in before.succeeded if node not in before.participants)
         due.append(([*before.participants, *others], RoundEnded(_round_end(before, after), keeps_places)))
     notice = after.preempted
@@ -59,7 +59,7 @@ def notification_diff(
 
 
 def preempted(state: State) -> Preempted:
-    """The notification to running nodes that a node, or all nodes, will be taken away."""
+    """The notification to running nodes that a node, or all nodes, will be preempted."""
     notice = state.preempted
     assert notice is not None, "somebody will be taken away"
     return Preempted(
@@ -68,12 +68,12 @@ def preempted(state: State) -> Preempted:
 
 
 def newly_complete(before: State, after: State) -> bool:
-    """Whether the round of `after` is complete, was not in `before`, and its nodes are to begin it."""
+    """Whether the round of `after` is complete, was not complete in `before`, and must be started by its nodes."""
     return after.complete and not after.is_preempted and (not before.complete or after.round > before.round)
 
 
 def _round_end(before: State, after: State) -> RoundEnd:
-    """How the round of `before` ended, as far as `after` still shows it."""
+    """How the round of `before` ended, as far as `after` shows it."""
     ended = after.ended
     if ended is not None and ended.round == before.round:
         return ended
@@ -81,9 +81,9 @@ def _round_end(before: State, after: State) -> RoundEnd:
 
 
 def end_notifications(state: State, verdict: Verdict) -> tuple[Notification, dict[NodeId, Notification]]:
-    """What nodes are told at the end of the job, and the few that are told something else; each is made once.
+    """The notification at the end of the job, and other ones for a few nodes; each is created once.
 
-    A spare that was not needed is told so; unless the job has succeeded, it ends as the job did.
+    After a success a spare learns that it was not needed; otherwise it ends as the job did.
     """
     spare: Notification = JobEnded(verdict, is_spare=True)
     if verdict.outcome is Outcome.SUCCEEDED:
@@ -95,7 +95,7 @@ def end_notifications(state: State, verdict: Verdict) -> tuple[Notification, dic
 
 
 def nodes_waiting(state: State) -> NodesWaiting:
-    """The notification to running nodes about nodes that wait to join."""
+    """The notification to running nodes about waiting nodes."""
     return NodesWaiting(state.round, len(state.wait_list), names_of(state, state.wait_list))
 
 
@@ -103,7 +103,7 @@ _MAX_RANGES = 1000
 
 
 def nodes_succeeded(state: State) -> NodesSucceeded:
-    """The notification to running nodes about those that have succeeded; in an odd job only of the first thousands."""
+    """The notification to running nodes about nodes that succeeded; in an unusual job, only the first thousands."""
     places = (state.participants.get(node) or state.finished.get(node) for node in state.succeeded)
     ranges: list[tuple[int, int]] = []
     for rank in sorted(place.rank for place in places if place is not None):
@@ -115,10 +115,11 @@ def nodes_succeeded(state: State) -> NodesSucceeded:
 
 
 def placements(state: State, origin: str = "", control_rank: int = -1, host: str = "") -> dict[NodeId, Placement]:
-    """The placement of every participant of a complete round: the same for nodes that are notified late.
+    """The placement of every participant of a complete round, the same for nodes that are notified late.
 
     `origin` and `control_rank` are those of `Placement`; `host` is the address that nodes on other machines use for the
-    coordinator's, which takes the place of a loopback address: a node of its process may know only that of itself.
+    coordinator. It replaces a loopback address, which may be all that the node in the coordinator's process knows of
+    itself.
     """
     in_order = sorted((*state.participants.items(), *state.finished.items()), key=lambda entry: entry[1].rank)
     ranks = assign_worker_ranks(
@@ -172,7 +173,7 @@ def progress(
 def progress_for(
     common: Progress, state: State, node: NodeId, settings: Settings, view: ClockView, *, ends_in: float, reports: bool
 ) -> Progress:
-    """The progress as `node` sees it, from what another was told of the same state."""
+    """The progress as `node` sees it, from another node's progress in the same state."""
     starts = is_settled(state, settings) and node in state.participants
     return common._replace(
         spare=node in state.redundancy_list,
@@ -184,7 +185,7 @@ def progress_for(
 
 
 def abandoned_progress(state: State, settings: Settings, view: ClockView, *, reports: bool = True) -> Progress:
-    """The progress of the rendezvous that was abandoned last."""
+    """The progress of the last abandoned rendezvous."""
     last = state.abandoned
     return Progress(
         round=state.round,
@@ -204,7 +205,7 @@ def abandoned_progress(state: State, settings: Settings, view: ClockView, *, rep
 
 
 def missing_nodes(state: State, view: ClockView) -> tuple[MissingNode, ...]:
-    """The first few nodes that have left since the last round was complete, and were not replaced."""
+    """The first few nodes that left since the last round was complete and were not replaced."""
     pairs = zip(state.removed, view.removed_at, strict=False)
     return tuple(
         MissingNode(removed.name, removed.reason, view.now - at, removed.ended_with_0) for removed, at in pairs
@@ -212,12 +213,12 @@ def missing_nodes(state: State, view: ClockView) -> tuple[MissingNode, ...]:
 
 
 def placeholders_in(state: State) -> int:
-    """How many places are held by nodes that have not reported to this coordinator."""
+    """The number of places of nodes that have not reported to this coordinator."""
     return sum(tally(nodes, _is_placeholder).get(True, 0) for nodes in (state.participants, state.survivors))
 
 
 def standing_without(state: State, node: NodeId, settings: Settings, placeholders: int) -> LeaveReply:
-    """The state of the job without a node that has left it: a round runs, or enough nodes are left for one."""
+    """The reply to a node that has left: whether a round runs or enough nodes are left for one."""
     others = number_known_to(state) - placeholders - state.knows(node)
     goes_on = not state.closed and others > 0 and (state.complete or others >= settings.min_nodes)
     return LeaveReply(goes_on, others, None if state.verdict is None else state.verdict.outcome)
@@ -232,7 +233,7 @@ def join_refusal(
 ) -> JoinRefused | JobEnded:
     """The notification for a node whose join has failed.
 
-    It reports the progress in `before`, the state before the last steps, when the node still counted itself.
+    It reports the progress in `before`, the state before the last steps, in which the node still counted.
     """
     if refusal is Refusal.RANK_TAKEN:
         return JoinRefused(refusal, f"rank {join.node_info.rank_hint}")
@@ -258,33 +259,33 @@ def _end_of_job(state: State) -> str:
     return f"it has {verdict.outcome.value}"
 
 
-# The history of a job, for watchers. Each change of the state costs only a comparison of a few fields, whatever the
-# number of nodes. Messages (`observation`) are not made from it before there is a watcher.
+# The history of a job, for watchers. Each change of the state costs only a comparison of a few fields, for any number
+# of nodes. No messages (`observation`) are created from it before there is a watcher.
 
 
 MAX_EVENTS, MAX_FAILURES = 200, 20
-"""The number of newest events and failures that are kept."""
+"""The number of events and failures that are kept, the newest ones."""
 
 Event = tuple[float, int, str, int, str, str]
-"""Time, number, kind (an `EventKind` of watchers), round, sentence, and the node that it concerns."""
+"""Time, number, kind (an `EventKind` of watchers), round, sentence, and the node concerned."""
 Failure = tuple[float, int, str, Cause | None, str]
 """Time, round, node, cause (None for a failure of the node itself), and how it was lost."""
 
 
 class JobHistory:
-    """The newest events and failures of one job, and since when it is in its present phase."""
+    """The newest events and failures of one job, and the start of its present phase."""
 
     def __init__(self) -> None:
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self.failures: deque[Failure] = deque(maxlen=MAX_FAILURES)
         self.phase_since: float | None = None
-        """When a round last began or ended to form or run, or the job ended; None before anything has happened."""
+        """When a round last began to form or run, or ended, or the job ended; None before the first such event."""
         self.began: float | None = None
-        """When the first of that happened, here or as far as a node has told another coordinator."""
+        """When the first such event happened, here or under another coordinator as a node has reported."""
         self.known = ("", "")
-        """The command that has started the agent of group rank 0, and its log folder, as it last reported them."""
+        """The command that started the agent of group rank 0, and its log folder, as last reported."""
         self.is_later = False
-        """Whether another coordinator has known the job before."""
+        """Whether the job had another coordinator before."""
         self._number = 0
 
     def record(self, before: State, after: State, now: float) -> None:
@@ -303,21 +304,21 @@ class JobHistory:
             self._record_verdict(after.verdict, after.round, now)
 
     def nodes_gone(self, names: Collection[str], more: int, reason: Reason, round_: int, now: float) -> None:
-        """Nodes of these names have left or were lost while a round formed, and so many others with them."""
+        """Nodes of these names, and `more` others, left or were lost while a round formed."""
         for name in names:
             self.add("node lost", round_, f"{name}: {reason.value}", now, name)
         if more:
             self.add("node lost", round_, f"{more} more nodes: {reason.value}", now)
 
     def nodes_waiting(self, before: Collection[NodeId], state: State, now: float) -> None:
-        """Nodes wait for the next round besides those that did `before`."""
+        """More nodes wait for the next round than `before`."""
         came = [node for node in state.wait_list if node not in before]
         if came:
             text = f"{join_names(names_of(state, came))} wait{'s' if len(came) == 1 else ''} for the next round"
             self.add("node waiting", state.round, text, now)
 
     def taken_over(self, before: State, state: State, now: float) -> None:
-        """A coordinator continues from an earlier one, or from a node's report: how old that state is, is not known."""
+        """A coordinator continues from an earlier one or from a node's report; the age of that state is unknown."""
         if (before.round, before.complete, before.closed) == (state.round, state.complete, state.closed):
             return
         self._enter_phase(now)
@@ -327,7 +328,7 @@ class JobHistory:
         self.add("coordinator started", state.round, f"another coordinator has taken over: {how}", now)
 
     def reported(self, age: float, command: str, log_folder: str, now: float) -> None:
-        """A node has reported for how many seconds it has had a part in the job; group rank 0 also the rest."""
+        """A node has reported for how many seconds it has been in the job; group rank 0 also reports the rest."""
         if self.is_later and self.began is not None:
             self.began = min(self.began, now - age)
         if command:
@@ -359,7 +360,7 @@ class JobHistory:
 
 
 def _round_start(state: State) -> str:
-    """The sentence about a round's start: its number of nodes, and those that are new in it, such as a spare."""
+    """The sentence about a round's start: the number of nodes, and the new ones, such as a spare."""
     count = len(state.participants)
     came = (
         [node for node, participant in state.participants.items() if participant.previous_rank is None]
@@ -371,6 +372,6 @@ def _round_start(state: State) -> str:
 
 
 def verdict_sentence(verdict: Verdict) -> str:
-    """The sentence on how the job has ended."""
+    """The sentence about how the job ended."""
     why = verdict.detail or ("" if verdict.cause is None else verdict.cause.headline)
     return f"the job has {verdict.outcome.value}{f': {why}' if why else ''}"

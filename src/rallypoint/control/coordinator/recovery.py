@@ -1,23 +1,24 @@
-"""Fills a new coordinator with what the nodes of a running job hold. Pure: data in, data out.
+"""Fills a new coordinator from the nodes of a running job. Pure: data in, data out.
 
-The control plane was lost and is back, without state. Each node sends what it holds (`ResumeRequest`): its place in the
-last round that it knows. The first such request gives the size of the round; a placeholder represents each node that
-has not reported yet. Placeholders hold places like any node; nodes that do not report in time are removed as lost.
+The control plane was lost and is back without its state. Each node reports its place in the last round that it knows
+(`ResumeRequest`). The first report gives the size of the round. A placeholder stands for each node that has not
+reported yet, and occupies its place. Nodes that do not report in time are removed as lost.
 
 Laws:
 
-1. A running round continues when all its nodes have reported: no node is notified.
-2. The newest round that any node holds is the job's; a node that holds an older one comes back as a new node.
-3. A node that hosted the control plane inside its agent is gone with it: its round is over, unless it had succeeded.
-   The nodes of a round are told who has succeeded (`NodesSucceeded`), so that this outlives the coordinator.
-4. Only a coordinator that has not completed a round of its own is filled. Any other skips the numbers, of rounds and of
-   restarts, that were used before its time.
-5. A node that waited for a place cannot know whether a round runs. If only such nodes have reported, no round is
-   completed until nodes of a running one have had the time to report.
-6. A node that has met another coordinator since has given up the join that it had sent us (`resume_state`, law 1). It
-   keeps its place, which waits for its next join: no round continues with the data of the first one.
-7. A node that keeps its place without a join (law 7 of `coordinator`) may not have heard of it: it is told of both, the
-   end of the round that it holds and its new place, unless it has heard from another coordinator since.
+1. A running round continues when all its nodes have reported; no node is notified.
+2. The newest round that any node reports is the job's. A node with an older one returns as a new node.
+3. A node that hosted the control plane in its agent is gone with it; this ends its round, unless the node had
+   succeeded. The nodes of a round know which nodes succeeded (`NodesSucceeded`), so this knowledge outlives the
+   coordinator.
+4. Only a coordinator that has not completed a round of its own is filled. Any other skips the numbers of rounds and
+   restarts that an earlier coordinator used.
+5. A node that waited for a place cannot know whether a round runs. While only such nodes have reported, no round is
+   completed until nodes of a running round have had time to report.
+6. A node that has since met another coordinator has given up the join that it sent us (`resume_state`, law 1). It keeps
+   its place, which waits for its next join: no round continues with the data of the old one.
+7. A node that keeps its place without a join (law 7 of `coordinator`) may not know. It is notified of both the end of
+   its round and its new place, unless another coordinator has since reached it.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ _HOST_DETAIL = "it hosted the control plane"
 
 
 def recovered(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
-    """The state after `node` has reported what it holds. Unchanged if that is nothing new.
+    """The state after the report of `node`; unchanged if the report brings nothing new.
 
-    The caller has checked that the job can have had such a round (`may_have_been`).
+    The caller has checked that the job can have had this round (`may_have_been`).
     """
     if request.round < 0 and state.round == 0 and not state.complete:
         delay = recovery_timeout(settings)
@@ -61,7 +62,7 @@ def recovered(state: State, node: NodeId, request: ResumeRequest, settings: Sett
     if request.round > state.round or (request.round == state.round and not state.complete):
         return _adopt_round(_unlisted(state, node), node, request, settings)
     if request.origin != state.origin:
-        return state  # another round, which happens to have the same number
+        return state  # another round that happens to have the same number
     if request.round == state.round:
         return _add_participant(_unlisted(state, node), node, request, settings)
     if request.round == _last_complete(state) and not state.complete:
@@ -70,7 +71,7 @@ def recovered(state: State, node: NodeId, request: ResumeRequest, settings: Sett
 
 
 def _unlisted(state: State, node: NodeId) -> State:
-    """The state in which a node that has waited here for a place has the one that another coordinator gave it."""
+    """The state without a waiting node, which now has a place from another coordinator."""
     if node not in state.wait_list and node not in state.redundancy_list:
         return state
     return state._replace(
@@ -79,12 +80,12 @@ def _unlisted(state: State, node: NodeId) -> State:
 
 
 def may_have_been(request: ResumeRequest, settings: Settings) -> bool:
-    """Whether the job can have had a round of that many nodes: an operator may have reduced it since."""
+    """Whether the job can have had a round of that many nodes. An operator may have reduced it since."""
     return request.group_world_size <= settings.max_nodes or request.size is not None
 
 
 def with_size_of(state: State, request: ResumeRequest, settings: Settings) -> State:
-    """The state with the number of nodes of a round, if only the nodes know that an operator has changed it."""
+    """The state with the round's number of nodes, if only the nodes know that an operator changed it."""
     size = request.size
     if size is None or state.size is not None or size.min_nodes > size.max_nodes:
         return state
@@ -92,7 +93,7 @@ def with_size_of(state: State, request: ResumeRequest, settings: Settings) -> St
 
 
 def with_later_rounds(state: State, request: ResumeRequest) -> State:
-    """The state of a coordinator with rounds of its own, after a node has reported rounds of others."""
+    """The state of a coordinator with rounds of its own after a node has reported another coordinator's rounds."""
     next_round = max(request.round, request.last_ended_round) + 1
     unused = max(state.next_round, state.round + 1) if state.complete else state.round
     if next_round <= unused and request.failures <= state.ledger.failures:
@@ -105,9 +106,9 @@ def with_later_rounds(state: State, request: ResumeRequest) -> State:
 
 
 def missed_notifications(state: State, node: NodeId, request: ResumeRequest) -> list[Notification]:
-    """The notifications that `node` has missed besides its placement, judged by what it holds."""
+    """The notifications, besides its placement, that `node` has missed according to its report."""
     if node in state.participants and state.complete:
-        unaware = not request.round_over and request.round < state.round  # it has kept its place (law 7)
+        unaware = not request.round_over and request.round < state.round  # the node kept its place (law 7)
         ended = [RoundEnded(end_of(state, request.round), keeps_place=True)] if unaware else []
         must_save = state.is_preempted and node not in state.consents and node not in state.succeeded
         return [*ended, preempted(state)] if must_save else [*ended]
@@ -118,7 +119,7 @@ def missed_notifications(state: State, node: NodeId, request: ResumeRequest) -> 
     last = state.round - 1 if state.complete else _last_complete(state)
     waits = node in state.participants or node in state.wait_list or node in state.redundancy_list
     if request.joining and last > max(request.round, request.last_ended_round) and not waits:
-        # A place that it was given is lost again, and its worker store may have been used there.
+        # The node has lost a place that it was given, and its worker store may have been used there.
         return [RoundEnded(end_of(state, last))]
     return []
 
@@ -126,8 +127,8 @@ def missed_notifications(state: State, node: NodeId, request: ResumeRequest) -> 
 def without_given_up_join(
     state: State, node: NodeId, request: ResumeRequest, settings: Settings, incarnation: str
 ) -> State:
-    """The state after `node`, which has come back to the coordinator of that name, has reported which join it waits
-    with (law 6), unless it has kept its place (law 7).
+    """The state after `node` has returned to the coordinator `incarnation` and reported the join that it waits with
+    (law 6), unless it kept its place (law 7).
     """
     place = state.participants.get(node)
     if place is None or (request.joining and request.node_info.store_port == place.node_info.store_port):
@@ -147,20 +148,20 @@ def without_given_up_join(
 
 
 def _last_complete(state: State) -> int:
-    """The number of the running round, or of the last one that ran; -1 if there was none. Numbers may be left out."""
+    """The number of the running or last complete round; -1 if there was none. Numbers may be skipped."""
     if state.complete:
         return state.round
     return state.round - 1 if state.ended is None else state.ended.round
 
 
 def end_of(state: State, round_: int) -> RoundEnd:
-    """How a round that ran before this state ended, as far as that is known."""
+    """How an earlier round ended, as far as this state shows it."""
     ended = state.ended
     return ended if ended is not None and ended.round == round_ else RoundEnd(round_, Reason.FORGOTTEN, "")
 
 
 def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
-    """Adopt the round of its first node to report: all places of that round are taken, earlier nodes wait."""
+    """Adopt the round of its first node to report: its places are all taken, and earlier nodes wait."""
     ranks = range(request.group_world_size)
     rank_by_node = {(node if rank == request.group_rank else NodeId.placeholder(rank)): rank for rank in ranks}
     forming = {} if state.complete else state.participants
@@ -202,11 +203,11 @@ def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: S
 
 
 def _with_successes(state: State, request: ResumeRequest) -> State:
-    """The state with the successes that a node knows of: those of nodes which have not reported themselves.
+    """The state with the successes of unreported nodes that a reporting node knows of.
 
-    1. A succeeds, and B is told; A is stopped (its work is done), and with it goes the coordinator that it hosted.
-    2. B comes to a new coordinator. A never will.
-    3. Were A merely awaited, the round would end when its time is over, and with it the work of B.
+    1. A succeeds and B is notified. A stops (its work is done), and with it the coordinator that it hosts.
+    2. B reports to a new coordinator. A never will.
+    3. If A were only awaited, the round would end at A's deadline, and with it the work of B.
     """
     succeeded = state.succeeded
     for rank in ranks_in(request.succeeded, request.group_world_size):
@@ -217,18 +218,18 @@ def _with_successes(state: State, request: ResumeRequest) -> State:
 
 
 def _over_for(state: State, node: NodeId, end: RoundEnd, settings: Settings) -> State:
-    """The state after its round has ended for a node. That of a preempted job continues for those who still save."""
+    """The state after its round has ended for a node. In a preempted job it continues for nodes that still save."""
     return with_consent(state, node, settings) if state.is_preempted else end_round(state, end)
 
 
 def _add_participant(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
-    """Add one more node of the running round."""
+    """Add another node of the running round."""
     placeholder = NodeId.placeholder(request.group_rank)
     if placeholder not in state.participants:
         return state
     others = without(state.participants, placeholder)
     place = Participant(request.node_info, request.group_rank)
-    succeeded = without_member(state.succeeded, placeholder)  # it says so itself, right after this
+    succeeded = without_member(state.succeeded, placeholder)  # the node reports its success itself right after this
     after = state._replace(participants=with_entry(others, node, place), succeeded=succeeded)
     after = _with_successes(after, request)
     if not request.round_over:
@@ -237,7 +238,7 @@ def _add_participant(state: State, node: NodeId, request: ResumeRequest, setting
 
 
 def _add_survivor(state: State, node: NodeId, request: ResumeRequest) -> State:
-    """Add one more node of the round that is over."""
+    """Add another node of the round that has ended."""
     placeholder = NodeId.placeholder(request.group_rank)
     rank = state.survivors.get(placeholder)
     if rank is None:

@@ -1,9 +1,8 @@
 """The control server: sessions over TCP for one job (embedded in an agent) or for many (`jobs`).
 
-Bytes from an unauthenticated peer cost a log line, never the job: every connection must greet with the magic, say hello
-and prove the secret within a deadline, and each frame is bounded and typed. Of many unauthenticated connections
-(`ConnectionLimiter`) only some are logged, and the oldest make room. It runs on the thread of the loop that it is
-given.
+Bytes from an unauthenticated peer can cost a log line, but never the job: every connection must send the magic and the
+hello and prove the secret within a deadline, and each frame is bounded and typed. Of many unauthenticated connections
+(`ConnectionLimiter`), only some are logged, and the oldest make room. The server runs on the thread of the given loop.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _CLOSE_TIMEOUT = 5.0
-"""Seconds that `close` waits for the loop, beyond the time that nodes have."""
+"""Seconds that `close` waits for the loop, in addition to the time for the nodes."""
 
 
 class ControlServer:
     """Listens for nodes.
 
-    The socket listens when this returns; connections are served as soon as the loop thread is up.
+    The socket listens when the constructor returns; connections are served as soon as the loop's thread runs.
     """
 
     def __init__(
@@ -50,17 +49,17 @@ class ControlServer:
         fallback: Callable[[socket.socket, bytes], None] | None = None,
         has_local_nodes: bool = False,
     ) -> None:
-        """Serve `jobs` on `listener`, which this takes over.
+        """Serve `jobs` on `listener`, and own it from now on.
 
         Args:
-            jobs: the jobs that requests go to.
+            jobs: the jobs to serve.
             listener: a listening socket (`base.endpoint.listening_socket`), or several; `port` is that of the first.
-            keys: the keys of which nodes must prove to hold one; None if the job has none.
-            tls: the TLS that every control connection must use, if any; connections of a `fallback` need not.
+            keys: the keys of which nodes must prove to have one; None if the job has none.
+            tls: the TLS that every control connection must use, if any; connections for `fallback` need not.
             loop: the loop to run on; the process's shared loop if not given.
-            fallback: takes over connections that do not greet as ours do, with what has been read from them, if
-                something else is served on the same port (the worker store of a static rendezvous).
-            has_local_nodes: whether a node that connects from this very process lives and dies with the server.
+            fallback: takes over connections without our greeting, together with the bytes already read, if the same
+                port serves something else (the worker store of a static rendezvous).
+            has_local_nodes: whether a node that connects from this process ends with the server.
         """
         self.jobs = jobs
         self._keys = keys
@@ -72,7 +71,7 @@ class ControlServer:
         self.port: int
         self.host, self.port = self._listeners[0].getsockname()[:2]
         self._connections: Connections | None = None
-        """Set on the loop's thread, when it serves."""
+        """Set on the loop's thread when it begins to serve."""
         self._loop = loop or shared_loop()
         self._serves = False
         self._timer: asyncio.TimerHandle | None = None
@@ -88,7 +87,7 @@ class ControlServer:
         return () if self._connections is None else self._connections.open
 
     def _warn_if_open(self) -> None:
-        """Warn that anyone may connect, if other machines can."""
+        """Warn that anyone may connect, if other machines can reach this server."""
         places = [listener.getsockname()[:2] for listener in self._listeners]
         outside = [Endpoint("*" if host in {"::", "0.0.0.0"} else host, port) for host, port in places]
         outside = [place for place in outside if not is_loopback(place.host)]
@@ -100,24 +99,24 @@ class ControlServer:
             )
 
     def close(self, linger: float = 2.0, why: str = "") -> None:
-        """Accept no more nodes, let the last notifications arrive, and end all sessions. Idempotent.
+        """Accept no more nodes, deliver the last notifications, and end all sessions. Idempotent.
 
         Args:
-            linger: seconds that nodes have to read what was sent and disconnect.
+            linger: seconds for nodes to read their messages and disconnect.
             why: the last message to them.
         """
         if self._closed is None:
             self._closed = self._loop.submit(self._close_all(linger, why))
         try:
             self._closed.result(linger + _CLOSE_TIMEOUT)
-        except TimeoutError:  # the loop is busy; nothing may keep this process from ending
+        except TimeoutError:  # the loop is busy, but the process must end
             log.warning(
                 "the control plane was not closed within %.1f s; it ends without a last message",
                 linger + _CLOSE_TIMEOUT,
             )
 
     def until_serving(self) -> None:
-        """Wait until connections are served. Not on the loop's thread. Raises LoopError: they never will be."""
+        """Wait until connections are served. Not on the loop's thread. Raises LoopError if they never will be."""
 
         async def serves() -> bool:  # behind `_serve`
             return self._serves
@@ -145,14 +144,14 @@ class ControlServer:
         if self._timer is not None:
             self._timer.cancel()
         connections = self._connections
-        if connections is None:  # for lack of descriptors
+        if connections is None:  # the process had too few descriptors
             for listener in self._listeners:
                 listener.close()
             return
         connections.transports.stop_listening()
-        if self.jobs.is_awaited:  # nodes that end with the job answer a watcher first
+        if self.jobs.is_awaited:  # nodes that end with the job first answer a watcher
             await self._until_answered(linger)
-        self.jobs.tick()  # who follows is sent how the job has ended
+        self.jobs.tick()  # followers receive the end of the job
         for connection in list(connections.open):
             connection.finish(why)
         if connections.open:
@@ -162,7 +161,7 @@ class ControlServer:
                 log.info("%d control connections did not disconnect in %.1f s", len(connections.open), linger)
         for connection in list(connections.open):
             connection.abort()
-        await asyncio.sleep(0)  # let the aborted transports report that they are closed
+        await asyncio.sleep(0)  # let the aborted transports report their end
         connections.close()
 
     async def _until_answered(self, linger: float) -> None:
@@ -181,7 +180,7 @@ class ControlServer:
         self.jobs.on_change = do_nothing
 
     def _arm(self) -> None:
-        """Set the timer to when the coordinator next has something to do."""
+        """Set the timer for the coordinator's next tick."""
         import asyncio
 
         if not self._serves:

@@ -1,6 +1,6 @@
-"""The server's side of a control connection, on the level of messages: the handshake, then the session of a node.
+"""The server's side of a control connection at the level of messages: the handshake, then the session of a node.
 
-On the thread of the loop. It has no socket: its connection sends for it. The simulator drives the same class.
+Runs on the loop's thread. It has no socket: its connection sends for it. The simulator drives the same class.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 HEARTBEAT = codec.encode(Heartbeat())
 
 _answer_to = lru_cache(maxsize=8)(lambda number: codec.encode(Heartbeat(number)))
-"""The answer to that many heartbeats: mostly the same bytes."""
+"""The answer to this many heartbeats: mostly the same bytes."""
 _session_ended = lru_cache(maxsize=64)(lambda why, is_permanent: codec.sendable(SessionEnded(why, is_permanent)))
-"""The last message of a session: where all nodes come back, each has its earlier session ended for the same reason."""
+"""The last message of a session. When all nodes return, their earlier sessions end for the same reason."""
 _MANY_HEARTBEATS_PER_LEASE = 2.1
-"""If there are many sessions; otherwise three. More than two, so that less than half a lease lies between them: silence
-of all nodes for that long would look like an outage of ours (`control.coordinator.sessions`).
+"""Heartbeats if there are many sessions; otherwise three. More than two, so that less than half a lease lies between
+two of them: silence of all nodes for half a lease would look like an outage of ours (`control.coordinator.sessions`).
 """
 
 
 class SessionOutput(Protocol):
-    """The connection of a session: that of a server, or of the simulator."""
+    """The connection of a session, from a server or the simulator."""
 
     def send(self, *payloads: bytes) -> None:
-        """Send messages, signed if the session's are."""
+        """Send messages, signed if the session is."""
 
     def post(self, message: Any) -> None:
         """Send a message at the end of the turn, in the order of the calls."""
@@ -59,22 +59,22 @@ class SessionOutput(Protocol):
         """The coordinator has ended the session."""
 
     def describe(self, hello: Hello) -> SessionRecord:
-        """The handshake is done: return what is known about the session of a node with this greeting."""
+        """The handshake is done: describe the session of a node with this greeting."""
 
     @property
     def is_written(self) -> bool:
-        """Whether all that was posted was written."""
+        """Whether all posted messages were written."""
 
     @property
     def answers_all(self) -> bool:
-        """Whether there are so few sessions that every heartbeat is answered, and not only every second one."""
+        """Whether to answer every heartbeat, as there are few sessions, rather than every second one."""
 
 
 class GuestSession(Protocol):
-    """The session of a connection that is no node's."""
+    """The session of a connection that belongs to no node."""
 
     def receive(self, payload: bytes) -> None:
-        """Handle one message. Raises CodecError: it is none, or is not allowed here."""
+        """Handle one message. Raises CodecError if it is malformed or not allowed here."""
 
     def detach(self) -> None:
         """The connection has ended."""
@@ -88,10 +88,10 @@ class ServerSession:
 
         Args:
             jobs: the jobs whose nodes may connect.
-            keys: the keys of which nodes must prove to hold one; None if there are none.
-            nonce: bytes that no other handshake has had.
+            keys: the keys of which nodes must prove to have one; None if there are none.
+            nonce: bytes that no other handshake used.
             output: the connection.
-            peer: the address that it comes from.
+            peer: its address.
         """
         self._jobs = jobs
         self._handshake = ServerHandshake(jobs.job, keys, nonce)
@@ -100,31 +100,31 @@ class ServerSession:
         self._peer = peer
         self._dispatcher: Dispatcher | None = None
         self._guest: GuestSession | None = None
-        """What handles the messages of a connection that is no node's."""
+        """The handler of messages if the connection belongs to no node."""
         self.is_open = False
         """Whether the handshake is done."""
         self.only_asked = False
-        """Whether the other side was sent all that it asked for, such as the list of jobs: it is no session."""
+        """Whether the peer only made a query, such as for the list of jobs, and has the answer: it is no session."""
         self._leaving = False
         self._answered_last = False
         """Whether the last heartbeat was answered."""
         self._node: NodeId | None = None
         self._unanswered = 0
-        """How many have arrived that no answer has counted yet."""
+        """Heartbeats that no answer has counted yet."""
         self.number = 0
         self.signers: Signers | None = None
         self.end_reason = "its session has ended"
 
     @property
     def node_name(self) -> str:
-        """The name that the node gives for its host, once it has greeted."""
+        """The host name in the node's greeting; empty before it."""
         return "" if self._node is None else printable(str(self._node), 64)
 
     def receive(self, payload: bytes) -> str | None:
         """Handle one message. Returns why the connection must be closed; None if it continues.
 
         Raises:
-            CodecError: it is not a message, or is not allowed here.
+            CodecError: the message is malformed, or not allowed here.
             SignatureError: its signature is missing or wrong.
         """
         if self.signers is not None and self.is_open:
@@ -136,7 +136,7 @@ class ServerSession:
             if payload == HEARTBEAT:
                 return self.heartbeat()
             request = codec.decode_request(payload)
-            if isinstance(request, Heartbeat):  # in another encoding than ours
+            if isinstance(request, Heartbeat):  # in an encoding other than ours
                 return self.heartbeat()
             if isinstance(request, (LeaveRequest, JoinRequest)):
                 self._leaving = isinstance(request, LeaveRequest)
@@ -156,19 +156,19 @@ class ServerSession:
         return None if answer is None else self._answer(answer)
 
     def refuse(self, sentence: str) -> None:
-        """Tell the other side why it is refused; the connection must be closed."""
+        """Send the reason for a refusal; the caller must close the connection."""
         self._output.send(codec.encode(HandshakeRefused(sentence)))
 
     def heartbeat(self) -> str | None:
-        """A heartbeat has arrived. Returns as `receive` does."""
+        """A heartbeat has arrived. Returns the same as `receive`."""
         assert self._dispatcher is not None
         if not self._dispatcher.heartbeat(self.number):
             return self.end_reason
         self._unanswered += 1
         self._answered_last = not self._answered_last or self._output.answers_all
         if self._answered_last:
-            # At once. While messages wait, for the journal or for the end of the turn, it means only that we are alive:
-            # the end of its round may be among them.
+            # Answer at once. While messages wait for the journal or the end of the turn, the answer only shows that we
+            # are alive: the end of the node's round may be among them.
             waits = self._dispatcher.holds_messages or not self._output.is_written
             counted = 0 if waits or not self._dispatcher.is_leader else self._unanswered
             self._output.send(_answer_to(counted))
@@ -176,12 +176,12 @@ class ServerSession:
         return None
 
     def end(self, why: str, *, is_permanent: bool = False) -> None:
-        """Send that the session ends, and why; does nothing if there is none. See `SessionEnded.is_permanent`."""
+        """Send the end of the session, with the reason, if there is a session. See `SessionEnded.is_permanent`."""
         if self.is_open:
             self._output.send(_session_ended(why, is_permanent))
 
     def detach(self, how: str) -> None:
-        """The connection has ended, in the way that `how` says. Idempotent."""
+        """The connection has ended, as `how` describes. Idempotent."""
         dispatcher, self._dispatcher = self._dispatcher, None
         guest, self._guest = self._guest, None
         self.is_open = False
@@ -200,7 +200,7 @@ class ServerSession:
     def _answer_to_hello(self, payload: bytes) -> Challenge | HandshakeRefused | None:
         try:
             hello = codec.decode(payload, Hello)
-        except codec.CodecError as error:  # of another version, perhaps, which has other fields
+        except codec.CodecError as error:  # perhaps another version, with other fields
             version = codec.version_of(payload)
             return HandshakeRefused(str(error) if version == PROTOCOL_VERSION else version_error(version))
         self._node = hello.node
@@ -229,7 +229,7 @@ class ServerSession:
         self._dispatcher, self.is_open = dispatcher, True
 
     def _answer_greeting(self, hello: Hello) -> None:
-        """Answer a greeting without opening a session: the peer learns that it would be accepted, and the time here."""
+        """Answer a greeting without a session: the peer learns that it would be accepted, and our time."""
         self.signers = self._handshake.signers
         self._output.describe(hello)
         lease = hello.settings.lease
@@ -237,7 +237,7 @@ class ServerSession:
         self.only_asked = True
 
     def _open_guest(self, hello: Hello) -> None:
-        """Open the session of a watcher; where it names no job, and there are several or none, it is only answered."""
+        """Open a watcher's session. If it names no job, and there are several or none, it gets only an answer."""
         open_guest = load(GUEST)
         self.signers = self._handshake.signers
         record = self._output.describe(hello)

@@ -2,36 +2,36 @@
 
 Laws:
 
-1. A node names itself, with a number that nobody can guess: who greets by that name is certainly the same node.
-2. A session belongs to one node. With its first request it replaces the earlier ones of its node.
-3. A session that ends while its node has another one has not ended its node: connections break in any order.
-4. What a node may be told, and which join of it counts, is the session's state (`SessionState`):
+1. A node names itself with a number that nobody can guess: a peer that greets with that name is certainly the same
+   node.
+2. A session belongs to one node. Its first request replaces the node's earlier sessions.
+3. The end of a session is not the end of its node if the node has another session: connections break in any order.
+4. The session's state (`SessionState`) decides which messages a node may get, and which of its joins counts:
 
        state         opened by           ResumeRequest            JoinRequest        the node is placed
        ------------  ------------------  -----------------------  -----------------  ------------------
-       OPEN          a new node          joining, and was told    runs               -
+       OPEN          a new node          joining, and was sent    runs               -
                                          news: IGNORES_JOIN;
                                          joining: WILL_REJOIN;
                                          else OPEN
-       RESUMING      a node that was in  as OPEN (any request     as OPEN            it is not told: it
+       RESUMING      a node that was in  as OPEN (any request     as OPEN            it is not sent: it
                      a session before    ends RESUMING)                              asks when it is back
        WILL_REJOIN   -                   as OPEN                  runs: OPEN         IGNORES_JOIN
        IGNORES_JOIN  -                   as OPEN                  is ignored: OPEN   -
 
-   Why a join is ignored: the node decides what it sends before it reads what we have sent.
+   Why a join is ignored: the node decides what to send before it reads our messages.
 
-       1. A waits for a place. Its connection breaks, and in the next session it says so (`ResumeRequest.joining`).
+       1. A waits for a place. Its connection breaks, and in the next session it reports that (`ResumeRequest.joining`).
        2. Its earlier join still waits here. The round becomes complete with it, and `Placed` is sent to A.
-       3. A sends its join again, as announced, and only then reads `Placed`. Were that join run, A would wait for
-          the round after the one that it is in.
+       3. A sends its join again, as announced, and only then reads `Placed`. If we ran that join, A would wait for the
+          round after its own.
 
 Laws of `Liveness`:
 
-1. A session with a lease that was silent for the lease is over.
-2. Time in which we slept does not count: messages that arrived meanwhile may wait unread.
-3. Time in which no session at all was heard does not count either, if there are several and none is in our own process:
-   then it is we who are cut off. A single node that is silent counts as lost: that is more likely than that we are cut
-   off.
+1. A session that is silent for the length of its lease has ended.
+2. Time in which this process slept does not count: messages that arrived meanwhile may wait unread.
+3. Time in which all sessions were silent does not count either, if there are several and none is in our own process:
+   then this process is cut off. A single silent node counts as lost: that is more likely than that we are cut off.
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ STRANGER_REFUSED = (
 
 
 class SessionState(Enum):
-    """What a node in a session knows, as far as it concerns its joins (law 4)."""
+    """What a node in a session knows about its joins (law 4)."""
 
     OPEN = auto()
     RESUMING = auto()
-    """The node had an earlier session. It is sent nothing until its `ResumeRequest` says what it holds."""
+    """The node had an earlier session. We send it nothing until its `ResumeRequest` describes its place."""
     WILL_REJOIN = auto()
-    """It has said that it waits for a place, and has not sent its join yet."""
+    """The node has reported that it waits for a place, and has not sent its join yet."""
     IGNORES_JOIN = auto()
-    """What it was told has overtaken the join that it sends next."""
+    """Our messages have overtaken the join that the node sends next."""
 
 
 @dataclass(slots=True)
 class SessionRecord:
-    """What is known about a session: how it was opened, and what its node has reported since."""
+    """How a session was opened, and what its node has reported since."""
 
     node: NodeId
     address: str
-    """The node's own address towards us, as it sees it."""
+    """The node's own address on the way to us, as the node sees it."""
     server_address: str = ""
     """Our address as the node sees it; empty for the node of our own process."""
     observed_address: str = ""
@@ -79,26 +79,26 @@ class SessionRecord:
     settings: Settings | None = None
     """The settings that the node was started with; None for the node of our own process."""
     leased: bool = True
-    """Whether the session ends when it is silent for the lease."""
+    """Whether the session ends when it is silent for the length of the lease."""
     in_this_process: bool = False
     """Whether the node's agent is in our own process, even if only for now."""
     local: bool = False
-    """Whether it is, and both end together."""
+    """Whether the node's agent is in our own process, and both end together."""
     is_own_user: bool = False
-    """Whether its process is known to be of our own user, or of root, on this machine."""
+    """Whether its process is known to belong to our own user or root, on this machine."""
     trusted: bool = True
-    """Whether it may end and change the job: it is that user's, or has proved something, or runs in this process."""
+    """Whether it may end and change the job: it belongs to such a user, has proved a secret, or is in this process."""
     refused: bool = False
-    """Whether it has wanted to, and was not allowed."""
+    """Whether such a request was refused."""
     number: int = 0
-    """The number of the session, from `SessionRegistry.open` on."""
+    """The number of the session, set by `SessionRegistry.open`."""
     state: SessionState = SessionState.OPEN
     differences_reported: tuple[ConfigDifference, ...] = ()
-    """The differences from the job's settings that the node has been told."""
+    """Differences from the job's settings that were sent to the node."""
     addresses: tuple[str, ...] | None = None
-    """The addresses of the node's interfaces, as sent with its last join."""
+    """The addresses of the node's interfaces, from its last join."""
     keeps_place: bool = False
-    """Whether the node may be given a place without a request, as said with its last join."""
+    """Whether the node may get a place without a request, from its last join."""
 
 
 class SessionRegistry:
@@ -108,10 +108,10 @@ class SessionRegistry:
         self.liveness = liveness
         self._sessions: dict[int, SessionRecord] = {}
         self._by_node: dict[NodeId, tuple[int, ...]] = {}
-        """The sessions of each node; the first is the one in which it has spoken."""
+        """The sessions of each node; the one with requests is first."""
         self._in_this_process: list[int] = []
         self._external_addresses: dict[str, int] = {}
-        """The addresses that nodes on other machines use for us, and in how many sessions."""
+        """The addresses that nodes on other machines use for us, with the number of sessions."""
 
     def open(self, number: int, session: SessionRecord, now: float) -> None:
         """A session begins."""
@@ -126,14 +126,14 @@ class SessionRegistry:
         self.liveness.add_session(number, now, leased=session.leased, local=session.local)
 
     def hear(self, number: int, now: float) -> SessionRecord | None:
-        """A session has sent something. Returns it, if it is open."""
+        """Note that a session has sent something. Returns the session if it is open."""
         session = self._sessions.get(number)
         if session is not None:
             self.liveness.note_message(number, now)
         return session
 
     def replace_earlier(self, session: SessionRecord) -> tuple[int, ...]:
-        """A session speaks: end the earlier ones of its node (law 2). Returns their numbers."""
+        """End the earlier sessions of a session's node (law 2). Returns their numbers."""
         sessions = self._by_node[session.node]
         earlier = sessions[: sessions.index(session.number)]
         for number in earlier:
@@ -141,7 +141,7 @@ class SessionRegistry:
         return earlier
 
     def close(self, number: int) -> NodeId | None:
-        """A session ends. Returns its node, if that has no other one (law 3)."""
+        """End a session. Returns its node if that has no other session (law 3)."""
         session = self._sessions.pop(number, None)
         if session is None:
             return None
@@ -160,11 +160,11 @@ class SessionRegistry:
         return session.node
 
     def get(self, number: int) -> SessionRecord | None:
-        """The session of that number, if it is open."""
+        """The session of this number, if it is open."""
         return self._sessions.get(number)
 
     def find(self, node: NodeId) -> SessionRecord | None:
-        """The session in which a node can be told something, if it has one."""
+        """The node's session, if it is ready for notifications."""
         numbers = self._by_node.get(node)
         session = None if numbers is None else self._sessions[numbers[0]]
         return None if session is None or session.state is SessionState.RESUMING else session
@@ -173,12 +173,12 @@ class SessionRegistry:
         return self.find(node) is not None
 
     def __iter__(self) -> Iterator[SessionRecord]:
-        """In the order in which they were opened."""
+        """Iterate over the sessions in the order of their opening."""
         return iter(self._sessions.values())
 
     def copy_last_heard(self) -> Callable[[], Mapping[NodeId, float]]:
-        """Copy what may change. Returns a function that says of each node with a session when it was last heard:
-        infinity if that is not counted, since its session has no lease.
+        """Copy what may change. Returns a function that gives the time of the last message for each node with a
+        session; infinity if its session has no lease.
         """
         sessions, by_node, heard = list(self._sessions.values()), dict(self._by_node), self.liveness.copy_last_heard()
 
@@ -208,45 +208,45 @@ class SessionRegistry:
 
     @property
     def nodes_in_this_process(self) -> list[NodeId]:
-        """The nodes whose agent is in our own process: also that of an elected leader, which may outlive its term."""
+        """The nodes whose agent is in our own process, including an elected leader's, which may outlive its term."""
         return [self._sessions[number].node for number in self._in_this_process]
 
 
 def _is_external(session: SessionRecord) -> bool:
-    """Whether its node is on another machine."""
+    """Whether the session's node is on another machine."""
     return bool(session.server_address) and not is_loopback(session.address)
 
 
 _MAX_EXCUSED_PAUSES = 3
-"""The number of consecutive sleeps that are excused: an observer that always sleeps must decide at some point."""
+"""The number of consecutive sleeps that are excused: a process that keeps sleeping must decide at some point."""
 
 
 class SilentSessions(NamedTuple):
-    """The result of a check: sessions that are `lost` because their nodes are, or `out_of_reach` because we are."""
+    """The result of a check: sessions whose nodes are `lost`, and sessions `out_of_reach` because we are cut off."""
 
     lost: tuple[int, ...] = ()
     out_of_reach: tuple[int, ...] = ()
 
 
 class Liveness:
-    """Tracks when each session was last heard."""
+    """Tracks when each session last sent something."""
 
     def __init__(self, lease: float, outage_timeout: float) -> None:
         """Begin with no session.
 
         Args:
-            lease: seconds of silence that are allowed for a session.
-            outage_timeout: seconds for which sessions are kept while none at all is heard.
+            lease: seconds for which a session may be silent.
+            outage_timeout: seconds for which sessions are kept while all are silent.
         """
         self.lease = lease
         self.outage_timeout = outage_timeout
         self._heard: dict[int, float] = {}
-        """When each session with a lease was last heard."""
+        """When each session with a lease last sent something."""
         self._local: set[int] = set()
         self._heard_at = -math.inf
         self._looked_at = -math.inf
         self._excused_pauses = 0
-        """The number of consecutive checks that came after a sleep, and were excused for that."""
+        """The number of consecutive checks that were excused because they followed a sleep."""
 
     def add_session(self, session: int, now: float, *, leased: bool, local: bool) -> None:
         """A session begins; `local` if its node is in our own process."""
@@ -266,11 +266,11 @@ class Liveness:
             self._heard[session] = now
 
     def copy_last_heard(self) -> Mapping[int, float]:
-        """When each session with a lease was last heard, as a copy."""
+        """A copy of the times at which each session with a lease last sent something."""
         return dict(self._heard)
 
     def remove_session(self, session: int) -> None:
-        """A session is over."""
+        """A session has ended."""
         self._heard.pop(session, None)
         self._local.discard(session)
 
@@ -279,14 +279,14 @@ class Liveness:
         return self._looked_at + self.lease / 4 if self._heard else math.inf
 
     def check(self, now: float) -> SilentSessions:
-        """The sessions that are silent at `now`; none is found before `check_at`."""
+        """Find the sessions that are silent at `now`; there are none before `check_at`."""
         due = self._looked_at + self.lease / 4
         if now < due:
             return SilentSessions()
         late = now - due
         self._grant_extra_time(now, late)
         self._heard_at = min(now, self._heard_at + late)
-        # After a sleep, check a little later: until then unread messages are read.
+        # After a sleep, check a little later: unread messages are read by then.
         self._excused_pauses = (
             self._excused_pauses + 1 if late > self.lease / 8 and self._excused_pauses < _MAX_EXCUSED_PAUSES else 0
         )
@@ -302,7 +302,7 @@ class Liveness:
         )
 
     def _seem_cut_off(self, now: float) -> bool:
-        # Nodes send three heartbeats in a lease; if they are many, more than two, each at its own time.
+        # Nodes send three heartbeats in a lease or, if there are many nodes, more than two, each at its own time.
         return now - self._heard_at >= self.lease / 2 and len(self._heard) >= 2 and not self._local
 
     def _grant_extra_time(self, now: float, seconds: float) -> None:

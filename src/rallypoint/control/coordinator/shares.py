@@ -1,12 +1,11 @@
-"""What each tenant of a server may take, so that the others have theirs: sessions, and the time of the loop.
+"""Limits the share of a server's sessions and loop time that each tenant may use.
 
-A tenant is a job where there is a secret, since its nodes prove that they are of it, and an address where there is
-none. Laws:
+With a secret, a tenant is a job, since nodes prove that they belong to it; without one, a tenant is an address. Laws:
 
 1. Only a server of many jobs has tenants: the nodes of one job share its fate.
-2. One tenant holds at most half of the sessions for which there are descriptors.
-3. A tenant may use the loop for `BURST` seconds at once, and beyond that for `RATE` of the time: what it sends then
-   is read later. A tenant that is alone waits for nothing.
+2. One tenant has at most half of the sessions for which there are descriptors.
+3. A tenant may use the loop for `BURST` seconds at once, and then for the fraction `RATE` of the time: any further
+   input is read later. A tenant that is alone never waits.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ BURST, RATE = 1.0, 0.5
 class _Tenant(NamedTuple):
     sessions: int
     debt: float
-    """Seconds of the loop that it has used beyond its rate, at `at`."""
+    """Seconds of loop time used beyond its rate, at `at`."""
     at: float
 
 
@@ -35,11 +34,7 @@ class Shares:
         self._tenants: dict[str, _Tenant] = {}
 
     def enter(self, tenant: str) -> None:
-        """A session of this tenant begins.
-
-        Raises:
-            HandshakeError: it has too many.
-        """
+        """A session of this tenant begins.: HandshakeError: the tenant has too many sessions."""
         most = connection_limit() // 2
         record = self._tenants.get(tenant, _Tenant(0, 0.0, self._clock.monotonic()))
         if record.sessions >= most:
@@ -58,7 +53,7 @@ class Shares:
             del self._tenants[tenant]
 
     def used(self, tenant: str, seconds: float) -> None:
-        """The loop has worked for this tenant for some seconds."""
+        """The loop has spent `seconds` on this tenant."""
         record = self._tenants.get(tenant)
         if record is not None:
             now = self._clock.monotonic()
@@ -66,7 +61,7 @@ class Shares:
             self._tenants[tenant] = record._replace(debt=debt, at=now)
 
     def wait(self, tenant: str) -> float:
-        """The seconds after which what this tenant sends may be read; 0 for at once."""
+        """The seconds until this tenant's input may be read; 0 for at once."""
         record = self._tenants.get(tenant)
         if record is None or record.debt <= BURST or len(self._tenants) < 2:
             return 0.0

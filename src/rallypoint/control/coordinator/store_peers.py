@@ -1,10 +1,10 @@
-"""Who may connect to the worker store of a round: its members, as far as their addresses are known (decision 28). Pure.
+"""Peers that may connect to a round's worker store: its members, if their addresses are known (decision 28). Pure.
 
 Every node sends the addresses of its interfaces when it joins; the coordinator sees the source address of its session.
-The host of the store is sent all of them before its placement. Laws:
+The host of the store gets all of them before its placement. Laws:
 
-1. No peer is refused by a guess: if an address is not known for sure, and no stricter policy was requested, all may
-   connect, and a log line says why.
+1. No peer is refused on a guess: if an address is uncertain, and no stricter policy was requested, all may connect, and
+   a log line gives the reason.
 2. The host's own machine may always connect.
 """
 
@@ -28,12 +28,12 @@ _LINK_LOCAL = "fe80::/10"
 _PART = 1000
 """Addresses in one message."""
 _MAX_ADDRESSES = 128 * 1024
-"""Addresses of all members that the host is told."""
+"""The number of members' addresses sent to the host."""
 
 
 class PeerPolicy(NamedTuple):
-    """The value of `--store-peers`: whether members may connect, which networks may, and whether it was given at all.
-    Without either, all may.
+    """The value of `--store-peers`: whether members may connect, which networks may, and whether the flag was given.
+    Without members and networks, all may connect.
     """
 
     members: bool = True
@@ -48,7 +48,7 @@ def parse_policy(text: str) -> PeerPolicy:
         text: the value from the user; empty for the default.
 
     Raises:
-        UsageError: a part is none of these.
+        UsageError: a part is invalid.
     """
     if not text:
         return PeerPolicy()
@@ -72,7 +72,7 @@ def peers_notification(state: State, sessions: SessionRegistry) -> list[StorePee
         session = sessions.find(node)
         if session is not None:
             some = some or session.addresses is not None
-            known.update(dict.fromkeys(session.addresses or ()))  # which are addresses, as all that nodes send
+            known.update(dict.fromkeys(session.addresses or ()))  # validated addresses, like all messages of nodes
             shown = (address.partition("%")[0] for address in (session.address, session.observed_address))
             known.update((address, None) for address in shown if address not in known and _is_network(address))
         doubt = doubt or _why_uncertain(state, node, session, is_host=participant.rank == 0)
@@ -89,7 +89,7 @@ def peers_notification(state: State, sessions: SessionRegistry) -> list[StorePee
 
 
 def _why_uncertain(state: State, node: NodeId, session: SessionRecord | None, *, is_host: bool) -> str:
-    """Why the addresses of a member may differ from those that it has sent; empty if they do not."""
+    """Why a member's addresses may differ from those that it sent; empty if they do not."""
     if session is None or (session.addresses is None and not is_host):
         return f"the addresses of {name_of(state, node)} are not known"
     seen, own = (address.partition("%")[0] for address in (session.observed_address, session.address))
@@ -109,12 +109,12 @@ def _is_network(text: str) -> bool:
 def peers_of(
     policy: PeerPolicy, notifications: Sequence[StorePeers], own: Sequence[str] | None, address: str
 ) -> tuple[list[str] | None, str]:
-    """The allowed peers, None for all; and a warning, if there is something to log.
+    """The allowed peers, None for all, and a warning to log; empty for none.
 
     Args:
-        policy: the policy of this node, where the store is.
-        notifications: the addresses from the coordinator; empty if it does not know them.
-        own: the addresses of this machine; None if they are not known.
+        policy: the policy of this node, which hosts the store.
+        notifications: the addresses from the coordinator; empty if they are unknown.
+        own: the addresses of this machine; None if they are unknown.
         address: the address that the workers use for the store.
     """
     if not policy.members and not policy.networks:
@@ -124,7 +124,7 @@ def peers_of(
     )
     doubt = doubt or ("" if notifications else "this backend does not tell the members' addresses")
     doubt = doubt or ("" if own is not None else "this machine's own addresses cannot be listed")
-    in_vain = not notifications and not policy.networks  # with these alone, no other member's worker would be allowed
+    in_vain = not notifications and not policy.networks  # these alone would allow no other member's worker
     if policy.members and doubt and (in_vain or not policy.explicit):
         if in_vain and not policy.explicit:
             return None, ""

@@ -1,11 +1,11 @@
-"""The sockets of a control server's connections: one epoll set, which the process's event loop watches as one file.
+"""The sockets of a control server's connections: one epoll set, which the event loop watches as one file.
 
-In place of the event loop's transports, which took a fifth of what a node costs in its first round (decision 22). Laws:
+Replaces the event loop's transports, which took a fifth of the cost of a node's first round (decision 22). Laws:
 
-1. All of this is used on the loop's thread. What the loop's other users have to do comes after some events at most.
-2. A connection is told of its end once, and never from within a call of its own.
-3. A defect in what a connection does ends that connection alone.
-4. A peer that reads nothing does not keep its connection: one that closes has some seconds to send what is left.
+1. Everything here runs on the loop's thread. Other users of the loop wait for a limited number of events at most.
+2. A connection is notified of its end once, and never from within its own call.
+3. A defect in a connection's code ends only that connection.
+4. A peer that reads nothing cannot keep a connection: a closing connection has some seconds to send the rest.
 5. Without events there are no wake-ups, however many connections are open.
 """
 
@@ -25,41 +25,42 @@ from rallypoint.base.log import get_logger
 log = get_logger(__name__)
 
 _AT_ONCE = 64
-"""Events that are handled, and connections that are accepted for one of them, before others have their turn."""
+"""Events handled, and connections accepted for one event, before others have their turn."""
 _MANY = 256
-"""Connections above which the events of a while are handled together: to be woken for each would cost as much again.
+"""With more connections than this, the events of a short time are handled together: a wake-up for each would double the
+cost.
 """
 _REST = 0.004
-"""Seconds of that while. Where events are further apart, each one wakes the loop."""
+"""Seconds of that time. Events that are further apart each wake the loop."""
 _LOOKS_FOR = 1024
-"""For each so many connections, one more look may find nothing before the set is watched again."""
+"""For each this many connections, one more look may find nothing before the set is watched again."""
 _READ = 65536
-"""Bytes that are read at once."""
+"""Bytes read at once."""
 _RETRY = 1.0
-"""Seconds for which nobody is accepted after the kernel has refused that, for lack of descriptors or memory."""
+"""Seconds without accepting after the kernel refused it for lack of descriptors or memory."""
 _LAST_WORDS = 10.0
-"""Seconds that a peer has to read what was written before the connection was closed."""
+"""Seconds for a peer to read the rest after the connection was closed."""
 
 
 class Receiver(Protocol):
-    """A connection, which hears of what happens to its transport."""
+    """A connection, which receives the events of its transport."""
 
     def data_received(self, data: bytes) -> None:
         """Bytes have arrived."""
 
     def all_sent(self) -> None:
-        """What had to wait was sent: the peer has read what came before."""
+        """The waiting output was sent: the peer has read the earlier output."""
 
     def connection_lost(self, error: OSError | None) -> None:
-        """It has ended; `error` is None if one of the sides has closed it."""
+        """The transport has ended; `error` is None if either side closed it."""
 
 
 class Transports:
     """All transports of one server, and its listeners.
 
     Args:
-        accepted: makes the connection of a new transport.
-        log_refusal: logs that nobody is accepted for a while.
+        accepted: creates the connection of a new transport.
+        log_refusal: logs that accepting pauses.
     """
 
     def __init__(self, accepted: Callable[[Transport], Receiver], log_refusal: Callable[..., None]) -> None:
@@ -69,32 +70,32 @@ class Transports:
         self._epoll = select.epoll()
         self._listeners: dict[int, socket.socket] = {}
         self._transports: dict[int, Transport] = {}
-        """Those that wait for events, by descriptor."""
+        """Transports that wait for events, by descriptor."""
         self._rest: asyncio.TimerHandle | None = None
         self._is_watched = False
-        """Whether the loop waits for events of the set, and not for a moment."""
+        """Whether the loop waits for events of the set, rather than for a time."""
         self._empty_looks = 0
-        """How many looks in a row have found nothing."""
+        """The number of consecutive looks that found nothing."""
         self.turn_began = SYSTEM_CLOCK.monotonic()
-        """When the events that are handled now, or were handled last, were looked for."""
+        """When the events of this turn, or the last one, were looked for."""
         self._wait(0, self.turn_began)
 
     def listen(self, listener: socket.socket) -> None:
-        """Accept what connects to it, until `stop_listening`."""
+        """Accept connections until `stop_listening`."""
         listener.setblocking(False)
         self._listeners[listener.fileno()] = listener
         self._epoll.register(listener, EPOLLIN)
 
     def stop_listening(self) -> None:
-        """Accept nobody any more, and close the listeners. Idempotent."""
+        """Accept no more connections, and close the listeners. Idempotent."""
         while self._listeners:
             descriptor, listener = self._listeners.popitem()
-            with suppress(OSError):  # it is not waited for just now
+            with suppress(OSError):  # the set may not wait for it now
                 self._epoll.unregister(descriptor)
             listener.close()
 
     def close(self) -> None:
-        """There are no more transports."""
+        """Stop: there are no more transports."""
         self.stop_listening()
         if self._rest is not None:
             self._rest.cancel()
@@ -102,7 +103,7 @@ class Transports:
         self._epoll.close()
 
     def watch(self, transport: Transport, before: int, events: int) -> None:
-        """Wait for these events of a transport, instead of those `before`."""
+        """Wait for these events of a transport instead of `before`."""
         descriptor = transport.socket.fileno()
         if not events:
             del self._transports[descriptor]
@@ -114,18 +115,18 @@ class Transports:
             self._epoll.register(descriptor, events)
 
     def _wait(self, handled: int, before: float) -> None:
-        """Have the loop call again: as soon as there is an event; or, if there are many connections and their events
-        come one after the other, in a while (at once if so many were found that there may be more).
+        """Have the loop call again as soon as there is an event. If there are many connections with frequent events,
+        call after a rest, or at once if so many were found that there may be more.
 
         Args:
-            handled: the number of events that were there now.
-            before: when they were looked for before, on the monotonic clock.
+            handled: the number of events found now.
+            before: the time of the previous look, on the monotonic clock.
         """
-        # To watch the set again takes a time that is linear in the connections, so it is not done for each event:
+        # Watching the set again takes time linear in the connections, so it is not done for each event:
         #   1. the set is watched, and an event wakes the loop;
-        #   2. the next one comes less than a rest later: from now on the loop looks once in each rest;
-        #   3. a look, or several where there are thousands of connections, find nothing: the set is watched again, and
-        #      nothing wakes the loop until there is an event.
+        #   2. the next event comes less than a rest later: from now on the loop looks once per rest;
+        #   3. a look finds nothing (several looks, with thousands of connections): the set is watched again, and
+        #      nothing wakes the loop until the next event.
         count = len(self._transports)
         self._empty_looks = 0 if handled or self._is_watched else self._empty_looks + 1
         is_busy = self.turn_began - before < _REST if self._is_watched else self._empty_looks <= count // _LOOKS_FOR
@@ -155,7 +156,7 @@ class Transports:
 
     def _accept_from(self, descriptor: int) -> None:
         for _ in range(_AT_ONCE):
-            listener = self._listeners.get(descriptor)  # whoever is accepted may have had us stop
+            listener = self._listeners.get(descriptor)  # an accepted connection may have stopped us
             if listener is None:
                 return
             try:
@@ -177,7 +178,7 @@ class Transports:
 
 
 class Transport:
-    """One accepted connection. What cannot be sent at once waits in `unsent`."""
+    """One accepted connection. Output that cannot be sent at once waits in `unsent`."""
 
     __slots__ = (
         "_all",
@@ -197,22 +198,22 @@ class Transport:
         self._all = transports
         self.socket = accepted
         self.own_name, self.peer_name = accepted.getsockname(), peer_name
-        """Both ends, as the kernel says."""
+        """Both ends, from the kernel."""
         self.unsent = bytearray()
         self.is_closing = False
         self._receiver: Receiver | None = None
-        """The connection, until it has been told of the end."""
+        """The connection, until it was notified of the end."""
         self._has_ended = self._ends_output = self._is_paused = False
         self._watched = 0
         """The events that the set waits for."""
 
     def open(self, receiver: Receiver) -> None:
-        """Read from now on."""
+        """Begin to read."""
         self._receiver = receiver
         self._watch()
 
     def write(self, data: bytes) -> None:
-        """Send this as soon as possible; dropped when it is closing."""
+        """Send the data as soon as possible; drop it if the transport is closing."""
         if self.is_closing or not data:
             return
         if self.unsent:
@@ -230,10 +231,10 @@ class Transport:
             self._watch()
 
     def write_eof(self) -> None:
-        """Say that nothing follows what was written. Idempotent."""
+        """End the output after what was written. Idempotent."""
         self._ends_output = True
         if not self.unsent and not self._has_ended:
-            with suppress(OSError):  # it is not connected any more, which is found out when it is read
+            with suppress(OSError):  # it is no longer connected; the next read finds out
                 self.socket.shutdown(socket.SHUT_WR)
 
     def pause(self) -> None:
@@ -247,7 +248,7 @@ class Transport:
         self._watch()
 
     def close(self) -> None:
-        """Read nothing more, and end it when all that was written has been sent. Idempotent."""
+        """Stop reading, and end the connection when the output was sent. Idempotent."""
         if not self.is_closing:
             self.is_closing = True
             if self.unsent:
@@ -257,16 +258,16 @@ class Transport:
                 self._end(None)
 
     def abort(self) -> None:
-        """End it now. Idempotent."""
+        """End the connection now. Idempotent."""
         self._end(None)
 
     def hand_over(self) -> socket.socket:
-        """End this transport, and not its connection, which is the caller's from now on."""
+        """End this transport but not its socket, which the caller owns from now on."""
         self._end(None)
         return socket.socket(fileno=self.socket.detach())
 
     def on_events(self, events: int) -> None:
-        """The set has found these."""
+        """The set has reported these events."""
         if events & ~EPOLLIN and self._watched & EPOLLOUT:
             self._send_rest()
         if not (events & ~EPOLLOUT and self._watched & EPOLLIN):
@@ -303,7 +304,9 @@ class Transport:
             self._receiver.all_sent()
 
     def _watch(self) -> None:
-        """Have the set wait for what is of interest now. Of nothing it would report some all the time."""
+        """Make the set wait for the events of interest. With none, take the transport out: errors are always
+        errors.
+        """
         events = EPOLLOUT if self.unsent else 0
         if not (self.is_closing or self._is_paused):
             events |= EPOLLIN
