@@ -598,7 +598,7 @@ class Coordinator:
                 self._run(next(iter(rejoining)), Rejoin(rejoining), now)
 
     def _kept_places(self, before: State, after: State) -> Mapping[NodeId, NodeInfo]:
-        """The node infos with which the nodes of an ended round enter the next one if law 7 applies; otherwise empty."""
+        """The node infos of an ended round's nodes for the next one, if law 7 applies; otherwise empty."""
         ended, end = before.participants, after.ended
         if after.closed or self._next_store.round != before.round:
             return {}
@@ -809,7 +809,7 @@ class Coordinator:
         return (node for node in known_to(self.state) if node not in self.sessions)
 
     def _any_unreported(self) -> bool:
-        """Whether a known node has not reported. Searches again only when all nodes of the last search have reported."""
+        """Whether a known node has not reported. Searches again only when all nodes it found have reported."""
         candidates = self._maybe_unreported
         while candidates and (candidates[-1] in self.sessions or not self.state.knows(candidates[-1])):
             candidates.pop()

@@ -304,9 +304,7 @@ class Transport:
             self._receiver.all_sent()
 
     def _watch(self) -> None:
-        """Make the set wait for the events of interest. With none, take the transport out: errors are always
-        errors.
-        """
+        """Wait for the events of interest; with none, leave the set, which always reports errors."""
         events = EPOLLOUT if self.unsent else 0
         if not (self.is_closing or self._is_paused):
             events |= EPOLLIN

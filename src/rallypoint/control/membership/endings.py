@@ -1,12 +1,13 @@
-"""What only some jobs need: repeated failures, hangs, abandoned rendezvous, another size. Pure; imported late.
+"""Rules that few jobs need: repeated failures, hangs, abandoned rendezvous, resizing. Pure; imported late.
 
-A round hangs while all its participants are quiet. Each node times its own workers, on its own clock, and reports when
-it becomes quiet and when it is no longer. Laws:
+A round hangs while all its participants are quiet. Each node times its own workers on its own clock, and reports when
+it becomes quiet and when that ends. Laws:
 
 1. One node that is not quiet, or that reports nothing, means no hang.
-2. The quiet nodes are known for the running round only, and dropped with it.
-3. A node whose workers have succeeded is timed like any other, from their end: it hides no hang of the others.
-4. A preempted job does not hang: the time to save ends it anyway, and meanwhile the others may wait for a lost node.
+2. The quiet nodes are kept only for the running round.
+3. A node whose workers have succeeded is timed like any other, from their end, so it cannot hide a hang of the others.
+4. A preempted job does not hang: the deadline for saving ends it anyway, and until then the others may wait for a lost
+   node.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _BLOCK = 128
 def failure_streak_after(state: State, cause: Cause, ran: float | None, settings: Settings) -> FailureStreak:
     """The streak after `cause` has ended the running round of `state`, which ran for `ran` seconds (None: not known).
 
-    Progress ends it. A consequence says nothing of what has failed: it neither repeats the last failure nor takes its
-    place.
+    Progress ends the streak. A consequence of another failure does not count: it neither repeats nor replaces the last
+    failure.
     """
     last, line = state.failure_streak, signature(cause)
     if _made_progress(state, ran, settings):
@@ -50,20 +51,20 @@ def failure_streak_after(state: State, cause: Cause, ran: float | None, settings
 
 
 def _made_progress(state: State, ran: float | None, settings: Settings) -> bool:
-    """Whether the running round made more progress than any before; without reports of it, whether it ran for long."""
+    """Whether the running round made more progress than any before; without reports, whether it ran long enough."""
     if state.progress.reported:
         return state.progress.round == state.round
     return ran is not None and ran >= settings.min_healthy_time
 
 
 def restarts_allowed(state: State, now: float, failures_at: Collection[float], settings: Settings) -> int:
-    """How many failures the job survives in all, as far as is known now: those so far, and what is left of the budget.
+    """The number of failures that the job survives, as known now: those so far, and the rest of the budget.
 
     Args:
-        state: of the running round.
-        now: on the observer's clock.
-        failures_at: when the observer has seen each of the last failures.
-        settings: of the job, with a window.
+        state: the state of the running round.
+        now: the time on the observer's clock.
+        failures_at: when the observer saw each of the last failures.
+        settings: the settings of a job with a restart window.
     """
     recent = sum(1 for at in failures_at if now - at < settings.restart_window)
     return state.ledger.failures + max(0, settings.restarts_in_window - recent)
@@ -77,14 +78,14 @@ def is_hung(state: State) -> bool:
 
 
 def hang_began(before: State, after: State) -> bool:
-    """Whether the round of `after` hangs, and did not before."""
+    """Whether the round of `after` hangs and did not hang before."""
     return is_hung(after) and not (after.round == before.round and is_hung(before))
 
 
 def abandoned_rendezvous(
     state: State, node: NodeId, seconds: float, joined: int, settings: Settings
 ) -> AbandonedRendezvous:
-    """The state of the rendezvous that `node` has given up after this many seconds."""
+    """The state of the rendezvous that `node` gave up after `seconds`."""
     return AbandonedRendezvous(
         state.abandoned.number + 1,
         name_of(state, node),
@@ -96,7 +97,7 @@ def abandoned_rendezvous(
 
 
 def hosts_of(nodes: Collection[NodeId], most: int = 8) -> tuple[str, ...]:
-    """The hosts of some nodes, at most this many; with their pids if several of these are on one host."""
+    """The hosts of some nodes, at most `most`; with the pids if several of these share a host."""
     few = list(itertools.islice(nodes, most))
     hosts = [str(node) for node in few]
     twins = {host for host in hosts if hosts.count(host) > 1}
@@ -105,7 +106,7 @@ def hosts_of(nodes: Collection[NodeId], most: int = 8) -> tuple[str, ...]:
 
 
 def missing(state: State, settings: Settings, most: int = 4) -> tuple[str, ...]:
-    """A few of the nodes still expected, as far as they are known: survivors, or, if ranks are fixed, the ranks."""
+    """A few of the nodes still expected, if known: survivors or, with fixed ranks, the missing ranks."""
     if state.complete or not settings.fixed_ranks:
         return names_of(state, state.survivors, most)
     names = [f"node rank {rank}" for rank in itertools.islice(_missing_ranks(state, settings), most)]
@@ -114,7 +115,7 @@ def missing(state: State, settings: Settings, most: int = 4) -> tuple[str, ...]:
 
 
 def _missing_ranks(state: State, settings: Settings) -> Iterator[int]:
-    """The fixed ranks that no participant has. Those of whole blocks are not looked at one by one."""
+    """The fixed ranks without a participant. Complete blocks of ranks are skipped as a whole."""
     present, in_blocks = tally(state.participants, hint_of), tally(state.participants, _block_of)
     for block in range(0, settings.max_nodes, _BLOCK):
         if in_blocks.get(block, 0) < _BLOCK:
@@ -128,7 +129,7 @@ def _block_of(node: NodeId, participant: Participant) -> int:
 
 
 def drain_detail(state: State, name: str) -> str:
-    """Why the round is drained, with the consent of the node of this name."""
+    """Why the round is drained with the consent of the node `name`."""
     if state.preempted is not None:
         return f"{name_of(state, state.preempted.node)} {state.preempted.why or 'will be taken away'}"
     if not state.wait_list:
@@ -138,16 +139,16 @@ def drain_detail(state: State, name: str) -> str:
 
 
 def with_ended_workers(state: State, node: NodeId) -> State:
-    """The state in which all workers of a node that has left are known to have ended with 0."""
+    """The state that records that all workers of a departed node ended with 0."""
     removed = tuple(gone._replace(ended_with_0=gone.ended_with_0 or gone.node == node) for gone in state.removed)
     return state._replace(removed=removed)
 
 
 def resized(state: State, size: NodeRange, number: int, *, has_segments: bool) -> State:
-    """The state after an operator has given rounds this number of nodes, where `number` could be in one now.
+    """The state after an operator has resized the job; `number` nodes could be in a round now.
 
-    A node without a place any more waits as a spare, with segments from the next round on; a forming round that now has
-    enough nodes begins its last call.
+    A node that loses its place waits as a spare, with segments only from the next round on. A forming round that now
+    has enough nodes begins its last call.
     """
     least, most = size
     after = state._replace(size=size)
@@ -161,7 +162,7 @@ def resized(state: State, size: NodeRange, number: int, *, has_segments: bool) -
 
 
 def _without_excess(state: State, most: int) -> State:
-    """At most this many nodes keep their places in the forming round, or in the next one; the others become spares."""
+    """At most `most` nodes keep their places in the forming or next round; the others become spares."""
     # Nodes with a place in the previous round take precedence.
     in_order = sorted(state.participants, key=lambda node: state.participants[node].previous_rank is None)
     out = () if state.complete else in_order[most:]

@@ -1,12 +1,12 @@
-"""A mapping and a set of many entries, which share most of them with those that they were made from (`mappings`).
+"""A mapping and a set of many entries, each sharing most of its entries with its predecessor (`mappings`).
 
 Laws:
 
-1. A reader finds what a `dict` or a `frozenset` would have, a mapping in the order of a `dict` too: that of insertion,
+1. To a reader they are like a `dict` and a `frozenset`. A mapping also has the order of a `dict`: that of insertion,
    the same in each process.
-2. None is ever changed, nor is a layer of it. What is counted of one (`tally`) is only kept.
-3. The upper layers of n entries have at most about the square root of 2n: to copy these with each change, and all n now
-   and then, costs least in sum.
+2. Neither they nor their layers ever change. Only the results of `tally` are added, as a cache.
+3. The upper layers have at most about the square root of 2n entries: copying them with each change, and all n entries
+   now and then, has the lowest total cost.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 
 class LayeredMap(Mapping[K, V]):
-    """Most entries are in the lower layer. `added` has those that are new or replaced since, `gone` the keys of the
-    lower layer that were removed since; one that has come back is in both.
+    """Most entries are in the lower layer. `added` has newer entries, including replacements; `gone` has the removed
+    keys of the lower layer. A key that was removed and added again is in both.
     """
 
     __slots__ = ("_added", "_gone", "_lower", "_size", "_tallies")
@@ -55,11 +55,11 @@ class LayeredMap(Mapping[K, V]):
 
     @classmethod
     def from_mapping(cls, entries: Mapping[K, V]) -> LayeredMap[K, V]:
-        """The layered form of a mapping that nobody changes."""
+        """The layered form of a mapping that never changes."""
         return cls(entries if isinstance(entries, dict) else dict(entries), {}, frozenset(), len(entries), {})
 
     def with_entry(self, key: K, value: V) -> LayeredMap[K, V]:
-        """See the function of this name."""
+        """See the function of the same name."""
         present = self.get(key, _NONE)
         tallies = self._tallies
         if tallies:
@@ -82,7 +82,7 @@ class LayeredMap(Mapping[K, V]):
         return LayeredMap(self._lower, added, gone, self._size - 1, tallies)
 
     def tally(self, of: Callable[[K, V], T]) -> Mapping[T, int]:
-        """See the function of this name."""
+        """See the function of the same name."""
         counts = self._tallies.get(of)
         if counts is None:
             numbers: dict[T, int] = {}

@@ -1,4 +1,4 @@
-"""Many nodes that are gone at once. Pure; imported late."""
+"""Removes many nodes at once. Pure; imported late."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rallypoint.control.membership.state import NodeId, Reason, RemovedNode, Set
 
 
 def without_nodes(state: State, nodes: Sequence[NodeId], reason: Reason, settings: Settings) -> State:
-    """The state after all these nodes were removed, in time that is linear in their number and that of all nodes.
+    """The state without these nodes, in time linear in their number and the number of all nodes.
 
-    It is what the `Exit` of one after the other would make. None is a participant of a complete round, since the first
-    of those ends the round, except in a job that is preempted.
+    The result equals an `Exit` of one node after the other. No node is a participant of a complete round, since the
+    first such node ends the round, except in a preempted job.
     """
     gone = frozenset(nodes)
     members = (node for node in nodes if node in state.survivors or (node in state.participants and not state.closed))

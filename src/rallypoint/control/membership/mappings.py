@@ -1,7 +1,7 @@
-"""Mappings and sets that are replaced, never changed: what one entry more or less costs hardly grows with their size.
+"""Immutable mappings and sets: the cost of adding or removing an entry hardly grows with their size.
 
-Few entries are a plain `dict` or `frozenset`, which is copied. Many are kept in layers (`layers`), which a small job
-does not import.
+A few entries are a plain `dict` or `frozenset`, which is copied. Many are in layers (`layers`), a module that a small
+job does not import.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 FEW = 256
-"""Entries up to which a copy costs no more than layers."""
+"""Up to this many entries, a copy costs no more than layers."""
 
 
 def with_entry(mapping: Mapping[K, V], key: K, value: V) -> Mapping[K, V]:
-    """The mapping with this entry: at its end, or in the place of the one with this key."""
+    """The mapping with this entry, at the end or in place of the entry with this key."""
     return {**mapping, key: value} if len(mapping) < FEW else layered(mapping).with_entry(key, value)
 
 
 def without(mapping: Mapping[K, V], key: K) -> Mapping[K, V]:
-    """The mapping without this key; itself if it does not have it."""
+    """The mapping without this key; itself if the key is missing."""
     if key not in mapping:
         return mapping
     if len(mapping) > FEW:
@@ -67,8 +67,8 @@ def without_member(members: AbstractSet[K], member: K) -> AbstractSet[K]:
 
 
 def tally(mapping: Mapping[K, V], of: Callable[[K, V], T]) -> Mapping[T, int]:
-    """How many entries have each value of `of`, a function of a module. Of many entries that is counted once: each
-    mapping that is made of another takes over what was counted there.
+    """The number of entries for each value of `of`, a module-level function. Many entries are counted once: each
+    mapping takes over the counts of its predecessor.
     """
     if len(mapping) > FEW:
         return layered(mapping).tally(of)
@@ -87,7 +87,7 @@ def any_with(mapping: Mapping[K, V], of: Callable[[K, V], T], target: T) -> bool
 
 
 def layered(mapping: Mapping[K, V]) -> LayeredMap[K, V]:
-    """A mapping of many entries, in layers."""
+    """The layered form of a mapping with many entries."""
     from rallypoint.control.membership.layers import LayeredMap
 
     return mapping if isinstance(mapping, LayeredMap) else LayeredMap.from_mapping(mapping)

@@ -1,4 +1,4 @@
-"""What one observer of a state has seen since when: times that the state itself does not have. Pure."""
+"""The times at which an observer saw changes of a state, which itself has no times. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from rallypoint.control.membership.state import NodeId, RemovedNode, Settings, S
 
 
 class StateObserver:
-    """What one observer of a state has seen since when, on its own clock. Call `observe` with each new state first.
+    """The times of one observer of a state, on its own clock. Call `observe` with each new state first.
 
-    The state holds counters instead of times (law 9 of `rules`): a node whose heartbeat counter has not changed for the
-    whole allowance is gone, whatever any wall clock says.
+    The state has counters instead of times (law 9 of `rules`): a node whose heartbeat counter has not changed for the
+    whole allowance is gone, regardless of any wall clock.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._interval = settings.keep_alive_interval
         self.allowance = settings.keep_alive_interval * settings.keep_alive_max_attempt
-        """Seconds for which a node's heartbeats may be missing."""
+        """Seconds without heartbeats after which a node counts as lost."""
         self._heartbeats: dict[NodeId, tuple[int, float]] = {}
         self._last_call: tuple[int, float] | None = None
         self._observed_at: float | None = None
@@ -27,13 +27,13 @@ class StateObserver:
         self._removed: dict[RemovedNode, float] = {}
         self._window = settings.restart_window
         self._failures, self._failures_at = 0, deque[float](maxlen=max(1, settings.restarts_in_window))
-        """The failures counted so far, and when the last ones were seen; not followed without a window."""
+        """The number of failures, and when the last ones were seen; unused without a restart window."""
 
     def observe(self, state: State, now: float) -> None:
         """Record a state seen at `now`, in seconds on the observer's clock."""
         unseen = 0.0
         if self._observed_at is not None:
-            # While the observer slept, or the service was unreachable, no heartbeats could be seen: that time does not
+            # While the observer slept or the service was unreachable, it could not see heartbeats: that time does not
             # count for any node.
             unseen = max(0.0, now - self._observed_at - self._interval / 2)
         self._observed_at = now
@@ -60,7 +60,7 @@ class StateObserver:
             self._last_call = (state.last_call, now)
 
     def _observe_failures(self, failures: int, now: float) -> None:
-        # A new coordinator knows how many there were, and not when: all count as seen when it has learned of them.
+        # A new coordinator knows the number of failures but not their times: all count as seen now.
         if failures < self._failures:  # another job
             self._failures_at.clear()
             self._failures = 0
@@ -72,7 +72,7 @@ class StateObserver:
         return sorted(node for node, (_, since) in self._heartbeats.items() if now - since >= self.allowance)
 
     def clock_view(self, now: float, heartbeat_at: float | None = None) -> ClockView:
-        """The clock view for the core at `now`."""
+        """The clock view for the rules at `now`."""
         last_call_at = self._last_call[1] if self._last_call else None
         forming_at = self._round[1] if self._round else None
         view = ClockView(now, last_call_at, heartbeat_at, forming_at, self._running_at, tuple(self._removed.values()))

@@ -1,29 +1,30 @@
-"""The rules of every rendezvous: one function, without side effects, that decides and applies the next step.
+"""The rules of every rendezvous: one function without side effects that decides and applies the next step.
 
     step(operation, state, node, view, settings) -> State | NoChange | Refusal
 
-The coordinator, or a shared-state link, runs an operation by taking steps until the result is not a state. Tables and
-names follow the contract's section 4.6; if a row differs, a comment gives the reason.
+The coordinator or a shared-state link runs an operation step by step until the result is not a state. Tables and names
+follow the contract's section 4.6; where a row differs, a comment gives the reason.
 
 Laws:
 
 1. Round numbers only grow, and only when a complete round ends.
 2. The membership of a complete round never grows. Any loss of a node ends it, unless that node has succeeded.
-3. Surviving nodes of the last round keep their places and group ranks until they come back or are gone;
-   a new node or a spare gets only what is left.
-4. A round is complete at once when it has max nodes, or min nodes and every node known to be alive has joined. Only for
-   unknown nodes (no survivor of an earlier round has joined) does it wait for the end of the last call. It is not
-   complete while an observer awaits participants that it has not heard: if one of them is gone, the workers would
-   start in vain.
+3. Surviving nodes of the last round keep their places and group ranks until they return or are gone; new nodes and
+   spares get only the rest.
+4. A round is complete at once when it has max nodes, or when it has min nodes and every node known to be alive has
+   joined. It waits for the end of the last call only for unknown nodes (no survivor of an earlier round has joined). It
+   is not complete while an observer awaits participants that have not reported: if one of them were gone, the workers
+   would start in vain.
 5. Departures, losses and drains cost no restart and never close the job. Only a verdict does.
-6. When the time of a node is over, and the others that have joined or are expected are too few without it, the
-   rendezvous has failed for all waiting nodes: the first one whose time is over decides. If they are enough, only that
-   node leaves. No node's time is over while the round waits only for a moment that will come.
-7. Once the whole job is preempted its round ends only with it: when all its nodes have consented, failed or succeeded.
-8. A round has at most one counted failure: a node that reports another for the same round finds it over.
-9. No time here was measured on another host's clock: a `ClockView` is one observer's own.
-10. With segments only the nodes of whole segments count in laws 4 and 6, more than max nodes may join a round that
-    forms, and `segments` says who is in it: law 3 holds there as far as whole segments let it.
+6. If a node's join deadline passes, and the other joined or expected nodes are too few without it, the rendezvous fails
+   for all waiting nodes: the first deadline decides. If they are enough, only that node leaves. No deadline passes
+   while the round waits only for a point in time.
+7. Once the whole job is preempted, its round ends only with the job: when all its nodes have consented, failed or
+   succeeded.
+8. A round has at most one counted failure: for a node that reports a second one, the round has already ended.
+9. No time here comes from another host's clock: a `ClockView` belongs to one observer.
+10. With segments, only the nodes of whole segments count in laws 4 and 6; more than max nodes may join a forming round,
+    and `segments` decides which nodes are in it. Law 3 then applies as far as whole segments allow.
 """
 
 from __future__ import annotations
@@ -82,9 +83,9 @@ from rallypoint.failures.cause import Cause, Ending, Restarts
 Step = State | NoChange | Refusal
 
 MAX_REMOVED = 4
-"""The number of removed nodes that are kept."""
+"""The number of removed nodes to keep."""
 _MAX_ROLES = 16
-"""The number of roles whose programs are kept."""
+"""The number of roles whose programs to keep."""
 _LEDGER_FIELDS = {
     Reason.FAILURE: "failures",
     Reason.LOST: "lost",
@@ -92,17 +93,16 @@ _LEDGER_FIELDS = {
     Reason.DRAINED: "drained",
     Reason.REQUESTED: "requested",
 }
-"""The counters for reasons of a round's end; other reasons are not counted."""
+"""The counters for reasons why rounds end; other reasons are not counted."""
 
 
 class ClockView(NamedTuple):
     """One observer's view of time, in seconds on its own clock.
 
-    `last_call_at` is when it first saw the running last call, `heartbeat_at` when it last sent a heartbeat,
-    `forming_at` when it first saw this round, `running_at` when it first saw it complete, `removed_at` when it first
-    saw that each of `State.removed` was, `failures_at` when it saw each of the last failures counted, which is known
-    only with `Settings.restart_window`. `awaits_until` is how long it awaits participants of a forming round that it
-    has not heard itself.
+    `last_call_at`: when it first saw the running last call. `heartbeat_at`: when it last sent a heartbeat.
+    `forming_at`, `running_at`: when it first saw this round, and saw it complete. `removed_at`: when it first saw each
+    of `State.removed`. `failures_at`: when it saw each of the last failures; only with `Settings.restart_window`.
+    `awaits_until`: until when it awaits participants of a forming round that have not reported.
     """
 
     now: float
@@ -116,7 +116,7 @@ class ClockView(NamedTuple):
 
 
 def step(operation: Operation, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
-    """The state after the next step of `node`'s operation; or why there is none now, or none at all."""
+    """The state after the next step of `node`'s operation; or why there is no step now or at all."""
     after = _RULES[type(operation)](operation, state, node, view, settings)
     if not isinstance(after, State):
         return after
@@ -134,7 +134,7 @@ def ready(state: State, view: ClockView, settings: Settings) -> bool:
 
 
 def is_settled(state: State, settings: Settings) -> bool:
-    """Whether the forming round waits only for the moment of `starts_at`."""
+    """Whether the forming round waits only for the time `starts_at`."""
     if state.complete or not _are_enough(state, settings):
         return False
     return (
@@ -145,7 +145,7 @@ def is_settled(state: State, settings: Settings) -> bool:
 
 
 def number_fitting(state: State, settings: Settings) -> int:
-    """How many nodes the forming round would have now: all that have joined, or those of whole segments."""
+    """The number of nodes that the forming round would have now: all joined ones, or those of whole segments."""
     if settings.segment < 2:
         return len(state.participants)
     from rallypoint.control.membership.segments import nodes_in_segments
@@ -154,7 +154,7 @@ def number_fitting(state: State, settings: Settings) -> int:
 
 
 def _is_full(state: State, settings: Settings) -> bool:
-    """Whether the forming round needs no further node. With segments it is known only then who is in it."""
+    """Whether the forming round needs no further node. Only then do segments decide which nodes are in it."""
     if len(state.participants) < settings.max_nodes or number_fitting(state, settings) != settings.max_nodes:
         return False
     return not (settings.segment > 1 and _awaited_nodes(state, settings))
@@ -166,12 +166,12 @@ def _are_enough(state: State, settings: Settings) -> bool:
 
 
 def _awaited_nodes(state: State, settings: Settings) -> Mapping[NodeId, object]:
-    """The nodes that the forming round waits for: survivors, and with segments the spares, which all ask again."""
+    """The nodes that the forming round waits for: survivors and, with segments, the spares, which all ask again."""
     return state.survivors or (state.redundancy_list if settings.segment > 1 else {})
 
 
 def starts_at(state: State, view: ClockView, settings: Settings) -> float:
-    """When a round that is `is_settled` will be complete, on the clock of the view."""
+    """When a settled round (`is_settled`) will be complete, on the clock of the view."""
     moment = max(view.awaits_until, backoff_ends(state, view) if state.restart_delay else -math.inf)
     if _is_full(state, settings) or not last_call_decides(state):
         return moment
@@ -179,14 +179,14 @@ def starts_at(state: State, view: ClockView, settings: Settings) -> float:
 
 
 def backoff_ends(state: State, view: ClockView) -> float:
-    """The time until which the forming round is held back, on the clock of the view."""
+    """Until when the forming round is delayed, on the clock of the view."""
     return (view.now if view.forming_at is None else view.forming_at) + state.restart_delay
 
 
 def last_call_decides(state: State) -> bool:
     """Whether the forming round waits for the end of the last call, once it has min nodes.
 
-    Not if a survivor of the previous round has joined: then the expected nodes are known.
+    It does not if a survivor of the previous round has joined: then the expected nodes are known.
     """
     return state.round == 0 or not any_with(state.participants, _was_there, True)
 
@@ -196,7 +196,7 @@ def _was_there(_node: NodeId, participant: Participant) -> bool:
 
 
 def has_place(state: State, node: NodeId, domain: str, settings: Settings) -> bool:
-    """Whether the node holds a place of this or the next round, or one is left for it (law 3)."""
+    """Whether the node has a place in this or the next round, or can get one (law 3)."""
     if node in state.participants or node in state.wait_list or node in state.survivors:
         return True
     if settings.segment > 1:
@@ -207,7 +207,7 @@ def has_place(state: State, node: NodeId, domain: str, settings: Settings) -> bo
 
 
 def needs_all(state: State, settings: Settings) -> bool:
-    """Whether the forming round needs every node that has joined or is expected."""
+    """Whether the forming round needs every joined or expected node."""
     if state.complete or number_known_to(state) <= settings.min_nodes:
         return not state.complete
     if settings.segment < 2 or _awaited_nodes(state, settings):
@@ -237,14 +237,14 @@ def _join(operation: Join, state: State, node: NodeId, view: ClockView, settings
 
 
 def renewed(join: Join, before: State, after: State, node: NodeId, now: float, settings: Settings) -> Join:
-    """The join after a step: a spare that gets its chance has the whole join timeout before it again (contract 4.6)."""
+    """The join after a step: for a spare that gets its chance, the join timeout starts again (contract 4.6)."""
     if node in before.redundancy_list and node not in after.redundancy_list:
         return join._replace(deadline=now + settings.join_timeout)
     return join
 
 
 def _give_up(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
-    """torch keeps a node in the lists that is late by more than five seconds; here a node that gives up is removed."""
+    """torch keeps a node that is more than five seconds late in its lists; here a node that gives up is removed."""
     if state.knows(node) and needs_all(state, settings):
         return _abandon(state, node, view.now - operation.asked_at, settings)
     return _removed(state, node, Reason.GAVE_UP, "", settings) or Refusal.TIMEOUT
@@ -253,7 +253,7 @@ def _give_up(operation: Join, state: State, node: NodeId, view: ClockView, setti
 def _wait_for_next(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
     if node in state.wait_list:
         return _heartbeat_or_wait(state, view, settings)
-    # torch lets any number of nodes onto the wait list while one place is free, and drops those that get none.
+    # While one place is free, torch puts any number of nodes on the wait list, and drops those that get no place.
     if not has_place(state, node, operation.node_info.domain, settings):
         return _add_spare(state, node, operation.node_info)
     return state._replace(
@@ -265,8 +265,8 @@ def _wait_for_next(operation: Join, state: State, node: NodeId, view: ClockView,
 def _join_forming_round(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
     if node in state.participants:
         return _complete(state, settings) if ready(state, view, settings) else _heartbeat_or_wait(state, view, settings)
-    # While the places of survivors are kept for them, one more new node is a spare even though the round still forms.
-    # There may be more survivors than places, after an operator has reduced the job.
+    # While survivors keep their places, another new node is a spare even though the round still forms. After an
+    # operator has reduced the job, there may be more survivors than places.
     more = settings.segment > 1 or len(state.participants) < settings.max_nodes
     if more and has_place(state, node, operation.node_info.domain, settings):
         after = _add_participant(state, node, operation.node_info, settings)
@@ -275,7 +275,7 @@ def _join_forming_round(operation: Join, state: State, node: NodeId, view: Clock
 
 
 def _rank_is_taken(operation: Join, state: State) -> bool:
-    """Whether a live node holds the rank, even if only because it is about to come back. Ranks are fixed."""
+    """Whether a live node has the (fixed) rank, including a node that is about to return."""
     hint = operation.node_info.rank_hint
     return any_with(state.participants, hint_of, hint) or any_with(state.survivors, _rank_of, hint)
 
@@ -294,7 +294,7 @@ def _heartbeat_due(view: ClockView, settings: Settings) -> bool:
 
 def _add_participant(state: State, node: NodeId, node_info: NodeInfo, settings: Settings) -> State:
     entered = Participant(node_info, previous_rank=state.survivors.get(node))
-    is_replacement = entered.previous_rank is None and settings.segment < 2  # with segments that is not known yet
+    is_replacement = entered.previous_rank is None and settings.segment < 2  # with segments this is not known yet
     if state.is_initial:
         state = state._replace(removed=(), max_restarts=-1, programs={})
     participants = with_entry(state.participants, node, entered)
@@ -310,14 +310,14 @@ def _add_participant(state: State, node: NodeId, node_info: NodeInfo, settings: 
 
 
 def _with_last_call(before: State, after: State, settings: Settings) -> State:
-    """The state with a last call, if there are enough nodes only now."""
+    """The state with a last call if there are enough nodes only now."""
     if _are_enough(after, settings) and not _are_enough(before, settings):
         return after._replace(last_call=before.last_calls + 1, last_calls=before.last_calls + 1)
     return after
 
 
 def _rejoin(operation: Rejoin, state: State, _node: NodeId, view: ClockView, settings: Settings) -> Step:
-    """In time that is linear in their number: what one `_add_participant` after the other would make."""
+    """Add all survivors in linear time, with the result of one `_add_participant` after the other."""
     if not state.survivors:
         return _complete(state, settings) if ready(state, view, settings) else NoChange.WAIT
     back = {node: Participant(info, previous_rank=state.survivors[node]) for node, info in operation.node_infos.items()}
@@ -325,7 +325,7 @@ def _rejoin(operation: Rejoin, state: State, _node: NodeId, view: ClockView, set
 
 
 def _without_replaced(gone: tuple[RemovedNode, ...], node: NodeId) -> tuple[RemovedNode, ...]:
-    """The removed nodes that are not replaced after a node has joined: it takes its own place, or that of the first."""
+    """The removed nodes not replaced after a node has joined: it takes its own place, or the first node's."""
     return (
         tuple(removed for removed in gone if removed.node != node)
         if node in {removed.node for removed in gone}
@@ -402,7 +402,7 @@ def _exit(operation: Exit, state: State, node: NodeId, view: ClockView, settings
 
 
 def _removed(state: State, node: NodeId, reason: Reason, detail: str, settings: Settings) -> State | None:
-    """The state without a node; None if it is in no list."""
+    """The state without a node; None if the node is in no list."""
     if node in state.participants:
         return _without_participant(state, node, reason, detail, settings)
     if node in state.wait_list:
@@ -417,13 +417,13 @@ def _removed(state: State, node: NodeId, reason: Reason, detail: str, settings: 
 
 
 def without_needless_waits(before: State, after: State, gone: Sequence[NodeId], settings: Settings) -> State:
-    """The state after nodes that waited are gone."""
+    """The state after waiting nodes are gone."""
     if settings.segment > 1:
         from rallypoint.control.membership.segments import without_partial_segments
 
         after = without_partial_segments(before, after, gone, settings.segment)
     if before.wait_list and not after.wait_list and not after.preempted:
-        # The drain that the others were asked to agree to is no longer wanted.
+        # The drain that the others were to consent to is no longer wanted.
         return after._replace(consents=frozenset())
     return after
 
@@ -443,7 +443,7 @@ def _without_participant(state: State, node: NodeId, reason: Reason, detail: str
 
 
 def _with_removed(state: State, node: NodeId, reason: Reason) -> tuple[RemovedNode, ...]:
-    """The removed nodes, and one more."""
+    """The removed nodes and this one."""
     if len(state.removed) >= MAX_REMOVED:
         return state.removed
     return (*state.removed, RemovedNode(node, name_of(state, node), reason))
@@ -455,7 +455,7 @@ def _with_removed(state: State, node: NodeId, reason: Reason) -> tuple[RemovedNo
 def _fail(operation: Fail, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
     if not state.runs(node, operation.round):
         return NoChange.DONE
-    if state.is_preempted:  # what has not been saved by now never will be
+    if state.is_preempted:  # anything unsaved is lost anyway
         return _consent(state, node, settings)
     from rallypoint.control.membership.endings import failure_streak_after
     from rallypoint.failures.kinds import cannot_change
@@ -463,7 +463,7 @@ def _fail(operation: Fail, state: State, node: NodeId, view: ClockView, settings
     ran = None if view.running_at is None else view.now - view.running_at
     streak = failure_streak_after(state, operation.cause, ran, settings)
     cause, most = operation.cause, operation.max_restarts
-    if settings.restart_window and most:  # a node that cannot be restarted says 0
+    if settings.restart_window and most:  # a node that cannot be restarted sends 0
         from rallypoint.control.membership.endings import restarts_allowed
 
         most = restarts_allowed(state, view.now, view.failures_at, settings)
@@ -481,7 +481,7 @@ def _fail(operation: Fail, state: State, node: NodeId, view: ClockView, settings
     end = _round_end(state, Reason.FAILURE, name_of(state, node), settings, cause=cause)
     end = end._replace(restarts=restarts, held_back=delay, restarts_workers=operation.restarts_workers)
     after = end_round(state, end)
-    if settings.restart_window:  # what all show as the budget
+    if settings.restart_window:  # all nodes show this as the budget
         after = after._replace(max_restarts=most)
     return after._replace(failure_streak=streak, restart_delay=delay)
 
@@ -493,7 +493,7 @@ def _fail_job(state: State, verdict: Verdict, max_restarts: int) -> State:
 
 
 def _restart_delay(streak: FailureStreak, settings: Settings) -> float:
-    """Seconds for which the round after the streak is held back: none after progress, then twice as long each time."""
+    """Seconds to delay the round after the streak: none after progress, then twice as long each time."""
     if not settings.restart_backoff or not streak.failures:
         return 0.0
     doublings = min(streak.failures - 1, 64)
@@ -511,12 +511,12 @@ def _drain(operation: Drain, state: State, node: NodeId, _view: ClockView, setti
         return NoChange.DONE
     if state.is_preempted:
         return _consent(state, node, settings) if operation.needs_consent else NoChange.DONE
-    # Once a node has finished, new nodes are not worth the work that would be done again.
+    # Once a node has succeeded, new nodes are not worth repeating its work.
     if state.succeeded:
         return NoChange.DONE
     if not operation.needs_consent:
         return end_round(state, _round_end(state, Reason.DRAINED, name_of(state, node), settings))
-    # Without a node that waits, it is no longer requested.
+    # Without a waiting node, nobody wants the drain any more.
     return _consent(state, node, settings) if state.wait_list or state.preempted else NoChange.DONE
 
 
@@ -547,7 +547,7 @@ def _preempt_job(operation: PreemptJob, state: State, node: NodeId, _view: Clock
     who = operation.who or name_of(state, node)
     notice = PreemptionNotice(node, operation.seconds, whole_job=True, who=who, why=operation.why)
     after = state._replace(preempted=notice, consents=frozenset())
-    return after if after.complete else _end_preempted_job(after)  # without a running round there is nothing to save
+    return after if after.complete else _end_preempted_job(after)  # without a running round, there is nothing to save
 
 
 def _restart(operation: Restart, state: State, node: NodeId, _view: ClockView, settings: Settings) -> Step:
@@ -568,7 +568,7 @@ def _close(operation: Close, state: State, _node: NodeId, view: ClockView, _sett
 def _round_end(
     state: State, reason: Reason, name: str, settings: Settings, *, cause: Cause | None = None, detail: str = ""
 ) -> RoundEnd:
-    """The end of a complete round by the node with this name; `state` no longer has the nodes that leave."""
+    """The end of a complete round, caused by the node `name`; `state` no longer has the leaving nodes."""
     if reason is Reason.DRAINED:
         from rallypoint.control.membership.endings import drain_detail
 
@@ -585,8 +585,8 @@ def _round_end(
 
 
 def end_round(state: State, end: RoundEnd) -> State:
-    """The state after the end of its round: the nodes of the round keep their places until they come back."""
-    if state.is_preempted:  # reported to a new coordinator about a job that it does not know
+    """The state after the end of its round; the nodes keep their places until they return."""
+    if state.is_preempted:  # reported to a new coordinator that does not know the job
         return _end_preempted_job(state)
     ledger, field = state.ledger, _LEDGER_FIELDS.get(end.reason)
     return state._replace(
@@ -606,8 +606,8 @@ def end_round(state: State, end: RoundEnd) -> State:
 
 
 def end_job_if_all_done(state: State) -> State:
-    """End the job if all nodes are done: they have succeeded, or consented to the end of a preempted job."""
-    # A node that has succeeded and left is still among the succeeded: it is not replaced.
+    """End the job if all nodes have succeeded, or consented to the end of a preempted job."""
+    # A node that succeeded and left still counts as succeeded: it is not replaced.
     if not _are_all(state, state.succeeded, state.consents if state.is_preempted else frozenset()):
         return state
     if state.is_preempted and state.consents:
@@ -616,17 +616,17 @@ def end_job_if_all_done(state: State) -> State:
 
 
 def _are_all(state: State, some: AbstractSet[NodeId], others: AbstractSet[NodeId] = frozenset()) -> bool:
-    """Whether all participants are among these. While they are too few, nobody is looked at."""
+    """Whether all participants are in these sets. If the sets are too small, returns at once."""
     if len(some) + len(others) < len(state.participants):
         return False
     return all(node in some or node in others for node in state.participants)
 
 
 def _end_preempted_job(state: State) -> State:
-    """All remaining nodes have saved. One of them will do what one node has to do for all.
+    """All remaining nodes have saved. One of them becomes the delegate.
 
-    The job has still succeeded if all of its nodes have by then; but a node that has consented has not finished, and
-    one that was lost or has failed never will.
+    The job has succeeded if all its nodes have. A node that has consented has not finished; one that was lost or failed
+    never will.
     """
     notice = state.preempted
     assert notice is not None, "a job that was preempted knows by whom"
@@ -638,7 +638,7 @@ def _end_preempted_job(state: State) -> State:
     )
 
 
-# Signs of life, progress and size
+# Heartbeats, progress and size
 
 
 def _record_progress(
@@ -668,7 +668,7 @@ def _resize(operation: Resize, state: State, _node: NodeId, _view: ClockView, se
 
 
 def with_size(state: State, size: NodeRange, settings: Settings) -> State:
-    """The state after an operator has given rounds this number of nodes."""
+    """The state after an operator has resized the job."""
     from rallypoint.control.membership.endings import resized
 
     number = number_fitting(state, settings._replace(**size._asdict()))
@@ -695,9 +695,9 @@ _RULES: dict[type, Callable[[Any, State, NodeId, ClockView, Settings], Step]] = 
 
 # Group ranks of nodes, and ranks of their workers. Laws:
 #
-# 1. Group ranks are 0..n-1, each once.
-# 2. A survivor keeps its group rank if that exists in the new round; new nodes get the free ones.
-# 3. A hint is honoured if the rank is free; of two equal hints the first in order wins.
+# 1. The group ranks are 0..n-1, each used once.
+# 2. A survivor keeps its group rank if the new round has it; new nodes get the free ones.
+# 3. A hint is honoured if the rank is free; of two equal hints, the first in order wins.
 # 4. Workers are numbered node by node in group-rank order; roles never reorder them (contract section 3.2).
 
 
@@ -710,9 +710,9 @@ def assign_group_ranks(
     """Assign each of `nodes` a group rank.
 
     Args:
-        nodes: all participants; those without a claim get the free ranks in this order.
-        previous: the ranks that survivors had in the round before.
-        hints: ranks that nodes asked for.
+        nodes: all participants; those without a claim get free ranks in this order.
+        previous: the ranks of survivors in the previous round.
+        hints: ranks that nodes requested.
     """
     taken: dict[int, N] = {}
     for claims in (previous or {}, hints or {}):

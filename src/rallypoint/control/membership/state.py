@@ -1,8 +1,8 @@
 """The rendezvous state, and the operations that change it: plain frozen data, the same for every backend.
 
-Fields and lists are those of the contract's section 4.5, and ours: the nodes of the previous round, those that have
-succeeded, the ledger and the verdict. No field holds a time: moments are known only to the observer that saw them, on
-its own clock (`observer.StateObserver`). The state has counters instead.
+Fields and lists are those of the contract's section 4.5 and our own: the nodes of the previous round, those that have
+succeeded, the ledger and the verdict. No field is a point in time: only an observer knows times, on its own clock
+(`observer.StateObserver`). The state has counters instead.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from rallypoint.failures.cause import Cause, Ending, Restarts
 
 
 class NodeId(NamedTuple):
-    """One agent of the job, as it names itself, once. Ordered as written; people read the name of its machine."""
+    """One agent of the job, by the name that it chose once. Ordered by its fields; people read the host's name."""
 
     addr: str
-    """Its address towards the first coordinator that it met."""
+    """Its address on the way to its first coordinator."""
     pid: int
     number: int
-    """Drawn at random, so that nobody else has it or can guess it."""
+    """A random number, so that nobody else has it or can guess it."""
     host: str = ""
-    """The name of its machine, for people; empty if it is not known."""
+    """The name of its machine, for people; empty if unknown."""
 
     def __str__(self) -> str:
         return self.host or self.addr or f"the node of group rank {self.number}"
 
     @classmethod
     def placeholder(cls, rank: int) -> NodeId:
-        """The placeholder for the node of a group rank that has not reported to a new control plane itself."""
+        """The placeholder for the node of a group rank that has not reported to a new control plane."""
         return cls("", 0, rank)
 
     @property
     def is_placeholder(self) -> bool:
-        """Whether this only represents a node that has not reported yet."""
+        """Whether this stands for a node that has not reported yet."""
         return not self.addr
 
 
 class NodeInfo(NamedTuple):
-    """All that others need to know about a node, sent when it joins, so that nothing is exchanged afterwards.
+    """Everything that others need to know about a node, sent when it joins, so that no exchange is needed later.
 
-    `address` and `store_port` say where the worker store of this node listens, if it becomes group rank 0; `rank_hint`
-    is the group rank that it requests. `max_restarts` and `program` are what it was started with, -1 and empty if not
-    given: the values of the first node become the job's, and others are warned if theirs differ. `restarts_workers`
-    says that not all workers that this node had in the previous round can continue in their processes. `domain` names
-    the machines whose GPUs are well connected with those of this one, empty if that is not known (`segments`).
+    `address` and `store_port`: where the node's worker store listens if it becomes group rank 0. `rank_hint`: the group
+    rank that it requests. `max_restarts`, `program`: its own values, -1 and empty if not given; the first node's values
+    become the job's, and other nodes are warned if theirs differ. `restarts_workers`: not all of its workers from the
+    previous round can continue in their processes. `domain`: the name of the machines whose GPUs are well connected
+    with this one's; empty if unknown (`segments`).
     """
 
     role: str
@@ -76,7 +76,7 @@ class NodeRanks(NamedTuple):
 
 
 class Participant(NamedTuple):
-    """A member of the present round; its group rank counts from the moment the round is complete.
+    """A member of the present round; its group rank is valid once the round is complete.
 
     `previous_rank` is its group rank in the previous round, None for a new node.
     """
@@ -87,7 +87,7 @@ class Participant(NamedTuple):
 
 
 def hint_of(_node: NodeId, participant: Participant) -> int | None:
-    """The group rank that a participant has requested."""
+    """The group rank that a participant requested."""
     return participant.node_info.rank_hint
 
 
@@ -104,11 +104,11 @@ class Reason(StrEnum):
 
 
 class RoundEnd(NamedTuple):
-    """The end of one round: which, why, by which node, and the failure if there was one.
+    """The end of one round: its number, the reason, the node that caused it, and the failure if any.
 
-    `node` is a readable name, empty if none is known; `detail` gives details of the reason, if there are any.
-    `missing_nodes` is how many nodes have to join before there can be another round. `restarts` is the number of
-    restarts that the job has used, including the one that follows a failure.
+    `node` is a readable name, empty if unknown; `detail` describes the reason, if there is more to say. `missing_nodes`
+    is the number of nodes that must join before there can be another round. `restarts` is the number of restarts used,
+    including the one that follows a failure.
     """
 
     round: int
@@ -119,13 +119,13 @@ class RoundEnd(NamedTuple):
     missing_nodes: int = 0
     restarts: Restarts = Restarts()
     held_back: float = 0.0
-    """Seconds for which the next round is held back after a failure without progress."""
+    """Seconds by which the next round is delayed after a failure without progress."""
     restarts_workers: bool = False
-    """Whether no worker continues in its process, since on the node of the failure not all can."""
+    """Whether no worker continues in its process, since on the failed node not all can."""
 
 
 class RemovedNode(NamedTuple):
-    """A node that has left the job, its name and why it left. `ended_with_0`: all its workers have ended with 0."""
+    """A node that left the job, its name and the reason. `ended_with_0`: all its workers ended with 0."""
 
     node: NodeId
     name: str
@@ -134,11 +134,11 @@ class RemovedNode(NamedTuple):
 
 
 class AbandonedRendezvous(NamedTuple):
-    """The last rendezvous that failed because the time of a node that it needed was over.
+    """The last rendezvous that failed because a needed node's deadline passed.
 
-    `number` counts them. `given_up_by` is that node, `seconds` how long it has waited. `joined`, `members` and
-    `expected` describe its progress: how many nodes had joined, a few of their names, and the nodes still expected, as
-    far as they are known.
+    `number` counts such rendezvous. `given_up_by` is that node, which waited for `seconds`. `joined`, `members` and
+    `expected` describe the progress: how many nodes had joined, a few of their names, and the nodes still expected, if
+    known.
     """
 
     number: int = 0
@@ -150,7 +150,7 @@ class AbandonedRendezvous(NamedTuple):
 
 
 class Ledger(NamedTuple):
-    """The job's one account of ended rounds, by cause. Only failures use up restarts."""
+    """The job's counts of ended rounds, by cause. Only failures use up restarts."""
 
     failures: int = 0
     lost: int = 0
@@ -167,7 +167,7 @@ class NodeRange(NamedTuple):
 
 
 class FailureStreak(NamedTuple):
-    """Consecutive failures that ended a round without progress, and how often the last one has recurred.
+    """Consecutive failures that ended a round without progress, and how often the last one recurred.
 
     `line` identifies the last failure (`failures.kinds.signature`); empty for none.
     """
@@ -178,11 +178,11 @@ class FailureStreak(NamedTuple):
 
 
 class JobProgress(NamedTuple):
-    """The progress that nodes have reported of their workers.
+    """The progress of workers that nodes have reported.
 
-    `step` is the highest that was reported, -1 for none; `round` the last round in which a new one was reached (or, if
-    there are no numbers, anything new was written), -1 for none. `reported` says whether any node reports progress: if
-    so, nothing else counts as such.
+    `step` is the highest step reported, -1 for none. `round` is the last round that reached a new step (or, without
+    step numbers, wrote anything new), -1 for none. `reported`: some node reports progress; then nothing else counts as
+    progress.
     """
 
     step: int = -1
@@ -191,8 +191,8 @@ class JobProgress(NamedTuple):
 
 
 class PreemptionNotice(NamedTuple):
-    """A node that will be taken away in `seconds`, as `why` says if that is known; with `whole_job` all will be: `who`
-    was told so.
+    """A node that will be preempted in `seconds`; `why` is the reason, if known. With `whole_job` all nodes will be:
+    `who` received the notice.
     """
 
     node: NodeId
@@ -203,7 +203,7 @@ class PreemptionNotice(NamedTuple):
 
 
 class Outcome(StrEnum):
-    """How a job ends."""
+    """How a job ended."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -211,11 +211,11 @@ class Outcome(StrEnum):
 
 
 class Verdict(NamedTuple):
-    """The job's end, sent to all; a failed job's has the first failure, and `detail` why there is no restart left.
+    """The job's end, sent to all nodes. For a failed job it has the first failure, and in `detail` why no restart is
+    left.
 
-    An empty `detail` stands for the budget. `restarts` are those of a job that has failed, and `ending` is why it has;
-    it means nothing for one that has succeeded. `delegate` is the node that does what one node has to do for a
-    preempted job.
+    An empty `detail` stands for the budget. `restarts` and `ending` (the reason) are those of a failed job, and mean
+    nothing after a success. `delegate` is the node that acts for a whole preempted job.
     """
 
     outcome: Outcome
@@ -227,58 +227,58 @@ class Verdict(NamedTuple):
 
 
 class State(NamedTuple):
-    """What all nodes agree on. Replaced, never changed; so are its mappings and sets (`mappings`)."""
+    """The state that all nodes agree on. Immutable, like its mappings and sets (`mappings`)."""
 
     round: int = 0
     complete: bool = False
     last_call: int = 0
-    """The number of the running last call, 0 for none; each has a number of its own."""
+    """The number of the running last call; 0 for none."""
     last_calls: int = 0
-    """How many last calls there have been."""
+    """The number of last calls so far."""
     closed: bool = False
     participants: Mapping[NodeId, Participant] = {}
     wait_list: Mapping[NodeId, NodeInfo] = {}
     redundancy_list: Mapping[NodeId, NodeInfo] = {}
     survivors: Mapping[NodeId, int] = {}
-    """Live nodes of the previous round that have not come back yet, with their group ranks there."""
+    """Live nodes of the previous round that have not returned yet, with their group ranks in it."""
     succeeded: AbstractSet[NodeId] = frozenset()
     finished: Mapping[NodeId, Participant] = {}
-    """Nodes that have succeeded in the running round and have left: a node that gets its placement late counts them."""
+    """Nodes that succeeded in the running round and left. A node that gets its placement late counts them."""
     heartbeats: Mapping[NodeId, int] = {}
-    """The number of heartbeats of each node. Used if there are no sessions to show that it is alive."""
+    """The number of heartbeats of each node. Used if there are no sessions to show that nodes are alive."""
     ledger: Ledger = Ledger()
     consents: AbstractSet[NodeId] = frozenset()
-    """Nodes that agree to the end of the round, if workers are notified first."""
+    """Nodes that consent to the end of the round, if workers are notified first."""
     preempted: PreemptionNotice | None = None
-    """The last node to report that it will be taken away in this round, or the first to report it of the whole job."""
+    """The last notice in this round that a node will be preempted, or the first one for the whole job."""
     failure_streak: FailureStreak = FailureStreak()
     restart_delay: float = 0.0
-    """Seconds for which the forming round is held back, counted from when it began to form."""
+    """Seconds by which the forming round is delayed, counted from when it began to form."""
     restarts: int = 0
-    """The number of restarts that the job had used when this round was complete: the value that its workers get."""
+    """The number of restarts used when this round was complete: the value that its workers get."""
     origin: str = ""
-    """The coordinator that completed the round, if it was taken over from an earlier one; else empty."""
+    """The coordinator that completed the round, if that was an earlier one; otherwise empty."""
     next_round: int = 0
-    """The next round has at least this number: lower ones were used under another control plane."""
+    """The lowest number for the next round: another control plane used the lower ones."""
     ended: RoundEnd | None = None
     """How the last round ended."""
     verdict: Verdict | None = None
     removed: tuple[RemovedNode, ...] = ()
-    """The first few nodes that have left since the last round was complete, and were not replaced."""
+    """The first few nodes that left since the last round was complete and were not replaced."""
     abandoned: AbandonedRendezvous = AbandonedRendezvous()
     max_restarts: int = -1
-    """The number of failures that the job survives, as given to its first node; -1 if not given."""
+    """The number of failures that the job survives, from its first node; -1 if not given."""
     programs: Mapping[str, str] = {}
     """The program of the first node of each role, for the first few roles."""
     size: NodeRange | None = None
-    """The number of nodes of a round, if an operator has changed it."""
+    """The number of nodes of a round, if an operator changed it."""
     progress: JobProgress = JobProgress()
     quiet: AbstractSet[NodeId] = frozenset()
-    """Nodes whose workers have given no sign of life for a long time in the running round."""
+    """Nodes whose workers have shown no activity for a long time in the running round."""
 
     @property
     def is_initial(self) -> bool:
-        """Whether no node has joined yet, or all have left: the next one begins, not bound by others' settings."""
+        """Whether no node has joined yet, or all have left: the next node begins anew with its own settings."""
         return not (self.round or self.participants or self.wait_list or self.survivors)
 
     @property
@@ -287,7 +287,7 @@ class State(NamedTuple):
         return self.preempted is not None and self.preempted.whole_job
 
     def runs(self, node: NodeId, round_: int) -> bool:
-        """Whether this round runs, with the node in it."""
+        """Whether this round runs and the node is in it."""
         return self.complete and not self.closed and self.round == round_ and node in self.participants
 
     def knows(self, node: NodeId) -> bool:
@@ -311,17 +311,17 @@ def number_known_to(state: State) -> int:
 
 
 DEFAULT_RUN_ID = "none"
-"""The id of a job that was given none: two jobs may have it by mistake."""
+"""The id of a job without one of its own: two jobs may have it by mistake."""
 
 _MAX_COMPARED = 64
-"""The number of nodes with which the name of one is compared."""
+"""The number of other nodes with which a name is compared."""
 
 
 def name_of(state: State, node: NodeId) -> str:
     """The readable name of a node: its host, and its group rank if it has one or had one in the previous round.
 
-    The process id is added if another agent of the job runs on a host of the same name, if that is among the first few
-    nodes: in a large job, searching all of them for each name would take too long.
+    The process id is added if another agent on a host of the same name is among the job's first few nodes: in a large
+    job, searching all nodes for each name would take too long.
     """
     if node.is_placeholder:
         return str(node)
@@ -336,13 +336,13 @@ def name_of(state: State, node: NodeId) -> str:
 
 
 def names_of(state: State, nodes: Collection[NodeId], most: int = 4) -> tuple[str, ...]:
-    """The names of some nodes: at most this many, and the number of further ones."""
+    """The names of some nodes, at most `most`, and the number of further ones."""
     names = tuple(name_of(state, node) for node in itertools.islice(nodes, most))
     return names if len(nodes) <= most else (*names, f"{len(nodes) - most} more")
 
 
 def nodes_waiting_alike(state: State, node: NodeId) -> Collection[NodeId]:
-    """The nodes that wait in the same list as this one, including itself."""
+    """The nodes that wait in the same list as this one, including this one."""
     lists = (state.participants, state.wait_list, state.redundancy_list)
     return next((nodes for nodes in lists if node in nodes), (node,))
 
@@ -369,34 +369,34 @@ class Settings(NamedTuple):
     keep_alive_interval: float = 5.0
     keep_alive_max_attempt: int = 3
     cas_backoff_max_seconds: float = 0.0
-    """The longest random pause after a write that came too late, for backends that nodes write to by themselves."""
+    """The longest random pause after a lost race to write, for backends that nodes write to directly."""
     lease: float = 3.0
     fixed_ranks: bool = False
     counts_heartbeats: bool = False
     notice_timeout: float = 0.0
-    """How long workers have to acknowledge that the round will end for a change of membership; 0 for no notice."""
+    """How long workers have to acknowledge that a membership change will end the round; 0 for no notice."""
     min_healthy_time: float = 60.0
-    """A round that ran for less has made no progress, if no node reports any. Used by the following settings only."""
+    """A shorter round made no progress, if no node reports any. Only the following settings use this."""
     restart_backoff: float = 0.0
-    """How long the first restart without progress is held back; each further one is held back twice as long."""
+    """How long the first restart without progress is delayed; each further one is delayed twice as long."""
     restart_backoff_max: float = 300.0
     same_failure_limit: int = 0
-    """How many times in a row the same first failure may end a round without progress; 0 for any number."""
+    """How often in a row the same first failure may end a round without progress; 0 for any number."""
     retry_all: bool = False
-    """Whether a failure that no restart can change is retried as any other; else once."""
+    """Whether to retry a failure that no restart can fix like any other; otherwise it is retried once."""
     remote_control: bool = False
-    """Whether a coordinator among the nodes accepts commands from other machines if there is no secret."""
+    """Whether an embedded coordinator without a secret accepts commands from other machines."""
     segment: int = 1
     """The number of nodes of one domain that have adjacent group ranks; divides `min_nodes` and `max_nodes`."""
     restart_window: float = 0.0
-    """For how long a failure uses up one of `restarts_in_window`; 0 where each uses up one restart for good."""
+    """For how long a failure uses up one of `restarts_in_window`; 0 if it uses up a restart for good."""
     restarts_in_window: int = 0
 
 
 def recovery_timeout(settings: Settings) -> float:
-    """Seconds for which a new coordinator waits for the nodes of a job that it has learned of.
+    """Seconds for which a new coordinator waits for the nodes of a job that it learned of.
 
-    Some leases, in which they find that the previous one is gone, and some seconds, in which they find the new one.
+    A few leases, for the nodes to notice that the previous coordinator is gone, and a few seconds to find the new one.
     """
     return _LEASES * settings.lease + _CONNECT
 
@@ -404,16 +404,16 @@ def recovery_timeout(settings: Settings) -> float:
 _LEASES, _CONNECT = 3, 5.0
 
 
-# The operations that a node can request, and how they end.
+# The operations that a node can request, and how they complete.
 #
 # Join, exit, close and keep-alive are torch's (contract section 4.6); fail, succeed and drain are ours. A `deadline` is
-# a moment on the clock of the part that runs the operation: the coordinator, or a shared-state link.
+# on the clock of the coordinator or shared-state link that runs the operation.
 
 
 class Join(NamedTuple):
     """Take part in a round. Done when a round with this node in it is complete.
 
-    `asked_at` is when it was requested, `since` how many rendezvous had been abandoned until then.
+    `asked_at` is when it was requested; `since` is the number of rendezvous abandoned before.
     """
 
     node_info: NodeInfo
@@ -423,18 +423,18 @@ class Join(NamedTuple):
 
 
 class Rejoin(NamedTuple):
-    """All survivors of the round that has ended take part again, with this information about them, as if each had
-    joined. Done when a round with them is complete.
+    """Let all survivors of the ended round take part again, with these node infos, as if each had joined. Done when a
+    round with them is complete.
     """
 
     node_infos: Mapping[NodeId, NodeInfo]
 
 
 class Exit(NamedTuple):
-    """Take no part any more. `reason` distinguishes a departure from a loss noticed elsewhere, `detail` says how.
+    """Leave the job. `reason` distinguishes a departure from a loss noticed elsewhere; `detail` describes it.
 
-    A node announces that it leaves before it stops its workers, and says so again when they have ended:
-    `ended_with_0` if all did so with exit code 0.
+    A node announces its leave before it stops its workers, and again when they have ended: `ended_with_0` if all exit
+    codes were 0.
     """
 
     reason: Reason = Reason.DEPARTED
@@ -444,7 +444,7 @@ class Exit(NamedTuple):
 
 
 class Fail(NamedTuple):
-    """A worker of this node failed in `round`; the job may be restarted `max_restarts` times.
+    """Report that a worker of this node failed in `round`; the job may be restarted `max_restarts` times.
 
     `restarts_workers`: see `NodeInfo`.
     """
@@ -456,21 +456,20 @@ class Fail(NamedTuple):
 
 
 class Succeed(NamedTuple):
-    """All workers of this node have succeeded in `round`."""
+    """Report that all workers of this node succeeded in `round`."""
 
     round: int
 
 
 class Drain(NamedTuple):
-    """End `round` in order, because the membership will change; with `needs_consent`, as soon as all its nodes
-    agree."""
+    """End `round` gracefully, because the membership will change; with `needs_consent`, once all its nodes agree."""
 
     round: int
     needs_consent: bool = False
 
 
 class Preempt(NamedTuple):
-    """This node will be taken away `seconds` from now, and takes no part in a round after `round`.
+    """Report that this node will be preempted in `seconds`, and takes no part in a round after `round`.
 
     `why`, if known: "is drained by ann@login".
     """
@@ -481,10 +480,10 @@ class Preempt(NamedTuple):
 
 
 class PreemptJob(NamedTuple):
-    """The whole job will be taken away `seconds` from now: it ends when all workers have saved, or when that is over.
+    """Report that the whole job will be preempted in `seconds`: it ends when all workers have saved, or then.
 
-    `why` says how this node was told, for people, as in "received SIGUSR2"; or how `who` was told, if this node only
-    repeats it to a coordinator that may not have received it.
+    `why` tells people how this node was notified, as in "received SIGUSR2"; or how `who` was, if this node only repeats
+    the notice to a coordinator that may not have it.
     """
 
     seconds: float
@@ -493,10 +492,10 @@ class PreemptJob(NamedTuple):
 
 
 class RecordProgress(NamedTuple):
-    """Workers of this node have reached `step` in `round`, which is new to the job as far as this node knows.
+    """Report that workers of this node reached `step` in `round`, which is new to the job as far as this node knows.
 
-    `step` is -1 if they report progress without a number. With `made` false nothing is new: it only says that this node
-    reports progress, or, once the round is over, how far its workers had come.
+    `step` is -1 if they report progress without a number. With `made` false nothing is new: the operation only shows
+    that this node reports progress or, after the round, how far its workers came.
     """
 
     round: int
@@ -505,8 +504,8 @@ class RecordProgress(NamedTuple):
 
 
 class ReportQuiet(NamedTuple):
-    """No worker of this node has given a sign of life in `round` for a long time; or, if it is not `quiet`, one has
-    again. The node decides what a long time is.
+    """Report that no worker of this node has been active in `round` for a long time; or, without `quiet`, that one is
+    active again. The node decides what a long time is.
     """
 
     round: int
@@ -514,14 +513,14 @@ class ReportQuiet(NamedTuple):
 
 
 class Close(NamedTuple):
-    """End the job on request; `detail` says whose."""
+    """End the job on request; `detail` describes the request."""
 
     deadline: float = math.inf
     detail: str = ""
 
 
 class Restart(NamedTuple):
-    """End `round` because an operator asks, at no cost to the budget of restarts."""
+    """End `round` on an operator's request, without using up a restart."""
 
     round: int
 
@@ -539,7 +538,7 @@ class KeepLeaseAlive(NamedTuple):
 
 
 NodeOperation = Fail | Succeed | Drain | Preempt | PreemptJob | RecordProgress | ReportQuiet | Close
-"""The operations that a node sends unchanged."""
+"""The operations that a node sends as they are."""
 
 Operation = NodeOperation | Join | Rejoin | Exit | Restart | Resize | KeepLeaseAlive
 
@@ -549,11 +548,11 @@ class NoChange(Enum):
 
     DONE = auto()
     WAIT = auto()
-    """Nothing can be done now: try again when the state or the time has changed."""
+    """No step is possible now: try again when the state or the time has changed."""
 
 
 class Refusal(StrEnum):
-    """Why an operation, most often a join, has failed."""
+    """Why an operation, usually a join, failed."""
 
     CLOSED = "closed"
     TIMEOUT = "timeout"
