@@ -1,7 +1,8 @@
-"""Opens sessions with a control server: look up its name, connect, greet, prove the secret; again and again.
+"""Opens sessions with a control server: look up its name, connect, greet, prove the secret; as often as needed.
 
 A problem that waiting may solve is an OSError (no server listens yet, the name does not resolve yet, an answer is
-late); one that it cannot solve (a foreign service, another job, a wrong secret) is a `HandshakeError` of one sentence.
+late). One that waiting cannot solve (a foreign service, another job, a wrong secret) is a `HandshakeError` of one
+sentence.
 """
 
 from __future__ import annotations
@@ -46,30 +47,29 @@ log = get_logger(__name__)
 
 
 _LOOK_UP = 15.0
-"""Seconds that one attempt waits for the look-up of the name. The look-up continues, and serves the next attempt."""
+"""Seconds that one attempt waits for the look-up of the name, which continues for the next attempt."""
 
 _NOT_TLS = {"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}
 """OpenSSL's reasons for bytes that are not TLS."""
 
 _SILENT_AFTER, _BUSY_FOR = 3.0, 15.0
-"""Seconds that a server has to answer a greeting before it is asked whether it is something else; and the most that it
-has in all if it is not (`patience`), since a server that is busy with many nodes must not get another connection from
-each.
+"""Seconds to wait for a greeting's answer before a probe for another kind of service; and the longest total wait if it
+is a control server (`patience`), since a server that is busy with many nodes must not get another connection from each.
 """
 _TO_DIAL_AGAIN = 2.0
-"""Seconds for the pause after an attempt, and for the next one."""
+"""Seconds for the pause after an attempt plus the next attempt."""
 _PROBE_TIMEOUT, _NONCE = 2.0, 0x52414C4C
 
 _AT_ONCE = 1024
-"""Nodes that may dial at the same moment: that many wait in the queue of a listening socket."""
+"""Nodes that may dial at the same time: the queue of a listening socket has room for them."""
 _DIAL_PACE, _PROBE_PACE, _PROGRESS_PACE = 80e-6, 1e-3, 0.5e-3
-"""Seconds for each node of a job over which its nodes spread what all may do at the same moment: dial, ask a server
-that does not answer what it is, and ask for the progress. About what each takes of a server.
+"""Seconds per node over which a job's nodes spread actions that all may take at the same time: dial, probe a silent
+server, and ask for the progress. About the time that each costs a server.
 """
 
 
 def _dial_spread(settings: Settings) -> float:
-    """Random seconds that a node waits before it dials, so that not all of a large job do so at once."""
+    """Random seconds that a node waits before it dials, so that not all nodes of a large job dial at once."""
     return random.uniform(0.0, _DIAL_PACE * max(0, settings.max_nodes - _AT_ONCE))
 
 
@@ -83,14 +83,14 @@ def _probe_spread(settings: Settings) -> float:
 
 
 RETRYABLE = (OSError, TimeoutError, asyncio.IncompleteReadError, codec.CodecError)
-"""Exceptions of an attempt after which the next one may succeed."""
+"""Exceptions of an attempt after which the next attempt may succeed."""
 
 
 A = TypeVar("A", Challenge, Welcome)
 
 
 class _Address(NamedTuple):
-    """One of the addresses of a name, as a socket needs it."""
+    """One address of a name, in the form for a socket."""
 
     family: int
     kind: int
@@ -104,14 +104,14 @@ class _Address(NamedTuple):
 
 
 class ClientSession:
-    """A connection to a control server, and from the welcome on a session."""
+    """A connection to a control server; a session from the welcome on."""
 
     welcome: Welcome
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
         self.signers: Signers | None = None
-        """Signs each frame, from the server's answer to the proof on; None if the job has no key."""
+        """Signs each frame, starting with the server's answer to the proof; None if the job has no key."""
         self._reader = reader
         self._frames = FrameReader()
         self._unread: deque[bytes] = deque()
@@ -122,17 +122,14 @@ class ClientSession:
             self.writer.write(frame(payload if self.signers is None else self.signers.outgoing.sign(payload)))
 
     async def receive(self) -> bytes:
-        """The next message.
-
-        Raises:
-            OSError: the connection broke, or the server has closed it.
-            FrameError: these are not our frames, or the signature is wrong.
+        """Receive the next message.: OSError: the connection broke, or the server closed it. FrameError: the bytes are
+        not our frames, or the signature is wrong.
         """
         payload = await self.next_frame()
         return payload if self.signers is None else self.signers.incoming.verify(payload)
 
     async def next_frame(self) -> bytes:
-        """The next frame, which may be signed. Raises as `receive`."""
+        """Receive the next frame, which may be signed. Raises the same as `receive`."""
         while not self._unread:
             data = await self._reader.read(65536)
             if not data:
@@ -142,7 +139,7 @@ class ClientSession:
 
 
 class Dialer:
-    """Opens sessions of one node with the server that listens at an endpoint."""
+    """Opens sessions of one node with the server at an endpoint."""
 
     def __init__(
         self,
@@ -157,7 +154,9 @@ class Dialer:
         self._flag = place.flag
         self._settings = settings
         self.node = node or NodeId("", os.getpid(), 0, host_name())
-        """Who this is, by default for sessions that are no node's. The first session shows its address, if need be."""
+        """This node, by default one for sessions that belong to no node. The first session fills in its address if
+        needed.
+        """
         self._is_watcher = is_watcher
         self._only_greets = only_greets
         self._key = place.key
@@ -165,9 +164,9 @@ class Dialer:
         self._silent_attempts = 0
         self._lookup_task: asyncio.Task[list[_Address] | Exception] | None = None
         self._silent: set[_Address] = set()
-        """Addresses that did not answer when they were last tried; others are tried before them."""
+        """Addresses that did not answer the last attempt; others are tried first."""
         self.unfinished = "nothing was tried yet"
-        """What the attempt waits for, or waited for last: the message if its time is up."""
+        """What the attempt waits or last waited for: the message after its timeout."""
 
     async def dial(
         self, timeout: float, incarnation: str = "", resolved: Callable[[list[str]], None] | None = None
@@ -176,12 +175,12 @@ class Dialer:
 
         Args:
             timeout: seconds for each TCP connection, without TLS; the kernel's own timeout grows to minutes.
-            incarnation: the coordinator that this node was last in a session with; empty for a new node.
+            incarnation: the coordinator of this node's last session; empty for a new node.
             resolved: called with the numeric addresses of the endpoint before they are tried.
 
         Raises:
-            HandshakeError: the service there is not the one we need; the text says why.
-            OSError, TimeoutError, CodecError: this attempt has failed (`RETRYABLE`).
+            HandshakeError: the service there is not the right one; the text gives the reason.
+            OSError, TimeoutError, CodecError: this attempt failed (`RETRYABLE`).
         """
         addresses = await self._resolve()
         if resolved is not None:
@@ -197,7 +196,7 @@ class Dialer:
         return session
 
     async def _resolve(self) -> list[_Address]:
-        """The addresses of the name, those first that may answer. There is one look-up at a time."""
+        """The addresses of the name, those that may answer first. There is one look-up at a time."""
         self.unfinished = f"the look-up of the name {self._endpoint.host!r} is not answered"
         if self._lookup_task is None:
             self._lookup_task = asyncio.ensure_future(_look_up(self._endpoint))
@@ -212,7 +211,7 @@ class Dialer:
         return sorted(result, key=self._silent.__contains__)
 
     async def _connect(self, addresses: list[_Address], timeout: float) -> socket.socket:
-        """A connection to the first address that answers."""
+        """Connect to the first address that answers."""
         failures: list[OSError] = []
         for address in addresses:
             self.unfinished = f"{address.host} does not answer a TCP connection"
@@ -221,7 +220,7 @@ class Dialer:
                 connection = await self._connect_to(address, timeout)
             except TimeoutError:
                 failures.append(TimeoutError(self.unfinished))
-            except OSError as error:  # its text is asyncio's, and does not say what the number means
+            except OSError as error:  # its text is asyncio's and does not explain the number
                 failures.append(error if error.errno is None else OSError(error.errno, os.strerror(error.errno)))
             else:
                 self._silent.discard(address)
@@ -248,7 +247,7 @@ class Dialer:
         return connection
 
     async def _open_streams(self, connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """The streams of a connection, with TLS if the control plane has any."""
+        """Open the streams of a connection, with TLS if the control plane uses it."""
         try:
             if self._tls is None:
                 return await asyncio.open_connection(sock=connection)
@@ -320,7 +319,7 @@ class Dialer:
         return answer
 
     def _verify(self, answer: bytes, handshake: ClientHandshake) -> bytes:
-        """The first frame after the proof: signed, or else a refusal, since the server may not hold our key."""
+        """Verify the first frame after the proof: signed, or a refusal, since the server may not have our key."""
         if handshake.signers is None:
             return answer
         try:
@@ -335,12 +334,12 @@ class Dialer:
         )
 
     async def _answer(self, session: ClientSession) -> bytes:
-        """The next frame of the handshake."""
+        """Receive the next frame of the handshake."""
         try:
             try:
                 async with asyncio.timeout(_SILENT_AFTER + _probe_spread(self._settings)):
                     return await session.next_frame()
-            except TimeoutError:  # it is busy, if it has received what we said and is ours
+            except TimeoutError:  # the server is busy, if it has our greeting and is ours
                 if await self._seems_foreign() or not is_acknowledged(session.writer.get_extra_info("socket")):
                     raise
             async with asyncio.timeout(patience(self._settings)):
@@ -349,7 +348,7 @@ class Dialer:
             raise self._foreign_service_error(str(error)) from None
         except TimeoutError:
             raise
-        except OSError as error:  # a reset, or TLS's alert
+        except OSError as error:  # a reset or a TLS alert
             reason = getattr(error, "reason", None)
             if self._tls is not None and reason:
                 raise self._tls_error(f"it does not accept our certificate ({reason})") from None
@@ -358,10 +357,10 @@ class Dialer:
             raise
 
     async def _seems_foreign(self) -> bool:
-        """Whether what does not answer us is a torch store. Raises HandshakeError: it is."""
+        """Whether a silent service may be foreign. Raises HandshakeError if it is a torch store."""
         if not await _answers_as_torch_store(self._endpoint):
             return False
-        # A static job's own port answers like this too, and may only have been slow: once is not proof.
+        # A static job's own port answers like this too, and may only have been slow: one answer is no proof.
         self._silent_attempts += 1
         if self._silent_attempts > 1:
             raise self._foreign_service_error("it is a torch TCPStore, perhaps of a torchrun job")
@@ -380,14 +379,14 @@ def error_words(error: Exception) -> str:
 
 
 async def _look_up(endpoint: Endpoint) -> list[_Address] | Exception:
-    """The addresses of the name; an error is returned, since there may be no caller left to raise it to."""
+    """Look up the addresses of the name. An error is returned, since there may be no caller left to raise it to."""
     loop = asyncio.get_running_loop()
     try:
         answers = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     except Exception as error:
         if endpoint.host != socket.gethostname():
             return error
-        # Another agent of this machine is the host, since it has recognized the name; no server of names knows it.
+        # Another agent on this machine is the host, since it recognized the name, which no name server knows.
         answers = await loop.getaddrinfo("127.0.0.1", endpoint.port, type=socket.SOCK_STREAM)
     return list(
         dict.fromkeys(_Address(int(family), int(kind), protocol, name) for family, kind, protocol, _, name in answers)
@@ -395,8 +394,8 @@ async def _look_up(endpoint: Endpoint) -> list[_Address] | Exception:
 
 
 async def _answers_as_torch_store(endpoint: Endpoint) -> bool:
-    """Whether a silent service answers the first messages of the TCPStore protocol, to name it in an error: torch's
-    server keeps silent on a greeting that it does not know (contract section 9.2). Within 2 s.
+    """Whether a silent service answers the first messages of the TCPStore protocol, so that an error can name it:
+    torch's server ignores a greeting that it does not know (contract section 9.2). Takes at most 2 s.
     """
     from rallypoint.store.wire import Op, encode, greeting
 
@@ -425,44 +424,45 @@ class DialTarget(NamedTuple):
 
 
 class EndpointResolver:
-    """Asked by a link before each attempt. All methods are called on the loop's thread and must not block.
+    """Tells a link before each attempt where to dial. All methods run on the loop's thread and must not block.
 
-    As a string, it says where to look, for messages.
+    Its string form names the place, for messages.
     """
 
     is_permanent = False
-    """Whether the service there is permanent: if not, a foreign service at that port may be gone at the next attempt.
+    """Whether the service there is permanent. Otherwise a foreign service at that port may be gone at the next
+    attempt.
     """
 
     @property
     def advice(self) -> str:
-        """What to do if no server is found, for the end of a sentence."""
+        """The remedy if no server is found, for the end of a sentence."""
         raise NotImplementedError
 
     def resolve(self) -> DialTarget | None:
-        """Where the control server is now; None while that is not known.
+        """Where the control server is now; None while unknown.
 
         Raises:
-            HandshakeError: it cannot be known, and waiting will not help.
+            HandshakeError: the place cannot be found, and waiting will not help.
         """
         raise NotImplementedError
 
     def unresolved_reason(self) -> str:
-        """The message while that is not known."""
+        """The message while the place is unknown."""
         return ""
 
     def resolved(self, addresses: list[str]) -> None:
-        """The name resolves to these numeric addresses now, which are about to be tried.
+        """The name resolves to these numeric addresses, which are tried next.
 
-        Called only if the server may be one inside an agent of the job: a new one may then be opened there. An agent
-        never replaces a control plane outside the job.
+        Called only if the server may run inside an agent of the job: then an agent may open a new one. An agent never
+        replaces a control plane outside the job.
         """
 
     def session_opened(self, incarnation: str) -> None:
-        """A session is open, with the coordinator of that name."""
+        """A session with the coordinator of that name is open."""
 
     def on_failure(self, place: DialTarget, error: Exception) -> None:
-        """No session could be opened there."""
+        """No session could be opened at that place."""
 
 
 class FixedEndpoint(EndpointResolver):
@@ -485,15 +485,15 @@ class FixedEndpoint(EndpointResolver):
 
 
 class InferredHost(FixedEndpoint):
-    """One place, whose host is the node that finds its own address behind the name, whenever it does."""
+    """One place. Its host is the node that finds its own address behind the name, at any time."""
 
     def __init__(self, place: DialTarget, host_here: Callable[[bool], None]) -> None:
-        """`host_here` opens a server there if there is none; its argument says whether an earlier one was lost."""
+        """`host_here` opens a server if there is none; its argument tells whether an earlier server was lost."""
         super().__init__(place)
         self._host_here = host_here
         self._session_seen = False
         self._seems_unhosted = False
-        """Whether the last attempt has shown that there is no server: it was refused, or the name does not resolve."""
+        """Whether the last attempt showed that there is no server: it was refused, or the name did not resolve."""
 
     @property
     def advice(self) -> str:
@@ -519,11 +519,11 @@ class InferredHost(FixedEndpoint):
 
 
 def patience(settings: Settings) -> float:
-    """Seconds that a server has to answer a greeting when its kernel has taken that and it seems to be busy.
+    """Seconds to wait for the answer to a greeting that the server's kernel took, when the server seems busy.
 
-    1. A server is frozen; its kernel takes the greeting of node A. Then its machine loses its power, unnoticed by A.
+    1. A server is frozen; its kernel takes the greeting of node A. Then its machine loses power, unnoticed by A.
     2. Another server begins, and node B reports to it.
-    3. If A waited for the first one longer than the second one awaits A, A would count as lost.
+    3. If A waited for the first server longer than the second server awaits A, A would count as lost.
     """
     return min(_BUSY_FOR - _SILENT_AFTER, recovery_timeout(settings) - _TO_DIAL_AGAIN)
 
@@ -533,43 +533,43 @@ def patience(settings: Settings) -> float:
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
 _CONNECT_FIRST, _CONNECT_AGAIN = 5.0, 1.5
-"""Seconds for one attempt at a TCP connection. A lost packet is sent again after a second, then after ever longer
-pauses: when a link comes back, a new attempt is faster.
+"""Seconds for one attempt at a TCP connection. A lost packet is sent again after a second, then after growing pauses:
+when a link is back, a new attempt is faster.
 """
 LIVED = 3.0
-"""Seconds after which a session has lived: the pauses before the next one begin anew."""
+"""Seconds after which a session has lived: the pauses before the next session start small again."""
 _REMIND_FIRST, _REMIND_AGAIN = 2.0, 10.0
-"""Seconds until a line says that the server cannot be reached: one that was never reached, one that was lost."""
+"""Seconds until a log line reports an unreachable server: one that was never reached, and one that was lost."""
 _REMIND_LEAST, _REMIND_MOST = 60.0, 300.0
-"""Seconds between later lines, which become fewer."""
+"""Seconds between later lines, at first and at last."""
 
 
 class Redialer:
-    """Opens sessions again and again. Everything here happens on the loop's thread, except the constructor."""
+    """Opens one session after another. Everything but the constructor runs on the loop's thread."""
 
     def __init__(self, resolver: EndpointResolver, settings: Settings, node: NodeId) -> None:
         self.target: DialTarget | None = None
-        """The target of the last attempt, which the dialer is for."""
+        """The target of the last attempt and of the dialer."""
         self.endpoint_moved = asyncio.Event()
         """Set to make the next attempt at once."""
         self._attempt: asyncio.Timeout | None = None
-        """The limit of the attempt in progress."""
+        """The timeout of the attempt in progress."""
         self.brief_sessions = 0
-        """The number of sessions in a row, up to the last one, that ended before they had lived."""
+        """The number of consecutive sessions, up to the last one, that ended before they had lived."""
         self._resolver = resolver
         self._settings = settings
         self._node = node
         self._dialer: Dialer | None = None
         self._welcome: Welcome | None = None
-        """The last session's."""
+        """The welcome of the last session."""
         self._last_error = ""
         """Why the last attempt failed."""
         self._delay = 0.0
         """Seconds before the next attempt; 0 for none. It grows until a session has lived."""
 
     def session_ended(self, seconds: float, why: str) -> None:
-        """A session has ended after so many seconds, in the way that `why` says. The first attempt after one that has
-        lived is made at once.
+        """A session ended after `seconds`, as `why` describes. After a session that has lived, the next attempt is made
+        at once.
         """
         if seconds >= LIVED:
             self.brief_sessions, self._delay, self._last_error = 0, 0.0, ""
@@ -579,18 +579,18 @@ class Redialer:
 
     @property
     def server_has_moved(self) -> bool:
-        """Whether the server is known to be elsewhere than at the last attempt."""
-        # If the place is unknown, for now or for good (`HandshakeError`), the last one may still be right.
+        """Whether the server is known to have moved since the last attempt."""
+        # If the place is unknown, for now or for good (`HandshakeError`), the last place may still be right.
         with contextlib.suppress(HandshakeError):
             return self._resolver.resolve() not in (None, self.target)
         return False
 
     def recheck_endpoint(self) -> None:
-        """The server may have moved: give up an attempt at another place, and make the next one at once.
+        """The server may have moved: give up an attempt at another place, and make the next attempt at once.
 
         1. The coordinator's machine is frozen. We dial it: its kernel takes our greeting, and we wait for an answer.
         2. Another coordinator is elected, and awaits us for a while.
-        3. If we waited for the first one as long as for a server that is busy, we would come too late.
+        3. If we waited for the first one as long as for a busy server, we would be too late for the second.
         """
         self.endpoint_moved.set()
         attempt = self._attempt
@@ -598,23 +598,23 @@ class Redialer:
             attempt.reschedule(asyncio.get_running_loop().time())
 
     async def open(self, remaining: Callable[[], float]) -> ClientSession:
-        """Dial until a session is open. Before there was any, give up at once if waiting will not help.
+        """Dial until a session is open. Before the first session, give up at once if waiting will not help.
 
         Args:
-            remaining: seconds that are left to try.
+            remaining: returns the seconds left to try.
 
         Raises:
-            HandshakeError: there was no session yet, and the service there is not the right one.
-            TimeoutError: no session in time; the text is why the last attempt failed.
+            HandshakeError: there was no session before, and the service there is not the right one.
+            TimeoutError: no session in time; the text tells why the last attempt failed.
         """
         await asyncio.sleep(min(_dial_spread(self._settings), remaining()))
         reminder = asyncio.ensure_future(self._report_unreachable(remaining))
         try:
             while True:
                 if self._delay:
-                    # 1. A session is opened, and ends at once: for whatever reason, this does not count as success.
-                    # 2. A pause comes before the next attempt, as after one that has failed; the deadline is checked
-                    #    here too, or a server that only opens sessions would keep this node for ever.
+                    # 1. A session opens and ends at once: for whatever reason, this does not count as success.
+                    # 2. A pause precedes the next attempt, as after a failed one. The deadline is checked here too;
+                    #    otherwise a server that only opens sessions would keep this node forever.
                     if remaining() <= 0:
                         raise TimeoutError(self._last_error)
                     with contextlib.suppress(TimeoutError):
@@ -623,7 +623,7 @@ class Redialer:
                             await self.endpoint_moved.wait()
                 self.endpoint_moved.clear()
                 try:
-                    # Not wait_for: it may swallow a cancellation that arrives at the very moment of success.
+                    # Not wait_for: it may swallow a cancellation that arrives at the moment of success.
                     async with asyncio.timeout(max(0.1, min(remaining(), 60.0))) as self._attempt:
                         return await self._dial()
                 except RETRYABLE as error:
@@ -638,7 +638,7 @@ class Redialer:
             reminder.cancel()
 
     def _failed(self, why: str) -> None:
-        """An attempt has failed, or its session did not live."""
+        """An attempt failed, or its session did not live."""
         self._last_error = why
         self._delay = min(self._delay * 1.5, _LONGEST_DELAY) if self._delay else _FIRST_DELAY
 
@@ -647,7 +647,7 @@ class Redialer:
         return "" if self._dialer is None else self._dialer.unfinished
 
     async def _report_unreachable(self, remaining: Callable[[], float]) -> None:
-        """Log from time to time that the server cannot be reached, and why, also during an attempt."""
+        """Log from time to time, also during an attempt, that the server cannot be reached, and why."""
         pause = _REMIND_FIRST if self._welcome is None else _REMIND_AGAIN
         while True:
             await asyncio.sleep(pause)
@@ -659,7 +659,7 @@ class Redialer:
             log.warning("waiting for the control plane at %s (%s)%s; %s", self._resolver, why, advice, limit)
 
     async def _dial(self) -> ClientSession:
-        """Make one attempt, at the present place of the control plane."""
+        """Make one attempt at the current place of the control plane."""
         place, welcome = self._resolver.resolve(), self._welcome
         if place is None:
             raise OSError(self._resolver.unresolved_reason())

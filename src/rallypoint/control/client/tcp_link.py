@@ -1,6 +1,6 @@
 """A node's link to the control server over TCP: dial, talk, heartbeat, and dial again when the session is lost.
 
-What each event does in each state (`LinkState`); "-" is nothing, and so is every cell of CLOSING and ENDED:
+The effect of each event in each state (`LinkState`). "-" is none; in CLOSING and ENDED no event has an effect:
 
     event                          DIALING           OPEN              CUT               IDLE
     -----------------------------  ----------------  ----------------  ----------------  ----------------
@@ -25,30 +25,30 @@ What each event does in each state (`LinkState`); "-" is nothing, and so is ever
                                                      ENDED (d)         ENDED (d)
     an exception in our own code   ENDED (a)         ENDED (a)         ENDED (a)         ENDED (a)
 
-    (a) The next session would meet the same cause. If this one is open, `LeaveRequest.why` tells the server.
-    (b) If the job continues without that kind of message (`codec.EXPENDABLE`), it is dropped and logged instead.
-    (c) ENDED, if the job has ended or all its nodes have succeeded; IDLE, if this node's last join was refused: then
-        the server may go, which matters only to a node that asks again.
-    (d) First the node sends what the cut has held back, and a `LeaveRequest`.
+    (a) The next session would fail for the same cause. If this one is open, `LeaveRequest.why` informs the server. (b)
+    If the job can continue without that kind of message (`codec.EXPENDABLE`), it is dropped and logged instead. (c)
+    ENDED if the job has ended or all its nodes have succeeded; IDLE if this node's last join was refused: then the
+    server may go, which matters only to a node that joins again. (d) First the node sends the requests that the cut
+    held back, and a `LeaveRequest`.
 
 ENDED delivers `LinkLost`, or `JobEnded` if all nodes have succeeded; nothing if `JobEnded` was delivered before, or
 after `close`. Only `_close_session` closes a session, except for law 5.
 
 Laws:
 
-1. The loss of a session does not end the job: running workers keep running, and the node sends what it holds
-   (`resume_state`) again to the server that answers at the endpoint next, the same or a new one.
-2. The link gives up only when the node can do nothing more without the control plane (it waits for a place, or for what
-   follows from a failure or from success) and has been without it for the whole timeout.
-3. The first session is the exception: an error that waiting does not solve (`HandshakeError`) ends the link at once.
-   Later it is an attempt that has failed: while the workers run, the right server may come back.
-4. If the control plane moves, the link follows: it looks it up again before each attempt (`EndpointResolver`), and
-   ends a session or an attempt at the previous place when it is told to (`recheck_endpoint`).
-5. A connection that has only fallen silent is kept until the server has answered in the next one: closing it would be
-   the first thing that the server sees when the silence ends, and means the end of a node.
-6. A session that ends before it has lived is followed by growing pauses (`Redialer`), and does not begin the timeout of
-   law 2 anew.
-7. A drill that cuts the link (`Fault.CUT`) is a silence of both sides: nothing is sent, read or dialed meanwhile.
+1. The loss of a session does not end the job: running workers keep running, and the node sends its state
+   (`resume_state`) again to the next server that answers at the endpoint, the same or a new one.
+2. The link gives up only when the node can do nothing more without the control plane (it waits for a place, or for the
+   answer to a failure or a success) and has been without it for the whole timeout.
+3. The first session is an exception: an error that waiting cannot solve (`HandshakeError`) ends the link at once. Later
+   it is just a failed attempt: while the workers run, the right server may return.
+4. If the control plane moves, the link follows: it looks up the place before each attempt (`EndpointResolver`), and on
+   `recheck_endpoint` ends a session or an attempt at the previous place.
+5. A silent connection is kept until the server has answered in the next one: otherwise its end would be the first thing
+   that the server sees after the silence, and means the end of a node.
+6. Sessions that end before they have lived are followed by growing pauses (`Redialer`), and do not restart the timeout
+   of law 2.
+7. A drill that cuts the link (`Fault.CUT`) silences both sides: nothing is sent, read or dialed meanwhile.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ from rallypoint.control.protocol.resume_state import (
 log = get_logger(__name__)
 
 _MAX_SILENT_LEASES, _MAX_BUSY_LEASES = 1.5, 4.0
-"""Leases of silence after which a server counts as lost: by then it has removed us, if it still exists and we are cut
-off; and after which it does so if its kernel still receives what we say, so that it may only be busy.
+"""Leases of silence after which a server counts as lost: by the first, it has removed us if it exists and we are cut
+off; the second applies if its kernel still receives our data, so that it may only be busy.
 """
 _CLOSE_TIMEOUT = 1.0
 """Seconds within which the last messages must be sent."""
@@ -107,10 +107,10 @@ _HEARTBEAT = codec.encode(Heartbeat())
 
 
 class LinkState(Enum):
-    """What a link is doing. The table at the top has what each event does in each state."""
+    """The state of a link; see the table at the top."""
 
     DIALING = auto()
-    """There is no session; one attempt follows the other."""
+    """There is no session; the link makes one attempt after another."""
     OPEN = auto()
     """There is a session."""
     CUT = auto()
@@ -124,11 +124,11 @@ class LinkState(Enum):
 
 
 class _LinkEnd(Exception):
-    """Another session would not help, or there is no time left for one; the text is that of `LinkLost`."""
+    """Another session would not help, or there is no time left for one. The text goes into `LinkLost`."""
 
 
 class TcpLink:
-    """One node's link over TCP. Everything after the constructor happens on the loop's thread."""
+    """One node's link over TCP. Everything after the constructor runs on the loop's thread."""
 
     def __init__(
         self,
@@ -141,11 +141,11 @@ class TcpLink:
         """Begin to connect; returns at once.
 
         Args:
-            resolver: knows where the control server listens at any moment.
+            resolver: finds the current place of the control server.
             settings: the job's settings, which the server must share; `join_timeout` is the timeout of law 2.
-            node: who this node is; with an empty address, which the first session shows.
+            node: this node, with an empty address, which the first session fills in.
             deliver: called with every notification, last with `LinkLost` if the link ends on its own.
-            deadline: the time until which to try to open the first session.
+            deadline: until when to try to open the first session.
         """
         self._resolver = resolver
         self._redialer = Redialer(resolver, settings, node)
@@ -154,23 +154,23 @@ class TcpLink:
         self._deadline = deadline
         self._state = LinkState.DIALING
         self._session: ClientSession | None = None
-        """That of OPEN and CUT."""
+        """The session in OPEN and CUT."""
         self._resume_state = ResumeState()
         self.address: str | None = None
         """See `Link.address`. Set once, on the loop's thread, before `LinkOpened` is delivered."""
         self.lease = settings.lease
-        """See `Link.lease`: that of the job, once a session is open."""
+        """See `Link.lease`; the job's lease once a session is open."""
         self.confirmed_at = -math.inf
         """See `Link.confirmed_at`."""
         self._heartbeats: deque[float] = deque()
-        """When those of this session were sent that have no answer yet, on `BOOT_CLOCK`."""
+        """When this session's unanswered heartbeats were sent, on `BOOT_CLOCK`."""
         self._unsent: list[bytes] = []
         """Requests that wait for the end of a cut."""
         self._silent_connections: list[asyncio.StreamWriter] = []
         """The connections of law 5."""
         self._lost_since = self._needed_since = -math.inf
-        """Since when there is no session that has lived, and since when the node needs one: the timeout of law 2 begins
-        with the later of both.
+        """Since when there has been no session that has lived, and since when the node needs one: the timeout of law 2
+        begins at the later of the two.
         """
         self._rejoined = asyncio.Event()
         """Set to leave IDLE."""
@@ -181,7 +181,7 @@ class TcpLink:
 
     def send(self, request: Request) -> None:
         """Send a request, now or as soon as a session is open."""
-        # All nodes may ask for the progress at the same moment.
+        # All nodes may ask for the progress at the same time.
         pause = progress_spread(self._settings) if isinstance(request, ProgressRequest) else 0.0
         self._loop.call(lambda: self._send(request, pause))
 
@@ -191,10 +191,10 @@ class TcpLink:
 
     def close(self) -> None:
         """Leave, disconnect and wait until that is done. Idempotent."""
-        if self._state is not LinkState.ENDED:  # which is never left, so any thread may look
+        if self._state is not LinkState.ENDED:  # the final state, so any thread may look
             self._loop.submit(self._close()).result()
 
-    # On the loop's thread: events from this node
+    # Events from this node, on the loop's thread
 
     def _start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -226,7 +226,7 @@ class TcpLink:
         self._follow()
 
     def _follow(self) -> None:
-        """Close a session with a server at another place than the control plane's."""
+        """Close the session if the control plane is now at another place."""
         if self._state is LinkState.OPEN and self._redialer.server_has_moved:
             self._close_session()  # `_use` reads the end of the connection
 
@@ -242,26 +242,26 @@ class TcpLink:
     # The end
 
     def _end(self, sentence: str) -> None:
-        """The link ends on its own: tell both sides why."""
+        """End the link on our own, and tell both sides why."""
         self._stop(LinkState.ENDED, LeaveRequest(why=sentence))
         if not self._resume_state.ended:
-            # The verdict of a coordinator that is gone follows from what it has told.
+            # The verdict of a coordinator that is gone follows from its notifications.
             done = self._resume_state.all_succeeded
             self._deliver(JobEnded(Verdict(Outcome.SUCCEEDED)) if done else LinkLost(sentence))
 
     def _stop(self, state: LinkState, word: LeaveRequest) -> None:
-        """Begin CLOSING or ENDED; `word` is for the server, if there is a session."""
+        """Begin CLOSING or ENDED; `word` goes to the server, if there is a session."""
         self._state = state
-        # Before anything is awaited:
-        #   1. an attempt has succeeded, or a notification has arrived, and `_run` is about to go on with it;
+        # Cancel before anything is awaited:
+        #   1. an attempt succeeded or a notification arrived, and `_run` is about to continue with it;
         #   2. `close` comes first, and returns to another thread;
-        #   3. were `_run` to go on now, it would deliver something after that.
+        #   3. if `_run` continued now, it would deliver something after that.
         self._task.cancel()
         self._close_session(word)
         self._abort_silent_connections()
 
     def _close_session(self, word: LeaveRequest | None = None) -> None:
-        """Close the session, if there is one, with `word` as the last message, unless the server has ended it."""
+        """Close the session, if any, with `word` as the last message unless the server ended it."""
         session, self._session = self._session, None
         if session is not None:
             if word is not None:
@@ -304,7 +304,7 @@ class TcpLink:
             self._end(str(error))
         except codec.NotSendable as error:
             self._end(_unsendable(error))
-        except Exception as error:  # in any case the agent must not wait forever for what will not arrive
+        except Exception as error:  # the agent must not wait forever for a notification that cannot arrive
             log.exception("the link to %s ended unexpectedly", self._resolver)
             dialing = self._state is LinkState.DIALING
             what = "no control plane could be reached at" if dialing else "this node cannot use the control plane at"
@@ -328,7 +328,7 @@ class TcpLink:
             ) from None
 
     def _remaining(self) -> float:
-        """Seconds that are left to open a session."""
+        """Seconds left to open a session."""
         if not self._resume_state.opened:
             return self._deadline.remaining()
         until = give_up_at(self._resume_state, max(self._lost_since, self._needed_since), self._settings)
@@ -340,7 +340,7 @@ class TcpLink:
         self._resume_state = resume_state
 
     def _open(self, session: ClientSession) -> None:
-        """DIALING becomes OPEN. Send what the node holds, before anything else."""
+        """DIALING becomes OPEN. Send the node's state before anything else."""
         self._state, self._session, self.lease = LinkState.OPEN, session, session.welcome.lease
         self._heartbeats.clear()
         before, incarnation = self._resume_state, session.welcome.incarnation
@@ -356,15 +356,15 @@ class TcpLink:
         self._resolver.session_opened(incarnation)
 
     async def _use(self, session: ClientSession) -> str:
-        """OPEN and CUT. Use the session until it is lost; returns why it was.
+        """OPEN and CUT. Use the session until it is lost; returns the reason.
 
         Raises:
-            _LinkEnd: the next one would be lost in the same way.
+            _LinkEnd: the next session would be lost in the same way.
         """
         heartbeats = asyncio.ensure_future(self._send_heartbeats(session))
         try:
             while True:
-                try:  # what is raised below is not an error of the connection, and ends the link
+                try:  # errors below are not the connection's, and end the link
                     payload = await self._receive(session)
                 except TimeoutError as error:
                     self._silent_connections.append(session.writer)
@@ -396,7 +396,7 @@ class TcpLink:
             heartbeats.cancel()
 
     def _decode(self, payload: bytes) -> Notification | None:
-        """The notification; None for one that is dropped."""
+        """Decode a notification; None if it is dropped."""
         try:
             return codec.decode_notification(payload)
         except codec.CodecError as error:
@@ -404,16 +404,16 @@ class TcpLink:
             if kind is not None and issubclass(kind, codec.EXPENDABLE):
                 self._dropped.warning("a %s is dropped: it cannot be read (%s)", kind.__name__, error)
                 return None
-            # To dial again would not help:
+            # Dialing again would not help:
             #   1. the coordinator has a message for this node that the node cannot read;
-            #   2. the node leaves this session, and says in the next one what it holds;
-            #   3. the coordinator sees that the node lacks that message, and sends it again.
+            #   2. the node leaves this session, and reports its state in the next one;
+            #   3. the coordinator sees that the node lacks the message, and sends it again.
             raise _LinkEnd(
                 f"the control plane at {self._resolver} has sent what this node cannot read: {error}"
             ) from None
 
     async def _receive(self, session: ClientSession) -> bytes:
-        """The next message. Raises as `ClientSession.receive`, or TimeoutError: the server has been silent for long."""
+        """Receive the next message. Raises like `ClientSession.receive`, or TimeoutError after a long silence."""
         began, lease = SYSTEM_CLOCK.monotonic(), session.welcome.lease
         for silence in (_MAX_SILENT_LEASES, random.uniform(_MAX_BUSY_LEASES - 1.0, _MAX_BUSY_LEASES)):
             with contextlib.suppress(TimeoutError):
@@ -425,7 +425,7 @@ class TcpLink:
 
     async def _send_heartbeats(self, session: ClientSession) -> None:
         interval = session.welcome.heartbeat_interval
-        if interval:  # by a server of many nodes, which may all have come at the same time
+        if interval:  # set by a server of many nodes, which may all have connected at the same time
             await asyncio.sleep(interval * os.urandom(1)[0] / 256)
             self._send_heartbeat(session)
         while True:
@@ -438,11 +438,11 @@ class TcpLink:
             session.send(_HEARTBEAT)
 
     async def _stay_cut(self, session: ClientSession, seconds: float) -> None:
-        """OPEN becomes CUT for so many seconds."""
+        """OPEN becomes CUT for `seconds`."""
         self._state = LinkState.CUT
         await asyncio.sleep(seconds)
         self._state = LinkState.OPEN
-        self._send_heartbeat(session)  # by the next one the lease may be over
+        self._send_heartbeat(session)  # the lease may end before the next heartbeat
         self._send_unsent(session)
         self._follow()
 

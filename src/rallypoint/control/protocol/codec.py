@@ -1,8 +1,8 @@
 """Encodes and decodes typed messages: MessagePack by `msgspec`, checked against the types of `messages`. No pickle.
 
-Values that types allow but no message may hold are refused, or made harmless, by `control.protocol.validation`.
+`control.protocol.validation` refuses or cleans values that the types allow but no message may have.
 
-A message is the pair of its tag and its fields. What only watchers send and are sent is added by `observation`.
+A message is the pair of its tag and its fields. `observation` adds the messages of watchers.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from rallypoint.control.protocol.errors import FrameError, RendezvousStateError
 from rallypoint.control.protocol.messages import SIGNATURE_SIZE
 from rallypoint.control.protocol.validation import ValidationError, validated
 
-# Frames: a four-byte length, big-endian, and that many bytes.
+# Frames: a four-byte big-endian length, then that many bytes.
 
 MAX_FRAME = 64 * 1024
-"""Bytes that one message may have. The largest, a failure with its traceback, stays far below it."""
+"""The largest size of a message in bytes. The largest kind, a failure with its traceback, stays far below it."""
 
 MAX_GREETING = 10 * 1024
-"""The same for a peer that has proved nothing yet: a greeting has the job's id twice (4 KiB each) and little else."""
+"""The same for a peer that has proved nothing yet: a greeting has the job's id twice (4 KiB each) and little more."""
 
 MAGIC = b"RALLYPT\n"
-"""The first bytes from both sides, so that each knows at once whether its peer is one of ours."""
+"""The first bytes from both sides, so that each at once recognizes a peer of ours."""
 
 TLS_HANDSHAKE = b"\x16"
 """The first byte of a TLS connection, in place of the magic (RFC 8446, section 5.1)."""
 
 
 def frame(payload: bytes) -> bytes:
-    """One message ready to send.
+    """Turn one message into a frame.
 
     Raises:
-        FrameError: it is larger than a frame may be.
+        FrameError: the message is too large.
     """
     if len(payload) > MAX_FRAME:
         check_size(len(payload))
@@ -48,21 +48,21 @@ def frame(payload: bytes) -> bytes:
 
 
 def check_size(size: int) -> None:
-    """Raise FrameError if a message of `size` bytes, with its signature, is larger than a frame may be."""
+    """Raise FrameError if a message of `size` bytes, with its signature, is too large for a frame."""
     most = MAX_FRAME - SIGNATURE_SIZE
     if size > most:
         raise FrameError(f"a message of {size} bytes is larger than a frame may be ({most} bytes)")
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames, after the magic that must come first.
+    """Cuts a stream of bytes, which must begin with the magic, into frames.
 
-    It raises at the first invalid byte and never holds more than one frame and what arrived with it.
+    It raises at the first invalid byte, and never buffers more than one frame and the bytes that arrived with it.
     """
 
     def __init__(self, most: int = MAX_FRAME) -> None:
         self.most = most
-        """Bytes that a frame may have from now on."""
+        """The largest size of a frame from now on, in bytes."""
         self._buffer = b""
         self._greeted = False
 
@@ -72,7 +72,7 @@ class FrameReader:
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add bytes and return the frames that are now complete.
+        """Add bytes, and return the frames that are now complete.
 
         Raises:
             FrameError: the bytes are not ours. The reader cannot be used afterwards.
@@ -110,7 +110,7 @@ _TAGS: dict[type, int] = {}
 
 
 def add_messages(first: int, *kinds: type) -> None:
-    """Give kinds of messages the tags from `first` on. A tag never changes its meaning; the next free one is 57."""
+    """Give kinds of messages the tags from `first` on. A tag never changes its meaning; the next free tag is 57."""
     for tag, kind in enumerate(kinds, first):
         _KINDS[tag], _TAGS[kind] = kind, tag
 
@@ -144,7 +144,7 @@ add_messages(
     messages.SessionEnded,
     messages.StorePeers,
 )
-# 26 to 34, 52 and 53 are those of watchers (`observation`).
+# Tags 26 to 34, 52 and 53 belong to watchers (`observation`).
 add_messages(
     35,
     messages.CollectedPart,
@@ -187,8 +187,8 @@ EXPENDABLE: tuple[type, ...] = (
     messages.FaultRequested,
     messages.OperatorAction,
 )
-"""Messages without which the job continues: one that cannot be sent is dropped and logged. Without any other the node,
-or its session, ends.
+"""Messages without which the job can continue: one that cannot be sent is dropped and logged. If any other cannot be
+sent, the node or its session ends.
 """
 
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
@@ -199,14 +199,14 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @cache
 def _decoder_of(kind: type) -> msgspec.msgpack.Decoder[object]:
-    """Made when it is first used: most kinds never arrive at a node, and all of them take some milliseconds."""
+    """Created on first use: most kinds never arrive at a node, and creating all would take some milliseconds."""
     return msgspec.msgpack.Decoder(kind)
 
 
 class CodecError(Exception):
-    """These bytes are not a message of ours; the text says why.
+    """The bytes are not a message of ours; the text gives the reason.
 
-    `kind` is the type of message that they claim to be, if that one may come here.
+    `kind` is the type of message that they claim to be, if it is allowed here.
     """
 
     def __init__(self, text: str, kind: type | None = None) -> None:
@@ -215,20 +215,20 @@ class CodecError(Exception):
 
 
 def encode(message: object) -> bytes:
-    """The bytes of a message of the table."""
+    """Encode a message of the table."""
     return _encode((_TAGS[type(message)], message))
 
 
 class NotSendable(ValueError):
-    """A message that the other side would not accept, or that no frame has room for; the text says why."""
+    """The peer would not accept this message, or it is too large for a frame; the text gives the reason."""
 
 
 def sendable(message: object) -> bytes:
-    """The bytes of a message with values of our own: its texts are cleaned, and its numbers checked, by the table that
-    checks them on receipt (`validation`).
+    """Encode a message with values of our own: the table used on receipt (`validation`) also cleans its texts and
+    checks its numbers.
 
     Raises:
-        NotSendable: a number is out of its range, or the message is too large.
+        NotSendable: a number is out of range, or the message is too large.
     """
     try:
         payload = encode(validated(message))
@@ -239,10 +239,10 @@ def sendable(message: object) -> bytes:
 
 
 def decode(data: bytes, kind: type[M]) -> M:
-    """The message in `data`, which must be of that `kind`.
+    """Decode a message, which must be of that `kind`.
 
     Raises:
-        CodecError: it is not, or the bytes do not match the type that they claim.
+        CodecError: it is another kind, or the bytes do not match the type that they claim.
     """
     return _decode({kind}, data)  # type: ignore[no-any-return]
 
@@ -262,24 +262,24 @@ def _decode(kinds: Collection[type], data: bytes) -> Any:
 
 
 def decoder(union: Any) -> Any:
-    """A function that decodes messages of a union; as `decode`, it raises CodecError if it is something else."""
+    """Return a function that decodes messages of a union; like `decode`, it raises CodecError for anything else."""
     return partial(_decode, frozenset(get_args(union)))
 
 
 decode_request: Callable[[bytes], messages.Request] = decoder(messages.Request)
-"""Decode a message of a node in a session."""
+"""Decode a node's message in a session."""
 decode_notification: Callable[[bytes], messages.Notification] = decoder(messages.Notification)
-"""Decode a message of the server in a session."""
+"""Decode the server's message in a session."""
 _Answer = handshake.Challenge | handshake.Welcome | handshake.HandshakeRefused
 decode_answer: Callable[[bytes], _Answer] = decoder(_Answer)
-"""Decode a message of the server before the session."""
+"""Decode the server's message before the session."""
 
 
 def version_of(data: bytes) -> int:
     """The version that a `Hello` of any version begins with.
 
     Raises:
-        CodecError: this is no `Hello`.
+        CodecError: the data is no `Hello`.
     """
     try:
         tag, fields = _envelope.decode(data)
@@ -289,18 +289,18 @@ def version_of(data: bytes) -> int:
         raise CodecError(f"it does not begin with a Hello ({error})") from None
 
 
-# The state of a job, for shared backends and the journal: versioned and bounded besides.
+# The state of a job, for shared backends and the journal: versioned and bounded.
 
 
 _VERSION = b"rallypoint-state-14:"
 MAX_STATE = 64 * 1024 * 1024
-"""Bytes that an encoded state may have: a kilobyte for each node of the largest job."""
+"""The largest size of an encoded state in bytes: a kilobyte for each node of the largest job."""
 _MAX_NAME = 255
 
 
 def _field_type(kind: Any) -> Any:
-    """The type that encodes a field of the state: a map as a list of pairs, because keys of maps in MessagePack are not
-    typed.
+    """The type that encodes a field of the state: a map becomes a list of pairs, because MessagePack does not type the
+    keys of maps.
     """
     if get_origin(kind) is Mapping:
         return list[tuple[*get_args(kind)]]  # type: ignore[misc]
@@ -315,7 +315,7 @@ def _state_decoder() -> msgspec.msgpack.Decoder[Any]:
 
 @cache
 def _collections() -> dict[str, Callable[[Any], Any]]:
-    """Fields that are sent as lists, and the functions that restore them."""
+    """Fields sent as lists, and the functions that restore them."""
     kinds = {name: get_origin(kind) for name, kind in get_type_hints(State).items()}
     return {
         name: dict if kind is Mapping else frozenset for name, kind in kinds.items() if kind in (Mapping, AbstractSet)
@@ -323,7 +323,7 @@ def _collections() -> dict[str, Callable[[Any], Any]]:
 
 
 def encode_state(state: State) -> bytes:
-    """The bytes of a state; equal states give equal bytes."""
+    """Encode a state; equal states give equal bytes."""
     fields = state._asdict()
     for name, kind in _collections().items():
         value = fields[name]
@@ -332,11 +332,7 @@ def encode_state(state: State) -> bytes:
 
 
 def decode_state(data: bytes) -> State:
-    """The state that the bytes hold.
-
-    Raises:
-        RendezvousStateError: they are not a state, or one of another version.
-    """
+    """Decode a state.: RendezvousStateError: the bytes are no state, or one of another version."""
     if not data.startswith(_VERSION):
         raise RendezvousStateError(
             f"the shared rendezvous state starts with {data[:24]!r}, which this version of Rallypoint did not write; "
@@ -353,7 +349,7 @@ def decode_state(data: bytes) -> State:
     fields = msgspec.structs.asdict(blob)
     unchecked = State(**fields | {name: make(fields[name]) for name, make in _collections().items()})
     try:
-        state = validated(unchecked)  # it comes from another machine, as messages do
+        state = validated(unchecked)  # like messages, it comes from another machine
         for nodes in (unchecked.participants, unchecked.finished, unchecked.wait_list, unchecked.redundancy_list):
             for node, value in nodes.items():
                 if not node.is_placeholder:

@@ -1,5 +1,5 @@
-"""The errors of frames, and those of a rendezvous: the branch of `base.errors` that the contract's section 7.7 names,
-and the error that each notification stands for.
+"""The errors of frames and of a rendezvous (the branch of `base.errors` in the contract's section 7.7), and the error
+for each notification.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class RendezvousError(RallypointError):
 
 
 class RendezvousClosedError(RendezvousError):
-    """The job has ended; no node can join any more. `ending` is why, if it has not succeeded and this is known."""
+    """The job has ended, so no node can join. `ending` is the reason, if known and not a success."""
 
     def __init__(self, *text: object, ending: Ending | None = None) -> None:
         super().__init__(*text)
@@ -27,23 +27,23 @@ class RendezvousTimeoutError(RendezvousError):
 
 
 class RendezvousConnectionError(RendezvousError):
-    """The control plane cannot be reached, or what listens there is not ours."""
+    """The control plane cannot be reached, or another service listens there."""
 
 
 class RendezvousStateError(RendezvousError):
-    """The shared state is damaged, or of another version."""
+    """The shared state is damaged or has another version."""
 
 
 class RendezvousGracefulExitError(RendezvousError):
-    """This node was a spare and the job has ended without it."""
+    """This node was a spare, and the job ended without it."""
 
 
 class FrameError(Exception):
-    """These bytes are not our frames; the text says what was seen."""
+    """The bytes are not our frames; the text describes them."""
 
 
 class SignatureError(FrameError):
-    """A frame was not signed with this session's key, or is not the next one of its direction."""
+    """A frame has another key's signature, or is not the next one of its direction."""
 
 
 _ERRORS: dict[Refusal, tuple[type[RallypointError], str]] = {
@@ -69,7 +69,7 @@ _ERRORS: dict[Refusal, tuple[type[RallypointError], str]] = {
 
 
 def error_of(notification: Notification) -> BaseException | None:
-    """The exception that a notification stands for, for a caller that waits for a round; None if there is none."""
+    """The exception that a caller waiting for a round gets for a notification; None for no exception."""
     match notification:
         case JoinRefused(detail=sentence, progress=Progress()):
             return RendezvousTimeoutError(sentence)

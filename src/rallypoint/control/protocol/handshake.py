@@ -1,4 +1,4 @@
-"""The beginning of a control connection: whether the peer has our protocol, version, job and key.
+"""The handshake of a control connection: checks the peer's protocol, version, job and key.
 
     node                                            server
     magic, Hello(version, job, nonce, ...)  ->
@@ -6,11 +6,12 @@
     Proof(proof)                            ->
                                             <-  Welcome(lease, ...)        or Refused(sentence)
 
-If the job has a key (`base.secrets`), the node proves first that it holds it, over all bytes of the greeting, and each
-frame from the Welcome on is signed (`control.protocol.signing`): the signature of the Welcome is the server's proof.
-So a peer that dials learns nothing to try keys on. Without a key on either side nothing is proved or signed, and the
-Welcome answers the Hello; a key on one side only is refused. A Refused is never signed, since the two may not share a
-key: an attacker who can change the traffic can keep a node out, but nothing more. Pure: nonces are passed in.
+If the job has a key (`base.secrets`), the node first proves that it has the key, over all bytes of the greeting, and
+each frame from the Welcome on is signed (`control.protocol.signing`): the signature of the Welcome is the server's
+proof. So a dialing peer learns nothing against which to try keys. If neither side has a key, nothing is proved or
+signed, and the Welcome answers the Hello; a key on only one side is refused. A Refused is never signed, since the two
+sides may not share a key: an attacker who can change the traffic can keep a node out, but nothing more. Pure: the
+caller passes the nonces.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ if TYPE_CHECKING:
     from rallypoint.control.protocol.signing import Signers
 
 Keys: TypeAlias = Callable[[str], tuple[bytes, ...]]
-"""The keys that are accepted from nodes of a job, by its id."""
+"""The keys accepted from nodes of a job, by its id."""
 
 PROTOCOL_VERSION = 24
-"""Raised with every change of a message. Two things never change, so that versions can tell each other apart: a `Hello`
-begins with the version, and a `HandshakeRefused` is one sentence."""
+"""Incremented with every change of a message. Two things never change, so that versions can recognize each other: a
+`Hello` begins with the version, and a `HandshakeRefused` is one sentence.
+"""
 
 
 class Hello(NamedTuple):
@@ -39,34 +41,34 @@ class Hello(NamedTuple):
     job: str
     nonce: bytes
     address: str
-    """Its own address towards the server, as its socket shows it."""
+    """Its own address on the way to the server, from its socket."""
     node: NodeId
-    """Who it is: the same in all its sessions, with whatever coordinator."""
+    """The node's identity, the same in all its sessions with any coordinator."""
     has_secret: bool
     settings: Settings
-    """The node's settings of the rendezvous. A control plane outside the job takes them from the first node."""
+    """The node's settings of the rendezvous. A control plane outside the job adopts those of the first node."""
     incarnation: str = ""
-    """The coordinator that the node was last in a session with, by its incarnation; empty for a new node."""
+    """The incarnation of the coordinator of the node's last session; empty for a new node."""
     is_watcher: bool = False
-    """Whether this session is one of a watcher (`observation`), and never a node's. Its `job` may be empty: for the
-    only job, or the list of all.
+    """Whether this is a watcher's session (`observation`), never a node's. Its `job` may be empty, for the only job or
+    the list of all.
     """
     only_greets: bool = False
-    """Whether only the welcome is requested: whether this node would be accepted, and the time of day. No session is
-    opened, whether there is such a job yet or not.
+    """Whether to send only the welcome, which shows that this node would be accepted, and the time of day. No session
+    is opened, even if there is no such job yet.
     """
     process: bytes = b""
-    """The name of the node's process (`base.own_process`): a server in the same process recognises it."""
+    """The name of the node's process (`base.own_process`), which a server in the same process recognises."""
 
 
 class Challenge(NamedTuple):
-    """The server's part of what makes each greeting unique."""
+    """The server's nonce, which with the node's makes each greeting unique."""
 
     nonce: bytes
 
 
 class Proof(NamedTuple):
-    """The proof that the node holds the job's key."""
+    """The proof that the node has the job's key."""
 
     proof: bytes
 
@@ -77,25 +79,25 @@ class Welcome(NamedTuple):
     lease: float
     incarnation: str
     embedded: bool = False
-    """Whether the server lives inside an agent of the job, and so may end with a node."""
+    """Whether the server runs inside an agent of the job, and so may end with a node."""
     heartbeat_interval: float = 0.0
     """Seconds from one heartbeat of the node to the next; 0 for a third of the lease."""
     timestamp: float = 0.0
-    """Sent to a node that only greets: the server's clock, in seconds since 1970. Nothing is decided by it."""
+    """For a node that only greets: the server's clock, in seconds since 1970. No decision depends on it."""
 
 
 class HandshakeRefused(NamedTuple):
-    """The connection is refused; the sentence says why and what to do."""
+    """The connection is refused; the sentence gives the reason and the remedy."""
 
     sentence: str
 
 
 class HandshakeError(Exception):
-    """The peer is not one of ours, or not of this job. One sentence; retrying does not help."""
+    """The peer is not one of ours, or belongs to another job. One sentence; retrying does not help."""
 
 
 def version_error(version: int) -> str:
-    """The error for a node of another version, whose greeting may have other fields than ours."""
+    """The error for a node of another version, whose greeting may have other fields."""
     return (
         f"this control plane speaks Rallypoint's protocol {PROTOCOL_VERSION}, the node speaks {version}; "
         "install the same version of rallypoint on all nodes, and where the control plane runs"
@@ -104,8 +106,8 @@ def version_error(version: int) -> str:
 
 @dataclass(slots=True)
 class ServerHandshake:
-    """The server's side: `hello`, then `proof` if there are keys; either may refuse. A `job` of None accepts nodes of
-    any job.
+    """The server's side: `hello`, then `proof` if there are keys; either may refuse. With a `job` of None, nodes of any
+    job are accepted.
     """
 
     job: str | None
@@ -116,7 +118,7 @@ class ServerHandshake:
     """After the proof: signs all further frames; None if the job has no key."""
 
     def hello(self, hello: Hello) -> Challenge | HandshakeRefused | None:
-        """Answer a node's first message; None means that it is accepted, and has nothing to prove."""
+        """Answer a node's first message; None means that the node is accepted without a proof."""
         refusal = self._refusal_reason(hello)
         if refusal is not None:
             return HandshakeRefused(refusal)
@@ -143,11 +145,11 @@ class ServerHandshake:
         return None
 
     def proof(self, proof: Proof, transcript: bytes) -> HandshakeRefused | None:
-        """Check a node's proof; None means that it is accepted.
+        """Check a node's proof; None means that the node is accepted.
 
         Args:
-            proof: the proof that the node has sent.
-            transcript: of the greeting (`control.protocol.signing.transcript_of`).
+            proof: the node's proof.
+            transcript: the transcript of the greeting (`control.protocol.signing.transcript_of`).
         """
         assert self.greeted is not None
         assert self.keys is not None, "it was challenged"
@@ -162,7 +164,7 @@ class ServerHandshake:
 
 @dataclass(slots=True)
 class ClientHandshake:
-    """The node's side: send `hello`, and with a key answer the challenge with `prove`."""
+    """The node's side: send `hello` and, with a key, answer the challenge with `prove`."""
 
     job: str
     key: bytes | None

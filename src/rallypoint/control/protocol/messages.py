@@ -1,8 +1,8 @@
 """The messages between nodes and the coordinator. Plain data; `codec` encodes it for the wire.
 
-A node sends requests, and receives notifications. One join costs one request and one notification, whatever the number
-of nodes: a notification holds the node's own place and never the full membership. The first part is about watchers,
-operators and hangs: what the coordinator asks nodes on their behalf, and the answers.
+A node sends requests and receives notifications. One join costs one request and one notification for any number of
+nodes: a notification has the node's own place and never the full membership. The first part is about watchers,
+operators and hangs: requests from the coordinator to nodes, and the answers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rallypoint.control.membership.state import (
 MAX_PART = 48 * 1024
 """Bytes in one part of a message that is sent in parts."""
 SIGNATURE_SIZE = 16
-"""Bytes of a frame that its signature takes, if frames are signed (`signing`)."""
+"""Bytes of a signature, if frames are signed (`signing`)."""
 
 
 class ReportRequested(NamedTuple):
@@ -37,8 +37,8 @@ class ReportRequested(NamedTuple):
 class NodeReport(NamedTuple):
     """A node's answer to `ReportRequested`: its workers by local rank. All ages are in seconds.
 
-    `progress` is the last step that a worker has reported, -1 if none has; `progress_age` and `output_ages` are -1 if
-    there was none.
+    `progress` is the last step reported by a worker, -1 for none; `progress_age` and `output_ages` are -1 if there was
+    none.
     """
 
     round: int
@@ -47,53 +47,53 @@ class NodeReport(NamedTuple):
     progress_age: float = -1.0
     output_ages: tuple[float, ...] = ()
     steps: tuple[int, ...] = ()
-    """The last step of each worker, -1 if it has reported none; empty if none has, or there are very many."""
+    """The last step of each worker, -1 for none; empty if no worker reported one, or there are very many."""
     in_place_of: str = ""
-    """What was started on that node, if that was torch's own launcher (`rallyctl shim`)."""
+    """The command that was started on the node, if it was torch's own launcher (`rallyctl shim`)."""
     standby: tuple[int, ...] = ()
-    """The pids of its standby workers, of which `standby_ready` wait for a place in a round."""
+    """The pids of its standby workers; `standby_ready` of them wait for a place in a round."""
     standby_ready: int = 0
     log_folder: str = ""
     """The folder of this node's logs; empty if it has none."""
     command: str = ""
-    """The command that has started the agent, secrets masked; from the node of group rank 0 only."""
+    """The command that started the agent, with secrets masked; only from the node of group rank 0."""
     first_step: int = -1
-    """The first step that a worker has reported in this round, and how long ago: -1 if that is not known."""
+    """The first step that a worker reported in this round, and how long ago; -1 if unknown."""
     first_step_age: float = -1.0
     step_before: int = -1
-    """The last step that workers of this node had reported in an earlier round, -1 for none."""
+    """The last step that workers of this node reported in an earlier round, -1 for none."""
     age: float = 0.0
-    """For how long the node has had a part in the job."""
+    """For how long the node has been in the job."""
     console_blocked: float = 0.0
-    """For how many seconds this node's console has taken nothing, so that workers that write to it wait."""
+    """For how many seconds this node's console has been blocked, so that workers that write to it wait."""
     console_waiters: tuple[int, ...] = ()
     """Local ranks of the workers that wait for it."""
     ended: tuple[tuple[int, int, float], ...] = ()
-    """The workers of the round that have ended: local rank, exit code and age."""
+    """The ended workers of the round: local rank, exit code and age."""
     remarks: tuple[str, ...] = ()
-    """What a person should know of workers that run, a line each."""
+    """Remarks for people about running workers, one line each."""
     watching: tuple[tuple[str, float], ...] = ()
-    """What only watches the job in this agent, and the seconds that it has taken of the agent's loop so far."""
+    """The parts of this agent that only watch the job, and the seconds of the agent's loop that each has used."""
     figures: tuple[tuple[str, float], ...] = ()
-    """Numbers of features that this node has, by name."""
+    """Figures of this node's features, by name."""
 
 
 class CollectKind(StrEnum):
-    """What can be collected from nodes."""
+    """A kind of data to collect from nodes."""
 
     STACKS = "stacks"
     BUNDLE = "bundle"
     HANG = "hang"
-    """The evidence of a hang, of all workers."""
+    """The evidence of a hang, from all workers."""
     LOGS = "logs"
-    """What workers have written."""
+    """The output of workers."""
 
 
 class CollectRequested(NamedTuple):
     """Collect something from a node's workers, or from those of the global `ranks`; answered by `CollectedPart`s.
 
-    Of logs the last `lines` of each output, of `most` bytes in all. Whoever follows them has drawn a `cursor`, not 0,
-    and is answered when there is more for it, or after a while.
+    For logs, collect the last `lines` of each output, at most `most` bytes in total. A follower has chosen a nonzero
+    `cursor`, and gets an answer when there is more for it, or after a while.
     """
 
     number: int
@@ -105,7 +105,7 @@ class CollectRequested(NamedTuple):
 
 
 class CollectedPart(NamedTuple):
-    """A part of a node's collection. Sent by the node, and on to the requester with the node's name filled in."""
+    """A part of a node's collection. The coordinator adds the node's name and passes it on to the requester."""
 
     number: int
     """The number of the collection."""
@@ -113,45 +113,47 @@ class CollectedPart(NamedTuple):
     is_last: bool
     node: str = ""
     is_first: bool = True
-    """Whether it takes the place of all that the node has sent before."""
+    """Whether it replaces all earlier parts of the node."""
 
 
 class Taken(NamedTuple):
-    """The receiver has read all that one node has sent for the collection of that number. Only then is more sent, so
-    that nobody is cut off for reading slowly.
+    """The receiver has read everything that one node sent for this collection. Only then is more sent, so that no slow
+    reader is cut off.
     """
 
     number: int
 
 
 class DrainRequested(NamedTuple):
-    """An operator asks this node to leave, after its workers were notified."""
+    """An operator asks this node to notify its workers and leave."""
 
     by: str
 
 
 class Fault(StrEnum):
-    """What a drill does to a job (`rallyctl drill`)."""
+    """The fault that a drill causes (`rallyctl drill`)."""
 
     KILL_WORKER = "kill worker"
     KILL_AGENT = "kill agent"
     KILL_NODE = "kill node"
-    """A machine that is lost without a word: agent and workers stop, and are killed when they were counted as lost."""
+    """A machine is lost silently: agent and workers are stopped, and killed once they count as lost."""
     PAUSE_WORKER = "pause worker"
     PAUSE_NODE = "pause node"
     HANG = "hang"
     """A worker is stopped until the hang is reported."""
     CUT = "cut"
-    """Nothing passes between a node and the control plane."""
+    """No data passes between a node and the control plane."""
 
     @property
     def is_of_worker(self) -> bool:
-        """Whether it befalls the worker of one rank; otherwise a node."""
+        """Whether it hits the worker of one rank, rather than a node."""
         return self in {Fault.KILL_WORKER, Fault.PAUSE_WORKER, Fault.HANG}
 
 
 class FaultRequested(NamedTuple):
-    """A drill: the node does this to itself, or to its worker of a global `rank`, at most for `lasts` seconds."""
+    """A drill: the node causes this fault in itself, or in its worker of the global `rank`, for at most `lasts`
+    seconds.
+    """
 
     by: str
     fault: Fault
@@ -160,8 +162,8 @@ class FaultRequested(NamedTuple):
 
 
 class OperatorAction(NamedTuple):
-    """An operator's command was carried out: a line for the log of every node. `size` is that of future rounds, if the
-    command has changed it: nodes keep it for a control plane that has lost it.
+    """An operator's command was carried out: a line for the log of every node. `size` is the new size of future rounds,
+    if the command changed it: nodes keep it for a control plane that loses it.
     """
 
     by: str
@@ -170,15 +172,15 @@ class OperatorAction(NamedTuple):
 
 
 class HangFound(NamedTuple):
-    """All ranks of all nodes of `round` are quiet; each node's evidence about its workers is collected next."""
+    """All ranks of all nodes of `round` are quiet; each node's evidence about its workers will be collected."""
 
     round: int
     nodes: int
 
 
 class CollectionEnded(NamedTuple):
-    """For the node that reports a hang: no more parts follow. `silent` are the names of a few nodes that have not
-    answered, and `more` is how many others have not, or were not asked.
+    """For the node that reports a hang: no more parts follow. `silent` names a few nodes that did not answer, and
+    `more` counts the others that did not, or were not asked.
     """
 
     number: int
@@ -188,7 +190,7 @@ class CollectionEnded(NamedTuple):
 
 
 class HangReport(NamedTuple):
-    """The text of a report about all workers of a job that hangs. Sent by the reporting node; then to all."""
+    """The text of a report about all workers of a hung job. The reporting node sends it; all nodes receive it."""
 
     number: int
     round: int
@@ -196,16 +198,16 @@ class HangReport(NamedTuple):
 
 
 class CauseSought(NamedTuple):
-    """A worker has failed in `round` as a consequence of another failure: look for that, and answer with `CauseClues`.
-    Sent by the first node that needs to know, and on to all others.
+    """A worker failed in `round` because of another failure: look for that, and answer with `CauseClues`. The first
+    node that needs to know sends this; all others receive it.
     """
 
     round: int
 
 
 class CauseClues(NamedTuple):
-    """What workers of a node were in that had not ended: texts, each with its global ranks. Sent by nodes that were
-    asked and have found no failure of their own, and on to the node that asks.
+    """The calls in which a node's remaining workers were: texts, each with its global ranks. Sent by asked nodes
+    without a failure of their own, and passed on to the asking node.
     """
 
     round: int
@@ -213,7 +215,7 @@ class CauseClues(NamedTuple):
 
 
 NodeAnswer = NodeReport | CollectedPart | HangReport | Taken
-"""The answers of a node to such requests."""
+"""A node's answers to these requests."""
 HangNotification = HangFound | CollectedPart | CollectionEnded | HangReport
 
 
@@ -221,11 +223,11 @@ HangNotification = HangFound | CollectedPart | CollectionEnded | HangReport
 
 
 class JoinRequest(NamedTuple):
-    """Take part; give up after `timeout` seconds, `waited` of which have passed already.
+    """Join; give up after `timeout` seconds, `waited` of which have already passed.
 
-    An empty `node_info.address` stands for the session's own. `addresses` are those of the node's interfaces, from
-    which its workers may connect to a store; None if they are not known. With `keeps_place` the node may be given a
-    place in later rounds without a request (`RoundEnded.keeps_place`).
+    An empty `node_info.address` stands for the session's address. `addresses` are those of the node's interfaces, from
+    which its workers may connect to a store; None if unknown. With `keeps_place`, the node may get a place in later
+    rounds without a request (`RoundEnded.keeps_place`).
     """
 
     node_info: NodeInfo
@@ -236,15 +238,15 @@ class JoinRequest(NamedTuple):
 
 
 class NextStore(NamedTuple):
-    """From the node of group rank 0 in `round`: the port at which it would serve the next round's worker store."""
+    """From the node of group rank 0 in `round`: the port where it would serve the next round's worker store."""
 
     round: int
     store_port: int
 
 
 class LeaveRequest(NamedTuple):
-    """Take no part any more. With `wants_reply` it is answered by `LeaveReply`, each time it is sent. `why` is for the
-    others: "drained by ann@login", empty for a signal. `ended_with_0`: see `Exit`.
+    """Leave the job. With `wants_reply`, each such request is answered by `LeaveReply`. `why` is for the other nodes:
+    "drained by ann@login", empty for a signal. `ended_with_0`: see `Exit`.
     """
 
     wants_reply: bool = False
@@ -253,9 +255,9 @@ class LeaveRequest(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """The node is alive. The coordinator sends the same back, in a large job to every second one: each side knows that
-    the other is alive. `number` is how many heartbeats, since the last ones that were counted, this is the answer to,
-    after all that the node was to be told before; 0 if something is still to be told.
+    """The node is alive. The coordinator sends the same back (in a large job, for every second one), so each side knows
+    that the other is alive. In an answer, `number` counts the heartbeats since the last count; all earlier
+    notifications were sent. It is 0 while a notification is pending.
     """
 
     number: int = 1
@@ -266,19 +268,18 @@ class ProgressRequest(NamedTuple):
 
 
 class ConfirmRequest(NamedTuple):
-    """Does the coordinator still count on this node? Answered by `Confirmed` with the same number."""
+    """Ask whether the coordinator still counts on this node. Answered by `Confirmed` with the same number."""
 
     number: int
 
 
 class ResumeRequest(NamedTuple):
-    """What a node holds, sent again when its link was lost and is open again; it fills a new coordinator.
+    """A node's state, sent when a lost link is open again; it fills a new coordinator.
 
-    `incarnation` names the last coordinator that it has heard from. `round` is the last round in which it had a place
-    (-1 for none), `origin` the coordinator that has completed it, `round_over` says whether the
-    node knows that this round has ended, `last_ended_round` is the newest round of which it knows that (-1 for none),
-    `failures` the number of restarts that it knows the job to have used. `control_rank` and `size`: see `Placement`.
-    `succeeded`: see `NodesSucceeded`.
+    `incarnation` names the last coordinator that sent it anything. `round` is the last round in which it had a place
+    (-1 for none), and `origin` the coordinator that completed that round. `round_over`: the node knows that the round
+    has ended. `last_ended_round` is the newest round that it knows to have ended (-1 for none), `failures` the number
+    of used restarts that it knows of. `control_rank` and `size`: see `Placement`. `succeeded`: see `NodesSucceeded`.
     """
 
     incarnation: str
@@ -312,14 +313,14 @@ Request = (
 
 
 class Placement(NamedTuple):
-    """A node's own place in a complete round, and all that its workers need.
+    """A node's own place in a complete round, and everything that its workers need.
 
-    `restarts` is the number of restarts that the job has used so far, `max_restarts` how many it may use (-1 if not
-    given), `control_rank` the group rank of the node whose agent hosts the control plane, -1 if none does. `origin` is
-    the incarnation of the coordinator that has completed the round; together with its number it identifies the round
-    permanently. `progress` is the highest step that workers of the job had reported before, -1 for none. `size` is the
-    number of nodes of a round, if an operator has changed that. With `restart_workers` no worker of the previous round
-    continues in its process, since on some node one cannot.
+    `restarts` is the number of restarts used so far, `max_restarts` the number allowed (-1 if not given),
+    `control_rank` the group rank of the node whose agent hosts the control plane, -1 for none. `origin` is the
+    incarnation of the coordinator that completed the round; with the round's number it identifies the round
+    permanently. `progress` is the highest step reported before by the job's workers, -1 for none. `size` is the number
+    of nodes of a round, if an operator changed it. With `restart_workers`, no worker of the previous round continues in
+    its process, since on some node one cannot.
     """
 
     round: int
@@ -338,15 +339,15 @@ class Placement(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """The round is complete and this is your place in it."""
+    """The round is complete, with this place for the node."""
 
     placement: Placement
 
 
 class StorePeers(NamedTuple):
-    """The addresses of a round's workers: for the host of its store, before its placement, in parts if they are many.
+    """The addresses of a round's workers, for the host of its store, before its placement; many come in parts.
 
-    `is_first_part` starts a new list; `reason_unrestricted` says why they may have other addresses, empty if they do
+    `is_first_part` starts a new list. `reason_unrestricted` is why workers may have other addresses; empty if they do
     not.
     """
 
@@ -356,8 +357,8 @@ class StorePeers(NamedTuple):
 
 
 class RoundEnded(NamedTuple):
-    """The round that you took part in is over; join again, unless you have by this: with `keeps_place` `Placed` follows
-    without a request, for the same node information as in that round, and the store that `NextStore` has told.
+    """The node's round has ended. Join again, unless `keeps_place` is set: then `Placed` follows without a request,
+    with the same node info as in that round and the store from `NextStore`.
     """
 
     end: RoundEnd
@@ -365,10 +366,10 @@ class RoundEnded(NamedTuple):
 
 
 class NodesSucceeded(NamedTuple):
-    """The nodes that have succeeded in `round`, by group rank: ranges with both ends, in order.
+    """The nodes that succeeded in `round`, by group rank: ranges with both ends, in order.
 
-    It is sent now and then while others still work, and at once where the node that hosts the coordinator is among
-    them: what only the coordinator knows would go with it.
+    Sent now and then while other nodes still work. Sent at once if they include the coordinator's host: otherwise this
+    knowledge would be lost with it.
     """
 
     round: int
@@ -376,7 +377,7 @@ class NodesSucceeded(NamedTuple):
 
 
 def ranks_in(ranges: Sequence[tuple[int, int]], world_size: int) -> Iterator[int]:
-    """The ranks below `world_size` in ranges that another machine has sent, each once."""
+    """The ranks below `world_size` in ranges from another machine, each once."""
     following = 0
     for first, last in ranges:
         yield from range(max(first, following), min(last + 1, world_size))
@@ -384,7 +385,7 @@ def ranks_in(ranges: Sequence[tuple[int, int]], world_size: int) -> Iterator[int
 
 
 class NodesWaiting(NamedTuple):
-    """The number of nodes that wait to join after `round`; `names` has a few of them."""
+    """The number of nodes that wait to join after `round`; `names` lists a few of them."""
 
     round: int
     waiting: int
@@ -405,8 +406,8 @@ class Preempted(NamedTuple):
 
 
 class JobEnded(NamedTuple):
-    """The job has ended. `is_delegate`: this node does what one node has to do for the job. `is_spare`: this node has
-    waited as a spare until then. After a success spares receive a `JoinRefused` instead.
+    """The job has ended. `is_delegate`: this node acts for the whole job. `is_spare`: this node waited as a spare until
+    the end. After a success, spares receive a `JoinRefused` instead.
     """
 
     verdict: Verdict
@@ -417,7 +418,7 @@ class JobEnded(NamedTuple):
 class ConfigDifference(NamedTuple):
     """A setting in which a node differs from the job: its name, and both values.
 
-    `job_value_applies` says whether the job's value is the one in effect.
+    `job_value_applies`: the job's value is in effect.
     """
 
     what: str
@@ -432,15 +433,15 @@ class ConfigDifference(NamedTuple):
 
 
 class ConfigDiffers(NamedTuple):
-    """This node, with the name `node`, was started with other settings than the job; both sides log it."""
+    """This node, named `node`, was started with other settings than the job; both sides log it."""
 
     node: str
     differences: tuple[ConfigDifference, ...]
 
 
 class SessionEnded(NamedTuple):
-    """The control plane ends this session, for the reason in `detail`; its last message. `is_permanent`: it would end
-    each further session of this node in the same way.
+    """The last message of a session, which the control plane ends for the reason in `detail`. `is_permanent`: it would
+    end each further session of this node too.
     """
 
     detail: str
@@ -448,7 +449,7 @@ class SessionEnded(NamedTuple):
 
 
 class MissingNode(NamedTuple):
-    """A node that left without a replacement: its name, why it left, and how many seconds ago. `ended_with_0`: see
+    """A node that left without a replacement: its name, the reason, and how many seconds ago. `ended_with_0`: see
     `RemovedNode`.
     """
 
@@ -459,7 +460,7 @@ class MissingNode(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Progress of the rendezvous as facts, for `observe.rendezvous_log` to word; with a few names at most."""
+    """Progress of the rendezvous as data, which `observe.rendezvous_log` turns into text; with a few names at most."""
 
     round: int
     complete: bool
@@ -467,29 +468,29 @@ class Progress(NamedTuple):
     min_nodes: int
     max_nodes: int
     expected: tuple[str, ...]
-    """The nodes still expected, as far as they are known."""
+    """The nodes still expected, if known."""
     spare: bool
     backoff: float = 0.0
-    """Seconds for which this round is held back: after failures without progress, or by a new control plane."""
+    """Seconds by which this round is delayed, after failures without progress or by a new control plane."""
     members: tuple[str, ...] = ()
     """The nodes that have joined."""
     removed: tuple[MissingNode, ...] = ()
     starts_in: float = -1.0
-    """Seconds until the round starts with the nodes that have joined; negative if others have to join."""
+    """Seconds until the round starts with the joined nodes; negative if other nodes must join."""
     ends_in: float = -1.0
-    """Seconds until the rendezvous fails; negative if it does not by the passing of time."""
+    """Seconds until the rendezvous fails; negative if it has no such deadline."""
     gave_up_by: str = ""
-    """The node whose time is over, so that the rendezvous has failed."""
+    """The node whose deadline passed, so that the rendezvous failed."""
     waited: float = 0.0
-    """For how many seconds that node has waited."""
+    """For how many seconds that node waited."""
     reports: bool = False
-    """Whether this node is the one of the waiting nodes that logs it."""
+    """Whether this waiting node logs the progress."""
     segment: int = 1
-    """How many nodes of one domain are a segment; above 1, `joined` are those of whole ones."""
+    """The number of nodes in a segment; above 1, `joined` counts only those of whole segments."""
 
 
 class JoinRefused(NamedTuple):
-    """The join failed; `detail` says why, or, if it timed out, `progress` how far the rendezvous was."""
+    """The join failed; `detail` is the reason or, after a timeout, `progress` shows how far the rendezvous was."""
 
     refusal: Refusal
     detail: str
@@ -497,10 +498,10 @@ class JoinRefused(NamedTuple):
 
 
 class ProgressText(NamedTuple):
-    """The progress of the rendezvous, as text; made on the node's own side, never sent.
+    """The progress of the rendezvous as text; created on the node's side, never sent.
 
-    `warning`: this node is the one to log it. `live` is a short form for a line that is rewritten: the text before the
-    elapsed time, and the text after it. `is_short`: more nodes have to join before there can be a round.
+    `warning`: this node logs it. `live` is a short form for a line that is rewritten: the texts before and after the
+    elapsed time. `is_short`: more nodes must join before there can be a round.
     """
 
     text: str
@@ -510,7 +511,7 @@ class ProgressText(NamedTuple):
 
 
 class LeaveReply(NamedTuple):
-    """The state of the job after this node has left: whether it continues, on how many nodes, how it has ended."""
+    """The state of the job after this node left: whether it continues, on how many nodes, or how it ended."""
 
     goes_on: bool
     others: int
@@ -518,9 +519,9 @@ class LeaveReply(NamedTuple):
 
 
 class Confirmed(NamedTuple):
-    """The answer to the `ConfirmRequest` of this number, after all that this node was to be told before: a round that
-    it has heard no end of still stood when the request came. It holds for `valid_for` seconds from when the request
-    was sent: an elected coordinator cannot know what another one does once its own lease in etcd has ended.
+    """The answer to the `ConfirmRequest` of this number, sent after all earlier notifications: a round whose end the
+    node has not received was still running when the request came. Valid for `valid_for` seconds after the request was
+    sent: once its own lease in etcd has ended, an elected coordinator cannot know what another one does.
     """
 
     number: int
@@ -528,8 +529,8 @@ class Confirmed(NamedTuple):
 
 
 class LinkDown(NamedTuple):
-    """The control plane cannot be reached for now; made on the node's own side, never sent. `brief` counts the
-    sessions in a row, up to this one, that ended right after they were opened.
+    """The control plane is unreachable for now; created on the node's side, never sent. `brief` counts the consecutive
+    sessions, up to this one, that ended right after they were opened.
     """
 
     detail: str
@@ -537,14 +538,14 @@ class LinkDown(NamedTuple):
 
 
 class LinkOpened(NamedTuple):
-    """The control plane was reached for the first time; made on the node's own side, never sent."""
+    """The control plane was reached for the first time; created on the node's side, never sent."""
 
 
 class LinkUp(NamedTuple):
-    """The control plane can be reached again; made on the node's own side, never sent.
+    """The control plane is reachable again; created on the node's side, never sent.
 
-    `join_lost`: the waiting join was sent to a coordinator that no longer exists, which may have given it a place; it
-    is not sent again, and the node has to join anew. `brief`: see `LinkDown`.
+    `join_lost`: the waiting join went to a coordinator that no longer exists, which may have given it a place. It is
+    not sent again, and the node must join anew. `brief`: see `LinkDown`.
     """
 
     join_lost: bool = False
@@ -552,9 +553,9 @@ class LinkUp(NamedTuple):
 
 
 class LinkLost(NamedTuple):
-    """The control plane is lost permanently; made on the node's own side, never sent.
+    """The control plane is lost permanently; created on the node's side, never sent.
 
-    `error` is what a third party's handler or backend has raised, and what its user must see.
+    `error` is the exception of a third party's handler or backend, which its user must see.
     """
 
     detail: str
@@ -592,32 +593,32 @@ Notification = (
 )
 
 Deliver = Callable[[Notification], None]
-"""Called from any thread, in the order of events. Must not block, nor send in this thread (`Turns`)."""
+"""Called from any thread, in the order of events. Must not block or send in this thread (`Turns`)."""
 
 
 class Link(Protocol):
-    """One node's link to the control plane: it takes requests, and passes notifications to its `Deliver`.
+    """One node's link to the control plane: takes requests, and passes notifications to its `Deliver`.
 
-    The node that hosts the coordinator has one without a socket (`LocalLink`), others one over TCP (`TcpLink`);
-    shared-state backends have one that runs the core itself (`SharedStateLink`).
+    The coordinator's host has a link without a socket (`LocalLink`), other nodes have one over TCP (`TcpLink`).
+    Shared-state backends have one that runs the rules itself (`SharedStateLink`).
     """
 
     @property
     def address(self) -> str | None:
-        """This node's address towards the control plane; None until that has been reached, which `LinkOpened` tells."""
+        """This node's address on the way to the control plane; None until `LinkOpened`."""
 
     @property
     def lease(self) -> float:
-        """Seconds of silence after which the others count this node as lost."""
+        """Seconds of silence after which this node counts as lost."""
 
     @property
     def confirmed_at(self) -> float:
-        """When the newest heartbeat was sent that was answered, on `BOOT_CLOCK`: until a lease after that, the others
-        count on this node. Minus infinity if there was none.
+        """When the newest answered heartbeat was sent, on `BOOT_CLOCK`: the other nodes count on this one until a lease
+        later. Minus infinity for none.
         """
 
     def send(self, request: Request) -> None:
         """Send a request. Never blocks; a lost link delivers `LinkLost`."""
 
     def close(self) -> None:
-        """End the session: for the others, the node is gone. Idempotent; nothing is delivered afterwards."""
+        """End the session: for the other nodes, this node is gone. Idempotent; nothing is delivered afterwards."""

@@ -1,8 +1,8 @@
-"""The ranges of numbers and texts in messages, by the names of their fields: data alone, for code that takes them from
-users.
+"""The ranges of numbers and texts in messages, by the names of their fields. Only data, for code that takes such values
+from users.
 
-A number that enters the program (a flag, an option, an argument) is checked by the same table as one that arrives in a
-message (`validation`): what one side accepts, the other can send. An option of `--rdzv-conf` has its range here.
+The same table checks a number from a user (a flag, an option, an argument) and one that arrives in a message
+(`validation`): each side accepts whatever the other can send. Options of `--rdzv-conf` have their ranges here.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from collections.abc import Mapping
 from rallypoint.base.light_typing import NamedTuple
 
 MAX_NODES = 65536
-"""Nodes that one job may have; what a coordinator keeps for each is some hundred bytes."""
+"""The largest number of nodes of a job; a coordinator keeps some hundred bytes for each."""
 MAX_WORKERS = 65536
-"""Workers that one node may have, so that a world has fewer than 2**32."""
+"""The largest number of workers of a node, so that a world has fewer than 2**32."""
 MOST_ANSWERS = 256
-"""Nodes whose clues to a cause are passed on: the first that answer."""
+"""The number of nodes, the first to answer, whose clues to a cause are passed on."""
 
 MAX_LINE = 4 * 1024
-"""Bytes of UTF-8 that a text of one line may have, such as a job's id."""
+"""The largest size of a one-line text, such as a job's id, in bytes of UTF-8."""
 ROUNDS = 2**31
 
 
 class NumberRange(NamedTuple):
-    """The least and the most that a number may be. A number of seconds may be infinite only where `most` is."""
+    """The least and the greatest value of a number. A number of seconds may be infinite only if `most` is."""
 
     minimum: float
     maximum: float
 
 
 SECONDS = NumberRange(0.0, 86400.0)
-"""The range of times that torchrun does not have: at most a day."""
+"""The range of times that torchrun has no setting for: at most a day."""
 _FROM_ZERO = NumberRange(0, 2**40)
 _RANK = NumberRange(-1, MAX_NODES * MAX_WORKERS)
 NUMBERS: Mapping[str, NumberRange] = {
@@ -86,17 +86,17 @@ NUMBERS: Mapping[str, NumberRange] = {
     "most": NumberRange(0, 2**31),
     "ranks": NumberRange(0, MAX_NODES * MAX_WORKERS),
 }
-"""The range of a number, by the name of its field."""
+"""The range of a number by the name of its field."""
 OTHER_NUMBERS = NumberRange(-(2**40), 2**40)
-"""The range of a number whose field's name is not in the table."""
+"""The range of a number whose field is not in the table."""
 
 
 def range_of(name: str) -> NumberRange:
-    """The range of a number that is sent in a field of that name."""
+    """The range of a number in a field of that name."""
     return NUMBERS.get(name, OTHER_NUMBERS)
 
 
 def is_in_range(name: str, value: float) -> bool:
-    """Whether a number may be sent in a field of that name."""
+    """Whether a field of that name may have this value."""
     least, most = range_of(name)
-    return least <= value <= most  # never so for NaN
+    return least <= value <= most  # false for NaN

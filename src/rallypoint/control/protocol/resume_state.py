@@ -1,25 +1,25 @@
-"""The state of its job that a node keeps, to send it again when its link was lost and is open again. Pure.
+"""The state of the job that a node keeps and sends again when a lost link is open again. Pure.
 
-The link's shell passes every request and every notification through here, and sends `requests_to_repeat` when a session
+The link's shell passes every request and notification through here, and sends `requests_to_repeat` when a session
 opens.
 
 Laws:
 
-1. Requests without an answer are sent again; the coordinator recognises those that it has received before. But a join
-   is not sent to another coordinator: its data may have been used in a place that the first gave; nor is the port of
-   the next store, for the same reason. A spare waits for as long as it takes.
-2. A coordinator counts as met once it has sent anything in a session: only then has it certainly received what was
-   sent at the beginning of that.
-3. Nothing is sent again after the job's end.
-4. What has become of a round outlives its coordinator: a node that knows all nodes of its round to have succeeded,
-   itself included, needs none. If the node that hosted the coordinator has succeeded, another one comes soon or never.
-5. A node that leaves says so to each coordinator that it meets until it is gone. Otherwise
+1. Requests without an answer are sent again; the coordinator recognises repeated ones. A join, however, is not sent to
+   another coordinator: the first one may have used its data for a place. Nor is the port of the next store, for the
+   same reason. A spare waits for as long as it takes.
+2. A coordinator counts as met once it has sent anything in a session: only then has it certainly received the requests
+   at the session's start.
+3. Nothing is sent again after the end of the job.
+4. A node that knows that all nodes of its round succeeded, itself included, needs no coordinator. If the node that
+   hosted the coordinator succeeded, another coordinator comes soon or never.
+5. A leaving node tells each coordinator that it meets, until the node is gone. Otherwise:
 
-     1. the coordinator dies, and B is sent SIGTERM: its leave has nobody to go to;
-     2. B's workers take their time to end, and meanwhile B meets the next coordinator as a node of the round;
-     3. only when B's process ends is it missed, as lost, and the others have waited for that.
-6. A node that keeps its place when a round ends has joined: its join is the last one that it sent, begun anew, with the
-   port of the store that it has told.
+     1. The coordinator dies, and B receives SIGTERM: there is nobody to send its leave to.
+     2. While B's workers take their time to end, B meets the next coordinator as a node of the round.
+     3. Only when B's process ends does B count, as lost, and the other nodes have waited until then.
+6. A node that keeps its place when a round ends has joined: its last join applies again, with the port of the store
+   that it has announced.
 """
 
 from __future__ import annotations
@@ -70,17 +70,16 @@ from rallypoint.control.protocol.messages import (
 
 _Repeated = NodeOperation | NextStore | ConfirmRequest
 _NEEDS_ANSWER = (Fail, Succeed, ConfirmRequest)
-"""After these the node waits for the coordinator, with no worker that runs."""
+"""After these requests the node waits for the coordinator, without running workers."""
 
 
 class ResumeState(NamedTuple):
-    """A node's place, its open requests, and the coordinator that knows them.
+    """A node's place, its unanswered requests, and the coordinator that knows them.
 
-    `last_join` is the newest join, and `join` the same while it has no answer, with the moment until which it may wait;
-    `is_spare` is whether the node has
-    been told that it waits as a spare, `refused` whether its last join failed; `repeated_requests` the requests about
-    the running round. `last_ended_round` is the newest round that it knows to be over. `met` is the incarnation of
-    the last session with an answer, `opened` that of the last one; both are empty before there was any.
+    `last_join` is the newest join; `join` is the same while it has no answer, with its deadline. `is_spare`: the node
+    was notified that it waits as a spare. `refused`: its last join failed. `repeated_requests` are the requests about
+    the running round. `last_ended_round` is the newest round that it knows to have ended. `met` is the incarnation of
+    the last session with an answer, `opened` that of the last session; both are empty at first.
     """
 
     met: str = ""
@@ -96,20 +95,20 @@ class ResumeState(NamedTuple):
     repeated_requests: tuple[_Repeated, ...] = ()
     ended: bool = False
     size: NodeRange | None = None
-    """The number of nodes of a round, if an operator has changed it."""
+    """The number of nodes of a round, if an operator changed it."""
     leave: LeaveRequest | None = None
-    """The last request to leave, once there was one."""
+    """The last request to leave, if any."""
     succeeded: tuple[tuple[int, int], ...] = ()
-    """The nodes of the running round that have succeeded, as far as this node was told (`NodesSucceeded`)."""
+    """The nodes of the running round that succeeded, as last notified (`NodesSucceeded`)."""
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether this node's workers have, in the running round."""
+        """Whether this node's workers succeeded in the running round."""
         return any(isinstance(request, Succeed) for request in self.repeated_requests)
 
     @property
     def all_succeeded(self) -> bool:
-        """Whether all nodes of the running round certainly have (law 4)."""
+        """Whether all nodes of the running round certainly succeeded (law 4)."""
         place = self.placement
         if place is None or self.round_over or not self.has_succeeded:
             return False
@@ -118,7 +117,7 @@ class ResumeState(NamedTuple):
 
     @property
     def host_succeeded(self) -> bool:
-        """Whether the node whose agent hosted the coordinator has, so that it may be gone for good."""
+        """Whether the coordinator's host succeeded, so that it may be gone for good."""
         return (
             self.placement is not None and not self.round_over and self._knows_success_of(self.placement.control_rank)
         )
@@ -133,7 +132,7 @@ class ResumeState(NamedTuple):
 
 
 def after_request(state: ResumeState, request: Request, now: float) -> ResumeState:
-    """The state after the node has sent `request`, at `now` seconds on its own clock."""
+    """The state after the node sent `request` at `now` seconds on its own clock."""
     match request:
         case JoinRequest():
             return _joined(state, request, now)._replace(repeated_requests=(), ended=False, refused=False, leave=None)
@@ -161,12 +160,12 @@ def _joined(state: ResumeState, join: JoinRequest, now: float) -> ResumeState:
 
 
 def _with_request(requests: tuple[_Repeated, ...], request: _Repeated) -> tuple[_Repeated, ...]:
-    """The requests, with this one in place of another of its kind."""
+    """The requests, with this one replacing another of its kind."""
     return (*(earlier for earlier in requests if type(earlier) is not type(request)), request)
 
 
 def after_notification(state: ResumeState, notification: Notification, now: float) -> ResumeState:
-    """The state after the node has received `notification`, at `now` seconds on its own clock."""
+    """The state after the node received `notification` at `now` seconds on its own clock."""
     if state.met != state.opened and not isinstance(notification, LinkDown | LinkUp | LinkLost):
         state = state._replace(met=state.opened)
     match notification:
@@ -184,7 +183,7 @@ def after_notification(state: ResumeState, notification: Notification, now: floa
         case NodesSucceeded(round=round_, succeeded=succeeded) if state.placement and state.placement.round == round_:
             return state._replace(succeeded=succeeded)
         case Preempted(node=who, seconds=seconds, whole_job=True, why=why):
-            # Sent by all nodes, it outlives the first one that has sent it.
+            # All nodes repeat the notice, so it outlives the first sender.
             return state._replace(
                 repeated_requests=_with_request(state.repeated_requests, PreemptJob(seconds, why, who))
             )
@@ -213,7 +212,7 @@ def _round_ended(state: ResumeState, ended: RoundEnded, now: float) -> ResumeSta
     last = state.last_ended_round
     state = state._replace(last_ended_round=max(last, end.round), failures=failures)
     if place is None or end.round > place.round:
-        # A round of ours was missed; the data of the join was used up in it.
+        # This node missed a round of its own, which used up the data of the join.
         return state._replace(join=None) if end.round > last else state
     if ended.keeps_place and state.last_join is not None:
         state = _joined(state, _begun_anew(state.last_join, state.repeated_requests), now)
@@ -221,14 +220,14 @@ def _round_ended(state: ResumeState, ended: RoundEnded, now: float) -> ResumeSta
 
 
 def _begun_anew(join: JoinRequest, requests: tuple[_Repeated, ...]) -> JoinRequest:
-    """The join of a node that keeps its place, as the coordinator has it (law 6)."""
+    """The join of a node that keeps its place, as the coordinator knows it (law 6)."""
     ports = (request.store_port for request in requests if isinstance(request, NextStore))
     node_info = join.node_info._replace(store_port=next(ports, join.node_info.store_port))
     return join._replace(node_info=node_info, timeout=join.timeout + join.waited, waited=0.0)
 
 
 def without_foreign_join(state: ResumeState, incarnation: str) -> ResumeState:
-    """The state for a session with the coordinator `incarnation`: without what only another one may use (law 1)."""
+    """The state for a session with the coordinator `incarnation`, without requests for another one (law 1)."""
     if state.opened in ("", incarnation):
         return state
     others = tuple(request for request in state.repeated_requests if not isinstance(request, NextStore))
@@ -236,8 +235,8 @@ def without_foreign_join(state: ResumeState, incarnation: str) -> ResumeState:
 
 
 def requests_to_repeat(state: ResumeState, now: float) -> list[Request]:
-    """The requests at the beginning of a session, before anything else; `opened` is still that of the session before.
-    In the first session these are only the waiting ones.
+    """The first requests of a session; `opened` is still that of the previous session. In the first session, these are
+    only the waiting requests.
     """
     if state.ended:
         return []
@@ -257,8 +256,8 @@ def requests_to_repeat(state: ResumeState, now: float) -> list[Request]:
 
 
 def give_up_at(state: ResumeState, since: float, settings: Settings) -> float:
-    """The time until which a node waits for a control plane that it has needed and lacked since `since`, for at most
-    the join timeout; infinity if it needs none. A join has one deadline, whichever coordinator decides on it.
+    """Until when a node waits for a control plane that it has lacked since `since`, at most the join timeout; infinity
+    if it needs none. A join has one deadline for all coordinators.
     """
     if not state.needs_coordinator:
         return math.inf

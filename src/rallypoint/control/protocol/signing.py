@@ -1,12 +1,12 @@
-"""Signed frames: peers prove that they hold the job's key; others cannot add, change, drop, repeat or reorder a frame.
+"""Signed frames: peers prove that they have the job's key; others cannot add, change, drop, repeat or reorder a frame.
 
     transcript    all bytes of the greeting: the node's Hello and the coordinator's Challenge, each with its length
     proof         HMAC-SHA256(key, "node proof" + transcript), which the node sends; the side that dials proves first
     session keys  HMAC-SHA256(key, direction + transcript), one for each direction
     signature     BLAKE2b-128, keyed with the direction's key, over the frame's number and its payload
 
-The coordinator proves that it holds the key by signing its first frame after the proof. Both nonces are in the
-transcript, so that keys and signatures serve for one connection only. Pure; about 2 microseconds a frame.
+The coordinator proves that it has the key by signing its first frame after the proof. Both nonces are in the
+transcript, so keys and signatures are valid for one connection only. Pure; about 2 microseconds a frame.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Signer:
         self._number = 0
 
     def sign(self, payload: bytes) -> bytes:
-        """The payload of the next frame, with its signature in front."""
+        """Sign the payload of the next frame; the signature goes in front."""
         return self._signature(payload) + payload
 
     def verify(self, signed: bytes) -> bytes:
         """The payload of the next frame.
 
         Raises:
-            SignatureError: the signature is not that of this frame.
+            SignatureError: the signature does not match this frame.
         """
         payload = signed[SIGNATURE_SIZE:]
         if not compare_digest(self._signature(payload), signed[:SIGNATURE_SIZE]):
@@ -45,7 +45,7 @@ class Signer:
         return payload
 
     def _signature(self, payload: bytes) -> bytes:
-        signing = self._hash.copy()  # the key's block is hashed once, and not for each frame
+        signing = self._hash.copy()  # the key's block is hashed once, not for each frame
         signing.update(self._number.to_bytes(8, "big"))
         signing.update(payload)
         self._number += 1
@@ -53,7 +53,7 @@ class Signer:
 
 
 class Signers:
-    """Both directions of one connection, as one side sees them."""
+    """The signers of both directions of one connection, as one side sees them."""
 
     def __init__(self, key: bytes, transcript: bytes, *, node: bool) -> None:
         """Derive the session's keys.
@@ -74,10 +74,10 @@ def transcript_of(hello: bytes, challenge: bytes) -> bytes:
 
 
 def proof(key: bytes, transcript: bytes) -> bytes:
-    """The proof that the node holds the key: 32 bytes."""
+    """The proof that the node has the key: 32 bytes."""
     return hmac_digest(key, _PROOF + transcript, sha256)
 
 
 def proven_key(keys: Iterable[bytes], transcript: bytes, claimed: bytes) -> bytes | None:
-    """The key that was proven; None if it is none of these."""
+    """The key that was proven; None if it is not in `keys`."""
     return next((key for key in keys if compare_digest(proof(key, transcript), claimed)), None)

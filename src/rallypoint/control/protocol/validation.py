@@ -1,9 +1,9 @@
 """Checks messages from other machines beyond their types: ranges, lengths, finite numbers, printable text.
 
 Each message is checked once, where it is decoded, so that later code need not check. A field's name means the same in
-every message, so the rules are by name, with one for all other numbers and one for all other texts. A number out of
-range is refused. Texts and times of day are not, since failures must be reported whatever a program has printed and a
-clock shows: unprintable characters become question marks, and values that are too long or too large are cut.
+every message, so the rules go by name, with one for all other numbers and one for all other texts. A number out of
+range is refused. Texts and times of day are not, since a failure must be reported whatever a program printed or a clock
+shows: unprintable characters become question marks, and values that are too long or too large are cut.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import msgspec
 
 _ADDRESS = re.compile(r"[0-9a-fA-F:.]{2,45}(/[0-9]{1,3})?")
-"""The pattern of numeric addresses and networks; the code that uses a match finds out whether it is valid."""
+"""The pattern of numeric addresses and networks; the code that uses a match checks whether it is valid."""
 
 M = TypeVar("M")
 
@@ -31,12 +31,10 @@ _RESUME_NUMBERS: Mapping[str, NumberRange] = {
     "last_ended_round": _ROUND_NUMBER,
     "failures": _ROUND_NUMBER,
 }
-"""The same in a `ResumeRequest`: a coordinator counts on from there, and the numbers that it then sends must be in
-range.
-"""
+"""The same in a `ResumeRequest`: a coordinator counts on from these numbers, and must still send numbers in range."""
 _TIMES = NumberRange(0, 253402214400.0)
-"""Epoch seconds up to the year 9999, which every time zone can show. Later times come from a wrong clock, whose reports
-are needed as well: they are cut.
+"""Epoch seconds up to the year 9999, which every time zone can show. Later times come from a wrong clock; they are cut,
+since its reports are needed too.
 """
 
 _TEXTS: Mapping[str, int] = {
@@ -46,14 +44,14 @@ _TEXTS: Mapping[str, int] = {
     "detail": 8 * 1024,
     "report": 32 * 1024,
 }
-"""Bytes of UTF-8 that a text of several lines may have, by the name of its field: all texts of one message, with the
-other fields sent to nodes, fit a frame.
+"""The largest size of a text of several lines in bytes of UTF-8, by the name of its field: all texts of one message,
+with its other fields, fit a frame.
 """
 _LINES: Mapping[str, int] = {"host": 255, "domain": 255}
 """The same for a text of one line; `MAX_LINE` for others."""
 _MAX_BYTES = 256
 _MAX_BYTES_OF: Mapping[str, int] = {"data": 48 * 1024}
-"""Bytes that a field of bytes may have, by its name; others `_MAX_BYTES`."""
+"""The largest size of a field of bytes, by its name; `_MAX_BYTES` for others."""
 _MAX_ITEMS_OF: Mapping[str, int] = {
     "addresses": 1000,
     "succeeded": 1000,
@@ -62,16 +60,16 @@ _MAX_ITEMS_OF: Mapping[str, int] = {
     "clues": 64,
     "remarks": 64,
 }
-"""Parts that a field of several may have, by its name; others `_MAX_ITEMS`."""
+"""The largest number of items of a field, by its name; `_MAX_ITEMS` for others."""
 _MAX_ITEMS = MAX_NODES
 
 
 class ValidationError(ValueError):
-    """A message holds an invalid number; the sentence names message, field, value and range."""
+    """A message has an invalid number; the sentence names message, field, value and range."""
 
 
 def decoded(decoder: msgspec.json.Decoder[M] | msgspec.msgpack.Decoder[M], data: bytes) -> M:
-    """What the decoder makes of them. Raises ValueError: they are something else, or are nested too deeply."""
+    """Decode data. Raises ValueError if it is something else or nested too deeply."""
     try:
         return decoder.decode(data)
     except RecursionError as error:  # msgspec's own errors are ValueErrors
@@ -79,13 +77,13 @@ def decoded(decoder: msgspec.json.Decoder[M] | msgspec.msgpack.Decoder[M], data:
 
 
 def validated(message: M) -> M:
-    """The message, with its texts made printable.
+    """Check a message, and make its texts printable.
 
     Args:
-        message: a `NamedTuple` whose fields have the types that it says.
+        message: a `NamedTuple` whose fields have their declared types.
 
     Raises:
-        ValidationError: a number is out of its range, or an address is invalid.
+        ValidationError: a number is out of range, or an address is invalid.
     """
     record: Any = message
     kind = type(message)
@@ -112,7 +110,7 @@ _PLANS: dict[type, tuple[tuple[str, float, float, int], ...]] = {}
 
 
 def _plan(kind: Any) -> tuple[tuple[str, float, float, int], ...]:
-    """The rules of a kind of record: for each field its name, the range of a number, and the length of a text."""
+    """The rules for a kind of record: the name, number range and text length of each field."""
     ranges = {**(_RESUME_NUMBERS if kind.__name__ == "ResumeRequest" else NUMBERS), "timestamp": _TIMES}
     _PLANS[kind] = plan = tuple(
         (name, *ranges.get(name, OTHER_NUMBERS), _TEXTS.get(name, _LINES.get(name, MAX_LINE))) for name in kind._fields
@@ -185,7 +183,7 @@ def _text(text: str, name: str) -> str:
 
 
 def _size(text: str) -> int:
-    """Bytes of a text that is printable."""
+    """The size of a printable text in bytes."""
     return len(text) if text.isascii() else len(text.encode())
 
 
