@@ -1,1 +1,1 @@
-"""Common base of all packages. Nothing here knows about jobs, nodes or workers."""
+"""The common base of all packages. It knows nothing of jobs, nodes or workers."""

@@ -1,7 +1,7 @@
 """The one source of time.
 
-Everything that decides takes `now` as a number; only shells have a `Clock`. A clock counts seconds on the monotonic
-clock of this host and means nothing to another host.
+Code that decides takes `now` as a number; only shells have a `Clock`. A clock counts seconds on this host's monotonic
+clock, which mean nothing to another host.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Clock(Protocol):
     """The source of time for a shell; the module `time` is one."""
 
     def monotonic(self) -> float:
-        """Seconds since some fixed moment of this host; never goes back."""
+        """Seconds since a fixed moment on this host; never goes back."""
 
 
 SYSTEM_CLOCK: Clock = time
@@ -30,7 +30,7 @@ class _BootClock:
 
 
 BOOT_CLOCK: Clock = _BootClock()
-"""Like `SYSTEM_CLOCK`, but it also counts the time in which the whole machine is suspended (on Linux)."""
+"""Like `SYSTEM_CLOCK`, but on Linux it also counts time in which the machine is suspended."""
 
 
 class Deadline(NamedTuple):

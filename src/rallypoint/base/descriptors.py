@@ -10,28 +10,28 @@ from rallypoint.base.log import get_logger
 log = get_logger(__name__)
 
 _reported: dict[int, float] = {}
-"""Hard limits that were reported as too low, and for how many connections: each round checks again, of each owner."""
+"""Hard limits already reported as too low, with the number of connections: each owner checks again in each round."""
 
 _USUAL = 1024
-"""The limit where it cannot be read."""
+"""The limit if it cannot be read."""
 
 RESERVED = 256
-"""Open files of a process besides its connections, at most."""
+"""The most open files of a process besides its connections."""
 
 _ENOUGH = 1 << 20
-"""Where the hard limit is higher (in some containers by a factor of a thousand), the soft one is not raised beyond this
-without need: there are programs that close as many descriptors as they may have.
+"""If the hard limit is higher (in some containers by a factor of a thousand), the soft limit is not raised beyond this
+without need: some programs close every descriptor up to the limit.
 """
 
 _before: tuple[int, int] | None = None
-"""The limits before they were raised: those that workers are to have."""
+"""The limits before they were raised, which workers get."""
 
 
 def allow_descriptors(needed: float = float("inf"), what: str = "") -> int:
-    """Raise the soft limit of open files as far as the hard limit allows; returns the limit. Children inherit it.
+    """Raise the soft limit of open files as far as the hard limit allows, and return it. Children inherit it.
 
-    `what` names the owner of the `needed` connections, for a warning if the hard limit is too low; there is another one
-    only for twice as many.
+    `what` names the owner of the `needed` connections, for a warning if the hard limit is too low; the next warning
+    comes only for twice as many.
     """
     soft, hard = limits()
     is_low = hard != resource.RLIM_INFINITY and hard < needed + RESERVED
@@ -54,14 +54,14 @@ def _raise(soft: int, hard: int, needed: float) -> None:
     limit = finite if needed > _ENOUGH else min(finite, _ENOUGH)
     if limit <= soft:
         return
-    with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it; then the old limit stays
+    with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it: keep the old limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         _before = _before or (soft, hard)
 
 
 def allow_nodes(most: int) -> None:
     """Raise the limit for a coordinator in this process with up to `most` nodes, and warn if it is too low. It is
-    raised in any case: where nodes are few too, the connections of strangers must leave the agent what a restart needs.
+    raised even for a few nodes: connections of strangers must leave the agent enough descriptors for a restart.
     """
     allow_descriptors(most, f"Up to {most} nodes of this job")
     soft, hard = limits()
@@ -70,7 +70,7 @@ def allow_nodes(most: int) -> None:
 
 
 def restore_for(child: int) -> None:
-    """Give a child process that was just started the limits that it would have had if they were not raised here."""
+    """Give a child process that was just started the original limits."""
     if _before is not None:
         with contextlib.suppress(OSError, ValueError):  # it has ended, or a sandbox forbids it
             resource.prlimit(child, resource.RLIMIT_NOFILE, _before)
@@ -90,11 +90,11 @@ def limits() -> tuple[int, int]:
 
 
 def for_connections(limit: int) -> int:
-    """The first descriptor that is reserved for other uses than connections, with this limit."""
+    """The first descriptor reserved for uses other than connections, with this limit."""
     return limit - min(RESERVED, limit // 4)
 
 
 def connection_limit() -> int:
-    """The number of connections that this process may have: the descriptors behind are for its other uses."""
+    """The number of connections that this process may have; higher descriptors are for other uses."""
     soft = limits()[0]
     return for_connections(soft if soft != resource.RLIM_INFINITY else 1 << 30)

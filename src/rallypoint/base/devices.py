@@ -1,7 +1,7 @@
-"""Counts the processors and accelerators that this process may use, by the kernel and the drivers alone.
+"""Counts the processors and accelerators that this process may use, using only the kernel and the drivers.
 
-Which makers there are, how their drivers show devices and how their variables select some is the table of
-`base.vendors`. No framework is loaded.
+The table of `base.vendors` has the makers, how their drivers show devices, and how their variables select some. No
+framework is loaded.
 """
 
 from __future__ import annotations
@@ -29,24 +29,23 @@ from rallypoint.base.vendors import (
 )
 
 _HIDES_IF_EMPTY = frozenset((CUDA, ROCR))
-"""Variables that hide all devices if they are empty; any other has no effect then."""
+"""Variables that hide all devices when empty; any other has no effect when empty."""
 _HIDING = frozenset(("", "-1", "NoDevFiles", "none", "void"))
-"""Values by which users and schedulers hide all devices, rather than by a mistake."""
+"""Values with which users and schedulers deliberately hide all devices."""
 
 Root = str | os.PathLike[str]
 
 
 def cpu_count() -> int:
-    """Processors that this process may run on: its cpuset and affinity mask count, as in torch."""
+    """The number of processors that this process may run on, from its cpuset and affinity mask, as in torch."""
     return len(os.sched_getaffinity(0))
 
 
 class Seen(NamedTuple):
     """The devices of one vendor here.
 
-    `devices` are those that a program started with the variables would see, in the order of their numbers there;
-    `listed` is how many there are without the variables. `variable` is the one that selects, empty if none does.
-    `trouble` is why none can be counted.
+    `devices` are those that a program with the variables would see, in the order of their numbers; `listed` is their
+    number without the variables. `variable` is the selecting one, empty for none. `trouble` is why none can be counted.
     """
 
     vendor: Vendor
@@ -57,7 +56,7 @@ class Seen(NamedTuple):
 
 
 def seen(environ: Mapping[str, str], root: Root = "/", vendors: Iterable[Vendor] = VENDORS) -> list[Seen]:
-    """The accelerators here, a row for each vendor whose driver has nodes in /dev, in the order of the table.
+    """The accelerators of this machine: a row for each vendor whose driver has nodes in /dev, in the table's order.
 
     Args:
         environ: the variables of the programs that would use them.
@@ -75,12 +74,14 @@ def counted(number: int, vendor: Vendor) -> str:
 
 
 def best(rows: Iterable[Seen]) -> Seen | None:
-    """The devices that a job uses by itself: the first that are not in a processor, which serve the display."""
+    """The devices that a job uses by default: the first ones not integrated in a processor (those serve the
+    display).
+    """
     return next((row for row in rows if any(not device.integrated for device in row.devices)), None)
 
 
 def trouble_of(rows: Iterable[Seen], root: Root = "/") -> tuple[str, str]:
-    """What keeps accelerators here from being counted, and what to do about it; empty texts if nothing does."""
+    """Why accelerators cannot be counted, and the remedy; empty texts if they can."""
     for row in rows:
         if row.trouble:
             return row.trouble, row.vendor.advice
@@ -110,22 +111,22 @@ def cuda_count(environ: Mapping[str, str], root: Root = "/") -> int:
 
 
 def cuda_devices(environ: Mapping[str, str], root: Root = "/") -> list[Device]:
-    """NVIDIA's GPUs that a program started with `environ` would see, in the order of their numbers there.
+    """NVIDIA's GPUs that a program with the variables `environ` would see, in the order of their numbers.
 
-    Without CUDA_VISIBLE_DEVICES that is the order of the PCI bus. A MIG instance's GPU is known only if the instance's
-    name has it.
+    Without CUDA_VISIBLE_DEVICES, this is the order of the PCI bus. A MIG instance's GPU is known only from the
+    instance's name.
     """
     return [device for row in seen(environ, root, (NVIDIA,)) for device in row.devices]
 
 
 def one_device_per_worker(environ: Mapping[str, str], workers: int, root: Root = "/") -> list[dict[str, str]]:
-    """The variables of each of `workers` workers if each should see one device (contract section 1.8). Raises
-    UserError: the variable that names the devices in `environ` names fewer than there are workers.
+    """The variables of each of `workers` workers if each should see one device (contract section 1.8). Raises UserError
+    if the variable in `environ` names fewer devices than there are workers.
     """
     vendor, devices = _of_workers(environ, root)
     source = _selecting(vendor, environ)
     if vendor is NVIDIA and environ.get(HIP):
-        source = HIP  # as torch, which does not ask whose GPUs there are
+        source = HIP  # like torch, which does not check the vendor
     names = {*vendor.per_worker, *filter(None, (source,))}
     source = source or (vendor.below if environ.get(vendor.below) else "")
     entries = _entries(environ[source], vendor) if source else _numbers(devices, workers, vendor)
@@ -135,7 +136,7 @@ def one_device_per_worker(environ: Mapping[str, str], workers: int, root: Root =
             f"{len(entries)} for {workers} worker{'' if workers == 1 else 's'}; name more, or start fewer workers"
         )
     if source and source == vendor.below:
-        entries = _numbers((), workers, vendor)  # among those that it leaves
+        entries = _numbers((), workers, vendor)  # among the devices that it leaves
     return [dict.fromkeys(names, entry) for entry in entries[:workers]]
 
 
@@ -144,14 +145,14 @@ def _entries(text: str, vendor: Vendor) -> list[str]:
 
 
 def _numbers(devices: Sequence[Device], workers: int, vendor: Vendor) -> list[str]:
-    """How lists name the devices: by position, unless the driver has numbered them."""
+    """The names of the devices in lists: positions, unless the driver numbers them."""
     if vendor.select is by_index and len(devices) >= workers:
         return [str(device.number) for device in devices]
     return [str(number) for number in range(workers)]
 
 
 def _of_workers(environ: Mapping[str, str], root: Root) -> tuple[Vendor, Sequence[Device]]:
-    """Whose devices workers get: of the vendors here, the first whose variable is set, or else the first."""
+    """The vendor whose devices workers get: the first vendor here whose variable is set, or else the first one."""
     rows = _all_here(os.fspath(root))
     given = [row for row in rows if _is_selected(row.vendor, environ)]
     if rows:
@@ -162,7 +163,7 @@ def _of_workers(environ: Mapping[str, str], root: Root) -> tuple[Vendor, Sequenc
 
 @cache
 def _all_here(root: str) -> list[Seen]:
-    """Rows of devices that a job uses, whatever variables select; read once, since each worker's variables need it."""
+    """Rows of devices that a job uses, ignoring variables; read once, since each worker's variables need it."""
     return [row for row in seen({}, root) if best([row])]
 
 

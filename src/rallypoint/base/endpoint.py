@@ -1,4 +1,4 @@
-"""Endpoints: `host:port` as users write them, and what they mean on this machine (contract sections 4.3 and 4.4)."""
+"""Endpoints: `host:port` as users write them, and their meaning on this machine (contract sections 4.3 and 4.4)."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Endpoint(NamedTuple):
 
 
 def parse_endpoint(text: str | None, default_port: int | None) -> Endpoint:
-    """Read `host`, `host:port`, `[::1]` or `[::1]:port`; empty means localhost.
+    """Parse `host`, `host:port`, `[::1]` or `[::1]:port`; empty means localhost.
 
-    `default_port` is the port if none is written; None if it is required.
+    `default_port` is the port if the text has none; None if a port is required.
 
     Raises:
         UserError: the host or the port is invalid.
@@ -50,7 +50,7 @@ def parse_endpoint(text: str | None, default_port: int | None) -> Endpoint:
 
 
 def _is_plain(host: str) -> bool:
-    """Whether it is an address, or a name in ASCII whose labels have 1 to 63 characters (RFC 1035)."""
+    """Whether the host is an address, or an ASCII name whose labels have 1 to 63 characters (RFC 1035)."""
     return bool(_HOST.fullmatch(host)) and all(0 < len(label) < 64 for label in host.removesuffix(".").split("."))
 
 
@@ -65,17 +65,17 @@ def _split(endpoint: str) -> tuple[str, str | None]:
 
 
 def resolve(host: str, port: int = 0) -> list[str]:
-    """Numeric addresses of `host`, each once, in the resolver's order except for `::1`, which is last. Raises OSError:
-    the name cannot be resolved (now; it may be later).
+    """Numeric addresses of `host`, each once, in the resolver's order except for `::1`, which is last. Raises OSError
+    if the name cannot be resolved now; later it may be.
     """
     results = _look_up(host, port, socket.SOCK_STREAM)
     return list(dict.fromkeys(str(target[0]) for _, _, _, target in results))
 
 
 def _look_up(host: str, port: int, kind: int, flags: int = 0) -> list[tuple[int, int, int, tuple[Any, ...]]]:
-    """OSError whatever is wrong with the name."""
+    """Look up a name. Raises OSError for any error."""
     try:
-        # As bytes, if that is the same: for text, Python imports its codec for names in other scripts.
+        # Bytes if possible: for text, Python imports its codec for names in other scripts.
         name = host.encode() if _is_plain(host) else host
         answers = socket.getaddrinfo(name, port, type=kind, flags=flags)
     except UnicodeError as error:  # from the codec for names
@@ -90,15 +90,15 @@ def host_name() -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a numeric address can only be reached from this machine."""
+    """Whether a numeric address is reachable only from this machine."""
     return address.startswith(("127.", "::ffff:127.")) or address == "::1"
 
 
 def usable_address(address: str) -> str:
-    """A numeric address of this machine as others on it should use it: `127.0.0.1` for `::1`, if there is IPv4.
+    """The form of a numeric address of this machine for other processes on it: `127.0.0.1` for `::1`, if there is IPv4.
 
-    Many scripts write `tcp://ADDRESS:PORT`, which allows no colons, and many /etc/hosts list `::1` first. What listens
-    on all interfaces is reached by either.
+    Many scripts write `tcp://ADDRESS:PORT`, which allows no colons, and many /etc/hosts files list `::1` first. A
+    server that listens on all interfaces is reachable at either.
     """
     return _IPV4_LOOPBACK if address == "::1" and _is_own(_IPV4_LOOPBACK) else address
 
@@ -107,15 +107,15 @@ _IPV4_LOOPBACK = "127.0.0.1"
 
 
 def unmapped_address(address: str) -> str:
-    """A numeric IPv4 address without the prefix of a dual-stack socket; others unchanged."""
+    """A numeric IPv4 address without a dual-stack socket's prefix; others unchanged."""
     return address.removeprefix("::ffff:") if "." in address else address
 
 
 def is_this_machine(host: str, *, ask: bool = True) -> bool:
-    """Whether `host` names this machine; without `ask`, as far as that is known without a name look-up.
+    """Whether `host` names this machine; without `ask`, as far as known without a name look-up.
 
-    An address is ours if the kernel would send from it: that covers every interface and alias, where comparing names
-    would miss some. A name that does not resolve is not ours (yet).
+    An address is ours if the kernel would send from it. This covers every interface and alias; comparing names would
+    miss some. A name that does not resolve is not ours (yet).
     """
     if host in {"localhost", socket.gethostname()}:
         return True
@@ -127,7 +127,7 @@ def is_this_machine(host: str, *, ask: bool = True) -> bool:
 
 
 def is_own_unknown_name(host: str) -> bool:
-    """Whether `host` is this machine's own name, and resolves to nothing here, as in a container without an entry in
+    """Whether `host` is this machine's own name but does not resolve here, as in a container without an entry in
     /etc/hosts: then only the loopback leads to it. May wait for a name server.
     """
     if host != socket.gethostname():
@@ -139,17 +139,17 @@ def is_own_unknown_name(host: str) -> bool:
 
 
 def is_local_address(address: str) -> bool:
-    """Whether a numeric address is a loopback, or of one of this machine's interfaces."""
+    """Whether a numeric address is a loopback or belongs to one of this machine's interfaces."""
     return is_loopback(address) or _is_own(address)
 
 
 def _is_own(address: str) -> bool:
-    """Whether a numeric address is one of this machine's interfaces, or the wildcard. Sends nothing.
+    """Whether a numeric address belongs to one of this machine's interfaces, or is the wildcard. Sends nothing.
 
-    That a socket can be bound to it proves nothing where `ip_nonlocal_bind` is set; a route from the address to itself
-    (all that connecting a UDP socket needs) proves it. Over IPv4 the socket must be bound first: else the kernel sends
-    from an interface's first address to its others. Over IPv6 it must not be bound: the kernel then sends from the
-    address itself, if it is ours, while it routes from any address that a socket is bound to.
+    Binding a socket to the address proves nothing if `ip_nonlocal_bind` is set; a route from the address to itself (all
+    that connecting a UDP socket needs) proves it. With IPv4, the socket must be bound first: otherwise the kernel sends
+    from an interface's first address to its other ones. With IPv6, it must not be bound: an unbound socket sends from
+    the address itself only if it is ours, while a bound one sends from any address.
     """
     address = unmapped_address(address)
     if address in _ALL:
@@ -166,9 +166,9 @@ def _is_own(address: str) -> bool:
 
 
 def source_address(endpoint: Endpoint) -> str:
-    """The address that this machine uses towards `endpoint`, by which others there see it. Sends nothing.
+    """This machine's address on the way to `endpoint`, as seen from there. Sends nothing.
 
-    For a loopback it is IPv4's, where there is one (`usable_address`).
+    For a loopback, the IPv4 one if there is one (`usable_address`).
 
     Raises:
         OSError: the name cannot be resolved, or there is no route.
@@ -178,7 +178,7 @@ def source_address(endpoint: Endpoint) -> str:
     for family, kind, protocol, target in results:
         with socket.socket(family, kind, protocol) as probe:
             try:
-                probe.connect(target)  # for UDP this only looks up the route
+                probe.connect(target)  # for UDP, this only looks up the route
                 return usable_address(str(probe.getsockname()[0]))
             except OSError as failure:
                 error = failure
@@ -186,7 +186,7 @@ def source_address(endpoint: Endpoint) -> str:
 
 
 def own_address(endpoint: Endpoint) -> str:
-    """Like `source_address`, but the loopback if there is no route to `endpoint`: then no other node has one either."""
+    """Like `source_address`, but the loopback without a route to `endpoint`: then no other node has one either."""
     try:
         return source_address(endpoint)
     except OSError:
@@ -194,9 +194,9 @@ def own_address(endpoint: Endpoint) -> str:
 
 
 def outward_address() -> str:
-    """The address at which other machines are likely to reach this one, if no endpoint shows it. Sends nothing.
+    """The likely address of this machine for others, if no endpoint shows it. Sends nothing.
 
-    That is the one of the default route, IPv4 first; without one, that of its own name; else the loopback.
+    It is the address of the default route, IPv4 first; without one, that of its own name; otherwise the loopback.
     """
     for host in (*_ANYWHERE, socket.gethostname()):
         address = own_address(Endpoint(host, 9))
@@ -210,16 +210,16 @@ _ANYWHERE = ("192.0.2.1", "2001:db8::1")
 
 
 def listening_addresses(host: str, *, only_here: bool) -> list[str]:
-    """Where to listen so that others reach this machine at `host`: addresses of it, or none for all interfaces.
+    """The addresses of `host` to listen on so that others reach this machine there; none for all interfaces.
 
-    None if its own may not be enough: `host` is not (only) this machine, as behind a translated or virtual address, or
-    cannot be resolved, or is the loopback here while others may connect from elsewhere (not `only_here`).
+    None if these may not be enough: `host` is not (only) this machine, as with a translated or virtual address, or
+    cannot be resolved, or is the loopback here while other machines may connect (not `only_here`).
     """
     try:
         addresses = resolve(host)
     except OSError:
         return []
-    # Without IPv6 here, `::1` is not an address of this machine.
+    # Without IPv6, `::1` is not an address of this machine.
     usable = [address for address in addresses if not is_loopback(address) or _is_own(address)]
     fit = all(
         address not in _ALL and _is_own(address) and (only_here or not is_loopback(address)) for address in usable
@@ -237,15 +237,15 @@ def listening_address(host: str, *, only_here: bool) -> str:
 
 
 def listening_sockets(addresses: Sequence[str], port: int) -> list[socket.socket]:
-    """Like `listening_socket`, at those addresses that belong to this machine (none: all interfaces), all on one port.
-    Raises OSError: the port is taken at one of them, or none of them is of this machine.
+    """Like `listening_socket`, on those addresses that belong to this machine (none: all interfaces), all on one port.
+    Raises OSError if the port is taken on one of them, or none belongs to this machine.
     """
     for _ in range(_ATTEMPTS if port == 0 else 0):
         try:
             return _listening_sockets(addresses, port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise  # otherwise the port that the kernel chose for the first is taken at another
+                raise  # otherwise the kernel's port for the first address is taken on another
     return _listening_sockets(addresses, port)
 
 
@@ -274,11 +274,11 @@ def _listening_sockets(addresses: Sequence[str], port: int) -> list[socket.socke
 def listening_socket(host: str, port: int) -> socket.socket:
     """A bound, listening, non-blocking TCP socket.
 
-    `host` is an address, a name (its first address that can be bound), or empty for all interfaces, IPv6 and IPv4 on
-    one socket if possible; with port 0 the kernel chooses.
+    `host` is an address, a name (uses its first address that can be bound), or empty for all interfaces, IPv6 and IPv4
+    on one socket if possible. With port 0, the kernel chooses.
 
     Raises:
-        OSError: the port is taken, or the address is not of this machine.
+        OSError: the port is taken, or the address belongs to another machine.
     """
     candidates: list[tuple[int, tuple[Any, ...], bool]]
     if not host:
@@ -296,10 +296,10 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 LISTEN_BACKLOG = 65535
-"""Connections that may wait to be accepted. The kernel takes its own `somaxconn` if that is less: 4,096 by default."""
+"""Connections that may wait to be accepted. The kernel uses its `somaxconn` if that is less: 4,096 by default."""
 
 _NOT_LOCAL = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
-"""The address is another machine's, or of a family that the kernel lacks or has disabled."""
+"""The address belongs to another machine, or to a family that the kernel lacks or has disabled."""
 
 
 def _listen(family: int, address: tuple[Any, ...], dual: bool) -> socket.socket:
@@ -308,7 +308,7 @@ def _listen(family: int, address: tuple[Any, ...], dual: bool) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if dual:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        shorten_retransmission(listener)  # what it accepts inherits the options
+        shorten_retransmission(listener)  # accepted sockets inherit the options
         listener.bind(address)
         listener.listen(LISTEN_BACKLOG)
         listener.setblocking(False)
@@ -324,9 +324,10 @@ _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44
 
 def shorten_retransmission(sock: socket.socket) -> None:
     """Make the kernel resend lost packets of a connection with little traffic at short intervals, not exponentially
-    longer ones; of a listening socket, for all that it accepts.
+    longer ones. For a listening socket, this applies to all accepted connections.
 
-    A link that was down for a second must be in use again within the next. Does nothing if the kernel cannot.
+    A link that was down for a second must be in use again within the next one. Does nothing if the kernel cannot do
+    this.
     """
     options = ((socket.TCP_NODELAY, 1), (_TCP_THIN_LINEAR_TIMEOUTS, 1), (_TCP_RTO_MAX_MS, 1000))
     for option, value in options:
@@ -335,21 +336,21 @@ def shorten_retransmission(sock: socket.socket) -> None:
 
 
 def keep_alive(connected: socket.socket) -> None:
-    """Switch on TCP's keep-alive: an end that only receives would not notice that the other one is gone."""
+    """Enable TCP keep-alive: an end that only receives would not notice that its peer is gone."""
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
         connected.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def is_acknowledged(connected: socket.socket) -> bool:
-    """Whether the other side's kernel has received all that was written to a connection: it is not cut off, although
-    its process may say nothing. False where this kernel does not tell.
+    """Whether the peer's kernel has received everything written to a connection: the peer is not cut off, although its
+    process may be silent. False if this kernel cannot tell.
     """
     import termios
 
     try:
         (unacknowledged,) = _INT.unpack(fcntl.ioctl(connected.fileno(), termios.TIOCOUTQ, bytes(_INT.size)))
-    except (OSError, ValueError):  # it is closed
+    except (OSError, ValueError):  # the socket is closed
         return False
     return int(unacknowledged) == 0
 
@@ -358,6 +359,6 @@ _INT = struct.Struct("i")
 
 
 def free_port() -> int:
-    """A port that was free a moment ago. Prefer a listening socket: another process may take the port meanwhile."""
+    """A port that was free a moment ago. Prefer a listening socket: another process may take the port."""
     with listening_socket("", 0) as probe:
         return int(probe.getsockname()[1])

@@ -1,4 +1,4 @@
-"""The error tree: whose fault it was, and what to do next.
+"""The error tree, ordered by whose fault an error is and what to do next.
 
     RallypointError                        anything that Rallypoint itself reports
     ├── UserError                          a value that the user gave cannot work
@@ -28,7 +28,7 @@
     ├── JobPreempted                       the whole job was preempted; it has ended after its workers had saved
     └── ChildFailedError                   failures/       workers failed; has who, where, how and why
 
-Each message is one sentence that names what was wrong, with the value, and what to do next.
+Each message is one sentence that names the problem, with the value, and the remedy.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class RallypointError(Exception):
 
 
 class UserError(RallypointError, ValueError):
-    """A value that the user gave cannot work. The message is all that the user needs."""
+    """A value from the user cannot work. The message is all that the user needs."""
 
     def __str__(self) -> str:
         return BaseException.__str__(self)  # a KeyError would quote it
 
 
 class UsageError(UserError):
-    """As `UserError`, where torchrun has no such option or accepts the value: the command then exits with 2, as after a
-    wrong flag.
+    """Like `UserError`, but torchrun has no such option or accepts the value: the command exits with 2, as for a wrong
+    flag.
     """
 
 
@@ -58,12 +58,12 @@ class ResourceError(RallypointError, OSError):
 
 
 class PreflightError(RallypointError):
-    """A check that was required has failed on this node, which stays out of the job; another node may be fit."""
+    """A required check failed on this node, which stays out of the job; another node may pass."""
 
 
 class SignalException(RallypointError):
-    """A signal, of the number `sigval`, asked this process to end, or an operator did (`drained`). `saved`: all workers
-    had acknowledged the notice.
+    """The signal `sigval` or an operator (`drained`) asked this process to end. `saved`: all workers acknowledged the
+    notice.
     """
 
     def __init__(self, msg: str, sigval: int, *, saved: bool = False, drained: bool = False) -> None:
@@ -74,20 +74,20 @@ class SignalException(RallypointError):
 
 
 class NodeLeftInOrder(SignalException):
-    """This node was asked to end; its workers have ended in order, and the job continues without it."""
+    """This node was asked to end; its workers ended in order, and the job continues without it."""
 
 
 class JobPreempted(RallypointError):
-    """The whole job was preempted (`--preempt-signals`): its workers have saved, and it has ended on all nodes."""
+    """The whole job was preempted (`--preempt-signals`): its workers saved, and it ended on all nodes."""
 
 
 NEEDS_LINUX = "Rallypoint needs Linux: on Windows use WSL 2, which is Linux, and on macOS a container"
-"""The message for those who try another system."""
+"""The message on other systems."""
 
 
 def user_error(text: str, like: type[BaseException] | BaseException) -> UserError:
-    """A `UserError` that is also of the kind `like` (an error keeps its `errno`): code written for torch catches that
-    kind.
+    """Create a `UserError` that is also of the kind `like` (an error keeps its `errno`), which code written for torch
+    catches.
     """
     kind = like if isinstance(like, type) else type(like)
     kind = next((base for base in kind.__mro__ if base.__module__ in _STANDARD and base not in _TOO_GENERAL), UserError)
@@ -108,7 +108,7 @@ _made_kinds: dict[type, Any] = {}
 
 
 def _reduce(error: UserError) -> tuple[object, ...]:
-    """For pickle: the class is recreated where the error is loaded."""
+    """For pickle, which recreates the class when it loads the error."""
     return user_error, (str(error), type(error).__bases__[1])
 
 

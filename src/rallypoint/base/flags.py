@@ -1,6 +1,6 @@
-"""A flag of the command line as data: its row, the records that have the values, and the readers of values.
+"""Command-line flags as data: their rows, the records of values, and the readers of values.
 
-Nothing of argparse is needed here: a program that only launches imports the rows too.
+This module does not need argparse: a program that only launches imports the rows too.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Flag(Generic[T]):
     """One row: a flag, and the field of an `OptionRecord` with its value.
 
     The flag is named after the field: `--nproc-per-node` after `nproc_per_node`. `read` converts the text of a value
-    (UsageError if it cannot) and is `SWITCH` for a flag without a value; `metavar` stands for the value on the help
-    page; `choices` apply to the command line only, never to the environment. `samples` are two texts that it takes, the
-    first of which is not the default, `bad` some that are refused. `complete` has words that complete a value.
+    (or raises UsageError), and is `SWITCH` for a flag without a value. `metavar` stands for the value on the help page.
+    `choices` apply to the command line only, never to the environment. `samples` are two accepted texts, the first not
+    the default; `bad` are refused ones. `complete` has words that complete a value.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Flag(Generic[T]):
 
     @property
     def variable(self) -> str:
-        """The environment variable that may give it: `PET_NPROC_PER_NODE`."""
+        """The environment variable for the flag: `PET_NPROC_PER_NODE`."""
         return f"PET_{self.dest.upper()}"
 
     @property
@@ -86,17 +86,17 @@ class Flag(Generic[T]):
 
 
 class OptionRecord:
-    """Values of options, by the names of the flags of its class. They cannot be changed.
+    """Immutable values of options, by the names of its class's flags.
 
     Args:
-        values: those that are not the defaults of their flags.
+        values: the values that differ from their flags' defaults.
 
     Raises:
         TypeError: there is no such option.
     """
 
     flags: ClassVar[tuple[Flag[Any], ...]] = ()
-    """The flags: first the inherited ones, then its own."""
+    """The flags: the inherited ones first, then its own."""
 
     def __init_subclass__(cls) -> None:
         own = [row for row in vars(cls).values() if isinstance(row, Flag)]
@@ -121,15 +121,15 @@ class OptionRecord:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with other values. Raises TypeError: there is no such option."""
+        """A copy with other values. Raises TypeError for an unknown option."""
         return type(self)(**vars(self) | changes)
 
 
 class OneOf:
-    """Reads one of some words. Unlike `Flag.choices`, they hold for the environment too.
+    """Reads one of several words. Unlike `Flag.choices`, they apply to the environment too.
 
     Args:
-        words: the accepted values; the empty text, if it is among them, stands for none of the others.
+        words: the accepted values; an empty text among them means none of the others.
     """
 
     def __init__(self, *words: str) -> None:
@@ -143,7 +143,7 @@ class OneOf:
         return text
 
 
-# Readers. What each reads is the first sentence of its docstring: the reference shows it.
+# Readers. The reference shows the first sentence of each docstring as the value's description.
 
 
 def whole_number(text: str) -> int:

@@ -1,15 +1,15 @@
-"""Which processes hold the memory of this machine's GPUs, and how messages name them.
+"""Finds the processes with memory on this machine's GPUs, and names them for messages.
 
 Laws:
 
-1. NVML's pids are those of the first pid namespace. In another one (most containers) such a number may be nobody's, or
-   another process's: nothing is then said about processes (`pids_are_ours`).
-2. A process that /proc hides (`hidepid`) has not ended: the kernel refuses a signal to it, while it knows no process
-   that has ended.
-3. Whatever /proc says of a process may be untrue a moment later. It serves messages and short waits, never a signal.
+1. NVML's pids belong to the first pid namespace. In another one (most containers), such a number may belong to no
+   process or to another one: then nothing is reported about processes (`pids_are_ours`).
+2. A process that /proc hides (`hidepid`) has not ended: for it, the kernel denies a signal; for an ended one, it
+   reports no such process.
+3. Information from /proc may be outdated a moment later. It serves messages and short waits, never a signal.
 
-A GPU's number in messages is its index in `nvidia-smi`, in the order of the PCI bus. It is not its number in a program
-that CUDA_VISIBLE_DEVICES restricts.
+Messages number GPUs as `nvidia-smi` does, in the order of the PCI bus, not as a program does that CUDA_VISIBLE_DEVICES
+restricts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
 MUCH = _GIBIBYTE
-"""Bytes from which a process on a GPU is worth a message: a program that only talks to the driver holds less."""
+"""Bytes above which a process on a GPU is worth a message: a program that only talks to the driver uses less."""
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """The inode of the first pid namespace (PROC_PID_INIT_INO of the kernel)."""
 _MAX_ENVIRONMENT = 1 << 20
@@ -38,7 +38,7 @@ _MAX_PARENTS = 64
 
 
 class Holder(StrEnum):
-    """What a process that holds memory is to this agent."""
+    """The relation of a process with GPU memory to this agent."""
 
     ENDED = "ended"
     OURS = "ours"
@@ -46,7 +46,7 @@ class Holder(StrEnum):
 
 
 class Share(NamedTuple):
-    """Memory of the GPU with this index: its bytes, None if unknown, and the process that holds it, 0 if unknown."""
+    """Memory on the GPU with this index: its bytes (None if unknown) and the owning process (0 if unknown)."""
 
     gpu: int
     pid: int
@@ -54,7 +54,7 @@ class Share(NamedTuple):
 
 
 def pids_are_ours() -> bool:
-    """Whether NVML's pids mean the processes that /proc shows here."""
+    """Whether NVML's pids match the processes in /proc here."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino == _FIRST_PID_NAMESPACE
     except OSError:
@@ -62,7 +62,7 @@ def pids_are_ours() -> bool:
 
 
 def visible_gpus(all_gpus: Iterable[GpuMemory], environ: Mapping[str, str]) -> dict[int, GpuMemory]:
-    """The GPUs that a program with these variables would see, by index; all if none of them can be identified."""
+    """The GPUs that a program with these variables would see, by index; all GPUs if none can be identified."""
     gpus, visible = dict(enumerate(all_gpus)), cuda_devices(environ)
     if not visible and CUDA in environ:
         return {}
@@ -76,8 +76,8 @@ def visible_gpus(all_gpus: Iterable[GpuMemory], environ: Mapping[str, str]) -> d
 
 
 def holder(pid: int, agent: int, job: str) -> Holder:
-    """What a process is to the agent with this pid, which runs a node of this job: `OURS` is what descends from it, and
-    what another agent of the job has started on this machine.
+    """Classify a process for the agent with this pid, which runs a node of this job. `OURS` are its descendants, and
+    processes that another agent of the job started on this machine.
     """
     stat = read_stat(pid)
     if stat is None:
@@ -132,7 +132,7 @@ def _user_name(user: int) -> str:
 
 
 def held_by(shares: Iterable[Share], names: Mapping[int, str]) -> list[str]:
-    """One text for each process: `GPU 0: 61 GiB, GPU 1: 61 GiB held by pid 4711 (python, user bob)`.
+    """One text per process: `GPU 0: 61 GiB, GPU 1: 61 GiB held by pid 4711 (python, user bob)`.
 
     Args:
         shares: the memory.

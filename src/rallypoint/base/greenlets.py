@@ -1,4 +1,4 @@
-"""Whether gevent has put its greenlets in the place of threads, on which an agent relies."""
+"""Checks that gevent has not replaced threads, on which an agent relies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rallypoint.base.errors import UserError
 
 
 def check_threads() -> None:
-    """Raises UserError: gevent has replaced threads, or what waits for descriptors."""
+    """Raise UserError if gevent has replaced threads, or the functions that wait for descriptors."""
     monkey = sys.modules["gevent.monkey"]
     replaced = [name for name in ("threading", "select", "signal") if monkey.is_module_patched(name)]
     if replaced:

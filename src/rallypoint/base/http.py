@@ -1,7 +1,7 @@
 """Requests and replies of the small HTTP server (`base.http_server`): bytes in, bytes out. Pure.
 
-As little HTTP as a probe, a scraper and a page need: one GET or HEAD without a body, and the connection is closed after
-the reply. A stream is a reply without an end.
+Only as much HTTP as a probe, a scraper and a page need: one GET or HEAD without a body; the connection closes after the
+reply. A stream is a reply without an end.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Request(NamedTuple):
     headers: Mapping[str, str]
     """Headers by name in lower case; the last one of several with the same name."""
     bodiless: bool
-    """Whether only the head of the reply is requested."""
+    """Whether the client wants only the head of the reply."""
 
 
 class RequestError(ValueError):
-    """A refused request, and its reply."""
+    """A request is refused, with this reply."""
 
     def __init__(self, status: HTTPStatus) -> None:
         super().__init__(status.phrase)
@@ -44,7 +44,7 @@ class RequestError(ValueError):
 
 
 class Stream(NamedTuple):
-    """A reply that continues until its reader disconnects, or `chunks` ends."""
+    """A reply that continues until its reader disconnects or `chunks` ends."""
 
     head: bytes
     chunks: AsyncIterator[bytes]
@@ -59,11 +59,11 @@ class Client(NamedTuple):
 
 
 Handler = Callable[[bytes, Client], Awaitable[Answer]]
-"""Answers a request, given its head up to the blank line, and who asks."""
+"""Answers a request, given its head up to the blank line, and the client."""
 
 
 def parse(head: bytes) -> Request:
-    """Raises RequestError for what is not a request, or not one for reading."""
+    """Parse a request. Raises RequestError if it is malformed or not for reading."""
     line, _, rest = head.partition(b"\r\n")
     match = _LINE.fullmatch(line)
     if match is None:
@@ -90,7 +90,7 @@ def refusal(status: HTTPStatus, sentence: str = "") -> bytes:
 
 
 def response(status: HTTPStatus, fields: Mapping[str, Any], bodiless: bool = False) -> bytes:
-    """A whole reply with `fields` as JSON; `bodiless` leaves the body out, but not its length."""
+    """A whole reply with `fields` as JSON; `bodiless` omits the body, but not its length."""
     return document(status, "application/json", json.dumps(fields, default=str).encode() + b"\n", bodiless)
 
 
@@ -119,7 +119,7 @@ def _head(status: HTTPStatus, headers: Mapping[str, str]) -> bytes:
 
 
 class Access(NamedTuple):
-    """Which clients may see jobs: those with the `token`; without one this user and root on this machine, or all
+    """The clients that may see jobs: those with the `token`; without one, this user and root on this machine, or all
     (`is_open`).
     """
 
@@ -127,7 +127,7 @@ class Access(NamedTuple):
     is_open: bool = False
 
     def refusal_for(self, request: Request, client: Client) -> bytes | None:
-        """The reply to who may not; None for who may."""
+        """The reply to a client without access; None for one with access."""
         if self.token:
             scheme, _, token = request.headers.get("authorization", "").partition(" ")
             if scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self.token.encode()):
@@ -138,7 +138,7 @@ class Access(NamedTuple):
         is_unknown = client.user is Peer.UNKNOWN  # not on Linux
         if client.user is not Peer.OWN_USER and not (is_unknown and is_loopback(unmapped_address(client.address))):
             return refusal(HTTPStatus.FORBIDDEN, "without a token this is only for the same user on the machine itself")
-        # A name that leads here may belong to a page from elsewhere, which must not read this (DNS rebinding).
+        # A host name that leads here may belong to a foreign page, which must not read this (DNS rebinding).
         if not _is_local_name(request.headers.get("host", "")):
             return refusal(HTTPStatus.FORBIDDEN, "ask for this machine by its address, or as localhost")
         return None

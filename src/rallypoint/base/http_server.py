@@ -2,10 +2,10 @@
 
 Laws:
 
-- the resources of connections are bounded: bytes, time and number; a new one replaces the oldest, so that no number of
-  connections keeps a probe out. Streams are counted separately, and end when their reader is too slow;
-- the handler is called on the loop's thread, and does anything that may take long elsewhere;
-- nothing that happens here ends the job.
+- connections are bounded in bytes, time and number; a new one replaces the oldest, so that no number of connections can
+  keep a probe out. Streams are counted separately, and end when their reader is too slow;
+- the handler runs on the loop's thread, and does slow work elsewhere;
+- no error here ends the job.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ log = get_logger(__name__)
 _MAX_CONNECTIONS = 64
 _MAX_STREAMS = 32
 _REQUEST_TIMEOUT = 5.0
-"""Seconds from a connection's beginning to its end, except for streams."""
+"""Seconds that a connection may last, except for streams."""
 _READ_TIMEOUT = 10.0
-"""Seconds within which the reader of a stream must take what it was sent."""
+"""Seconds within which the reader of a stream must take the sent data."""
 _MAX_DISCARDED = 64 * 1024
-"""Bytes that are read and discarded after a reply, which could be lost if they were left unread."""
+"""Bytes read and discarded after a reply: unread input could make the client lose the reply."""
 
 
 async def serve(listeners: Sequence[socket.socket], handler: Handler, stop: asyncio.Event) -> None:
-    """Answer until `stop` is set; then all connections and the listeners are closed."""
+    """Answer until `stop` is set; then close all connections and the listeners."""
     connections = HttpConnections(handler)
     servers = [
         await asyncio.start_server(connections.connected, sock=listener, limit=MAX_REQUEST, backlog=_MAX_CONNECTIONS)
@@ -80,7 +80,7 @@ class HttpConnections:
         self._users.close()
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Stream | None:
-        """Returns the stream, if that is the answer."""
+        """Serve one request. Returns the stream if that is the answer."""
         try:
             answer = await self._answer(await reader.readuntil(b"\r\n\r\n"), writer)
         except asyncio.IncompleteReadError:

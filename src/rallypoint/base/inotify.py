@@ -1,4 +1,4 @@
-"""The kernel's notifications of changed files (inotify(7)), by way of the C library; imported only when needed."""
+"""The kernel's notifications of changed files (inotify(7)), through the C library; imported only when needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import struct
 WRITTEN = 0x00000002
 """A file was written to (IN_MODIFY)."""
 CREATED = 0x00000100 | 0x00000080
-"""Something was made in a folder, or moved into it (IN_CREATE, IN_MOVED_TO)."""
+"""An entry was created in a folder or moved into it (IN_CREATE, IN_MOVED_TO)."""
 _IN_Q_OVERFLOW = 0x00004000
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
 
@@ -20,8 +20,8 @@ _init, _add, _remove = _libc.inotify_init1, _libc.inotify_add_watch, _libc.inoti
 
 
 class Inotify:
-    """Watches files for writes, and folders for new entries. Raises OSError: this user has too many of these already,
-    or the kernel has none.
+    """Watches files for writes, and folders for new entries. Raises OSError if this user has too many of these, or the
+    kernel has none.
     """
 
     def __init__(self) -> None:
@@ -32,16 +32,16 @@ class Inotify:
 
     def watch(self, path: str, events: int = WRITTEN) -> int:
         """Watch the file or folder `path` for `events` (`WRITTEN` or `CREATED`); returns the number of the watch.
-        Raises OSError: it does not exist, or this user watches too many.
+        Raises OSError if it does not exist, or this user watches too many.
         """
         return self._checked(_add(self._fd, os.fsencode(path), events), f"inotify_add_watch on {path!r}")
 
     def unwatch(self, number: int) -> None:
-        """End a watch; nothing happens if the file is gone, and with it the watch."""
+        """End a watch. Does nothing if the file is gone, and the watch with it."""
         _remove(self._fd, number)
 
     def changed(self) -> set[int] | None:
-        """Numbers of the watches with notifications since the last call; None if the kernel has dropped some."""
+        """Numbers of the watches with notifications since the last call; None if the kernel dropped some."""
         try:
             data = os.read(self._fd, 64 * 1024)
         except BlockingIOError:

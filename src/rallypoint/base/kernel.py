@@ -1,9 +1,9 @@
-"""The kernel's calls that an agent needs, and a check before anything is started that it may use them.
+"""The system calls that an agent needs, and an early check that it may use them.
 
 A sandbox (the seccomp profile of a container) may deny system calls, and a root folder may lack /proc. One sentence
-then names all that is missing; later, each would look like something else: a limit, a lost process, or one that cannot
-be killed. Pidfds are not among it (see `base.open_process`). `until_readable` is the one call in which every loop of
-this program waits.
+then names everything that is missing. Without the check, each would later look like something else: a limit, a lost
+process, or one that cannot be killed. Pidfds are not needed (see `base.open_process`). Every loop of this program waits
+in `until_readable`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rallypoint.base.errors import ResourceError
 
 
 class DeniedError(ResourceError):
-    """A sandbox, or the root folder, denies what is needed: at another try too."""
+    """A sandbox or the root folder denies a needed call, and would do so again."""
 
 
 _DENIALS = {errno.EPERM, errno.EACCES, errno.ENOSYS}
@@ -30,8 +30,8 @@ _checked = False
 
 
 def check_kernel() -> None:
-    """Check that this process may use the calls that an agent needs. Asks the kernel once. Raises DeniedError: it may
-    not; the text names the calls, and what to do.
+    """Check, once per process, that the calls that an agent needs are allowed. Raises DeniedError if not; the text
+    names the calls and the remedy.
     """
     global _checked
     if not _checked:
@@ -45,7 +45,7 @@ def check_kernel() -> None:
 
 
 def check_for_loop() -> None:
-    """Check the calls that an event loop needs, which otherwise may end this process. Raises DeniedError."""
+    """Check the calls that an event loop needs; without them, it may end this process. Raises DeniedError."""
     if not _checked:
         _check(_CALLS)
 
@@ -67,7 +67,7 @@ def denied_error(*calls: str, why: OSError | None = None) -> DeniedError:
 
 
 def memory_file(name: str) -> int:
-    """The descriptor of a new file in memory (`memfd_create`). Raises OSError; a DeniedError if that is denied."""
+    """The descriptor of a new file in memory (`memfd_create`). Raises OSError, a DeniedError if the call is denied."""
     try:
         return os.memfd_create(name, os.MFD_CLOEXEC)
     except OSError as error:
@@ -75,7 +75,7 @@ def memory_file(name: str) -> int:
 
 
 def is_denial(error: OSError) -> bool:
-    """Whether a system call without a path was denied, as opposed to failing for lack of a resource."""
+    """Whether a system call without a path was denied, rather than failing for lack of a resource."""
     return error.errno in _DENIALS and error.filename is None
 
 
@@ -102,7 +102,7 @@ _CALLS: dict[str, Callable[[], object]] = {
 
 
 def set_pipe_size(fd: int, size: int) -> int:
-    """Set the capacity of a pipe in bytes, if that is allowed; returns the actual capacity."""
+    """Set the capacity of a pipe in bytes, if allowed; returns the actual capacity."""
     try:
         return fcntl(fd, F_SETPIPE_SZ, size)
     except OSError:  # more than this user may have
@@ -110,8 +110,8 @@ def set_pipe_size(fd: int, size: int) -> int:
 
 
 class Wakeup:
-    """Lets any thread, or a signal handler, wake a thread that waits until `fileno` is readable. Raises OSError: there
-    are no descriptors left.
+    """Lets any thread or signal handler wake a thread that waits until `fileno` is readable. Raises OSError if no
+    descriptors are left.
     """
 
     __slots__ = ("_fd",)
@@ -120,11 +120,11 @@ class Wakeup:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
-        """Readable from `set` until `clear`; -1 once it is closed."""
+        """Readable from `set` until `clear`; -1 once already set closed."""
         return self._fd
 
     def set(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it is
+        with contextlib.suppress(BlockingIOError):  # already clear
             os.write(self._fd, _ONE)
 
     def clear(self) -> None:
@@ -138,7 +138,7 @@ class Wakeup:
 
 
 _ONE = (1).to_bytes(8, sys.byteorder)
-"""The value that is written to an eventfd."""
+"""The value written to an eventfd."""
 
 
 def _check_proc() -> None:
@@ -162,7 +162,7 @@ _MAX_SECONDS = 86_400.0
 
 
 def readable(fd: int, seconds: float = 0.0, events: int = select.POLLIN) -> bool:
-    """Whether a descriptor is readable, or becomes so within this time; no `events`: whether the other end is gone."""
+    """Whether a descriptor is, or within this time becomes, readable; without `events`, whether its peer is gone."""
     poller = select.poll()
     poller.register(fd, events)
     return bool(poller.poll(seconds * 1000))
@@ -179,7 +179,7 @@ def above_standard(fd: int) -> int:
 
 
 def always_readable() -> int:
-    """A descriptor that is always readable, like that of a process that has ended. Raises OSError."""
+    """A descriptor that is always readable, like that of an ended process. Raises OSError."""
     reading, writing = os.pipe()
     os.close(writing)
     return reading
@@ -188,7 +188,7 @@ def always_readable() -> int:
 def until_readable(fds: Iterable[int], seconds: float) -> None:
     """Sleep until one of the descriptors is readable, or for this many seconds, a day at most.
 
-    Milliseconds are rounded up, so that whatever was due within that time is due when this returns.
+    Milliseconds are rounded up, so anything due within that time is due when this returns.
     """
     poller = select.poll()
     for fd in fds:

@@ -1,11 +1,11 @@
 """`dataclass` and `field` for modules that are imported before the first worker starts, without importing
 `dataclasses`.
 
-Type checkers see `dataclasses`, and code that asks a class for its fields (`dataclasses.fields`, `replace`, `asdict`, a
-dataclass derived from it) gets them: the module is imported then. The modules that it imports in turn, to read the text
-of functions, take longer than all of our classes.
+Type checkers see `dataclasses`. Code that asks a class for its fields (`dataclasses.fields`, `replace`, `asdict`, a
+derived dataclass) gets them, and imports the module then. Its own imports, which read the text of functions, take
+longer than all our classes.
 
-Law: a class behaves as if `dataclasses` had made it, for the arguments of decorator and fields that are supported here.
+Law: for the arguments supported here, a class behaves as if `dataclasses` had created it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ else:
         return type(instance)(**values | changes)
 
     class _Fields:
-        """`__dataclass_fields__` and `__dataclass_params__`, made by `dataclasses` on first use."""
+        """`__dataclass_fields__` and `__dataclass_params__`, created by `dataclasses` on first use."""
 
         def __init__(self, name, fields, options):
             self._name, self._fields, self._options = name, fields, options
@@ -99,7 +99,7 @@ else:
         return cls
 
     def _init(cls, fields, frozen):
-        """The constructor: one function of all fields, as `dataclasses` writes it too."""
+        """The constructor: one function of all fields, as in `dataclasses`."""
         scope, body = {"_FACTORY": _FACTORY, "_set": object.__setattr__}, []
         parameters, named = ["self"], []
         for name, (_, field) in fields.items():

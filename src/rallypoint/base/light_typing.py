@@ -1,10 +1,10 @@
 """The names of `typing` for modules that are imported before the first worker starts, without importing `typing`.
 
-Type checkers see `typing` itself. At run time the names are stand-ins that do nothing, except for `NamedTuple`, whose
-classes behave as those of `typing` do, except that no two of them have equal values, and are made in an eighth of the
-time: a start makes more than a hundred.
+Type checkers see `typing` itself. At run time the names are stand-ins that do nothing, except `NamedTuple`. Its classes
+behave like those of `typing`, but values of two classes are never equal. They take an eighth of the time to create: a
+start creates more than a hundred.
 
-Law: nothing here may be imported where a stand-in would be used as a type at run time (`typing.get_type_hints`).
+Law: do not import this module where a stand-in would be used as a type at run time (`typing.get_type_hints`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ else:
             return tuple(self)
 
         def __eq__(self, other):
-            # With a plain tuple, as in `typing`; not with another record: a `Succeed(2)` is no `ConfirmRequest(2)`.
+            # Equal to a plain tuple, as in `typing`, but not to another record: a `Succeed(2)` is no
+            # `ConfirmRequest(2)`.
             return (type(self) is type(other) or not isinstance(other, _Record)) and tuple.__eq__(self, other)
 
         def __ne__(self, other):

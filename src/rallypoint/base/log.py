@@ -1,8 +1,8 @@
-"""Rallypoint's own log lines, on standard error: for a person on a terminal, elsewhere as torchrun's users know them.
+"""Rallypoint's own log lines on standard error: for people on a terminal, and elsewhere as torchrun's users know them.
 
-`LOGLEVEL` sets the level (default WARNING), contract section 1.12. On a terminal a message begins with the time and the
-program; in a file or a pipe each line starts with the level's letter, the date and time, the process and the source
-line, contract section 5.8. The label, if one is set, comes before all of it.
+`LOGLEVEL` sets the level (default WARNING), contract section 1.12. On a terminal, a message begins with the time and
+the program. In a file or a pipe, each line begins with the level's letter, the date and time, the process and the
+source line (contract section 5.8). A label, if set, comes first.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def with_label(text: str) -> str:
 
 
 class _Glog(logging.Formatter):
-    """Every line of a message gets the prefix, so that a grep for the process finds all of it."""
+    """Puts the prefix before every line of a message, so that a grep for the process finds all of them."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%m%d %H:%M:%S", time.localtime(record.created))
@@ -69,11 +69,11 @@ class _Glog(logging.Formatter):
 
 
 _SHOWN_LEVELS = ((logging.ERROR, "error: ", "31"), (logging.WARNING, "", "33"), (logging.NOTSET, "", "36"))
-"""From the highest: the level, the word for it before the message, and the code of its colour."""
+"""The level, its word before the message, and the code of its colour; the highest level first."""
 
 
 class _ForPeople(logging.Formatter):
-    """The time, the program and the message; the lines that follow in a message are as they are."""
+    """Puts the time and the program before a message; its further lines are unchanged."""
 
     def __init__(self, program: str, *, colours: bool) -> None:
         super().__init__()
@@ -86,14 +86,14 @@ class _ForPeople(logging.Formatter):
         who = f"{self._program}: {word}"
         if self._colours:
             moment, who = f"\x1b[2m{moment}\x1b[0m", f"\x1b[{colour}m{who}\x1b[0m"
-        text = record.getMessage().strip("\n").removeprefix("[default] ")  # the role that nobody has named
+        text = record.getMessage().strip("\n").removeprefix("[default] ")  # the default role
         if record.exc_info:
             text = f"{text}\n{self.formatException(record.exc_info)}"
         return with_label(f"{moment} {who}{text}")
 
 
 class StderrHandler(logging.Handler):
-    """Writes each record to standard error, whole lines at once; without a formatter, the message alone."""
+    """Writes each record to standard error in whole lines; without a formatter, only the message."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -103,7 +103,7 @@ class StderrHandler(logging.Handler):
 
 
 class RateLimitedLog:
-    """At most `LINES` warnings in each `WINDOW` of seconds; the others are counted: "and 5 more `what`"."""
+    """Logs at most `LINES` warnings in `WINDOW` seconds, and counts the others: "and 5 more `what`"."""
 
     LINES, WINDOW = 10, 10.0
 
@@ -133,7 +133,7 @@ class RateLimitedLog:
 
 
 def log_level() -> str:
-    """The level's name from `LOGLEVEL`, in capitals. Raises UserError: the name is not a level of Python's logging."""
+    """The level's name from `LOGLEVEL`, in capitals. Raises UserError if it is not a level of Python's logging."""
     name = os.environ.get("LOGLEVEL", "WARNING").upper()
     if name not in logging.getLevelNamesMapping():
         allowed = ", ".join(sorted(logging.getLevelNamesMapping()))
@@ -146,12 +146,12 @@ def get_logger(name: str) -> logging.Logger:
 
 
 def configure(label: str = "", program: str = "rallypoint", form: str = "auto") -> None:
-    """Send Rallypoint's records to standard error at the level of `LOGLEVEL`, each line behind `label`. Idempotent.
+    """Send Rallypoint's records to standard error at the level of `LOGLEVEL`, each line after `label`. Idempotent.
 
     Args:
-        label: what each line begins with, such as this host's name.
-        program: who speaks, in lines for people.
-        form: `glog`, or `auto`: for people on a terminal, `glog` elsewhere.
+        label: the beginning of each line, such as this host's name.
+        program: the program's name in lines for people.
+        form: `glog`, or `auto` (for people on a terminal, `glog` elsewhere).
 
     Raises:
         UserError: `LOGLEVEL` names no level.

@@ -1,7 +1,7 @@
 """One asyncio loop on a thread of its own, for all servers and clients of this process.
 
-`uvloop` runs it if it is installed, plain `asyncio` otherwise. Both are imported on the new thread, so that the caller
-can continue (start workers, say) during 40 ms of imports.
+`uvloop` runs it if installed, plain `asyncio` otherwise. Both are imported on the new thread, so that the caller can
+continue, such as to start workers, during the 40 ms of imports.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class LoopError(RallypointError, RuntimeError):
 
 
 class LoopThread:
-    """A running loop. One owner starts and stops it; others only submit to it. Its thread starts at the first use.
+    """A running loop. One owner starts and stops it; others only submit work. Its thread starts at the first use.
 
-    If the loop cannot be made, no caller waits for it: queued calls never run (`withdraw` says so), and later calls
+    If the loop cannot be created, no caller waits for it: queued calls never run (see `withdraw`), and later calls
     raise LoopError. So do calls in a forked child, since threads are not copied.
     """
 
@@ -47,7 +47,7 @@ class LoopThread:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop itself; waits until it runs. Raises LoopError: it cannot be made."""
+        """The loop itself; waits until it runs. Raises LoopError if it cannot be created."""
         self._check_process()
         self._begin()
         self._ready.wait()
@@ -57,12 +57,12 @@ class LoopThread:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process was forked from the one that made it, so that its thread is not here."""
+        """Whether this process is a fork of the loop's process, and so lacks its thread."""
         return os.getpid() != self._process
 
     def call(self, function: Callable[[], None]) -> None:
-        """Run `function` on the loop's thread as soon as possible; never waits. After `stop` the function is dropped.
-        Raises LoopError: it is known that there will never be a loop.
+        """Run `function` on the loop's thread as soon as possible; never waits. After `stop`, the function is dropped.
+        Raises LoopError if there can never be a loop.
         """
         self._check_process()
         with self._lock:
@@ -74,7 +74,7 @@ class LoopThread:
         if loop is None:
             self._begin()
             return
-        if threading.get_ident() == self._thread.ident:  # it need not be woken
+        if threading.get_ident() == self._thread.ident:  # no need to wake it
             loop.call_soon(function)
             return
         try:
@@ -84,7 +84,7 @@ class LoopThread:
                 raise
 
     def withdraw(self, function: Callable[[], None]) -> bool:
-        """Withdraw a function from `call`, if there is no loop yet; returns whether it will not run."""
+        """Withdraw a function from `call` if there is no loop yet. Returns whether it was withdrawn."""
         if self.is_forked:
             return True
         with self._lock:
@@ -94,7 +94,7 @@ class LoopThread:
             return True
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop; any other thread can wait for the future. Raises LoopError: there is no loop."""
+        """Run a coroutine on the loop; any other thread can wait for the future. Raises LoopError without a loop."""
         try:
             loop = self.loop
         except LoopError:
@@ -105,8 +105,8 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, loop)
 
     def stop(self, timeout: float | None = None) -> None:
-        """Cancel what runs, close the loop and wait for the thread, for that many seconds at most. Idempotent; not for
-        the loop's own thread.
+        """Cancel all tasks, close the loop, and wait at most `timeout` seconds for the thread. Idempotent; not for the
+        loop's own thread.
         """
         if not self._begun or self.is_forked:
             return
@@ -122,7 +122,7 @@ class LoopThread:
             self._thread.join(timeout)
 
     def _check_process(self) -> None:
-        """Called before any lock: one that was held at the fork stays held."""
+        """Call before taking any lock: a lock that was taken during the fork stays locked."""
         if self.is_forked:
             raise LoopError(
                 f"this was made in process {self._process}, of which process {os.getpid()} is a copy without its "

@@ -1,6 +1,6 @@
 """A queue for events from any thread, signal handler or callback, and one reader that can poll it.
 
-A descriptor is readable while there are events, so that the reader waits for exits, sockets and events with one call.
+Its descriptor is readable while there are events, so the reader waits for exits, sockets and events in one call.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Mailbox(Generic[T]):
         self._lock = threading.RLock()  # reentrant: a signal handler may post in the middle of a post
 
     def fileno(self) -> int:
-        """Readable while events wait."""
+        """The descriptor, readable while events wait."""
         return self._wakeup.fileno()
 
     def post(self, event: T) -> None:
-        """Add an event. After `close` it is dropped."""
+        """Add an event, or drop it after `close`."""
         with self._lock:
             if not self._closed:
                 self._items.append(event)
@@ -49,7 +49,7 @@ class Mailbox(Generic[T]):
 
 
 class Background(Generic[T]):
-    """One piece of work at a time; only the result of the last one counts. All calls are made on the loop's thread."""
+    """Runs one piece of work at a time; only the last result counts. All calls come from the loop's thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -64,7 +64,7 @@ class Background(Generic[T]):
         """Begin a piece of work, which must not raise; the previous one is dropped.
 
         Returns:
-            Whether it was begun: not where this machine allows no further thread.
+            Whether it began; false if this machine allows no further thread.
         """
         is_started = start_thread(lambda: self._mailbox.post((work, work())), self._name) is not None
         self._work = work if is_started else None

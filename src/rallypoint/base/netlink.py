@@ -1,13 +1,13 @@
-"""What the kernel says of this machine's network: the addresses of its interfaces (rtnetlink(7)), and which user holds
-the other end of a TCP connection (sock_diag(7)). Imported only when needed.
+"""Network information from the kernel: the addresses of interfaces (rtnetlink(7)), and the user at the other end of a
+TCP connection (sock_diag(7)). Imported only when needed.
 
-Laws of the latter:
+Laws about peers' users:
 
-1. The answer is about the peer's socket, which is looked up by the connection's two addresses. It counts only while it
-   is established and held by a process: the kernel reports user 0 for sockets that are closing or that nobody holds.
-2. A socket that is not found is not on this machine, or in another network namespace of it, or not of a process any
-   more; the caller cannot tell these apart, and grants nothing to any of them.
-3. Where the kernel cannot be asked that is an error, and never an answer.
+1. The kernel looks up the peer's socket by the connection's two addresses. The answer counts only while the socket is
+   established and a process has it open: for closing or orphaned sockets, the kernel reports user 0.
+2. A socket that is not found is on another machine, or in another network namespace, or no longer has a process. The
+   caller cannot tell these apart, and grants nothing to any of them.
+3. If the kernel cannot be asked, this is an error and never an answer.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Interface(NamedTuple):
     is_loopback: bool
     addresses: tuple[str, ...]
     temporary: frozenset[str] = frozenset()
-    """Those of IPv6 that change by themselves."""
+    """IPv6 addresses that change by themselves."""
 
 
 def interfaces() -> list[Interface]:
-    """This machine's interfaces that are up, in the kernel's order. Raises OSError: the kernel does not list them."""
+    """This machine's interfaces that are up, in the kernel's order. Raises OSError if the kernel cannot list them."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
         kernel.settimeout(_TIMEOUT)
         links = list(_parse_dump(kernel, _GETLINK, _NEWLINK))
@@ -77,10 +77,10 @@ def interfaces() -> list[Interface]:
 
 
 def interface_addresses() -> tuple[str, ...] | None:
-    """Addresses from which this machine may connect to others, IPv4 and IPv6, each once; None if they are unknown.
+    """Addresses from which this machine may connect to others, IPv4 and IPv6, each once; None if unknown.
 
-    All of interfaces that are up, without the loopback and link-local ones. Of temporary IPv6 addresses it is their
-    network.
+    Includes all interfaces that are up, without loopback and link-local addresses. For a temporary IPv6 address, its
+    network is listed instead.
     """
     try:
         own_interfaces = interfaces()
@@ -121,7 +121,7 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 NOT_HERE = -1
-"""Instead of a user id: no process of this machine (of this network namespace) holds the other end."""
+"""Instead of a user id: no process on this machine (in this network namespace) has the other end."""
 
 _SOCK_DIAG, _BY_FAMILY, _REQUEST = 4, 20, 1
 _QUERY = struct.Struct("=BBBBI4s16s16sI8s")  # family, protocol, extensions, padding, states, and the socket's id
@@ -131,22 +131,22 @@ _ANY_COOKIE = b"\xff" * 8
 _FOUND = struct.Struct("=xB62xII")  # inet_diag_msg (linux/inet_diag.h): its state, user and inode
 _ESTABLISHED = 1
 _MAPPED = bytes(10) + b"\xff\xff"
-"""Before an IPv4 address: how a socket for both kinds of addresses shows it."""
+"""The prefix of an IPv4 address on a dual-stack socket."""
 
 
 class Peer(Enum):
     OWN_USER = auto()
-    """A process of this machine, of our own user or of root."""
+    """A process on this machine, of our own user or root."""
     OTHER_USER = auto()
-    """A process of this machine, of another user; or a connection of this machine that no process holds any more."""
+    """A process on this machine, of another user; or a connection on this machine without a process."""
     REMOTE = auto()
-    """A process of another machine, or of another network namespace of this one."""
+    """A process on another machine, or in another network namespace."""
     UNKNOWN = auto()
-    """Somebody: the kernel cannot be asked."""
+    """Unknown: the kernel cannot be asked."""
 
 
 SocketName: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
-"""What a socket says of one of its ends."""
+"""A socket's name for one of its ends."""
 
 
 class _Side(NamedTuple):
@@ -161,13 +161,13 @@ class _Side(NamedTuple):
 
 
 def _user_of(kernel: _Kernel, peer: _Side, own: _Side) -> int:
-    """The user id of the process at the other end; `NOT_HERE` if no process here holds that. Raises OSError: the kernel
-    cannot be asked.
+    """The user id of the process at the other end; `NOT_HERE` if it belongs to no process here. Raises OSError if the
+    kernel cannot be asked.
     """
     global _netlink_works
     try:
         user = _ask(kernel, peer, own)
-        # The kernel answers alike where it has no such socket and where it cannot look: it has this one.
+        # The kernel gives the same answer for a missing socket and if it cannot look. Our own socket exists.
         _netlink_works = _netlink_works or user != NOT_HERE or _ask(kernel, own, peer) != NOT_HERE
         if _netlink_works:
             return user
@@ -177,21 +177,21 @@ def _user_of(kernel: _Kernel, peer: _Side, own: _Side) -> int:
 
 
 _netlink_works = False
-"""Whether the kernel has found a socket by netlink before."""
+"""Whether the kernel has found a socket through netlink before."""
 
 
 class _Kernel:
-    """A netlink socket, from the first question to `close`. One thread at a time asks."""
+    """A netlink socket, from the first request to `close`. One thread uses it at a time."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
 
     def ask(self, request: bytes) -> bytes:
-        """The kernel's answer. OSError: there is none, and the next question is asked on another socket."""
+        """Ask the kernel. Raises OSError without an answer; the next request then uses another socket."""
         try:
             if self._socket is None:
                 self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG)
-                self._socket.setblocking(False)  # the answer is there as soon as the request is sent
+                self._socket.setblocking(False)  # the answer is ready as soon as the request is sent
             self._socket.send(request)
             return self._socket.recv(4096)
         except OSError:
@@ -206,7 +206,7 @@ class _Kernel:
 
 
 class PeerUsers:
-    """For one thread; to be closed."""
+    """Finds the users of peers. For one thread; must be closed."""
 
     def __init__(self) -> None:
         self._own_addresses: frozenset[str] | None = None
@@ -236,8 +236,8 @@ class PeerUsers:
         return Peer.OWN_USER if uid in {os.geteuid(), 0} else Peer.OTHER_USER
 
     def _addresses_here(self) -> frozenset[str]:
-        """The addresses of this machine. One that it gets later, and that no connection shows, counts as another's:
-        that is less than a user here may do, and not more than one elsewhere may.
+        """The addresses of this machine. A later address that no connection has shown counts as another machine's: that
+        grants its users less than a local user gets, and no more than a remote one.
         """
         if self._own_addresses is None:
             try:
@@ -255,7 +255,7 @@ def _parse_side(name: SocketName) -> _Side:
 
 
 def _ask(kernel: _Kernel, source: _Side, target: _Side) -> int:
-    """The user of the established socket from `source` to `target`, by sock_diag(7)."""
+    """The user of the established socket from `source` to `target`, from sock_diag(7)."""
     header = (_HEADER.size + _QUERY.size, _BY_FAMILY, _REQUEST, 1, 0)
     ports = _PORTS.pack(source.port, target.port)
     which = (source.family, socket.IPPROTO_TCP, 0, 0, _ANY_STATE, ports, source.packed, target.packed, source.scope)
@@ -270,7 +270,7 @@ def _ask(kernel: _Kernel, source: _Side, target: _Side) -> int:
 
 
 def _read_tables(source: _Side, target: _Side) -> int:
-    """The same from /proc/net, which has a line for each socket. Raises OSError where there is none."""
+    """The same from /proc/net, which has a line for each socket. Raises OSError if that is missing."""
     tables = {"/proc/net/tcp6": _entry_ends(source, target, as_ipv6=True)}
     if source.family == socket.AF_INET:
         tables["/proc/net/tcp"] = _entry_ends(source, target, as_ipv6=False)
@@ -289,7 +289,7 @@ def _read_tables(source: _Side, target: _Side) -> int:
 
 
 def _entry_ends(source: _Side, target: _Side, *, as_ipv6: bool) -> list[str]:
-    """Both ends as the tables have them: each word of the address as a number of this machine's byte order."""
+    """Both ends in the form of the tables: each word of the address as a number in this machine's byte order."""
     shown = []
     for side in (source, target):
         packed = _MAPPED + side.packed if as_ipv6 and side.family == socket.AF_INET else side.packed

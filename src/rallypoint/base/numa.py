@@ -1,10 +1,10 @@
-"""Which processors each worker is bound to, so that it runs near its GPU (contract section 1.9). `worker_cpus` reads
-the topology of the machine from /sys; `bindings` decides, and is pure.
+"""Binds each worker to processors near its GPU (contract section 1.9). `worker_cpus` reads the machine's topology from
+/sys; `bindings` decides and is pure.
 
 Laws:
 
 - worker i uses GPU i;
-- a worker is bound only to processors that the agent itself may use, and to one at least.
+- a worker is bound to at least one processor, and only to those that the agent may use.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class NumaOptions:
     """The requested binding.
 
     Args:
-        affinity_mode: what a worker shares with its GPU; one of `AffinityMode`, or its text.
+        affinity_mode: the processors that a worker shares with its GPU; an `AffinityMode` or its text.
         should_fall_back_if_binding_fails: whether workers run unbound if they cannot be bound.
 
     Raises:
@@ -84,7 +84,7 @@ def bindings(mode: AffinityMode, topology: CpuTopology, allowed: Cpus, workers: 
     """The processors of each worker, by local rank, out of those `allowed` to the agent.
 
     Raises:
-        UserError: there are fewer GPUs than workers, or one would have no processor.
+        UserError: there are fewer GPUs than workers, or a worker would have no processor.
     """
     if workers > len(topology.gpu_nodes):
         raise UserError(
@@ -140,7 +140,7 @@ _BY_MODE: dict[AffinityMode, Callable[[CpuTopology, Cpus, int], Cpus]] = {
 
 
 def _gpu_position(topology: CpuTopology, gpu: int) -> tuple[int, int]:
-    """The position of a GPU among those of its NUMA node, and their number."""
+    """The position of a GPU among the GPUs of its NUMA node, and their number."""
     node = topology.gpu_nodes[gpu]
     on_node = [number for number, gpu_node in enumerate(topology.gpu_nodes) if gpu_node == node]
     return on_node.index(gpu), len(on_node)
@@ -152,7 +152,7 @@ def _groups(cpus: Cpus, sharing: Mapping[int, Cpus]) -> list[Cpus]:
 
 
 def parse_cpus(text: str) -> Cpus:
-    """Read a list of the kernel's: `0-3,8`. Raises ValueError if it is not one."""
+    """Parse a kernel's list: `0-3,8`. Raises ValueError if it is malformed."""
     cpus: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -161,7 +161,7 @@ def parse_cpus(text: str) -> Cpus:
 
 
 def format_cpus(cpus: Cpus) -> str:
-    """Write such a list, for people."""
+    """Format such a list for people."""
     return ",".join(ranges(cpus))
 
 
@@ -170,10 +170,10 @@ def worker_cpus(
 ) -> list[Cpus] | None:
     """The processors of each of `workers` workers of this node, by local rank; None if they run unbound.
 
-    `environ` is the agent's, which selects the GPUs; `root` is the folder of `sys`, `proc` and `dev`.
+    `environ` is the agent's environment, which selects the GPUs; `root` is the folder with `sys`, `proc` and `dev`.
 
     Raises:
-        UserError: they cannot be bound, and `options` do not allow that.
+        UserError: they cannot be bound, and `options` does not allow that.
     """
     try:
         gpus = _addresses(environ, root)
@@ -190,7 +190,9 @@ def worker_cpus(
 
 
 def read_topology(mode: AffinityMode, gpus: Sequence[str], root: Path = Path("/")) -> CpuTopology:
-    """The part of the topology that `mode` needs; `gpus` are PCI addresses. UserError if it is not shown."""
+    """The part of the topology that `mode` needs; `gpus` are PCI addresses. UserError if the kernel does not show
+    it.
+    """
     cpu_folder = root / "sys/devices/system/cpu"
     devices = [root / "sys/bus/pci/devices" / address for address in gpus]
     gpu_nodes = [max(0, int(_text(device / "numa_node"))) for device in devices]  # -1 on machines with one node
@@ -211,7 +213,7 @@ def read_topology(mode: AffinityMode, gpus: Sequence[str], root: Path = Path("/"
 
 
 def bind_this_process(cpus: Cpus) -> None:
-    """Bind every thread of this process that is bound as the main thread is.
+    """Bind every thread of this process that has the same affinity as the main thread.
 
     Raises:
         OSError: none of these processors may be used.
@@ -245,7 +247,7 @@ def _packages(cpu_folder: Path, nodes: Mapping[int, Cpus]) -> dict[int, int]:
 
 
 def _behind_cache(folder: Path) -> Cpus:
-    """Processors that share the processor's last-level data cache; none if the kernel shows none."""
+    """The processors that share a processor's last-level data cache; none if the kernel shows none."""
     caches = [
         (int(_text(index / "level")), _cpus(index / "shared_cpu_list"))
         for index in sorted(folder.glob("index[0-9]*"))

@@ -2,13 +2,13 @@
 
 Laws:
 
-1. Nothing here raises. What the library, the driver or the GPU does not answer is an unknown value of the result; what
-   is known beside it stays. An old library lacks functions, a virtual machine or a MIG instance refuses some.
+1. Nothing here raises. Anything that the library, the driver or the GPU does not answer is an unknown value in the
+   result, beside the known ones. An old library lacks functions; a virtual machine or a MIG instance refuses some.
 2. Code that only counts GPUs (`base.devices`) imports neither this file nor `ctypes`.
-3. Any call may hang for as long as the driver does: a caller that must not hang calls from a thread or a process that
-   nobody waits for.
+3. Any call may hang as long as the driver does: a caller that must not hang uses a thread or process that nobody waits
+   for.
 
-GPUs come in the order of the PCI bus, as in `nvidia-smi`: the first has index 0 there.
+GPUs are in the order of the PCI bus, as in `nvidia-smi`, where the first has index 0.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _PciInfo(ctypes.Structure):
 
 
 def nvml_devices(library: str = LIBRARY) -> list[tuple[str, str]]:
-    """PCI address and UUID of each GPU, in the order of the PCI bus; empty texts for what is unknown.
+    """PCI address and UUID of each GPU, in the order of the PCI bus; empty texts if unknown.
 
     Empty without the library (its name or path), or if it does not work.
     """
@@ -80,11 +80,10 @@ def _device(nvml: ctypes.CDLL, number: int) -> tuple[str, str]:
 
 
 class GpuHealth(NamedTuple):
-    """The health of one GPU: its PCI address and name, and if the driver does not answer for it, why.
+    """The health of one GPU: its PCI address and name, and why the driver does not answer for it, if so.
 
-    `errors` are memory errors that ECC could not correct, since the driver was loaded; -1 if there is no ECC, or it is
-    off. For rows of memory that must be replaced by spare ones: whether that waits for a reset, and whether it has
-    failed.
+    `errors` counts memory errors that ECC could not correct since the driver was loaded; -1 without ECC. For memory
+    rows to be replaced by spare ones: whether this waits for a reset, and whether it failed.
     """
 
     address: str
@@ -104,7 +103,7 @@ class NvmlHealth(NamedTuple):
 def nvml_health(library: str = LIBRARY) -> NvmlHealth | None:
     """The health of all GPUs, in the order of the PCI bus; None without the library (its name or path).
 
-    May hang for as long as the driver does.
+    May hang as long as the driver does.
     """
     try:
         nvml = ctypes.CDLL(library)
@@ -156,7 +155,7 @@ def _health(nvml: ctypes.CDLL, number: int) -> GpuHealth:
 
 
 def _query(nvml: ctypes.CDLL, function: str, *arguments: object) -> bool:
-    """Whether the library, the GPU and its settings know an answer, which is then in the arguments."""
+    """Whether the library and the GPU had an answer, which is then in the arguments."""
     entry = getattr(nvml, function, None)
     return entry is not None and entry(*arguments) == 0
 
@@ -175,8 +174,8 @@ class _FabricInfo(ctypes.Structure):
 
 
 def nvml_fabrics(library: str = LIBRARY) -> list[str]:
-    """The NVLink domain and partition of each GPU, in the form of the label `nvidia.com/gpu.clique`: its UUID, a period
-    and the clique; empty texts for GPUs that are in none. As `nvml_devices`; may hang for as long as the driver does.
+    """The NVLink domain and partition of each GPU, in the form of the label `nvidia.com/gpu.clique`: UUID, period and
+    clique; empty texts for GPUs in none. Like `nvml_devices`; may hang as long as the driver does.
     """
     return _of_each_gpu(_fabric, library)
 
@@ -187,7 +186,7 @@ def _fabric(nvml: ctypes.CDLL, number: int) -> str:
         return ""
     known = _query(nvml, "nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info))
     cluster = bytes(info.cluster)
-    if not known or info.state != _COMPLETED or info.status or not any(cluster):  # one machine alone has none
+    if not known or info.state != _COMPLETED or info.status or not any(cluster):  # a single machine has none
         return ""
     from uuid import UUID
 
@@ -195,10 +194,10 @@ def _fabric(nvml: ctypes.CDLL, number: int) -> str:
 
 
 _INSUFFICIENT_SIZE = 7
-"""What a function returns if the array is too small; the count is then the size that it needs."""
+"""Returned if the array is too small; the count is then the size that it needs."""
 _UNKNOWN_BYTES = (1 << 64) - 1
 _SOME_PROCESSES, MOST_PROCESSES = 64, 4096
-"""The size of the first array for the processes of a GPU, and of the last one that is tried."""
+"""The sizes of the first and the last array to try for the processes of a GPU."""
 
 
 class _Memory(ctypes.Structure):
@@ -215,16 +214,16 @@ class _ProcessInfo(ctypes.Structure):
 
 
 class GpuProcess(NamedTuple):
-    """A process that has memory on a GPU: the bytes, over all MIG instances; None if the driver does not say."""
+    """A process with memory on a GPU: its bytes, over all MIG instances; None if the driver does not report them."""
 
     pid: int
     used: int | None = None
 
 
 class GpuMemory(NamedTuple):
-    """The memory of one GPU in bytes, and the processes that compute on it; None for what is unknown.
+    """The memory of one GPU in bytes, and the processes that compute on it; None if unknown.
 
-    Pids are those of the first pid namespace of the machine.
+    Pids are those of the machine's first pid namespace.
     """
 
     address: str = ""
@@ -236,9 +235,9 @@ class GpuMemory(NamedTuple):
 
 @contextmanager
 def nvml_kept_open(library: str = LIBRARY) -> Iterator[bool]:
-    """Keep the library initialized: calls of this file inside need not do so, which takes the driver some time.
+    """Keep the library initialized, so that calls of this file inside save the driver's time for it.
 
-    Yields whether there is a library (its name or path) that works.
+    Yields whether there is a working library (its name or path).
     """
     try:
         nvml = ctypes.CDLL(library)
@@ -253,7 +252,7 @@ def nvml_kept_open(library: str = LIBRARY) -> Iterator[bool]:
 
 
 def nvml_memory(library: str = LIBRARY) -> list[GpuMemory]:
-    """The memory of each GPU, and who holds it. As `nvml_devices`; may hang for as long as the driver does."""
+    """The memory of each GPU, and its owners. Like `nvml_devices`; may hang as long as the driver does."""
     return _of_each_gpu(_memory, library)
 
 
@@ -282,7 +281,7 @@ def _processes(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> tuple[GpuProcess, 
 
 
 def _of_each_process(infos: list[_ProcessInfo]) -> tuple[GpuProcess, ...]:
-    """A process may be listed once for each MIG instance that it uses."""
+    """Sum up by process, which may be listed once for each MIG instance that it uses."""
     memory: dict[int, int | None] = {}
     for info in infos:
         before = memory.get(info.pid, 0)

@@ -1,4 +1,4 @@
-"""Makes handles of processes: by pidfds, or where there are none, as `base.without_pidfds` does."""
+"""Creates handles of processes: with pidfds or, without these, with `base.without_pidfds`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def child_handle(pid: int, fd: int, send: Callable[[int, int], bool]) -> Process
 
     Args:
         pid: the process.
-        fd: what the reaper has sent: the handle closes it.
-        send: has the reaper send a signal to that pid; returns False if the reaper is lost.
+        fd: the descriptor from the reaper; the handle closes it.
+        send: lets the reaper send a signal to that pid; returns False if the reaper is lost.
     """
     if HAS_PIDFDS:
         return ProcessHandle(pid, fd)
@@ -24,16 +24,16 @@ def child_handle(pid: int, fd: int, send: Callable[[int, int], bool]) -> Process
     from rallypoint.base.without_pidfds import CheckedHandle
 
     stat = read_stat(pid)
-    # After that look: a worker that has ended by now may have ended before, and then another process was seen.
+    # Check after reading: a worker that has ended by now may have ended before, and then `stat` is another process's.
     return CheckedHandle(pid, fd, None if readable(fd) else stat, send)
 
 
 def open_process(pid: int) -> ProcessHandle:
-    """The handle of a process, whoever has started it.
+    """The handle of any process.
 
     Raises:
         ProcessLookupError: there is no such process.
-        OSError: no descriptor is free, or no thread where one must watch the process.
+        OSError: no descriptor is free, or no thread, if one must watch the process.
     """
     if HAS_PIDFDS:
         return ProcessHandle(pid, above_standard(os.pidfd_open(pid)))

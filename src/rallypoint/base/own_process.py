@@ -8,8 +8,8 @@ _token = b""
 
 
 def process_token() -> bytes:
-    """16 random bytes, the same for as long as this process lives. A pid is no such name: in containers that share a
-    network, each may have a process 1 at the same address.
+    """16 random bytes, the same while this process lives. A pid is not unique: of containers that share a network, each
+    may have a process 1 at the same address.
     """
     global _token
     if not _token:

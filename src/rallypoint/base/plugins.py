@@ -1,4 +1,4 @@
-"""Objects that are looked up when they are used: `module:attribute` strings and installed entry points."""
+"""Objects looked up on use: `module:attribute` strings and installed entry points."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _log = get_logger(__name__)
 
 
 def load(target: str) -> Any:
-    """The object that `module:attribute` names. Raises ImportError or AttributeError as the import does."""
+    """Import the object that `module:attribute` names. Raises ImportError or AttributeError."""
     module, _, attribute = target.partition(":")
     value: Any = import_module(module)
     for part in attribute.split("."):
@@ -24,7 +24,7 @@ def load(target: str) -> Any:
 def entry_point(group: str, name: str) -> Any | None:
     """The loaded entry point `name` of `group`, or None if no installed package has it.
 
-    The package metadata are read only here (that takes tens of milliseconds), so call it for names that are not ours.
+    Only this reads the package metadata (in tens of milliseconds), so call it only for names that are not ours.
     """
     from importlib.metadata import entry_points
 
@@ -41,8 +41,8 @@ def entry_point_names(group: str) -> list[str]:
 
 
 def plugin(group: str, name: str, what: str, known: Iterable[str], make: Callable[[Any], Any]) -> Any:
-    """The result of `make` for the entry point `name`; `what` and our `known` names are for messages. Raises UserError:
-    no package offers the name (also a KeyError), or its entry point fails.
+    """The result of `make` for the entry point `name`; `what` and our `known` names are for messages. Raises UserError
+    if no package offers the name (also a KeyError), or its entry point fails.
     """
     try:
         offer = entry_point(group, name)

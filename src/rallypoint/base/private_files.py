@@ -1,14 +1,14 @@
-"""Folders and files that no other user of the machine can read, write, or have planted.
+"""Folders and files that no other user of the machine can read, write or plant.
 
 Laws:
 
-1. A folder is private if `lstat` says so: a directory of our own user, with no access for others. Anything else of that
+1. A folder is private if `lstat` shows a directory of our own user without access for others. Anything else of that
    name is refused and not touched.
-2. A file is written under a new name, which cannot be a link, and then moved into its place.
-3. A file that others could have planted is opened without following a link and without waiting for a pipe; what has
-   been opened must be a regular file of our own user or of root.
+2. A file is written under a new name, which cannot be a link, and then renamed.
+3. A file that others could have planted is opened without following a link or waiting for a pipe; it must be a regular
+   file of our own user or root.
 
-Workers import this too: it needs little.
+Workers import this module too, so it imports little.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def is_private(folder: str) -> bool:
-    """Whether a folder of this name is there that is ours alone."""
+    """Whether a folder of this name exists and is private."""
     try:
         seen = os.lstat(folder)
     except (OSError, ValueError):
@@ -34,11 +34,11 @@ def is_private(folder: str) -> bool:
 
 
 def make_private(folder: str) -> None:
-    """Make a folder for our own user alone, unless it is there.
+    """Create a private folder, unless it exists.
 
     Raises:
         PermissionError: something else has its name, or others have access.
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     try:
         os.mkdir(folder, 0o700)
@@ -64,10 +64,10 @@ def replace_file(path: str, data: bytes, *, mode: int = 0o600, sync: bool = Fals
 
 
 def open_to_append(path: str) -> int:
-    """Open or make a file of our own, for our own user alone, to which lines are appended; returns its descriptor.
+    """Open or create a private file for appending lines; returns its descriptor.
 
     Raises:
-        PermissionError: it is a link, not a regular file, or of another user.
+        PermissionError: it is a link, not a regular file, or belongs to another user.
         OSError: it cannot be opened.
     """
     return _open(path, _APPEND, (os.geteuid(),))
@@ -77,7 +77,7 @@ def open_regular(path: str) -> int:
     """Open a file for reading that others could have planted; returns its descriptor.
 
     Raises:
-        PermissionError: it is a link, not a regular file, or of another user than us and root.
+        PermissionError: it is a link, not a regular file, or belongs to neither us nor root.
         OSError: it cannot be opened.
     """
     return _open(path, _READ, (os.geteuid(), 0))

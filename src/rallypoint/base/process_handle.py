@@ -1,6 +1,6 @@
-"""The handle of a process: it becomes readable when the process ends, and a signal through it reaches no other one.
+"""The handle of a process: becomes readable when the process ends; a signal through it reaches no other process.
 
-`base.open_process` makes them. Where processes have no pidfds, those of `base.without_pidfds`, which says what is lost.
+`base.open_process` creates handles; without pidfds, those of `base.without_pidfds`, which lists the drawbacks.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import signal
 
 
 class ProcessHandle:
-    """A process, by its pidfd.
+    """A process with its pidfd.
 
     Args:
-        pid: for people.
+        pid: the pid, for people.
         fd: its pidfd, which this object closes.
     """
 
@@ -26,11 +26,11 @@ class ProcessHandle:
         return self._fd
 
     def send_signal(self, number: int) -> None:
-        """Raises OSError: the process has ended, or runs as a user that we may not signal."""
+        """Send a signal. Raises OSError if the process has ended, or runs as a user that we may not signal."""
         signal.pidfd_send_signal(self._fd, number)
 
     def outlives_reaper(self) -> bool:
-        """Whether the process runs though its descriptor is readable, because the reaper that served it is lost."""
+        """Whether the process still runs although its descriptor is readable, because its reaper is lost."""
         return False
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Reads /proc/<pid>/stat of processes, for the whole program, finds descendants, and signals processes found there.
+"""Reads /proc/<pid>/stat for the whole program, finds descendants, and signals processes found there.
 
 Law: built-in modules only, since the reaper reads it too and must be ready fast (`workers.reaper.program`).
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 _signal = __import__("_signal")
-"""What `signal` is made of; that makes enums of all its constants, for 4 ms and 1 MB."""
+"""The C module of `signal`, whose own enums of all constants cost 4 ms and 1 MB."""
 
 
 class ProcessStat:
@@ -43,14 +43,14 @@ class ProcessStat:
 
 
 def signal_process(stat: ProcessStat, *numbers: int) -> None:
-    """Send a process signals, even if its pid may have been reused. Does nothing if it has ended, or runs as a user
-    that we may not signal.
+    """Send signals to a process, safe against reuse of its pid. Does nothing if it has ended, or runs as a user that we
+    may not signal.
     """
     fd = -1
     try:
         if HAS_PIDFDS:
             fd = posix.pidfd_open(stat.pid)
-        if stat.is_running():  # only from now on the pid of a pidfd cannot be reused by another process
+        if stat.is_running():  # only with the pidfd open can the pid not be reused
             for number in numbers:
                 if HAS_PIDFDS:
                     _signal.pidfd_send_signal(fd, number)
@@ -64,7 +64,7 @@ def signal_process(stat: ProcessStat, *numbers: int) -> None:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """One process; None when there is no such process, or none that this user may look at (`hidepid`)."""
+    """One process; None if there is none that this user may see (`hidepid`)."""
     try:
         fd = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY | posix.O_CLOEXEC)
     except OSError:
@@ -79,24 +79,20 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def parse_stat(pid: int, line: bytes) -> ProcessStat | None:
-    """The content of a process's file; None if it is not complete."""
+    """Parse the content of a process's file; None if it is incomplete."""
     # The command name is in parentheses and may itself contain spaces and parentheses: split after the last one.
     fields = line[line.rfind(b")") + 2 :].split()
     return ProcessStat(pid, fields) if len(fields) >= 20 else None
 
 
 def process_table() -> dict[int, ProcessStat]:
-    """Every process that can be seen, by pid. Raises OSError: /proc cannot be read at the moment: no descriptor is
-    free, say.
-    """
+    """Every visible process, by pid. Raises OSError if /proc cannot be read now, such as without a free descriptor."""
     pids = [int(name) for name in posix.listdir("/proc") if name.isdigit()]
     return {pid: stat for pid in pids if (stat := read_stat(pid)) is not None}
 
 
 def descendants(root: int, parents: dict[int, int], but: Collection[int] = ()) -> set[int]:
-    """The pids below `root`; `parents` is pid to parent's pid of all processes, `but` are left out with those below
-    them.
-    """
+    """The pids below `root`. `parents` maps each pid to its parent's; `but` and all below them are left out."""
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():
         children.setdefault(parent, []).append(pid)

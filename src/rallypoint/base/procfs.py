@@ -1,4 +1,4 @@
-"""Reads /proc about processes and this machine (proc(5)), besides `process_table`."""
+"""Reads further information about processes and this machine from /proc (proc(5))."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rallypoint.base.light_typing import NamedTuple
 
 
 def read_text(path: str, most: int = -1) -> str:
-    """The text of a file, at most this many characters; empty if there is none that this process may read."""
+    """The text of a file, at most `most` characters; empty if this process cannot read it."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(most)
@@ -17,7 +17,7 @@ def read_text(path: str, most: int = -1) -> str:
 
 
 def local_port_range() -> str:
-    """The first and the last port that the kernel takes for outgoing connections; empty if it does not say."""
+    """The first and the last port that the kernel uses for outgoing connections; empty if unknown."""
     return read_text("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -30,7 +30,7 @@ def read_proc_state(pid: int) -> str | None:
 
 
 def process_user(pid: int) -> int | None:
-    """The user id of a process; None if there is none that this user may look at."""
+    """The user id of a process; None if there is none that this user may see."""
     try:
         return int(_status(pid)["Uid"].split()[0])
     except (OSError, KeyError, ValueError, IndexError):
@@ -38,21 +38,19 @@ def process_user(pid: int) -> int | None:
 
 
 def is_uninterruptible_state(state: str | None) -> bool:
-    """Whether a process in this state waits for a device or a network disk, and cannot be ended meanwhile."""
+    """Whether a process in this state waits for a device or a network disk, and cannot be killed until then."""
     return state == "D"
 
 
 class InheritedSettings(NamedTuple):
-    """What this process passes on to children in addition to what every child inherits: the signals that it ignores,
-    and its umask.
-    """
+    """Settings that this process passes on to children: its ignored signals and its umask."""
 
     ignored: frozenset[int]
     umask: int
 
 
 def inherited_settings() -> InheritedSettings:
-    """Read them from /proc, since the umask cannot be read elsewhere without changing it."""
+    """Read the settings from /proc: other ways to read the umask change it."""
     try:
         fields = _status("self")
         return InheritedSettings(_numbers(fields["SigIgn"]), int(fields["Umask"], 8))
@@ -78,7 +76,7 @@ def has_signal_handler(pid: int, number: int) -> bool:
 
 
 def is_ended_by(pid: int, number: int) -> bool:
-    """Whether a process has the default action for a signal whose default is to end it; False if there is none."""
+    """Whether a process has the default action for a signal that then ends it; False if there is no such process."""
     try:
         status = _status(pid)
         return number not in _numbers(status["SigCgt"]) | _numbers(status["SigIgn"])

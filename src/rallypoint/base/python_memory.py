@@ -1,14 +1,14 @@
-"""What a Python process is doing, read from its memory: the stacks of its threads, and the exceptions that they handle.
+"""Reads the stacks and handled exceptions of a Python process's threads from its memory.
 
-Nothing is sent to the process, nothing is loaded into it, and it is not stopped. It costs this process some hundred
-reads of `/proc/PID/mem`, which the kernel permits to whoever may trace the process: its user, and under Yama's
-`ptrace_scope=1` only its ancestors, which an agent is of its workers.
+The process is not stopped; nothing is sent to it or loaded into it. The cost is some hundred reads of `/proc/PID/mem`.
+The kernel permits these to anybody who may trace the process: its user, or with Yama's `ptrace_scope=1` only its
+ancestors, such as the agent for its workers.
 
 Laws:
 
-1. The process runs meanwhile, so what is read may be torn, and a pointer may lead anywhere. Each object's type is
-   compared with the one that is expected, each length has a bound, and whatever fits nothing ends that thread's stack.
-2. Only layouts that were measured are read: CPython 3.11 to 3.14 with a global lock, on 64-bit machines.
+1. The process keeps running, so data may be torn, and a pointer may lead anywhere. Each object's type is compared with
+   the expected one, each length has a bound, and a mismatch ends that thread's stack.
+2. Only tested layouts are read: CPython 3.11 to 3.14 with a global lock, on 64-bit machines.
 3. No file of the process is opened: its symbols are in its memory too, and a file may be on a disk that hangs.
 
 The layouts are those of CPython's headers (`Include/internal/pycore_frame.h`, `cpython/pystate.h`, `cpython/code.h`),
@@ -24,17 +24,17 @@ from typing import NamedTuple
 
 _MOST_THREADS, _MOST_FRAMES, _MOST_EXCEPTIONS, _MOST_TABLE = 64, 64, 8, 256 * 1024
 _MOST_TEXT = 2048
-"""Characters of a text that are read."""
+"""The most characters of a text to read."""
 _TRIES = 3
-"""Reads of one process, since it changes while it is read."""
+"""Attempts for one process, which changes while it is read."""
 
 
 class Unreadable(Exception):
-    """The process cannot be read; says why."""
+    """The process cannot be read, for the reason in the text."""
 
 
 class UnknownPython(Unreadable):
-    """It runs a Python whose layout is not known here."""
+    """The process runs a Python of unknown layout."""
 
 
 class PythonFrame(NamedTuple):
@@ -44,10 +44,10 @@ class PythonFrame(NamedTuple):
 
 
 class HandledException(NamedTuple):
-    """An exception that a thread is handling, or that is on its way.
+    """An exception that a thread is handling, or that is propagating.
 
-    `cleans_up`: its handler is a `finally` or a `with`, which passes it on, as opposed to an `except`. `frames` are
-    those of its traceback, the outermost first.
+    `cleans_up`: its handler is a `finally` or `with`, which passes it on, rather than an `except`. `frames` are those
+    of its traceback, the outermost first.
     """
 
     name: str
@@ -57,7 +57,7 @@ class HandledException(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The line with which its traceback would end."""
+        """The last line of its traceback."""
         return f"{self.name}: {self.text}" if self.text else self.name
 
     @property
@@ -67,9 +67,9 @@ class HandledException(NamedTuple):
 
 
 class PythonThread(NamedTuple):
-    """One thread. `frames` are the innermost first, `exceptions` the innermost first. `mark` changes when any of its
-    calls or local variables does. `arguments` are the texts and numbers that the innermost call was given, if that is
-    one of a function in C.
+    """One thread. `frames` are the innermost first, `exceptions` the innermost first. `mark` changes with any of its
+    calls or local variables. `arguments` are the texts and numbers passed to the innermost call, if that is a C
+    function.
     """
 
     native_id: int
@@ -80,7 +80,7 @@ class PythonThread(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Offsets of one version; the parts that are alike in all are constants below."""
+    """Offsets of one version; those common to all versions are constants below."""
 
     first_interpreter: int
     first_thread: int
@@ -88,15 +88,15 @@ class _Layout(NamedTuple):
     exceptions: int
     """The stack of handled exceptions, in a thread."""
     raised: int
-    """The exception that is on its way, in a thread."""
+    """The propagating exception, in a thread."""
     frame: int
-    """The innermost frame, in what `frame_holder` leads to."""
+    """The innermost frame, in the object that `frame_holder` leads to."""
     frame_holder: int
-    """Where the thread has a pointer to what holds the frame; -1 if that is the thread itself."""
+    """The thread's pointer to the object with the frame; -1 if that is the thread itself."""
     frame_code: int
     previous: int
     next_instruction: int
-    """Units of code by which the frame's pointer is ahead of what is being executed."""
+    """Code units by which the frame's pointer is ahead of the executed instruction."""
     owner: int
     first_line: int
     variables: int
@@ -108,10 +108,11 @@ class _Layout(NamedTuple):
     locals: int
     """Where the local variables of a frame begin."""
     items: int
-    """Where those of a tuple begin."""
+    """Where the items of a tuple begin."""
     catches: bytes
-    """The instructions of an `except` that compares an exception's type, and goes on where it is another; that of one
-    without a type."""
+    """The instructions of an `except` that compares the type of an exception and continues with another; the
+    instruction of an `except` without a type.
+    """
 
 
 _LAYOUTS = {
@@ -124,9 +125,9 @@ _INSTRUCTION, _FRAME_SIZE = 56, 80
 _CODE_SIZE = 208
 _EXCEPTION_TABLE, _FILE, _QUALNAME, _LINES = 40, 112, 128, 136
 _OF_C = 3
-"""The first of the owners of frames that stand for a call from C."""
+"""The first frame owner that stands for a call from C."""
 _TAG = 3
-"""What a frame of Python 3.14 keeps in the lowest bits of a reference; all of them are set if it is a small number."""
+"""The lowest bits of a reference in a frame of Python 3.14; all are set for a small number."""
 _EXCEPTION_SIZE, _ARGS, _TRACEBACK = 48, 24, 40
 _TYPE_SIZE, _TYPE_NAME, _TYPE_FLAGS = 176, 24, 168
 _IS_EXCEPTION, _IS_TUPLE, _IS_STR, _IS_INT = 1 << 30, 1 << 26, 1 << 28, 1 << 24
@@ -137,7 +138,7 @@ def read_python(pid: int) -> tuple[PythonThread, ...]:
     """The threads of a process that runs Python, the main thread first. Takes some milliseconds.
 
     Raises:
-        Unreadable: it is gone, may not be read, or is none of the Pythons that can be.
+        Unreadable: it is gone, may not be read, or has an unsupported Python.
     """
     try:
         memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
@@ -181,7 +182,7 @@ class _Reader:
     # Memory
 
     def read(self, address: int, size: int) -> bytes:
-        """Raises OSError: nothing is there."""
+        """Read memory. Raises OSError if nothing is mapped there."""
         found = os.pread(self._memory, size, address)
         if len(found) != size:
             raise OSError("it ends before")
@@ -239,7 +240,7 @@ class _Reader:
             try:
                 if address and (known := self._simple(address)) is not None:
                     found.append(known)
-            except (OSError, ValueError, OverflowError):  # what is left there from an earlier call
+            except (OSError, ValueError, OverflowError):  # a remnant of an earlier call
                 continue
         return tuple(found)
 
@@ -314,7 +315,7 @@ class _Reader:
         return -value if negative else value
 
     def text(self, address: int) -> str:
-        """A text object. Raises OSError for one that is no such."""
+        """Read a text object. Raises OSError for any other object."""
         head = self.read(address, 40)
         if not self._type(_number_in(head, 8))[1] & _IS_STR:
             raise OSError("no text is there")
@@ -372,7 +373,7 @@ class _Code:
         self._reader = reader
 
     def line(self, at: int) -> int:
-        """The line of the instruction at so many bytes."""
+        """The line of the instruction at the offset `at` in bytes."""
         line, begins, unit, table = self._first_line, 0, max(at, 0) // 2, iter(self._lines)
         for first in table:
             kind, ends = first >> 3 & 15, begins + (first & 7) + 1
@@ -393,7 +394,7 @@ class _Code:
         return line
 
     def passes_on(self, at: int) -> bool:
-        """Whether the handler of an exception that was raised at so many bytes passes it on: it is no `except`."""
+        """Whether the handler of an exception raised at the offset `at` in bytes passes it on: it is no `except`."""
         table, unit, handler = iter(self._exceptions), max(at, 0) // 2, -1
         for first in table:
             begins = _variable_from(first, table)
@@ -410,7 +411,7 @@ class _Code:
 
 
 _OF_A_HANDLER = 48
-"""Units of code within which an `except` compares the exception with the types that it names."""
+"""Code units within which an `except` compares the exception with its types."""
 
 
 def _variable(table: Iterator[int]) -> int:
@@ -471,7 +472,7 @@ def _python_symbols(reader: _Reader, pid: int) -> dict[str, int]:
 
 
 def _candidates(pid: int) -> list[int]:
-    """Where files are mapped that may be Python: the program, and whatever is called so."""
+    """Where files that may be Python are mapped: the program, and files with Python's name."""
     try:
         with open(f"/proc/{pid}/maps", "rb") as file:
             lines = file.read(_MOST_MAPPINGS).splitlines()
@@ -489,7 +490,7 @@ def _candidates(pid: int) -> list[int]:
 
 
 def _symbols(reader: _Reader, base: int) -> dict[str, int]:
-    """What the dynamic table of one ELF file in memory says of our names."""
+    """The addresses of our names in the dynamic table of an ELF file in memory."""
     head = reader.read(base, 64)
     if head[:6] != b"\x7fELF\x02\x01":
         raise OSError("no 64-bit ELF file")
@@ -520,7 +521,7 @@ def _symbols(reader: _Reader, base: int) -> dict[str, int]:
 
 
 def _symbol(reader: _Reader, name: bytes, texts: int, table: int, hashes: int) -> int:
-    """The value of a symbol by the GNU hash table; 0 if it is not there."""
+    """The value of a symbol in the GNU hash table; 0 if it is missing."""
     wanted = 5381
     for byte in name:
         wanted = (wanted * 33 + byte) & 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""`--max-restarts=3/1h`: a number of restarts in any time of this length. Imported where one was given."""
+"""`--max-restarts=3/1h`: a number of restarts in any time of this length. Imported only if given."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 class RestartBudget(int):
-    """A number of restarts; `window` is in how many seconds they may be used."""
+    """A number of restarts; `window` is the number of seconds to which it applies."""
 
     window: float
 
@@ -26,7 +26,7 @@ class RestartBudget(int):
 
 
 def read_budget(text: str) -> RestartBudget:
-    """Read `N/TIME`; a time is a number with `s`, `m`, `h` or `d`, or seconds. Raises UsageError: it is not that."""
+    """Read `N/TIME`; a time is a number with `s`, `m`, `h` or `d`, or seconds. Raises UsageError if it is malformed."""
     match = _BUDGET.fullmatch(text)
     if match is None:
         raise UsageError(f"{text!r} is not a number of restarts in a time, such as 3/1h or 5/30m")

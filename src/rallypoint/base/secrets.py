@@ -1,14 +1,14 @@
-"""Secrets that a user gives this process: read once, and removed from the environment that others inherit.
+"""Secrets that a user gives this process: read once, and removed from the environment that children inherit.
 
     RALLYPOINT_SECRET, RALLYPOINT_SECRET_FILE                  shared by the nodes of a job, or of several jobs
     RALLYPOINT_ETCD_PASSWORD, RALLYPOINT_ETCD_PASSWORD_FILE    of the user in --rdzv-conf
 
 Laws:
 
-1. A secret is in no environment that a process started from here inherits, in no log line and in no error.
-2. Each job has a key derived from the secret. A job's token contains that key, from which neither the secret nor the
-   key of another job can be derived.
-3. A secret that could be guessed is refused, since an observer of one handshake can try guesses offline.
+1. A secret is never in a child's environment, in a log line or in an error.
+2. Each job has a key derived from the secret. A job's token contains that key; neither the secret nor another job's key
+   can be derived from it.
+3. A guessable secret is refused, since an observer of one handshake can try guesses offline.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ ETCD_PASSWORD = "RALLYPOINT_ETCD_PASSWORD"
 _FILE = "_FILE"
 
 TOKEN_PREFIX = "rpt1-"
-"""A job's token begins with it; a secret never does."""
+"""The beginning of a job's token, and never of a secret."""
 _KEY_SIZE = 32
 _LEAST_CHARACTERS, _LEAST_DIFFERENT = 20, 8
 """A secret of 32 random bytes has 43 characters; these refuse words and dates, and allow other generators' output."""
 _MAX_SECRETS = 2
-"""The present one and, while it is replaced, the previous one."""
+"""The present secret and, during a replacement, the previous one."""
 _LARGEST_FILE = 4096
 
 
 class Secret(NamedTuple):
-    """One or two secrets or tokens; the first is used towards others, all are accepted from them."""
+    """One or two secrets or tokens: the first is sent, and all are accepted."""
 
     texts: tuple[str, ...]
 
     def keys(self, job: str) -> tuple[bytes, ...]:
-        """The keys of a job, 32 bytes each, which its nodes and its coordinator prove to have."""
+        """The keys of a job, 32 bytes each; its nodes and its coordinator prove that they have one."""
         return tuple(_key(text, job) for text in self.texts)
 
     def __repr__(self) -> str:
@@ -51,8 +51,8 @@ def new_secret() -> str:
 
 
 def token(secret: Secret, job: str) -> str:
-    """The token of one job, which its nodes are given instead of the secret. Raises UsageError: `secret` is a token
-    itself.
+    """The token of one job, which its nodes get instead of the secret. Raises UsageError if `secret` is itself a
+    token.
     """
     if secret.texts[0].startswith(TOKEN_PREFIX):
         raise UsageError(f"{SECRET} is the token of a job, and tokens are derived from a secret; give the secret")
@@ -60,13 +60,13 @@ def token(secret: Secret, job: str) -> str:
 
 
 def is_token(text: str) -> bool:
-    """Whether this has the form of a job's token."""
+    """Whether a text has the form of a job's token."""
     return text.startswith(TOKEN_PREFIX) and _bytes(text.removeprefix(TOKEN_PREFIX)) is not None
 
 
 def job_secret() -> Secret | None:
     """The secret in `RALLYPOINT_SECRET` or in the file of `RALLYPOINT_SECRET_FILE`; None if neither is set. Raises
-    UsageError: it can be guessed, is not one or two words, or others may read the file.
+    UsageError if it is guessable, is not one or two words, or others may read the file.
     """
     text = _from_environment(SECRET)
     if text is None:
@@ -80,8 +80,8 @@ def job_secret() -> Secret | None:
 
 
 def launch_secret(*, new: bool) -> str:
-    """The secret of this process's environment, for the nodes of a job started from here; `new` makes one if there is
-    none. Raises UsageError: see `job_secret`.
+    """The secret of this process's environment, for the nodes of a job started from here; with `new`, one is created if
+    there is none. Raises UsageError: see `job_secret`.
     """
     secret = job_secret()
     if secret is None:
@@ -91,14 +91,14 @@ def launch_secret(*, new: bool) -> str:
 
 def etcd_password() -> str:
     """The password in `RALLYPOINT_ETCD_PASSWORD` or in the file of `RALLYPOINT_ETCD_PASSWORD_FILE`; empty without
-    either. Raises UsageError: the file cannot be read, or others may read it.
+    either. Raises UsageError if the file cannot be read, or others may read it.
     """
     return (_from_environment(ETCD_PASSWORD) or "").removesuffix("\n")
 
 
 def http_token(path: str, source: str) -> str:
-    """The token in a file, which HTTP clients have to send; `source` names the option that gave the path. Raises
-    UsageError: the file cannot be read, others may read it, or its contents are not a token.
+    """The token in a file, which HTTP clients must send; `source` names the option with the path. Raises UsageError if
+    the file cannot be read, others may read it, or it has no token.
     """
     words = _read(path, source).split()
     if len(words) != 1 or len(words[0]) < _LEAST_CHARACTERS or not words[0].isascii():
@@ -110,8 +110,8 @@ def http_token(path: str, source: str) -> str:
 
 
 def read_job_secret() -> None:
-    """Take the secrets from the environment, and read the file of `RALLYPOINT_SECRET_FILE`: what it holds now counts
-    until this is called again, whatever becomes of the file. Raises UsageError: see `job_secret`.
+    """Take the secrets from the environment, and read the file of `RALLYPOINT_SECRET_FILE`. The current content counts
+    until the next call, even if the file changes. Raises UsageError: see `job_secret`.
     """
     _files.pop(SECRET, None)
     if path := os.environ.get(SECRET + _FILE, ""):
@@ -128,11 +128,11 @@ def take_from_environment() -> None:
 
 
 _taken: dict[str, str] = {}
-"""What was in the environment, by variable. A variable that is set again, even to nothing, replaces it."""
+"""The values from the environment, by variable. A variable that is set again, even to nothing, replaces its value."""
 
 
 _files: dict[str, tuple[str, str]] = {}
-"""What was read from a file, by variable: the path and the text."""
+"""The path and the text of a file, by variable."""
 
 
 def _from_environment(variable: str) -> str | None:
@@ -166,7 +166,9 @@ def _read(path: str, variable: str) -> str:
 
 
 def _check_file(status: os.stat_result, path: str, variable: str) -> None:
-    """Files that root has put there for us, as Kubernetes and systemd do, may be readable by our group."""
+    """Refuse a file that others may read. A file from root, as with Kubernetes and systemd, may be readable by our
+    group.
+    """
     if not stat.S_ISREG(status.st_mode):
         raise UsageError(f"{variable}={path!r} is not a regular file; give it one")
     shared = stat.S_IRWXO | stat.S_IRWXG

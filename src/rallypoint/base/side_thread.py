@@ -1,12 +1,12 @@
-"""A thread that does work for a thread that must never wait: in order, one piece at a time.
+"""A thread that works for a thread that must never wait: in order, one piece of work at a time.
 
 Laws:
 
-1. `post` never blocks and never raises, whatever the work does and whatever the machine lacks.
-2. The queue is bounded. What does not fit is dropped and counted, and `post` says so.
-3. A piece of work that raises is reported; the next one follows.
-4. The thread starts with the first piece of work. Where none can be started (an exhausted pids cgroup), the work stays
-   queued, and each further `post` tries again.
+1. `post` never blocks and never raises, whatever the work does or the machine lacks.
+2. The queue is bounded. Work that does not fit is dropped and counted, and `post` returns False.
+3. Work that raises is reported; the next piece follows.
+4. The thread starts with the first piece of work. If it cannot start (an exhausted pids cgroup), the work stays queued,
+   and each further `post` tries again.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class SideThread:
 
     Args:
         name: the name of the thread.
-        failed: called on the thread with the name of work that has raised, while its exception is being handled.
-        limit: the number of pieces of work that may wait.
+        failed: called on the thread with the name of work that raised, while its exception is being handled.
+        limit: the most pieces of work that may wait.
     """
 
     def __init__(self, name: str, failed: Callable[[str], None], limit: int = 1000) -> None:
@@ -49,13 +49,13 @@ class SideThread:
         """Pieces of work that did not fit."""
 
     def start(self) -> None:
-        """Start the thread before there is work, while the machine certainly allows one more."""
+        """Start the thread before there is work, while the machine still allows one more."""
         with self._changed:
             if self._thread is None:
                 self._start()
 
     def post(self, what: str, run: Callable[[], object]) -> bool:
-        """Queue a piece of work. Returns whether it was taken: not if the queue is full or closed."""
+        """Queue a piece of work. Returns False if the queue is full or closed."""
         with self._changed:
             if self._closed or len(self._queue) >= self._limit:
                 self.dropped += 1
@@ -67,7 +67,7 @@ class SideThread:
         return True
 
     def busy_for(self) -> float:
-        """For how many seconds the present piece of work has been running; 0.0 if none is."""
+        """For how many seconds the current piece of work has been running; 0.0 if idle."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -77,7 +77,7 @@ class SideThread:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was posted is done."""
+        """Whether all posted work is done."""
         return not self._queue and self._busy_since is None
 
     def runs_this(self) -> bool:
@@ -85,17 +85,17 @@ class SideThread:
         return threading.current_thread() is self._thread
 
     def wait_idle(self, seconds: float) -> bool:
-        """Wait until all that was posted is done. Returns whether it was, within this time."""
+        """Wait until all posted work is done, at most `seconds`. Returns whether it is."""
         with self._changed:
             if self._thread is None and self._queue:
                 self._start()
             return self._changed.wait_for(lambda: self.is_idle, seconds)
 
     def close(self, seconds: float) -> list[Work]:
-        """Take no more work, and wait this long for what was posted. Idempotent.
+        """Take no more work, and wait at most `seconds` for posted work. Idempotent.
 
         Returns:
-            The work that was not begun by then; it is not done any more.
+            The work not begun by then, which is dropped.
         """
         self.wait_idle(seconds)
         with self._changed:
@@ -119,7 +119,7 @@ class SideThread:
                 work.run()
             except Exception:
                 self._failed(work.what)
-            del work  # or what it refers to would live until the next one
+            del work  # or its references would live until the next piece of work
 
     def _next_work(self) -> Work | None:
         with self._changed:
@@ -133,7 +133,7 @@ class SideThread:
 
 
 def start_thread(run: Callable[[], object], name: str) -> threading.Thread | None:
-    """Start a daemon thread; None where the machine allows no further one (an exhausted pids cgroup or user limit)."""
+    """Start a daemon thread; None if the machine allows no further one (an exhausted pids cgroup or user limit)."""
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
         thread.start()

@@ -1,9 +1,8 @@
-"""Signals become events: a handler does nothing but post the number.
+"""Turns signals into events: a handler only posts the number.
 
-Python runs a handler in the main thread when that next runs Python code, but the kernel may deliver a signal to any
-other thread, and then a main thread that sleeps in `poll` sleeps on. So it must also wait for the `SignalWakeup` of
-`post_signals`. A ^C without another handler is Python's KeyboardInterrupt; `defer_interrupts` says where it may be
-raised.
+Python runs a handler in the main thread when that next runs Python code. But the kernel may deliver a signal to any
+other thread, and then a main thread in `poll` sleeps on. So it must also wait for the `SignalWakeup` of `post_signals`.
+A ^C without another handler is Python's KeyboardInterrupt; `defer_interrupts` controls where it may be raised.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from rallypoint.base.light_typing import Any
 
 
 def signal_name(number: int) -> str:
-    """`SIGTERM` for 15; `<N/A>` for a number that is not a signal here."""
+    """`SIGTERM` for 15; `<N/A>` for a number that is no signal here."""
     try:
         return signal.Signals(abs(number)).name
     except ValueError:
@@ -29,7 +28,7 @@ def signal_name(number: int) -> str:
 
 
 def signal_number(name: str) -> signal.Signals | None:
-    """The signal called `name` (`SIGTERM`), or None if this system has none of that name."""
+    """The signal called `name` (`SIGTERM`); None if this system has no such signal."""
     try:
         return signal.Signals[name.strip()]
     except KeyError:
@@ -42,12 +41,12 @@ def how_it_ended(code: int) -> str:
 
 
 def exit_codes_of(number: int) -> tuple[int, int]:
-    """The exit codes of workers that end by a signal: by the signal itself, or as shells and handlers report it."""
+    """The exit codes of workers that a signal ended: from the signal itself, and as shells and handlers report it."""
     return -number, 128 + number
 
 
 class SignalWakeup:
-    """Readable after each signal that Python has a handler for, whichever thread gets it."""
+    """Becomes readable after each signal with a Python handler, whichever thread gets it."""
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe()
@@ -56,7 +55,7 @@ class SignalWakeup:
         self._previous_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
 
     def fileno(self) -> int:
-        """Readable from a signal until `clear`; its handler runs before the next sleep."""
+        """The descriptor, readable from a signal until `clear`; the handler runs before the next sleep."""
         return self._read_fd
 
     def clear(self) -> None:
@@ -71,11 +70,11 @@ class SignalWakeup:
 
 @contextmanager
 def post_signals(post: Callable[[int], None], numbers: Iterable[int]) -> Iterator[SignalWakeup | None]:
-    """While the block runs, each of `numbers` that arrives is given to `post`, which must only enqueue.
+    """While the block runs, pass each arriving signal of `numbers` to `post`, which must only enqueue.
 
     Yields the wake-up of a sleeping main thread; None outside the main thread, where Python installs no handlers and
-    this does nothing. Signals that the parent had set to be ignored stay ignored unless named. The previous handlers
-    are restored at the end, or at that of `ignore_signals_at_exit`.
+    this does nothing. Signals that the parent ignored stay ignored unless named. The previous handlers are restored at
+    the end of the block or of `ignore_signals_at_exit`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield None
@@ -101,17 +100,17 @@ def post_signals(post: Callable[[int], None], numbers: Iterable[int]) -> Iterato
 
 
 _INTERRUPT_TIMEOUT = 5.0
-"""Seconds after which a ^C that has not been noticed counts as one that never will be."""
+"""Seconds after which a ^C that nobody noticed counts as stuck."""
 
 
 @contextmanager
 def defer_interrupts() -> Iterator[Callable[[], None]]:
-    """While the block runs, a ^C raises KeyboardInterrupt only in calls of the function that this yields.
+    """While the block runs, a ^C raises KeyboardInterrupt only in calls of the yielded function.
 
-    Anywhere else it could come between two steps that belong together: in an import, in a request to another process,
-    while a lock is held. It wakes a sleep on the `SignalWakeup` of `post_signals`. If the function is not called for
-    `_INTERRUPT_TIMEOUT` seconds, the next ^C raises wherever it arrives. If a ^C does not raise KeyboardInterrupt, and
-    outside the main thread, this does nothing.
+    Elsewhere it could separate two steps that belong together: in an import, in a request to another process, under a
+    lock. It wakes a sleep on the `SignalWakeup` of `post_signals`. If the function is not called for
+    `_INTERRUPT_TIMEOUT` seconds, the next ^C raises at once. Does nothing outside the main thread, or if ^C has another
+    handler.
     """
     first: float | None = None
 
@@ -142,15 +141,15 @@ def is_posting_handler(handler: Any) -> bool:
 
 
 _handlers_to_restore: dict[int, Any] | None = None
-"""In `ignore_signals_at_exit`: the handlers to restore. Only the main thread's."""
+"""The handlers that `ignore_signals_at_exit` will restore; only for the main thread."""
 
 
 @contextmanager
 def ignore_signals_at_exit() -> Iterator[None]:
-    """While the block runs, signals of `post_signals` are ignored once that has ended.
+    """While the block runs, ignore the signals of `post_signals` after that has ended.
 
-    So the release of resources after the outcome is decided cannot be interrupted, or the outcome changed. The previous
-    handlers are restored at the end of the outermost block. In other threads it does nothing.
+    So a signal can neither interrupt the release of resources nor change an outcome already decided. The previous
+    handlers are restored at the end of the outermost block. Does nothing in other threads.
     """
     global _handlers_to_restore
     if _handlers_to_restore is not None or threading.current_thread() is not threading.main_thread():
@@ -170,7 +169,7 @@ def _restore_handlers(previous: dict[int, Any]) -> None:
 
 
 def _reset_after_fork() -> None:
-    """Forget the block in a forked process: it is the parent's."""
+    """Forget the block, which is the parent's, in a forked process."""
     global _handlers_to_restore
     _handlers_to_restore = None
 

@@ -2,12 +2,12 @@
 
 Laws:
 
-1. A writer of a line in several pieces holds `STDERR_LOCK` until the line has ended, so that lines stay whole.
-2. While an agent runs (`written_beside`), its thread writes nothing itself: a console that nobody reads (a stopped
-   pager, a dead ssh session, a container's log driver) would hold up the job. One thread writes, in order, from a
-   bounded queue.
-3. Lines that do not fit into the queue are counted, and the next line that is written says so.
-4. At the end the queue has a few seconds to empty. Nothing here ends a job.
+1. A writer of a line in several pieces keeps `STDERR_LOCK` until the line has ended, so that lines stay whole.
+2. While an agent runs (`written_beside`), its main thread does not write: a console that nobody reads (a stopped pager,
+   a dead ssh session, a container's log driver) would block the job. Another thread writes, in order, from a bounded
+   queue.
+3. Lines that do not fit into the queue are counted, and the next line reports the count.
+4. At the end, the queue has a few seconds to empty. No error here ends a job.
 """
 
 from __future__ import annotations
@@ -28,51 +28,51 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 _LOCK_TIMEOUT = 5.0
-"""Seconds that a line which is written at once waits for other writers; a console may block forever."""
+"""Seconds that a direct write waits for other writers; a console may block forever."""
 _MOST_BYTES = 1024 * 1024
-"""Size of the lines that may wait."""
+"""The largest size of waiting lines."""
 _DRAIN = 5.0
 """Seconds that the end of a run waits for the console."""
 
 ERASE_LINE = "\r\x1b[K"
-"""The sequence by which a terminal erases the line of the cursor."""
+"""The terminal sequence that erases the cursor's line."""
 
 
 class OutputLock:
-    """The lock on an output that threads share, first come, first served."""
+    """The lock on an output shared by threads; first come, first served."""
 
     def __init__(self) -> None:
         self.line_unfinished = False
-        """Whether the last output has not ended its line."""
+        """Whether the last output did not end its line."""
         self.shows_live_line = False
         """Whether the last output is a line that is rewritten in place: the next writer erases it first."""
         self.writing_since: float | None = None
-        """When the write began that is in progress, on the monotonic clock: long ago if nobody reads."""
+        """When the write in progress began, on the monotonic clock: long ago if nobody reads."""
         self.reset_after_fork()
 
     def take_live_line(self) -> str:
-        """The sequence that erases the live line, if one is shown; its owner draws it again. With the lock held."""
+        """The sequence that erases the live line, if shown; its owner draws it again. Call with the lock."""
         shown, self.shows_live_line = self.shows_live_line, False
         return ERASE_LINE if shown else ""
 
     def blocked_for(self) -> float:
-        """For how many seconds the write in progress has lasted; 0.0 if there is none."""
+        """For how many seconds the write in progress has lasted; 0.0 without one."""
         since = self.writing_since
         return 0.0 if since is None else time.monotonic() - since
 
     def reset_after_fork(self) -> None:
         """Unlock, in a forked child, where the other threads do not exist."""
-        # Held while waiting, so that a continuous writer does not overtake those that wait.
+        # Taken while waiting, so that a continuous writer does not overtake waiting ones.
         self._queue_lock = threading.RLock()
         self._write_lock = threading.RLock()
         self.writing_since = None
 
     @contextmanager
     def hold(self, timeout: float = -1) -> Iterator[None]:
-        """Hold the lock inside the `with`; after `timeout` seconds continue without it, if that is not negative.
+        """Take the lock inside the `with`; after a `timeout` that is not negative, continue without it.
 
-        The thread that has it gets it again at once, ahead of those that wait for this very thread: a signal handler
-        may write in the middle of a line, or interrupt code that holds the lock.
+        The owner's thread gets it again at once, ahead of waiting threads: a signal handler may write in the middle of
+        a line, or interrupt code that has the lock.
         """
         owned = self._write_lock._is_owned()  # type: ignore[attr-defined]
         locked = self._write_lock.acquire() if owned else self._acquire_in_turn(timeout)
@@ -98,7 +98,7 @@ STDERR_LOCK = OutputLock()
 
 
 def print_error_line(text: str) -> None:
-    """Write a whole line to what `sys.stderr` is now (it may be redirected), between the lines of others."""
+    """Write a whole line to the current `sys.stderr` (which may be redirected), between others' lines."""
     if sys.stderr is None:  # closed; `print` would take standard output
         return
     if _writer is None or _writer.thread.runs_this():
@@ -108,11 +108,11 @@ def print_error_line(text: str) -> None:
 
 
 def draw(write: Callable[[], None], *, needed: bool = True) -> None:
-    """Draw something that is no line: at once, or by the thread of `written_beside`.
+    """Draw something that is no line: at once, or on the thread of `written_beside`.
 
     Args:
         write: draws it.
-        needed: whether it must be drawn even if the console is busy at the moment.
+        needed: whether to draw it even if the console is busy now.
     """
     if _writer is None:
         write()
@@ -122,7 +122,7 @@ def draw(write: Callable[[], None], *, needed: bool = True) -> None:
 
 @contextmanager
 def written_beside() -> Iterator[None]:
-    """Inside the `with`, lines are written by a thread of their own: no caller waits for the console."""
+    """Inside the `with`, a separate thread writes lines: no caller waits for the console."""
     global _writer, _users
     if _writer is None:
         _writer = _LineWriter()
@@ -138,14 +138,14 @@ def written_beside() -> Iterator[None]:
 
 
 class _LineWriter:
-    """The queue of lines. What waits is bounded in bytes here, and in number by its thread."""
+    """The queue of lines. It bounds their bytes; its thread bounds their number."""
 
     def __init__(self) -> None:
         self.thread = SideThread("rallypoint-console", self._failed)
         self._waiting = 0
         """Bytes that wait."""
         self._lost = 0
-        """Lines that did not fit since the last one that was written."""
+        """Lines dropped since the last written one."""
         self._lock = threading.RLock()  # reentrant, for signal handlers
 
     def put(self, text: str, write: Callable[[str, float], None]) -> None:
@@ -161,7 +161,7 @@ class _LineWriter:
                 self._lost += 1
 
     def end(self) -> None:
-        """Write what waits, as long as the console takes it, and end the thread."""
+        """Write the waiting lines as long as the console takes them, and end the thread."""
         if self.thread.wait_idle(_DRAIN) and self._lost and sys.stderr is not None:
             self.thread.post("line", partial(_write_line, sys.stderr, _missing(self._lost), -1))
         left = self.thread.close(_DRAIN)
@@ -179,7 +179,7 @@ class _LineWriter:
         write(text, -1)
 
     def _failed(self, _what: str) -> None:
-        """The console is gone: there is nowhere to say so."""
+        """The console is gone: there is nowhere to report it."""
 
 
 def _missing(lines: int) -> str:
@@ -210,7 +210,7 @@ _users = 0
 
 
 def _reset_after_fork() -> None:
-    """A forked child has no thread that writes."""
+    """A forked child has no writing thread."""
     global _writer, _users
     _writer, _users = None, 0
     STDERR_LOCK.reset_after_fork()

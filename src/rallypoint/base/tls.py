@@ -1,13 +1,12 @@
-"""TLS of the control plane: both sides show a certificate, and changed files are loaded again.
+"""TLS of the control plane: both sides present a certificate, and changed files are loaded again.
 
 Laws:
 
-1. Each side requires a certificate of the other that `ca` has signed; there is no mode without one.
-2. With `peer`, the other side's certificate must name that identity, as a URI (spiffe://...) or a DNS name. Without
-   it, a node checks that the certificate names the host of the endpoint, and the coordinator accepts every certificate
-   that `ca` has signed.
-3. Renewed certificates are used from the next connection on. Files that cannot be loaded change nothing, and are
-   reported.
+1. Each side requires a certificate signed by `ca` from the other; there is no mode without one.
+2. With `peer`, the other side's certificate must name that identity as a URI (spiffe://...) or a DNS name. Without it,
+   a node checks that the certificate names the endpoint's host, and the coordinator accepts every certificate signed by
+   `ca`.
+3. Renewed certificates apply from the next connection on. Files that cannot be loaded change nothing and are reported.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ log = get_logger(__name__)
 
 
 class TlsFiles(NamedTuple):
-    """Paths of PEM files, and the identity that the other side must have (empty: see law 2)."""
+    """Paths of PEM files, and the required identity of the peer (empty: see law 2)."""
 
     cert: str
     key: str
@@ -36,8 +35,8 @@ class TlsFiles(NamedTuple):
 
 
 class ControlTls:
-    """The contexts of one side's connections. Raises UserError: one of the files cannot be loaded, or certificate and
-    key do not match.
+    """The contexts of one side's connections. Raises UserError if a file cannot be loaded, or certificate and key do
+    not match.
     """
 
     def __init__(self, files: TlsFiles) -> None:
@@ -52,7 +51,7 @@ class ControlTls:
         return self._contexts_now()[1]
 
     def objection_to(self, certificate: Mapping[str, Any] | None) -> str | None:
-        """Why the other side's certificate, as of `SSLObject.getpeercert`, is not the peer's; None if it is."""
+        """Why a certificate from `SSLObject.getpeercert` is not the peer's; None if it is."""
         if not self.files.peer:
             return None
         names = [str(name) for _, name in (certificate or {}).get("subjectAltName", ())]
@@ -74,7 +73,7 @@ class ControlTls:
 
 
 def _state(files: TlsFiles) -> list[tuple[int, int, int] | None]:
-    """Identifies a state of the files: a renewal replaces a file or writes to it."""
+    """A value that changes with the files: a renewal replaces a file or writes to it."""
     state: list[tuple[int, int, int] | None] = []
     for path in files[:3]:
         try:
@@ -97,7 +96,7 @@ def _load(files: TlsFiles) -> tuple[SSLContext, SSLContext]:
         context.check_hostname = protocol is ssl.PROTOCOL_TLS_CLIENT and not files.peer
         context.verify_mode = ssl.CERT_REQUIRED
         contexts.append(context)
-    contexts[0].num_tickets = 0  # no TLS session is resumed; offering it takes a third of the handshake
+    contexts[0].num_tickets = 0  # no TLS session is resumed; offering it costs a third of the handshake
     return contexts[0], contexts[1]
 
 
@@ -133,13 +132,13 @@ def _reason(error: Exception) -> str:
 
 
 class TlsError(Exception):
-    """The other side's TLS or certificate is invalid; the message says why."""
+    """The peer's TLS or certificate is invalid; the message gives the reason."""
 
 
 class TlsChannel:
     """The coordinator's end of one TLS connection, as bytes in and bytes out.
 
-    So it can begin after the first byte has shown what kind of connection it is, and with the current files.
+    So it can begin after the first byte has shown the kind of connection, and with the current files.
     """
 
     def __init__(self, tls: ControlTls) -> None:
@@ -150,14 +149,14 @@ class TlsChannel:
         self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = tls.for_coordinator().wrap_bio(self._received, self._to_send, server_side=True)
         self.is_open = False
-        """Whether the handshake is over."""
+        """Whether the handshake has ended."""
         self.objection: str | None = None
-        """Why the other side, whose certificate is valid, is not the peer."""
+        """Why the other side, with a valid certificate, is not the peer."""
 
     def receive(self, data: bytes) -> bytes:
-        """Decrypt received bytes. There may be something `to_send` afterwards. On any thread, but one at a time: of the
-        handshake each call takes about half a millisecond, in which other threads run. Raises TlsError: the connection
-        cannot be used.
+        """Decrypt received bytes. There may be data `to_send` afterwards. On any thread, but one at a time: each call
+        of the handshake takes about half a millisecond, during which other threads run. Raises TlsError if the
+        connection is unusable.
         """
         self._received.write(data)
         try:
@@ -172,7 +171,7 @@ class TlsChannel:
             raise TlsError(f"its TLS is refused: {_reason(error)}") from None
 
     def send(self, data: bytes) -> None:
-        """Encrypt `data`, for `to_send`. Dropped before the handshake is over."""
+        """Encrypt `data` for `to_send`; drop it before the handshake has ended."""
         if self.is_open:
             self._object.write(data)
 
@@ -183,7 +182,7 @@ class TlsChannel:
         if self.is_open:
             try:
                 self._object.unwrap()
-            except self._ssl.SSLError:  # it waits for the other side's close_notify, which we need not
+            except self._ssl.SSLError:  # it wants the peer's close_notify, which we do not need
                 return
 
     def _read(self) -> bytes:

@@ -1,16 +1,17 @@
-"""The makers of accelerators: how their drivers show devices, and which variables select some. `VENDORS` is the table.
+"""The makers of accelerators: how their drivers show devices, and which variables select some; see the table `VENDORS`.
 
-No framework is loaded. Drivers are read by their files below /dev, /sys and /proc; each row says where its names come
-from. Rows of NVIDIA were checked on its GPUs, all others were written from the drivers' and vendors' documents.
+No framework is loaded. Information comes from the drivers' files below /dev, /sys and /proc; each row names the source
+of its names. The rows of NVIDIA were checked on its GPUs; all others follow the drivers' and vendors' documents.
 
 Laws:
 
-1. A device counts if this process was given it: its node in /dev is there and may be opened. /sys and /proc alone prove
-   nothing, since a container sees those of the whole machine.
-2. A driver whose nodes are in /dev, and whose devices cannot be counted, is reported (`Found.trouble`). Whoever counts
-   must not take this for "there is none".
-3. The variables of a row are those that the device's runtime reads in a worker. What only a container's runtime reads
-   (NVIDIA_VISIBLE_DEVICES, ASCEND_VISIBLE_DEVICES, HABANA_VISIBLE_DEVICES) has had its effect: the nodes in /dev.
+1. A device counts if this process may open its node in /dev. /sys and /proc alone prove nothing, since a container sees
+   those of the whole machine.
+2. A driver with nodes in /dev whose devices cannot be counted is reported (`Found.trouble`). Callers must not take this
+   for "there is none".
+3. The variables of a row are those that the device's runtime reads in a worker. Variables that only a container's
+   runtime reads (NVIDIA_VISIBLE_DEVICES, ASCEND_VISIBLE_DEVICES, HABANA_VISIBLE_DEVICES) have already had their effect:
+   the nodes in /dev.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from rallypoint.base.procfs import read_text
 class Device(NamedTuple):
     """One device: its PCI address (`0000:07:00.0`) and UUID, each empty if unknown.
 
-    `number` is its own in lists of the vendor, and `integrated` means a GPU in a processor.
+    `number` is its number in the vendor's lists; `integrated` means a GPU in a processor.
     """
 
     address: str = ""
@@ -43,7 +44,7 @@ class Found(NamedTuple):
 
 
 class Files:
-    """The files below a folder that has `dev`, `sys` and `proc`: `/`, or a faked machine. Unreadable ones are empty."""
+    """The files below a folder with `dev`, `sys` and `proc`: `/`, or a faked machine. Unreadable files are empty."""
 
     def __init__(self, root: str | os.PathLike[str] = "/") -> None:
         self.root = os.fspath(root)
@@ -62,7 +63,7 @@ class Files:
         return read_text(self.path(name)).strip()
 
     def link(self, name: str) -> str:
-        """The name of what a symbolic link leads to: of `device`, the PCI address; of `driver`, the driver."""
+        """The name of a symbolic link's target: for `device` the PCI address, for `driver` the driver."""
         return os.path.basename(os.path.realpath(self.path(name))) if os.path.islink(self.path(name)) else ""
 
     def exists(self, name: str) -> bool:
@@ -86,14 +87,14 @@ class Vendor(NamedTuple):
 
     Args:
         name: the maker, for messages.
-        devices: what messages call several devices.
+        devices: the plural of its devices, for messages.
         kind: torch's name of the device, which `--nproc-per-node` takes.
         find: reads the driver's files.
-        variables: those that select devices; the first that is set decides.
-        per_worker: those by which a worker gets one device of its own, besides the one that selects.
+        variables: the variables that select devices; the first one set decides.
+        per_worker: further variables that give a worker a device of its own.
         select: the devices that a list names, in its order.
-        advice: what to do if no device can be opened.
-        below: a variable that a lower layer applies first; `variables` count what it leaves.
+        advice: the remedy if no device can be opened.
+        below: a variable that a lower layer applies first; `variables` select among the remaining devices.
     """
 
     name: str
@@ -111,12 +112,12 @@ class Vendor(NamedTuple):
 
 
 def by_cuda(text: str, devices: Sequence[Device]) -> list[Device]:
-    """As CUDA reads a list: up to the first entry that names no GPU; a GPU named twice makes it void.
+    """Read a list like CUDA: up to the first entry that names no GPU; a GPU named twice makes it void.
 
     See the CUDA C++ Programming Guide, "CUDA Environment Variables".
     """
     entries = [entry.strip() for entry in text.split(",")]
-    if entries[0].startswith("MIG-"):  # a CUDA program sees one MIG instance, however many are named
+    if entries[0].startswith("MIG-"):  # a CUDA program sees only one MIG instance of the list
         return [_mig_parent(entries[0], devices)] if devices else []
     chosen = _chosen(entries, devices)
     return chosen if len(set(chosen)) == len(chosen) else []
@@ -154,13 +155,13 @@ def _named(entry: str, devices: Sequence[Device]) -> Device | None:
 
 
 def by_strict_list(text: str, devices: Sequence[Device]) -> list[Device]:
-    """Numbers without blanks, up to the first entry that is none (CANN, "ASCEND_RT_VISIBLE_DEVICES")."""
+    """Numbers without blanks, up to the first other entry (CANN, "ASCEND_RT_VISIBLE_DEVICES")."""
     entries = text.split(",")
     return by_list(",".join(entry if entry == entry.strip() else "-" for entry in entries), devices)
 
 
 def by_index(text: str, devices: Sequence[Device]) -> list[Device]:
-    """Numbers that the driver has given (module ids), in any order; those that name no device do not count."""
+    """The driver's numbers (module ids), in any order; unknown ones do not count."""
     by_number = {device.number: device for device in devices}
     wanted = [int(entry) for entry in map(str.strip, text.split(",")) if entry.isascii() and entry.isdigit()]
     return [by_number[number] for number in dict.fromkeys(wanted) if number in by_number]
@@ -172,7 +173,7 @@ def by_ranges(text: str, devices: Sequence[Device]) -> list[Device]:
 
 
 def expanded(text: str) -> list[str]:
-    """`0-2,8` as `0`, `1`, `2`, `8`. What is no range stays as it is."""
+    """`0-2,8` as `0`, `1`, `2`, `8`. Other entries stay unchanged."""
     entries: list[str] = []
     for entry in map(str.strip, text.split(",")):
         first, _, last = entry.partition("-")
@@ -201,14 +202,14 @@ _AFFINITY_ENTRY = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 def _nvidia(files: Files, _environ: Mapping[str, str]) -> Found:
-    """/proc/driver/nvidia/gpus and the nodes of devices; where the kernel hides the first, NVML (`base.nvml`)."""
+    """Reads /proc/driver/nvidia/gpus and the device nodes; if the kernel hides the former, NVML (`base.nvml`)."""
     nodes = {f"nvidia{number}" for number in files.numbered("dev", r"nvidia([0-9]+)")}
     folder = "proc/driver/nvidia/gpus"
     by_address = {
         name: dict(_INFORMATION.findall(files.text(f"{folder}/{name}/information"))) for name in files.names(folder)
     }
     if by_address:
-        # A container may see the whole machine's /proc but have the device nodes of a few GPUs only.
+        # A container may see the whole machine's /proc but have only a few GPUs' device nodes.
         return Found(
             _in_order(
                 Device(address, facts.get("GPU UUID", ""))
@@ -246,9 +247,9 @@ Backend" lists as APU only (gfx902, gfx909, gfx90c, gfx1013, gfx1033, gfx1035, g
 
 
 def _amd(files: Files, _environ: Mapping[str, str]) -> Found:
-    """The nodes of KFD that compute, numbered by HIP in this order (Linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
+    """KFD's compute nodes, numbered by HIP in this order (Linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
 
-    The kernel refuses to show `properties` of a GPU that the device cgroup of a container does not allow.
+    The kernel hides `properties` of a GPU that a container's device cgroup does not allow.
     """
     if "kfd" not in files.dev:
         return Found()
@@ -321,7 +322,7 @@ def _tiles(files: Files, device: str) -> int:
 
 
 def _numbered(pattern: str, maker: str) -> Finder:
-    """Devices are the nodes of /dev whose names match; nothing shows where they are on the PCI bus."""
+    """Devices are the nodes in /dev with matching names; their PCI addresses are unknown."""
     name = re.compile(pattern)
 
     def find(files: Files, _environ: Mapping[str, str]) -> Found:
@@ -447,7 +448,7 @@ def _tpu(files: Files, _environ: Mapping[str, str]) -> Found:
     )
 
 
-# Drivers of which only the nodes are known
+# Drivers whose nodes alone are known
 
 _UNCOUNTED = {
     "Enflame": r"gcu[0-9]+",
@@ -461,7 +462,7 @@ _UNCOUNTED = {
 
 
 def uncounted(files: Files) -> str:
-    """What is known of an accelerator that no row counts; empty if there is none."""
+    """A description of an accelerator that no row counts; empty if there is none."""
     for maker, pattern in _UNCOUNTED.items():
         node = next(filter(re.compile(pattern).fullmatch, sorted(files.dev)), "")
         if node and not (node == "mkfd" and "kfd" in files.dev):
@@ -525,4 +526,4 @@ INTEL = Vendor(
 )
 
 VENDORS = (NVIDIA, AMD, METAX, ILUVATAR, ASCEND, GAUDI, NEURON, TPU, MOORE_THREADS, CAMBRICON, INTEL)
-"""In the order in which `auto` looks: Intel last, whose cards may serve the display only."""
+"""In the order of `auto`: Intel is last, since its cards may only serve the display."""

@@ -1,4 +1,4 @@
-"""The only definition of the version. The package is built with it, and it is `__version__` of `rallypoint`."""
+"""The only definition of the version, for the package's build and `rallypoint.__version__`."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Handles of processes where there are no pidfds: Linux before 5.3, sandboxes that deny them. Imported only there.
+"""Handles of processes without pidfds (Linux before 5.3, sandboxes that deny them). Imported only then.
 
-A worker's end is known to the reaper, which waits for it and then closes a pipe; the reaper sends its signals too, and
-only what a parent has not reaped keeps its pid. Of any other process a thread of ours watches the end.
+The reaper waits for a worker's end, and then closes a pipe. It also sends the worker's signals, since a pid cannot be
+reused before the parent has reaped it. For any other process, a thread watches for the end.
 
-What is lost: the end of a process that is neither the reaper's child nor ours is seen up to `WATCH_INTERVAL` late; and
-a signal to such a process can reach another one, if the pid is reused in the microseconds between the look at
-/proc and the signal.
+Drawbacks: for a process that is neither the reaper's child nor ours, the end is noticed up to `WATCH_INTERVAL` late;
+and a signal can reach another process if the pid is reused in the microseconds between the look at /proc and the
+signal.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rallypoint.base.process_table import ProcessStat, parse_stat, read_stat
 from rallypoint.base.side_thread import start_thread
 
 WATCH_INTERVAL = 0.02
-"""Seconds between looks at a process that is nobody's child here."""
+"""Seconds between looks at a process that is no child of ours or the reaper's."""
 
 FACT = (
     "processes have no pidfds here (Linux before 5.3, or a sandbox): the reaper signals the workers instead; a process "
@@ -33,13 +33,13 @@ REMEDY = "allow pidfd_open and pidfd_send_signal in the seccomp profile of the c
 
 
 class CheckedHandle(ProcessHandle):
-    """A process, by its pid and the time of its start.
+    """A process, identified by its pid and start time.
 
     Args:
         pid: the process.
-        fd: readable when it has ended; this object closes it.
-        stat: the process as /proc shows it; None if it had ended.
-        send: sends a signal to the pid through its parent, if that is alive; returns whether it is.
+        fd: readable when the process has ended; this object closes it.
+        stat: the process in /proc; None if it had ended.
+        send: sends a signal to the pid through its parent; returns whether the parent is alive.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class CheckedHandle(ProcessHandle):
 
 
 def exit_fd(pid: int) -> int:
-    """A descriptor that becomes readable when this process has ended; a thread waits for that. Raises OSError, as
-    `open_process` does.
+    """A descriptor that becomes readable when a process has ended; a thread waits for that. Raises OSError like
+    `open_process`.
     """
-    # The file stays that of this process: nothing comes of it when another one has the pid.
+    # The open file stays this process's: reading it fails once another process has the pid.
     try:
         watched = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -84,13 +84,13 @@ def exit_fd(pid: int) -> int:
 
 
 def _watch(pid: int, watched: int, writing: int) -> None:
-    """Wait for the end of a process, or until its handle is closed; then write into the pipe.
+    """Wait until a process ends or its handle is closed; then write into the pipe.
 
-    The pipe is not only closed: a copy of this process that was forked meanwhile has its writing end too.
+    Closing the pipe is not enough: a fork of this process has its writing end too.
     """
     try:
         if _is_running(pid, watched):
-            with suppress(ChildProcessError):  # it is no child of ours, or another thread has reaped it
+            with suppress(ChildProcessError):  # no child of ours, or another thread has reaped it
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         closed = select.poll()
         closed.register(writing, 0)

@@ -393,9 +393,9 @@ class NodesWaiting(NamedTuple):
 
 
 class Preempted(NamedTuple):
-    """`node` will be taken away in `seconds`, as `why` says if that is known: `round` should end in order before that.
+    """`node` will be preempted in `seconds`; `why` is the reason, if known. `round` should end gracefully before that.
 
-    With `whole_job` the job then ends, because `node` was told so in the way that `why` says.
+    With `whole_job` the job then ends, because `node` was notified as `why` describes.
     """
 
     round: int
