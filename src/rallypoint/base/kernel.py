@@ -120,15 +120,15 @@ class Wakeup:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
-        """Readable from `set` until `clear`; -1 once already set closed."""
+        """Readable from `set` until `clear`; -1 once closed."""
         return self._fd
 
     def set(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # already clear
+        with contextlib.suppress(BlockingIOError):  # already set
             os.write(self._fd, _ONE)
 
     def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it is
+        with contextlib.suppress(BlockingIOError):  # already clear
             os.read(self._fd, 8)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """The interface and the common parts of all stores (contract section 9.5).
 
-Keys are text and values bytes; a value given as text is stored as UTF-8. Timeouts are seconds, or timedeltas as torch's
-callers give them. A store may be used by several threads; where one of them waits, the others of a `TCPStore` wait too.
-Torch is never imported: `to_torch` makes what code of torch's takes.
+Keys are text and values are bytes; a text value is stored as UTF-8. Timeouts are seconds or, for torch's callers,
+timedeltas. Several threads may use a store; while one of them waits in a `TCPStore`, the others wait too. Torch is
+never imported: `to_torch` creates stores for torch's code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rallypoint.store.errors import QueueEmptyError, StoreProtocolError, StoreTi
 from rallypoint.store.wire import DONE, I64, MISSING, U64, Op
 
 DEFAULT_TIMEOUT = 300.0
-"""Seconds that a store waits by default, as torch's do."""
+"""Seconds that a store waits by default, as in torch."""
 
 S = TypeVar("S", bound="Store")
 
@@ -27,9 +27,9 @@ S = TypeVar("S", bound="Store")
 class Store(ABC):
     """A key-value store with waiting, counting, queues and barriers.
 
-    Every method raises StoreConnectionError if the store is lost, StoreTimeoutError if it does not answer, or a wait
-    does not end, within the store's timeout or the one given, and StoreProtocolError if a key or a value is beyond its
-    bounds. Methods of queues raise NotImplementedError where the store has none.
+    Every method raises StoreConnectionError if the store is lost; StoreTimeoutError if it does not answer or a wait
+    does not end within the given timeout or the store's; and StoreProtocolError if a key or a value is out of bounds.
+    Methods of queues raise NotImplementedError if the store has none.
     """
 
     def __init__(self, timeout: timedelta | float = DEFAULT_TIMEOUT) -> None:
@@ -37,7 +37,7 @@ class Store(ABC):
 
     @property
     def timeout(self) -> timedelta:
-        """How long `get`, `wait`, `multi_get`, `queue_pop` and `barrier` wait if they are given no timeout."""
+        """How long `get`, `wait`, `multi_get`, `queue_pop` and `barrier` wait by default."""
         return timedelta(seconds=self._timeout)
 
     def set_timeout(self, timeout: timedelta | float) -> None:
@@ -52,16 +52,16 @@ class Store(ABC):
         """Store a value."""
 
     def get(self, key: str) -> bytes:
-        """The value; waits until the key is there."""
+        """Return the value; waits until the key exists."""
         return self.multi_get([key])[0]
 
     @abstractmethod
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Store `desired` if the present value is `expected`, where a missing key counts as empty.
+        """Store `desired` if the current value is `expected`; a missing key counts as empty.
 
         Returns:
-            The value that is now there. Where the key is missing and `expected` is not empty, nothing is stored and
-            `expected` is returned, as torch's stores do.
+            The value after that. If the key is missing and `expected` is not empty, nothing is stored and `expected` is
+                returned, as in torch's stores.
         """
 
     @abstractmethod
@@ -69,17 +69,17 @@ class Store(ABC):
         """Add to a number (a missing key counts as 0) and return the sum. The value is kept as decimal text.
 
         Raises:
-            UserError: the present value is not a number. With a server, StoreConnectionError, because it then closes
-                the connection, as torch's does.
+            UserError: the current value is not a number. With a server, StoreConnectionError, because it closes the
+                connection, as torch's does.
         """
 
     @abstractmethod
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
+        """Whether all keys exist."""
 
     @abstractmethod
     def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
-        """Wait until all keys are there."""
+        """Wait until all keys exist."""
 
     @abstractmethod
     def append(self, key: str, value: str | bytes) -> None:
@@ -87,10 +87,10 @@ class Store(ABC):
 
     @abstractmethod
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values; waits until all keys are there."""
+        """Return the values; waits until all keys exist."""
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Store one value for each key, one by one. Raises UserError if there are not as many values as keys."""
+        """Store one value for each key, one by one. Raises UserError if the numbers of values and keys differ."""
         for key, value in pairs(keys, values):
             self.set(key, value)
 
@@ -99,7 +99,7 @@ class Store(ABC):
         """Remove a key. Returns whether it existed."""
 
     def num_keys(self) -> int:
-        """The number of keys, those of the store's own bookkeeping included where it keeps any in the store."""
+        """The number of keys, including the store's own bookkeeping, if any."""
         return len(self.list_keys())
 
     @abstractmethod
@@ -107,15 +107,15 @@ class Store(ABC):
         """The names of all keys, in no order."""
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        """Put a value at the end of a queue. Queues and values of the same name have nothing to do with each other."""
+        """Put a value at the end of a queue. A queue and a value of the same name are independent."""
         raise NotImplementedError(_NO_QUEUES.format(self._title()))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the oldest value out of a queue; unless `block` is false, waits for one.
+        """Take the oldest value from a queue; waits for one unless `block` is false.
 
         Raises:
-            QueueEmptyError: the queue was empty, and `block` is false. (Torch's raises it also if another caller was
-                first.)
+            QueueEmptyError: the queue was empty, and `block` is false. (Torch's also raises it if another caller was
+                faster.)
         """
         raise NotImplementedError(_NO_QUEUES.format(self._title()))
 
@@ -124,10 +124,10 @@ class Store(ABC):
         raise NotImplementedError(_NO_QUEUES.format(self._title()))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        """Wait until `world_size` callers have reached this barrier. A barrier that has opened stays open; after a
-        timeout, the caller stays counted.
+        """Wait until `world_size` callers have reached this barrier. An open barrier stays open; after a timeout, the
+        caller still counts.
         """
-        # A server has barriers of its own; elsewhere members are counted, by torch's names for the keys.
+        # A server has its own barriers; elsewhere the members are counted under torch's names for the keys.
         limit = self._seconds(timeout)
         opened = f"{key}/last_member"
         if self.add(f"{key}/num_members", 1) >= world_size:
@@ -142,23 +142,23 @@ class Store(ABC):
         """Another store with the same content, for another thread."""
 
     def has_extended_api(self) -> bool:
-        """Whether append, multi_get, multi_set and the queues all exist and are implemented by the store itself."""
+        """Whether the store itself implements append, multi_get, multi_set and the queues."""
         return True
 
     def to_torch(self) -> Any:
-        """A `torch.distributed.Store` with the same content, for code that hands it to torch.
+        """A `torch.distributed.Store` with the same content, for code that passes it to torch.
 
-        Of a store on a server, in a file, or within another store, it is torch's own kind of it; of any other, one that
+        For a store on a server, in a file, or within another store, it is torch's own kind; for any other, one that
         forwards every call.
 
         Raises:
-            UserError: `torch.distributed` is not imported; nothing here imports it.
+            UserError: `torch.distributed` is not imported; this code never imports it.
         """
 
         return forwarding_store(self)
 
     def close(self) -> None:  # noqa: B027 - most stores hold nothing
-        """Release what the store holds, such as a connection. Idempotent."""
+        """Release the store's resources, such as a connection. Idempotent."""
 
     def __enter__(self: S) -> S:
         return self
@@ -199,12 +199,12 @@ def seconds(timeout: timedelta | float) -> float:
 
 
 def key_bytes(key: str) -> bytes:
-    """A key as it is stored, before any prefix. Bytes that `key_text` could not read come out as they were."""
+    """A key in its stored form, before any prefix. Bytes that `key_text` could not decode come out unchanged."""
     return key.encode("utf-8", "surrogateescape")
 
 
 def key_text(key: bytes) -> str:
-    """The key that `key_bytes` would store so; what is not UTF-8 becomes lone surrogates."""
+    """The text of a stored key; bytes that are not UTF-8 become lone surrogates."""
     return key.decode("utf-8", "surrogateescape")
 
 
@@ -213,14 +213,14 @@ def value_bytes(value: str | bytes) -> bytes:
 
 
 def pairs(keys: Sequence[str], values: Sequence[str | bytes]) -> Iterator[tuple[str, bytes]]:
-    """Each key with its value. Raises UserError unless there is one for each."""
+    """Each key with its value. Raises UserError unless each key has one."""
     if len(keys) != len(values):
         raise UserError(f"multi_set was given {len(keys)} keys and {len(values)} values; give one value for each key")
     return zip(keys, map(value_bytes, values), strict=True)
 
 
 def increased(key: str, present: bytes | None, amount: int) -> bytes:
-    """A decimal number plus `amount`; None counts as 0. Raises UserError if it is not a number."""
+    """A decimal number plus `amount`; None counts as 0. Raises UserError if the value is not a number."""
     try:
         return b"%d" % (int(present or b"0") + amount)
     except ValueError:
@@ -229,7 +229,7 @@ def increased(key: str, present: bytes | None, amount: int) -> bytes:
 
 
 def torch_module() -> Any:
-    """The module `torch.distributed`. Raises UserError where it is not imported."""
+    """The module `torch.distributed`. Raises UserError if it is not imported."""
     module: Any = sys.modules.get("torch.distributed")
     if getattr(module, "Store", None) is None:
         raise UserError("torch.distributed is not imported, so that no store of torch's can be made; import it first")
@@ -237,25 +237,27 @@ def torch_module() -> Any:
 
 
 def if_torch_is_imported(store: Any) -> Any:
-    """`store.to_torch()`, or the store itself where torch is not imported."""
+    """`store.to_torch()`, or the store itself if torch is not imported."""
     return store if getattr(sys.modules.get("torch.distributed"), "Store", None) is None else store.to_torch()
 
 
 def forwarding_store(store: object) -> Any:
-    """A store of torch's that forwards every call to `store`. Raises UserError where torch is not imported."""
+    """A torch store that forwards every call to `store`. Raises UserError if torch is not imported."""
     store_of_torch = _class_below(torch_module().Store)(store)
     _keepalive.append(store_of_torch)
     return store_of_torch
 
 
 _keepalive: list[object] = []
-"""Torch's C++ does not keep the Python half of such a store, without which it fails: so we do, to the process's end."""
+"""Torch's C++ does not keep the Python half of such a store alive, and fails without it: so we do, until the process
+ends.
+"""
 
 _classes: dict[type, type] = {}
 
 
 def _class_below(base: type) -> Any:
-    """The class of forwarding stores; made when torch is there."""
+    """The class of forwarding stores, created once torch is imported."""
     if base not in _classes:
         _classes[base] = type("ForwardingStore", (base,), {"__init__": _init, **{name: _call(name) for name in _CALLS}})
     return _classes[base]
@@ -284,16 +286,16 @@ _CALLS = (
 
 T = TypeVar("T")
 Receive: TypeAlias = Callable[[int], bytes]
-"""Gives exactly so many bytes of the reply."""
+"""Returns exactly this many bytes of the reply."""
 
 _MAX_REPLY = 1 << 40
-"""Bytes of a value, or number of keys, beyond which a reply's length cannot be meant. APPEND can pass MAX_PAYLOAD."""
+"""Bytes of a value or a number of keys above which a reply's length must be wrong. APPEND can exceed MAX_PAYLOAD."""
 
 
 class RequestStore(Store):
-    """A store whose operations are requests of `wire`, with a slash before each key as torch's clients have it.
+    """A store whose operations are requests of `wire`, with a slash before each key, as from torch's clients.
 
-    Subclasses say only how one request is answered: by a server (`client`) or by a table (`plain.HashStore`).
+    Subclasses only implement the answer to one request: from a server (`client`) or a table (`plain.HashStore`).
     """
 
     @abstractmethod
@@ -302,7 +304,7 @@ class RequestStore(Store):
 
     @abstractmethod
     def _await(self, timeout: float, op: Op, *fields: Any) -> bool:
-        """Make a request that is answered when something has happened; False if `timeout` seconds pass before."""
+        """Make a request that is answered after some event; False if `timeout` seconds pass first."""
 
     def set(self, key: str, value: str | bytes) -> None:
         self._exchange(_read_nothing, Op.SET, with_slash(key), value_bytes(value))
@@ -362,7 +364,7 @@ class RequestStore(Store):
                 return value
             if not block:
                 raise QueueEmptyError(f"the queue {key!r} is empty in {self._title()}")
-            # Another popped it after both had seen the value: wait for the next one.
+            # Another caller popped the value that both had seen: wait for the next one.
 
     def queue_len(self, key: str) -> int:
         return self._exchange(read_number, Op.QUEUE_LEN, with_slash(key))

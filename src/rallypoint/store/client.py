@@ -1,13 +1,13 @@
 """A store on a server: the client of torch's TCPStore protocol, and with `is_master` the server too.
 
-One connection and one lock: a thread that uses the store while another one waits in it waits as well, as with torch;
-use a `clone` for each thread. Laws:
+There is one connection and one lock: while one thread waits in the store, another one that uses it waits too, as with
+torch; use a `clone` for each thread. Laws:
 
-- requests and replies stay in step: whatever ends an operation in the middle of its reply (an error, an exception
-  from a signal handler) ends the connection too, and every later operation raises;
-- a wait that times out or is interrupted is cancelled, and the store can still be used;
-- the server may start later than its clients, and its name may resolve later still, so every step of connecting is
-  retried until the deadline. Only an answer that no store gives ends it at once.
+- requests and replies stay in step: an error or a signal handler's exception that ends an operation in the middle of
+  its reply also ends the connection, and every later operation raises;
+- a wait that times out or is interrupted is cancelled, and the store remains usable;
+- the server may start after its clients, and its name may resolve even later, so every step of connecting is retried
+  until the deadline. Only an answer from something other than a store ends this at once.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ T = TypeVar("T")
 
 
 _ANSWER = 60.0
-"""Seconds that a server has, at least, for an answer that depends on no other client."""
+"""The least number of seconds for a server's answer that depends on no other client."""
 _CANCEL_ANSWER = 5.0
-"""Seconds that a server has to answer CANCEL_WAIT: the caller's own timeout is already over."""
+"""Seconds for a server to answer CANCEL_WAIT: the caller's own timeout has already passed."""
 _FINALIZER_WAIT = 1.0
-"""Seconds that a finalizer waits until a server is closed; a millisecond unless this process is in trouble."""
+"""Seconds that a finalizer waits until a server is closed, which normally takes a millisecond."""
 _POLL = 0.01
 _FIRST_DELAY = 0.01
 _MAX_DELAY = 1.0
 _MAX_BLOCK = 1e6
-"""Seconds of the longest single wait that the kernel's poll can count; longer waits take several."""
+"""Seconds of the longest single wait in the kernel's poll; longer waits take several."""
 _INIT = b"init/"
-"""Counts the clients that gave a world size; no slash before it (contract section 9.2)."""
+"""The counter of clients with a world size, without a leading slash (contract section 9.2)."""
 
 
 class TCPStore(RequestStore):
@@ -56,21 +56,20 @@ class TCPStore(RequestStore):
     Args:
         host_name: the server's name or address.
         port: the server's port; with `is_master`, 0 lets the kernel choose, see `port`.
-        world_size: how many clients, this one included, will use the store. Each that gives it is counted.
-        is_master: start the server too, on all interfaces of this machine.
-        timeout: seconds, or a timedelta, for connecting and wherever a method waits.
-        wait_for_workers: with `is_master` and `world_size`, return only when all clients have come.
-        multi_tenant: share one server with other stores of this process that give the same port.
-        master_listen_fd: with `is_master`, a listening socket's descriptor to serve on, which is then the store's.
-        use_libuv: accepted as torch's callers give it, and without effect.
+        world_size: the number of clients of the store, including this one. Each client that gives it counts.
+        is_master: also start the server, on all interfaces of this machine.
+        timeout: seconds, or a timedelta, for connecting and for methods that wait.
+        wait_for_workers: with `is_master` and `world_size`, return only when all clients have connected.
+        multi_tenant: share one server with other stores of this process on the same port.
+        master_listen_fd: with `is_master`, the descriptor of a listening socket to serve on, which the store then owns.
+        use_libuv: accepted for torch's callers, without effect.
 
     Raises:
         StoreConnectionError: no store answered in time, or the port cannot be listened on.
-        StoreProtocolError: something else than a store answered.
-        StoreTimeoutError: not all clients came.
+        StoreProtocolError: something other than a store answered.
     """
 
-    # What `__del__` looks at, also where the constructor did not come that far.
+    # For `__del__`, also if the constructor failed early.
     _connection: socket.socket | None = None
     _server: StoreServer | None = None
     _keep_server = False
@@ -117,29 +116,29 @@ class TCPStore(RequestStore):
 
     def to_torch(self) -> Any:
         store = torch_module().TCPStore(self.host, self.port, timeout=self.timeout, wait_for_workers=False)
-        self._keep_server = True  # it has a client elsewhere: it ends with `close`, and not when nobody holds this
+        self._keep_server = True  # it has another client: only `close` ends it, not the collector
         return store
 
     def clone(self) -> TCPStore:
         return TCPStore(self.host, self.port, timeout=self._timeout)
 
     def close(self) -> None:
-        """End the connection, also under a thread that waits in it, and the server if this store started it."""
+        """End the connection, even while a thread waits in it, and the server if this store started it."""
         connection, self._broken = self._connection, self._broken or "it was closed"
         if connection is not None:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-            with self._lock:  # the thread that waits has left it by now
+            with self._lock:  # the waiting thread has left it by now
                 connection.close()
         server, self._server = self._server, None
         if server is not None and release_server(server):
             server.close()
 
     def __del__(self) -> None:
-        # Torch's users drop stores without closing them, and then want the port again.
+        # Torch's users drop stores without closing them, and then reuse the port.
         server = self._server
         if server is None or self._keep_server or sys.is_finalizing():
-            return  # in an interpreter that ends, other threads have stopped, some of them with locks
+            return  # at the interpreter's end, other threads have stopped, some of them with locks
         self._server = None
         if release_server(server):
             server.close(_FINALIZER_WAIT)
@@ -170,7 +169,7 @@ class TCPStore(RequestStore):
         raise interruption  # outside the block, which would end the connection
 
     def _cancel_wait(self, connection: socket.socket) -> bool:
-        """Cancel the wait; whether it was granted before the cancelling arrived."""
+        """Cancel the wait. Returns whether it was granted before the cancellation arrived."""
         _send(connection, wire.encode(Op.CANCEL_WAIT))
         deadline = Deadline.after(_CANCEL_ANSWER)
         first = receive(connection, 1, deadline)
@@ -187,9 +186,9 @@ class TCPStore(RequestStore):
 
     @contextlib.contextmanager
     def _connected(self) -> Iterator[socket.socket]:
-        """The connection for one operation; if that does not end as it should, the connection ends with it.
+        """The connection for one operation; if that fails, the connection ends too.
 
-        With the lock held. It is not taken here: a ^C can come when this has it and the block is not yet entered.
+        The caller has the lock. It is not taken here: a ^C could come after that and before the block is entered.
         """
         if self._broken is not None or self._connection is None:
             raise StoreConnectionError(f"{self._title()} cannot be used any more: {self._broken}; open a new one")
@@ -197,7 +196,7 @@ class TCPStore(RequestStore):
             yield self._connection
         except OSError as error:
             cause = self._end(self._connection, error)
-            if isinstance(error, TimeoutError) and error.errno is None:  # with a number, the kernel has given it up
+            if isinstance(error, TimeoutError) and error.errno is None:  # with a number, the kernel gave up
                 raise StoreTimeoutError(
                     f"{self._title()} does not answer ({cause}); see whether its server is stopped or overloaded, and "
                     "open a new one"
@@ -210,14 +209,14 @@ class TCPStore(RequestStore):
             raise
 
     def _end(self, connection: socket.socket, error: BaseException) -> str:
-        """The connection is of no use after `error`; in a few words, why not."""
+        """End the connection after `error`; returns the reason in a few words."""
         connection.close()
-        if self._broken is None:  # else another thread has closed the store, and the error is what came of it
+        if self._broken is None:  # otherwise another thread closed the store, which caused the error
             self._broken = error_reason(error)
         return self._broken
 
     def _register_client(self, world_size: int) -> None:
-        """Count this client; the server's own waits until all have come."""
+        """Count this client; the server's own client waits for all others."""
         present = self._exchange(read_number, Op.ADD, _INIT, 1)
         deadline = Deadline.after(self._timeout)
         while self._server is not None and present < world_size:
@@ -226,13 +225,13 @@ class TCPStore(RequestStore):
                     f"only {present} of {world_size} clients came to {self._title()} within {self._timeout:g} s; "
                     "see which of them is missing, or wait longer"
                 )
-            time.sleep(_POLL)  # the protocol has no waiting for a number
+            time.sleep(_POLL)  # the protocol cannot wait for a number
             present = int(self._exchange(read_value, Op.GET, _INIT))
 
 
 class _ClientConnection(socket.socket):
-    """One that needs no `close`, as torch's users close no stores: without it, the collector's coming to it before its
-    store would be a ResourceWarning.
+    """A socket that needs no `close`, since torch's users do not close stores: if the collector frees it before its
+    store, there is no ResourceWarning.
     """
 
     def __del__(self) -> None:
@@ -257,11 +256,11 @@ def _start_server(port: int, multi_tenant: bool, listen_fd: int | None) -> Store
 
 
 def connect(endpoint: Endpoint, timeout: float) -> socket.socket:
-    """A socket connected to the store at `endpoint`, greeted and answered within `timeout` seconds.
+    """Connect to the store at `endpoint` and exchange greetings, within `timeout` seconds.
 
     Raises:
         StoreConnectionError: no store answered in time; the message has the last reason.
-        StoreProtocolError: something else than a store answered.
+        StoreProtocolError: something other than a store answered.
     """
     deadline = Deadline.after(timeout)
     delay = _FIRST_DELAY
@@ -275,13 +274,13 @@ def connect(endpoint: Endpoint, timeout: float) -> socket.socket:
                 f"no store answered at {endpoint} within {timeout:g} s ({last}); "
                 "see whether host and port are right and its server is running"
             )
-        # A jitter, so that a thousand clients of one lost server do not come back at the same moment.
+        # Jitter, so that a thousand clients of a lost server do not return at the same time.
         time.sleep(min(delay * (0.5 + os.urandom(1)[0] / 512), deadline.remaining()))
         delay = min(2 * delay, _MAX_DELAY)
 
 
 def receive(connection: socket.socket, size: int, deadline: Deadline) -> bytes:
-    """Exactly `size` bytes; memory grows as they arrive. TimeoutError at the deadline, ConnectionError if it ends."""
+    """Receive exactly `size` bytes; memory grows as they arrive. Raises TimeoutError or ConnectionError."""
     data = bytearray()
     while len(data) < size:
         connection.settimeout(min(deadline.remaining(), _MAX_BLOCK))
@@ -298,7 +297,7 @@ def receive(connection: socket.socket, size: int, deadline: Deadline) -> bytes:
 
 
 def _try_once(endpoint: Endpoint, deadline: Deadline) -> socket.socket:
-    """Try each address of the host once, none of them so long that no time is left for the next."""
+    """Try each address of the host once, leaving time for the next."""
     addresses = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     failure: OSError = OSError("the name has no address")
     for tried, (family, kind, protocol, _, address) in enumerate(addresses):
@@ -334,5 +333,5 @@ def _send_greeting(connection: socket.socket, endpoint: Endpoint, deadline: Dead
 
 
 def error_reason(error: BaseException) -> str:
-    """An error in a few words, for a sentence that says what it ended."""
+    """An error in a few words, as the reason in a sentence."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

@@ -1,7 +1,7 @@
 """Collectives of workers over a store (contract section 8).
 
-The keys are those of torch's, so that callers of both kinds can share one store; torch's stores can be given as well.
-Unlike torch's, nothing here leaves the store with another timeout than it had.
+The keys are torch's, so that callers of both kinds can share one store; torch's own stores work too. Unlike in torch,
+the store's timeout is unchanged afterwards.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _NUM_MEMBERS, _LAST_MEMBER = "/num_members", "/last_member"
 _TRACE, _TRACING_GATE = "/TRACE", "/TRACING_GATE"
 
 _MAX_NAMED = 16
-"""Missing ranks that an error names, at most."""
+"""The most missing ranks that an error names."""
 
 
 @contextmanager
 def store_timeout(store: Store, timeout: float) -> Iterator[None]:
-    """Set the timeout of a store inside the `with`, and restore it afterwards."""
+    """Set a store's timeout inside the `with`, and restore it afterwards."""
     before = store.timeout
     store.set_timeout(timedelta(seconds=timeout))
     try:
@@ -33,12 +33,12 @@ def store_timeout(store: Store, timeout: float) -> Iterator[None]:
 
 
 def get_all(store: Store, rank: int, prefix: str, world_size: int) -> list[bytes]:
-    """The values under `<prefix>0` to `<prefix><world_size - 1>`; waits until all are there.
+    """The values of `<prefix>0` to `<prefix><world_size - 1>`; waits until all exist.
 
-    Rank 0 returns last, when all have read, so that the process that serves the store can be rank 0's.
+    Rank 0 returns last, after all others have read, so that rank 0's process can serve the store.
 
     Raises:
-        StoreTimeoutError: not all came, or not all had read, within the store's timeout.
+        StoreTimeoutError: not all arrived or read within the store's timeout.
     """
     values = [bytes(value) for value in store.multi_get([f"{prefix}{rank}" for rank in range(world_size)])]
     last = _count_in(store, world_size, f"{prefix}/finished")
@@ -50,8 +50,8 @@ def get_all(store: Store, rank: int, prefix: str, world_size: int) -> list[bytes
 def synchronize(
     store: Store, data: str | bytes, rank: int, world_size: int, key_prefix: str, timeout: float = 300
 ) -> list[bytes]:
-    """Give `data` to all others, and return what everybody gave, by rank; `key_prefix` is new for each time. Raises
-    StoreTimeoutError: not all came within `timeout` seconds.
+    """Share `data` with all others, and return everybody's data by rank; use a new `key_prefix` each time. Raises
+    StoreTimeoutError if not all arrived within `timeout` seconds.
     """
     with store_timeout(store, timeout):
         store.set(f"{key_prefix}{rank}", data)
@@ -67,18 +67,18 @@ def barrier(
     rank_tracing_decoder: Callable[[int], str] | None = None,
     trace_timeout: float = 10,
 ) -> None:
-    """Wait until all have come here; `key_prefix` is new for each barrier.
+    """Wait until all have arrived; use a new `key_prefix` for each barrier.
 
-    If all give their `rank`, the error on rank 0 names those who did not come, as `rank_tracing_decoder` calls them;
-    finding them may take `trace_timeout` seconds more.
+    If all give their `rank`, the error on rank 0 names the missing ones, in the words of `rank_tracing_decoder`;
+    finding them may take `trace_timeout` more seconds.
 
     Raises:
-        StoreTimeoutError: not all came within `barrier_timeout` seconds.
+        StoreTimeoutError: not all arrived within `barrier_timeout` seconds.
     """
     last = _count_in(store, world_size, key_prefix)
     try:
         store.wait([last], timedelta(seconds=barrier_timeout))
-    except RuntimeError as error:  # torch's stores have errors of their own
+    except RuntimeError as error:  # torch's stores have their own errors
         missing = [] if rank is None else _trace_missing(store, rank, world_size, key_prefix, trace_timeout)
         if not missing:
             raise
@@ -90,7 +90,7 @@ def barrier(
 
 
 def _count_in(store: Store, world_size: int, key_prefix: str) -> str:
-    """Count this caller in; returns the key that is there when all have come."""
+    """Count this caller; returns the key that exists once all have arrived."""
     last = key_prefix + _LAST_MEMBER
     if store.add(key_prefix + _NUM_MEMBERS, 1) == world_size:
         store.set(last, _SET)
@@ -98,7 +98,7 @@ def _count_in(store: Store, world_size: int, key_prefix: str) -> str:
 
 
 def _trace_missing(store: Store, rank: int, world_size: int, key_prefix: str, timeout: float) -> list[int]:
-    """On rank 0 the first of those who did not come to a barrier; the others report that they did, and wait for it.
+    """On rank 0, the first ranks missing at a barrier; other ranks report their arrival and wait for rank 0.
 
     Empty if the store does not answer either.
     """

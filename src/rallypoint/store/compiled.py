@@ -1,7 +1,7 @@
-"""The store in C (`native/`) in the place of `plain.PlainTransport`: the same laws and the same log lines.
+"""The store in C (`native/`) in place of `plain.PlainTransport`, with the same laws and log lines.
 
-While it works it holds no lock of the interpreter. Python adds what is seldom needed: the sentence for a
-connection that is refused or cannot be accepted.
+It works without the interpreter's lock. Python adds the rare parts: the sentence for a connection that is refused or
+cannot be accepted.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class CompiledTransport:
         try:
             self._sockets.add_connection(client.fileno(), data)
         except OSError as error:
-            if error.errno != errno.EPERM:  # else it was logged
+            if error.errno != errno.EPERM:  # otherwise it was logged
                 log_refusal(self._context.log_lines, peer_of(client), error)
             client.close()
         else:
@@ -76,7 +76,7 @@ class CompiledTransport:
         allowed = networks(peers)
         self._peers = peers
         packed = None
-        if allowed is not None:  # single addresses, which may be many, come first
+        if allowed is not None:  # single addresses, possibly many, come first
             ordered = sorted(allowed, key=lambda network: network.bits < SINGLE_ADDRESS_BITS)
             packed = b"".join(network.address + bytes([network.bits]) for network in ordered)
         self._sockets.set_peers(packed)

@@ -1,4 +1,4 @@
-"""The errors of a store. The whole tree is drawn in `rallypoint.base.errors`."""
+"""The errors of a store; `rallypoint.base.errors` shows the whole tree."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from rallypoint.base.errors import RallypointError
 
 
 class StoreError(RallypointError, RuntimeError):
-    """Root of all that a store raises. Also a RuntimeError, as torch's store errors are (contract section 9.5)."""
+    """The root of a store's errors. Also a RuntimeError, like torch's store errors (contract section 9.5)."""
 
 
 class StoreTimeoutError(StoreError):
-    """A wait has timed out, and the store can still be used; or its server has not answered in time, and the next use
-    raises StoreConnectionError.
+    """A wait timed out, and the store remains usable; or the server did not answer in time, and the next use raises
+    StoreConnectionError.
     """
 
 
 class StoreConnectionError(StoreError):
-    """The server cannot be reached, or is gone. A store that has raised this once always raises it."""
+    """The server cannot be reached or is gone. After raising this once, a store always raises it."""
 
 
 class StoreProtocolError(StoreError):
-    """Bytes that are not the store's protocol, or a key or value beyond the protocol's bounds."""
+    """Bytes are not the store's protocol, or a key or value exceeds its bounds."""
 
 
 class QueueEmptyError(StoreError):
-    """A pop that does not wait found nothing."""
+    """A pop without waiting found nothing."""

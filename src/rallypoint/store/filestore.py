@@ -1,11 +1,11 @@
-"""A store in a file that processes share, of one machine or over a file system with working locks.
+"""A store in a file shared by processes, on one machine or over a file system with working locks.
 
-The file is the one that torch's FileStore uses, so both can share it. It is locked as a whole for each operation, and
-read from where it was last left. Waiting looks at its size every 10 ms: a file has no other way to say that it changed.
+The file has the format of torch's FileStore, so both can share it. Each operation locks the whole file, and reads on
+from the last position. Waiting checks its size every 10 ms: a file cannot report changes otherwise.
 
-Whoever has the file locked knows that nobody writes it: a record that is not whole, at its end, is one of a writer that
-was killed. It counts as not written, and the next writer cuts it off. But what does not begin as a store is another
-file, which is never written.
+While the file is locked, nobody else writes: an incomplete record at its end is from a writer that was killed. It
+counts as not written, and the next writer cuts it off. A file that does not begin like a store's is another file, and
+is never written.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ class FileStore(Store):
     """A store in the file at `path`.
 
     Args:
-        path: the file, which is made if it is not there.
-        world_size: how many will open it; the last of them to close it removes it. Negative: it stays.
-        timeout: seconds, or a timedelta, that its methods wait by default.
-        compact_above: bytes above which the file is written anew with the latest value of each key, as often as it has
-            doubled since; None for never, as where torch reads the file too. Beyond torch.
+        path: the file, created if it is missing.
+        world_size: how many stores will open it; the last one to close removes it. Negative: the file stays.
+        timeout: seconds, or a timedelta, for which methods wait by default.
+        compact_above: bytes above which the file is rewritten with only the latest values, each time it has doubled;
+            None for never, as when torch reads the file too. Not in torch.
 
     Raises:
         StoreConnectionError: the file cannot be opened.
-        StoreProtocolError: the file holds something else.
+        StoreProtocolError: the file is not a store's.
 
-    Where torch's differs: its `delete_key` returns True also for missing keys, its `num_keys` and `list_keys`
-    show the record that counts openers, and it closes when it is collected, where this one wants `close`.
+    Differences from torch's: its `delete_key` also returns True for missing keys, its `num_keys` and `list_keys`
+    include the record that counts openers, and it closes when collected, while this one needs `close`.
     """
 
     _mutex: ClassVar[threading.RLock] = threading.RLock()
-    """Held by the thread that has a file locked, of all stores of this process: a file's lock does not keep out other
-    threads, and torch waits for it without letting go of the interpreter.
+    """Taken by the thread that locks a file, across all stores of this process: a file's lock does not exclude other
+    threads, and torch waits for it without releasing the interpreter.
 
-      1. Thread A has locked the file, and needs the interpreter to read it.
+      1. Thread A has locked the file and needs the interpreter to read it.
       2. Thread B opens torch's store of that file (`to_torch`), which waits for the lock.
-      3. Neither goes on, nor does any other thread.
+      3. Neither continues, nor does any other thread.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class FileStore(Store):
         self._world_size = world_size
         self._content: dict[bytes, bytes] = {}
         self._inode = 0
-        self._size = 0  # how much of the file `_content` has taken in
+        self._size = 0  # bytes of the file that `_content` includes
         self._closed = False
-        self._file: io.FileIO | None = None  # open for an operation, or left so by one that a ^C has cut short
+        self._file: io.FileIO | None = None  # open for an operation, or left open by a ^C
         with self._mutex, self._locked() as append:
             append(self._counted(REFCOUNT, 1))
 
@@ -129,12 +129,12 @@ class FileStore(Store):
             return True
 
     def list_keys(self) -> list[str]:
-        """The keys, without those that count openers and closers."""
+        """The keys, except those that count openers and closers."""
         with self._mutex, self._locked(shared=True):
             return [key_text(key[1:]) for key in self._content if key.startswith(b"/")]
 
     def clone(self) -> FileStore:
-        """Another one that has the file open; it counts as one of the world size."""
+        """Another store on the same file; it counts towards the world size."""
         return FileStore(self.path, self._world_size, self._timeout, compact_above=self._compact_above)
 
     def has_extended_api(self) -> bool:
@@ -146,7 +146,7 @@ class FileStore(Store):
             return module.FileStore(self.path, -1)
 
     def close(self) -> None:
-        """Close the file, and remove it if all of the world size have. Idempotent."""
+        """Close the file, and remove it if all of the world size have closed it. Idempotent."""
         if self._closed:
             return
         with self._mutex, self._locked() as append:
@@ -180,7 +180,7 @@ class FileStore(Store):
         return (now.st_ino, now.st_size) != (self._inode, self._size)
 
     def _change(self, key: str, choose: Callable[[bytes | None], bytes | None]) -> bytes | None:
-        """Replace a value (None: missing) by what `choose` says, whose None leaves it; returns what is there then."""
+        """Replace a value (None: missing) with the result of `choose` (None: keep it); returns the value after that."""
         name = with_slash(key)
         with self._mutex, self._locked() as append:
             present = self._content.get(name)
@@ -195,9 +195,9 @@ class FileStore(Store):
 
     @contextlib.contextmanager
     def _locked(self, shared: bool = False) -> Iterator[Callable[[bytes], None]]:
-        """Lock the file and take in what is new in it; gives a function that appends records.
+        """Lock the file and read its new records; yields a function that appends records.
 
-        With the mutex held. It is not taken here: a ^C can come when this has it and the block is not yet entered.
+        The caller has the mutex. It is not taken here: a ^C could come after that and before the block is entered.
         """
         with self._opened(fcntl.LOCK_SH if shared else fcntl.LOCK_EX) as file:
 
@@ -210,17 +210,15 @@ class FileStore(Store):
                 self._compact(file)
 
     def _compact(self, file: int) -> None:
-        """Put a file with the latest values in the place of this one, which is locked by us alone.
+        """Replace this file, which we have locked exclusively, with one that has only the latest values.
 
-        A reader or writer that waits for the lock finds that its file is no longer there, and opens the new one.
+        A reader or writer that waits for the lock finds its file gone, and opens the new one.
         """
         records = b"".join(setting(key, value) for key, value in self._content.items())
         self._compact_above = max(self._compact_above or 0, 2 * len(records))
-        with contextlib.suppress(
-            OSError
-        ):  # a full disk, or a folder that others own: it is tried again at twice the size
+        with contextlib.suppress(OSError):  # a full disk or another user's folder: try again at twice the size
             seen = os.fstat(file)
-            if seen.st_uid == os.geteuid():  # the new file is ours
+            if seen.st_uid == os.geteuid():  # the new file belongs to us
                 replace_file(self.path, records, mode=stat.S_IMODE(seen.st_mode))
 
     @contextlib.contextmanager
@@ -235,22 +233,22 @@ class FileStore(Store):
             raise StoreConnectionError(
                 f"{self._title()} cannot be opened ({error.strerror}); give the path of a file in a writable folder"
             ) from error
-        if file is None:  # the last of all closed it, and reading does not make it again
+        if file is None:  # the last store closed it, and reading does not create it again
             self._reset_content(0)
             yield -1
             return
         try:
             self._read_new_records(file.fileno())
             if lock == fcntl.LOCK_EX and os.fstat(file.fileno()).st_size > self._size:
-                os.ftruncate(file.fileno(), self._size)  # what a killed writer has left
+                os.ftruncate(file.fileno(), self._size)  # a killed writer's remnant
             yield file.fileno()
         finally:
-            file.close()  # the lock goes with it
+            file.close()  # this releases the lock
 
     def _open_locked(self, lock: int) -> io.FileIO | None:
-        """The open file, locked; None if it is not there and is only to be read.
+        """The open and locked file; None if it is missing and only to be read.
 
-        If it was removed while we waited for the lock, the one that has taken its place.
+        If it was removed while we waited for the lock, opens its replacement.
         """
         while True:
             self._file = None
@@ -268,7 +266,7 @@ class FileStore(Store):
                     return file
             except BaseException as error:
                 file.close()
-                if not isinstance(error, OSError) or error.errno != errno.ESTALE:  # as over NFS, where it was replaced
+                if not isinstance(error, OSError) or error.errno != errno.ESTALE:  # on NFS, the file was replaced
                     raise
             file.close()
 
@@ -278,7 +276,7 @@ class FileStore(Store):
             self._reset_content(now.st_ino)
         data = b""
         while now.st_size > self._size + len(data):
-            # In pieces: the first one shows what is no store's file, however large it is.
+            # In pieces: the first one reveals another kind of file, however large it is.
             at = self._size + len(data)
             piece = os.pread(file, min(max(_PIECE, len(data)), now.st_size - at), at)
             if not piece:
@@ -286,15 +284,15 @@ class FileStore(Store):
             data += piece
             data = data[self._apply_records(data, now.st_size - self._size) :]
             if _least_end(data) > now.st_size - self._size:
-                break  # the rest is what a killed writer has left, if there is any
+                break  # any rest is a killed writer's
 
     def _reset_content(self, inode: int) -> None:
-        """Another file, or none, has replaced it."""
+        """The file was replaced or removed: start again."""
         self._content.clear()
         self._inode, self._size = inode, 0
 
     def _apply_records(self, records: bytes, size: int) -> int:
-        """Take in the records that are whole; returns how many bytes that are. For `size` see `replay`."""
+        """Apply the complete records; returns their size in bytes. For `size` see `replay`."""
         try:
             applied = replay(records, self._content, size, is_begun=self._size > 0)
         except StoreProtocolError as error:
@@ -307,14 +305,14 @@ def _opened_file(path: str, lock: int) -> io.FileIO:
     flags, mode = (os.O_RDONLY, "rb") if lock == fcntl.LOCK_SH else (os.O_RDWR | os.O_CREAT, "rb+")
 
     def opener(name: str, _flags: int) -> int:
-        # Without waiting: a named pipe without a writer would block forever.
+        # O_NONBLOCK, since a named pipe without a writer would block forever.
         return os.open(name, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
 
     return io.FileIO(path, mode, opener=opener)
 
 
 def _write(file: int, at: int, records: bytes) -> None:
-    """Append all of the records or, where the disk is full, none."""
+    """Append all records or, if the disk is full, none."""
     written = 0
     try:
         while written < len(records):
@@ -329,13 +327,13 @@ def _write(file: int, at: int, records: bytes) -> None:
 
 
 # The records in the file (contract section 9.7): pure. The file only grows: each record is a key and its new value,
-# both with a native u32 length before them. The latest record of a key counts. A key that begins with a minus removes
-# the key behind it.
+# each after its native u32 length. The latest record of a key counts. A key that begins with a minus deletes the key
+# after the minus.
 
 REFCOUNT = b"refcount/"
-"""How many have the file open now."""
+"""The number of stores that have the file open."""
 CLEANUP = b"cleanup/"
-"""How many have closed it."""
+"""The number of stores that have closed it."""
 
 _LENGTH = Struct("=I")
 _MAX_LENGTH = (1 << 32) - 1
@@ -343,7 +341,7 @@ _REMOVED = b"-"
 
 
 def setting(key: bytes, value: bytes) -> bytes:
-    """Raises StoreProtocolError if the value is longer than its length field can say."""
+    """A record. Raises StoreProtocolError if the value is too long for its length field."""
     if len(value) > _MAX_LENGTH:
         raise StoreProtocolError(
             f"a value of {len(value)} bytes is too long for a file; at most {_MAX_LENGTH} are allowed"
@@ -356,19 +354,19 @@ def removing(key: bytes) -> bytes:
 
 
 def replay(data: bytes, content: dict[bytes, bytes], size: int | None = None, *, is_begun: bool = False) -> int:
-    """Do to `content` what the whole records say.
+    """Apply the complete records to `content`.
 
     Args:
         data: the next bytes of the file.
         content: the latest value of each key.
-        size: how much of the file there is from here on; None for `data` alone.
-        is_begun: whether records have been read before: it is certainly a store's file.
+        size: the bytes of the file from here on; None for `data` alone.
+        is_begun: whether records were read before, so that it is certainly a store's file.
 
     Returns:
-        Where in `data` the first record begins that is not whole, either in `data` or in the file.
+        Where in `data` the first incomplete record begins, incomplete in `data` or in the file.
 
     Raises:
-        StoreProtocolError: it is not a store's file.
+        StoreProtocolError: the file is not a store's.
     """
     size = len(data) if size is None else size
     at = 0
@@ -390,7 +388,7 @@ def replay(data: bytes, content: dict[bytes, bytes], size: int | None = None, *,
 
 
 def _least_end(data: bytes) -> int:
-    """Where the record at the beginning of `data` ends at least, as far as `data` shows it."""
+    """The least end of the record at the beginning of `data`, as far as `data` shows it."""
     end = _LENGTH.size
     if end <= len(data):
         end += _LENGTH.unpack_from(data)[0] + _LENGTH.size
@@ -400,13 +398,13 @@ def _least_end(data: bytes) -> int:
 
 
 def _may_begin(data: bytes) -> bool:
-    """Whether a store's file may begin so, without a whole record: its first writer was killed."""
+    """Whether a store's file may begin like this, without a complete record: its first writer was killed."""
     first = setting(REFCOUNT, b"1")
     return data == first[: len(data)]
 
 
 def _string(data: bytes, at: int) -> tuple[bytes, int] | None:
-    """The string that begins there and where it ends; None if `data` ends before it."""
+    """The string that begins at `at`, and its end; None if `data` ends before that."""
     start = at + _LENGTH.size
     if start > len(data):
         return None

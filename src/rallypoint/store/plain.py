@@ -1,37 +1,39 @@
-"""The worker store in plain Python: it serves where the one in C could not be built, and that is tested against it.
+"""The worker store in plain Python, for machines where the one in C could not be built, and the reference for its
+tests.
 
-`Table` is what requests mean (contract section 9.3), `Decoder` reads a client's bytes into requests, and
-`PlainTransport` serves connections. `Table` and `Decoder` are pure. Laws of the table:
+`Table` executes requests (contract section 9.3), `Decoder` parses a client's bytes into requests, and `PlainTransport`
+serves connections. `Table` and `Decoder` are pure. Laws of the table:
 
-- **Keys** hold bytes. A queue of the same name is another thing; it exists while it is not empty.
-- **One outstanding wait for each client**: a later WAIT or BARRIER takes the place of an earlier one.
-- **A change of a key wakes all who wait for it**, whatever the change: what was seen set stays seen, even if it is
-  deleted before the rest has come. COMPARE_SET wakes them also when it stores nothing. A push wakes, in the order in
-  which they came, those for whom this was one key of several, up to and including the first who has now got all.
-  (Torch's server counts a later push to such a client once more, and ends its wait while a key is still missing.)
-- **BARRIER is a number under a normal key**. Arriving at less than the world size wakes nobody, neither waiters nor
-  earlier arrivals; arriving at the world size or beyond wakes all.
-- **Waiters are answered first**, then who has woken them: a client can do both, and reads its replies in that order.
-- **A client that has left is forgotten**, and gets no more replies.
+- **Keys** have bytes as values. A queue of the same name is independent; it exists while it is not empty.
+- **One outstanding wait for each client**: a later WAIT or BARRIER replaces an earlier one.
+- **Any change of a key wakes all waiting clients**: a key once seen stays seen, even if it is deleted before the other
+  keys are set. COMPARE_SET also wakes clients when it stores nothing. A push wakes clients in the order of their
+  arrival, up to and including the first that misses no other key. (Torch's server counts a later push to a client with
+  a missing key again, and ends its wait while a key is still missing.)
+- **BARRIER is a number under a normal key**. An arrival below the world size wakes nobody, neither waiting clients nor
+  earlier arrivals; an arrival at or above it wakes all.
+- **Waiting clients are answered first**, then the client that woke them: one client can be both, and reads its replies
+  in that order.
+- **A client that has left is dropped**, and gets no more replies.
 
 Laws of the decoder:
 
-- nothing is kept but the bytes that arrived, and nothing is allocated because a length says so: a length beyond the
-  limits is refused as soon as it has been read;
-- the work is linear in the bytes, however they were split;
-- MULTI_SET comes out as one SET for each pair, as soon as the pair is whole, and only without any pairs as itself.
+- only arrived bytes are kept, and no memory is allocated because of a length: a length above the limits is refused as
+  soon as it is read;
+- the work is linear in the bytes, however they are split;
+- MULTI_SET comes out as one SET for each pair, as soon as the pair is complete; without any pairs, as itself.
 
 Laws of the connections, which all belong to the store's one thread:
 
-- a client that does not read is not served: once the kernel has no room for its replies, its next request is looked at
-  only when they were sent. Values wait as references to what the table holds;
-- bytes that break the protocol, or what goes beyond the guard's limits, close their own connection, with one log line,
-  after the replies to the requests before them. So does a lack of memory, or a defect here.
+- a client that does not read is not served: once the kernel has no room for its replies, its next request waits until
+  they were sent. Waiting values are references into the table;
+- a protocol violation or an exceeded limit of the guard closes that connection only, with one log line, after the
+  replies to earlier requests. So do a lack of memory and an internal error.
 
-What only the store in C has: time slices, so that no request of one client delays another's, and the guard's limits on
-the keys and bytes of one connection.
+Only the store in C has time slices, so that no client's request delays another's, and the guard's limits on the keys
+and bytes of one connection.
 
-`HashStore` is that table behind a lock, for the threads of one process.
+`HashStore` is the table behind a lock, for the threads of one process.
 """
 
 from __future__ import annotations
@@ -96,25 +98,25 @@ log = get_logger(__name__)
 
 C = TypeVar("C", bound=Hashable)
 Replies: TypeAlias = list[tuple[C, bytes]]
-"""Who gets which bytes, in the order in which they must be sent. Pieces of one reply may follow one another."""
+"""Clients and the bytes to send, in the order of sending. One reply may have several consecutive pieces."""
 
 MERGE_LIMIT = 4096
-"""Bytes up to which a value travels in one piece with its length; a longer one is not copied."""
+"""The largest value sent in one piece with its length; a longer one is not copied."""
 
 _COMMANDS: dict[int, str] = {op: op.name.lower() for op in Op if op is not Op.VALIDATE}
 _NUMBER_TEXT = 4096
-"""Bytes of a value in which a number is looked for."""
+"""Bytes of a value searched for a number."""
 _NUMBER = re.compile(rb"\s*+([+-]?)(?=[0-9])0*+([0-9]{0,19}+)(?![0-9])")
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 class Table(Generic[C]):
-    """The keys and queues of one store, and who waits for them. Clients are any hashable tokens.
+    """The keys and queues of one store, and the waiting clients. Clients are any hashable tokens.
 
-    Each command takes a client and the fields of its request, and returns all replies that the request earns.
+    Each command takes a client and the fields of its request, and returns all replies that it causes.
 
     Args:
-        value_limit: bytes to which a value may grow by APPEND.
+        value_limit: bytes to which APPEND may extend a value.
     """
 
     def __init__(self, value_limit: float = inf) -> None:
@@ -122,13 +124,13 @@ class Table(Generic[C]):
         self.values: dict[bytes, bytes] = {}
         self.queues: dict[bytes, deque[bytes]] = {}
         self.missing: dict[C, MutableSet[bytes]] = {}
-        """Who waits, and for which keys still."""
+        """The waiting clients, and the keys that each still misses."""
         self.lines: dict[bytes, dict[C, None]] = {}
-        """Who waits for a key, first come first."""
+        """The clients that wait for a key, in order of arrival."""
 
     def execute(self, client: C, op: Op, *fields: Any) -> Replies[C]:
-        """Do what `client` asks for. Raises StoreProtocolError: ADD or BARRIER on a value that is no number, or APPEND
-        beyond the limit. Nothing has changed.
+        """Execute a request of `client`. Raises StoreProtocolError for ADD or BARRIER on a value that is no number, or
+        APPEND beyond the limit; then nothing has changed.
         """
         command: Callable[..., Replies[C]] = getattr(self, _COMMANDS[op])
         return command(client, *fields)
@@ -153,7 +155,7 @@ class Table(Generic[C]):
     def compare_set(self, client: C, key: bytes, expected: bytes, desired: bytes) -> Replies[C]:
         if self.values.get(key, b"") == expected:
             self.values[key] = desired
-        # Where the key is missing and something was expected, the protocol gives back what was expected.
+        # If the key is missing and a value was expected, the protocol returns the expected value.
         return [*self._changed(key), *_value(client, self.values.get(key, expected))]
 
     def get(self, client: C, key: bytes) -> Replies[C]:
@@ -172,7 +174,7 @@ class Table(Generic[C]):
     def wait(self, client: C, keys: Sequence[bytes]) -> Replies[C]:
         if self._has_all(keys):
             return [(client, DONE)]
-        # A key that has only a queue counts as missing here, although a wait for it alone would be over at once.
+        # A key with only a queue counts as missing here, although a wait for it alone would end at once.
         self._begin_wait(client, {key for key in keys if key not in self.values})
         return []
 
@@ -235,13 +237,13 @@ class Table(Generic[C]):
             self.lines.setdefault(key, {})[client] = None
 
     def _changed(self, key: bytes) -> Replies[C]:
-        """Those who waited for the key miss it no longer; the replies to those who miss nothing now."""
+        """Note the key for all clients that wait for it; returns the replies to those that now miss none."""
         if key not in self.lines:
             return []
         return [(client, DONE) for client in self.lines.pop(key) if self._has_now_all(client, key)]
 
     def _has_now_all(self, client: C, key: bytes) -> bool:
-        """The key has come for a client that has left its line; whether that was the last one."""
+        """Note the key for a client that has left its line. Returns whether it was the last missing one."""
         missing = self.missing[client]
         missing.discard(key)
         if not missing:
@@ -261,7 +263,7 @@ def _value(client: C, value: bytes) -> Replies[C]:
 
 
 def _number(key: bytes, text: bytes) -> int:
-    """The decimal number at the beginning of `text`, as C's strtoll reads it: blanks before, anything behind."""
+    """The decimal number at the beginning of `text`, as C's strtoll reads it: blanks before, anything after."""
     match = _NUMBER.match(text[:_NUMBER_TEXT])
     if match is not None:
         number = int(match[1] + b"0" + match[2])
@@ -271,17 +273,17 @@ def _number(key: bytes, text: bytes) -> int:
 
 
 Request: TypeAlias = tuple[Op, tuple[Any, ...]]
-"""What a client asks for, with the fields that `wire.FIELDS` names."""
+"""An operation, with the fields that `wire.FIELDS` lists."""
 T = TypeVar("T")
 _Parser: TypeAlias = Generator[Request | None, None, T]
-"""Reads a part of the stream. It gives the requests that are whole, and None whenever it needs more bytes."""
+"""Parses a part of the stream. Yields complete requests, and None whenever it needs more bytes."""
 
 
 class Decoder:
     """The requests in one connection's bytes, which must begin with VALIDATE.
 
     Args:
-        limit: bytes of a request of many keys that may be kept until the rest has come.
+        limit: bytes of an incomplete request of many keys that may be kept.
     """
 
     def __init__(self, limit: float = inf) -> None:
@@ -289,15 +291,15 @@ class Decoder:
         self._limit = limit
         self._data = bytearray()
         self._at = 0
-        self._taken = 0  # bytes of the request that is being read
+        self._taken = 0  # bytes of the request being read
         self._parser = self._parse()
 
     def feed(self, data: bytes) -> None:
         self._data += data
 
     def next(self) -> Request | None:
-        """The next whole request, or None until more bytes have been fed. Raises StoreProtocolError: the bytes are not
-        the protocol, or beyond its limits. The decoder is of no further use.
+        """The next complete request, or None until more bytes are fed. Raises StoreProtocolError if the bytes violate
+        the protocol or its limits; then the decoder is unusable.
         """
         return next(self._parser)
 
@@ -324,7 +326,7 @@ class Decoder:
             if op is Op.MULTI_SET:
                 yield from self._pairs()
             else:
-                yield op, (yield from self._fields(op))  # in no variable, which would keep a large value
+                yield op, (yield from self._fields(op))  # a variable would keep a large value alive
 
     def _fields(self, op: Op) -> _Parser[tuple[Any, ...]]:
         readers: dict[str, Callable[[], _Parser[Any]]] = {
@@ -343,7 +345,7 @@ class Decoder:
         while len(self._data) - self._at < size:
             if self._taken + size > limit:
                 raise refusal(RefusalReason.LONG_REQUEST, self._taken + size, limit)
-            del self._data[: self._at]  # an idle connection must not hold on to the last large value
+            del self._data[: self._at]  # an idle connection must not keep the last large value
             self._at = 0
             yield None
         start = self._at
@@ -391,9 +393,9 @@ class Decoder:
 _READ_SIZE = 64 * 1024
 _MAX_ACCEPTED = 256
 _MAX_PIECES = 256
-"""Pieces that one call of the kernel takes."""
+"""The most pieces in one system call."""
 _BLOCK = 64 * 1024
-"""Bytes of replies to one client that are sent at once, to learn whether there is room for more."""
+"""Bytes of replies to one client that are sent at once, to find out whether there is room for more."""
 
 
 class _Connection:
@@ -406,9 +408,9 @@ class _Connection:
         self.size = 0
         """Bytes in `out`."""
         self.full = False
-        """The kernel has no room for more of it."""
+        """Whether the kernel has no room for more of `out`."""
         self.closing = False
-        """It is served no more, and closed as soon as `out` was sent."""
+        """Whether it is no longer served, and closes once `out` was sent."""
 
     def reply(self, piece: bytes) -> None:
         self.out.append(piece)
@@ -439,15 +441,15 @@ class PlainTransport:
         self._selector = selectors.DefaultSelector()
         self._connections: dict[_Connection, None] = {}
         self._ungreeted: dict[_Connection, float] = {}
-        """When those came who had not greeted when this was last looked at, the oldest first."""
+        """When each connection without a greeting (at the last look) arrived, the oldest first."""
         self._owed: dict[_Connection, None] = {}
-        """Those with replies that were not yet tried to be sent."""
+        """Connections with replies not yet passed to the kernel."""
         self._users = PeerUsers()
         self._descriptors = connection_limit()
         self._woken = False
         self._accept_again_at = inf
         self._full_house = False
-        """Nobody is accepted, because there are as many connections as the guard allows."""
+        """Whether accepting pauses because there are as many connections as the guard allows."""
         self._note_peers(context.guard.peers)
         self._selector.register(context.wakeup_fd, selectors.EVENT_READ)
         if context.listener is not None:
@@ -483,10 +485,10 @@ class PlainTransport:
         self._users.close()
 
     def release_memory(self) -> None:
-        """Nothing is left to do: the interpreter gives the memory back."""
+        """Do nothing: the interpreter releases the memory."""
 
     def _poll(self, pause: float | None) -> bool:
-        """Look once at all that is ready, after so many seconds at the latest; whether there was anything."""
+        """Handle all ready connections, waiting at most `pause` seconds. Returns whether there were any."""
         events = self._selector.select(pause)
         for key, event in events:
             if isinstance(key.data, _Connection):
@@ -519,7 +521,7 @@ class PlainTransport:
         self._serve(connection, data)
 
     def _serve(self, connection: _Connection, data: bytes) -> None:
-        """Execute the requests that these bytes make whole, as long as there is room for replies."""
+        """Execute the requests that these bytes complete, as long as there is room for replies."""
         try:
             connection.decoder.feed(data)
             while not connection.full and not connection.closing:
@@ -544,7 +546,7 @@ class PlainTransport:
             self._send(self._owed.popitem()[0])
 
     def _send(self, connection: _Connection) -> None:
-        """Send what it is owed, and wait for room where there is none; nothing is read meanwhile."""
+        """Send pending replies. Without room, wait for it, and read nothing until then."""
         if connection not in self._connections:
             return
         was_full = connection.full
@@ -560,7 +562,7 @@ class PlainTransport:
             self._selector.modify(connection.socket, events, connection)
 
     def _refuse(self, connection: _Connection, error: StoreProtocolError) -> None:
-        """Log why, and close the connection as soon as the replies that it is owed were sent."""
+        """Log the reason, and close the connection once its replies were sent."""
         if not connection.closing:
             log_refusal(self._context.log_lines, peer_of(connection.socket), error)
             connection.closing = True
@@ -579,7 +581,7 @@ class PlainTransport:
             self._selector.unregister(connection.socket)
             connection.socket.close()
 
-    # Who may connect, and how many
+    # Admission
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_MAX_ACCEPTED):
@@ -620,22 +622,22 @@ class PlainTransport:
         try:
             address = packed_address(client.getpeername()[0])
         except OSError:
-            return True  # it has left already, and reading will show it
+            return True  # it has left already; reading will show it
         return address in self._addresses or any(address in network for network in self._networks)
 
     def _note_peers(self, peers: Sequence[str] | None) -> None:
         allowed = networks(peers)
         self._peers = peers
         self._networks: list[Network] | None = None
-        """The networks that may connect; None where all may."""
+        """The networks that may connect; None for all."""
         if allowed is not None:
             self._networks = [network for network in allowed if network.bits < SINGLE_ADDRESS_BITS]
         self._addresses = frozenset(network.address for network in allowed or () if network.bits == SINGLE_ADDRESS_BITS)
 
     def _pause_accepting(self, listener: socket.socket, error: int) -> None:
-        """Nobody is accepted for a while: there are no means, or with 0 as many connections as there may be."""
+        """Pause accepting: resources are lacking or, with error 0, there are enough connections."""
         before, self._descriptors = self._descriptors, raise_descriptor_limit(self._context, error, self._descriptors)
-        if self._descriptors == before:  # else those who wait are reported again
+        if self._descriptors == before:  # otherwise waiting clients are reported again
             self._selector.unregister(listener)
             self._full_house = error == 0
             self._accept_again_at = time.monotonic() + self._context.retry
@@ -643,7 +645,7 @@ class PlainTransport:
     # Time passes
 
     def _pause(self) -> float | None:
-        """Seconds until something must be done that no event reports."""
+        """Seconds until there is work that no event reports."""
         at = self._accept_again_at
         if self._ungreeted and self._guard.validate_timeout:
             at = min(at, next(iter(self._ungreeted.values())) + self._guard.validate_timeout)
@@ -663,7 +665,7 @@ class PlainTransport:
             self._resume_accepting(now)
 
     def _resume_accepting(self, now: float) -> None:
-        """Accept again if there is a descriptor that may be used for it."""
+        """Accept again if there is a free descriptor for it."""
         self._full_house = False
         self._accept_again_at = now + self._context.retry
         with contextlib.suppress(OSError):
@@ -674,15 +676,15 @@ class PlainTransport:
 
 
 class _Shared:
-    """The table and its lock. Its clients are events: each reply to an event sets it."""
+    """A table with its lock. Its clients are events; a reply sets the event."""
 
     def __init__(self) -> None:
         self.table: Table[threading.Event] = Table()
         self.lock = threading.Lock()
 
     def execute(self, client: threading.Event, op: Op, *fields: Any) -> bytes:
-        """The replies to `client`; others whom the request wakes find their events set. Raises UserError: a number was
-        to be added to what is none.
+        """The replies to `client`; the events of other woken clients are set. Raises UserError for ADD on a value that
+        is no number.
         """
         mine = []
         with self.lock:
@@ -724,4 +726,4 @@ class HashStore(RequestStore):
             event.wait(min(timeout, threading.TIMEOUT_MAX))
         finally:
             self._shared.forget(event)
-        return event.is_set()  # asked only now: it may have been set between the end of the wait and the forgetting
+        return event.is_set()  # only now: it may have been set after the wait ended and before it was cancelled

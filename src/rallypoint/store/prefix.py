@@ -1,4 +1,4 @@
-"""Stores over other stores: one that forwards every call, and one that puts a prefix before keys (contract 9.6)."""
+"""Stores on top of other stores: one that forwards every call, and one that adds a prefix to keys (contract 9.6)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ForwardingStore(Store):
-    """Subclasses change the names of keys (`_name`), or how the other store is called."""
+    """Subclasses change the names of keys (`_name`), or the calls of the other store."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -24,11 +24,11 @@ class ForwardingStore(Store):
         return key
 
     def _value(self, value: str | bytes) -> str | bytes:
-        """A value as the other store takes it where it does not take bytes of any kind."""
+        """A value in the form that the other store accepts, if it does not accept all bytes."""
         return value
 
     def _limit(self, timeout: timedelta | float | None) -> timedelta | float | None:
-        """A timeout as the other store takes it."""
+        """A timeout in the form that the other store accepts."""
         return timeout
 
     @property
@@ -70,7 +70,7 @@ class ForwardingStore(Store):
         return bool(self._call("delete_key", self._name(key)))
 
     def num_keys(self) -> int:
-        """The number of keys in the whole other store; as torch's."""
+        """The number of keys in the whole other store, as in torch."""
         return int(self._call("num_keys"))
 
     def list_keys(self) -> list[str]:
@@ -95,8 +95,8 @@ class ForwardingStore(Store):
 class PrefixStore(ForwardingStore):
     """`store`, with `prefix/` before every key.
 
-    Prefixes of nested stores stand in the order from the innermost store outwards: through
-    `PrefixStore("outer", PrefixStore("inner", store))`, `y` is `inner/outer/y`. The timeout is that of `store`.
+    Prefixes of nested stores are in the order from the innermost store outwards: through `PrefixStore("outer",
+    PrefixStore("inner", store))`, `y` is `inner/outer/y`. The timeout is `store`'s.
     """
 
     def __init__(self, prefix: str, store: Store) -> None:

@@ -1,13 +1,12 @@
-"""A store on a thread of its own, and the server: that thread with a listening socket, which is open from the start.
+"""A store on its own thread, and the server: that thread with a listening socket, which is open from the start.
 
-No request of a store's clients delays anything else in this process. `plain` has the laws of what is served.
-Laws of the thread:
+No client's request delays anything else in this process. `plain` has the laws of serving. Laws of the thread:
 
-- until the first client is there, which the kernel keeps meanwhile, it only sleeps: it imports nothing, and costs the
-  start of workers nothing;
-- where resources are lacking (descriptors, memory) it logs that and tries again, for as long as the store is open;
-- a defect is logged and ends the store: its clients are disconnected at once;
-- when `close` returns, all connections are closed; memory is given back afterwards, which may take longer.
+- until the first client connects, which the kernel queues, it only sleeps: it imports nothing, and does not delay the
+  start of workers;
+- if resources (descriptors, memory) are lacking, it logs that and tries again, as long as the store is open;
+- an internal error is logged and ends the store: its clients are disconnected at once;
+- when `close` returns, all connections are closed; memory is released afterwards, which may take longer.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ _logger = get_logger(__name__)
 STORE_VARIABLE = "RALLYPOINT_STORE"
 
 RETRY = 1.0
-"""Seconds after which it is tried again where resources were lacking."""
+"""Seconds before another attempt after resources were lacking."""
 
 
 class StoreThread:
-    """A store and its thread, which ends with `close` at the latest.
+    """A store and its thread, which ends at `close` or before.
 
     Args:
-        name: of the thread, and of the store in log lines.
-        listener: a listening socket, closed in the end; without one, connections come by `add_connection` only.
-        guard: who may connect, and what each may have; see there for what is granted otherwise.
-        own_user: whether other users of this machine are refused, whatever `guard` says.
-        held: whether there is no thread, and clients have to wait in the kernel, until `set_peers` has said who may.
+        name: the name of the thread, and of the store in log lines.
+        listener: a listening socket, closed at the end; without one, connections come only from `add_connection`.
+        guard: the allowed peers and the limits of each; see there for the defaults.
+        own_user: whether to refuse other users of this machine, regardless of `guard`.
+        held: whether clients wait in the kernel, without a thread, until `set_peers` is called.
 
     Raises:
-        OSError: there are no descriptors, or no threads, to be had.
+        OSError: there are no descriptors or threads left.
     """
 
     def __init__(
@@ -66,9 +65,9 @@ class StoreThread:
         self._name = name
         self._listener = listener
         self._log_lines = RateLimitedLog(_logger, "connections that it refused")
-        self._lock = threading.RLock()  # a finalizer may come in between, and close this or another store
+        self._lock = threading.RLock()  # a finalizer may interrupt, and close this or another store
         self._new_connections: deque[tuple[socket.socket, bytes]] = deque()
-        self._peers: list[Sequence[str] | None] = []  # who is to be, if that is new
+        self._peers: list[Sequence[str] | None] = []  # new peers to apply
         self._closing = False
         self._over = False
         self._ended = threading.Event()
@@ -82,7 +81,7 @@ class StoreThread:
                 raise
 
     def _begin(self) -> None:
-        """Start the thread. Raises OSError: there are no more."""
+        """Start the thread. Raises OSError if there are no more."""
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         try:
             thread.start()
@@ -92,11 +91,11 @@ class StoreThread:
 
     @property
     def is_held(self) -> bool:
-        """Whether nobody is served yet, since it was not said who may connect."""
+        """Whether clients still wait because `set_peers` was not called."""
         return self._thread is None
 
     def add_connection(self, client: socket.socket, data: bytes) -> None:
-        """Serve a connection from which `data` was read already; it is closed if the store has ended. On any thread."""
+        """Serve a connection from which `data` was already read; close it if the store has ended. On any thread."""
         with self._lock:
             if not self._over:
                 self._new_connections.append((client, data))
@@ -105,8 +104,9 @@ class StoreThread:
         client.close()
 
     def set_peers(self, peers: Sequence[str] | None) -> None:
-        """From now on only these addresses and networks may be connected (None: all); others are disconnected. On any
-        thread. Raises UserError if one of them is neither; OSError: there is no thread for a store that was held."""
+        """Allow only these addresses and networks (None: all), and disconnect others. On any thread. Raises UserError
+        if one of them is neither, and OSError if there is no thread for a store that was held.
+        """
         if peers is not None:
             from rallypoint.store.transport import networks
 
@@ -117,17 +117,17 @@ class StoreThread:
                 if not self._over:
                     self._wakeup.set()
             elif not self._closing:
-                self._begin()  # which takes the peers before it serves anybody
+                self._begin()  # the thread takes the peers before it serves anybody
 
     def close(self, most: float | None = None) -> None:
-        """End all connections and stop listening. All is closed when this returns. Idempotent; on any thread.
+        """End all connections and stop listening. Everything is closed when this returns. Idempotent; on any thread.
 
-        In a copy of the process that made it, it continues where it was made, and the copy only closes its descriptors.
+        In a forked process, this only closes the fork's descriptors; the original store continues.
 
         Args:
-            most: seconds to wait at most: a finalizer may have interrupted anybody, the store's own thread included.
+            most: the most seconds to wait: a finalizer may have interrupted any thread, including the store's own.
         """
-        if os.getpid() != self._process:  # nobody would signal the end here
+        if os.getpid() != self._process:  # nobody would signal the end in a fork
             self._release()
             return
         with self._lock:
@@ -163,7 +163,7 @@ class StoreThread:
             transport.release_memory()
 
     def _sleep(self, listener: socket.socket | None = None, seconds: float | None = None) -> None:
-        """Wait until there is a client, somebody wants something of the store, or so many seconds have passed."""
+        """Wait for a client, a call from another thread, or at most `seconds`."""
         poll = select.poll()
         poll.register(self._wakeup, select.POLLIN)
         if listener is not None:
@@ -171,7 +171,7 @@ class StoreThread:
         poll.poll(None if seconds is None else seconds * 1000)
 
     def _open(self) -> StoreTransport | None:
-        """The store, as soon as there are means for it; None if it is closed before."""
+        """Open the store as soon as there are resources; None if it is closed before."""
         while not self._closing:
             try:
                 from rallypoint.store.transport import StoreGuard, TransportContext
@@ -181,12 +181,12 @@ class StoreThread:
                 return open_transport(TransportContext(self._listener, self._wakeup.fileno(), self._log_lines, guard))
             except (OSError, MemoryError, ImportError) as error:
                 self._log_lines.warning("%s cannot serve yet, and tries again in %g s: %s", self._name, RETRY, error)
-                self._wakeup.clear()  # clients that have connected have to wait as well
+                self._wakeup.clear()  # connected clients must wait too
                 self._sleep(seconds=RETRY)
         return None
 
     def _apply_requests(self, transport: StoreTransport | None) -> TypeGuard[StoreTransport]:
-        """Hand over new connections and peers; whether the store is there and still to serve."""
+        """Hand over new connections and peers. Returns whether the store is open and must still serve."""
         if transport is None:
             return False
         with self._lock:
@@ -215,13 +215,12 @@ class StoreThread:
 
 
 class StoreServer(StoreThread):
-    """A store for torch's TCPStore clients and ours, for as long as it is open; `guard`, `own_user`, `held` as
-    `StoreThread`.
+    """A store for torch's TCPStore clients and ours; for `guard`, `own_user` and `held` see `StoreThread`.
 
-    It listens at `host` (empty: all interfaces) and `port` (0: see the attribute), or on `listener`, which it closes.
+    It listens on `host` (empty: all interfaces) and `port` (0: see the attribute), or on `listener`, which it closes.
 
     Raises:
-        OSError: the port is taken, the address is not of this machine, or there are no descriptors or threads left.
+        OSError: the port is taken, the address belongs to another machine, or no descriptors or threads are left.
     """
 
     def __init__(
@@ -251,9 +250,9 @@ class StoreServer(StoreThread):
 
 
 def open_transport(context: TransportContext) -> StoreTransport:
-    """A new store that serves what the context says: the one in C, if it was built.
+    """Open a new store for the context: the one in C, if it was built.
 
-    `RALLYPOINT_STORE=python` has the one in Python serve in any case.
+    `RALLYPOINT_STORE=python` always selects the one in Python.
     """
     name = "a shared port" if context.listener is None else f"port {context.listener.getsockname()[1]}"
     reason = f"{STORE_VARIABLE}=python"
@@ -273,27 +272,27 @@ def open_transport(context: TransportContext) -> StoreTransport:
 
 
 class RoundStores:
-    """One port, and behind it a new store for each round: for servers that hand connections over by their first bytes.
+    """A new store for each round behind one port, for servers that hand over connections by their first bytes.
 
-    A round's keys cannot be read in the next, although workers find both at the same address. Used by any thread.
+    The next round cannot read a round's keys, although workers find both at the same address. For any thread.
 
     Args:
-        guard: who may connect, and what each may have.
+        guard: the allowed peers and the limits of each.
         own_user: see `StoreThread`.
     """
 
     def __init__(self, guard: StoreGuard | None = None, *, own_user: bool = False) -> None:
         self._guard = guard
         self._own_user = own_user
-        self._peers: list[Sequence[str] | None] = []  # who is, if that was said
+        self._peers: list[Sequence[str] | None] = []  # the allowed peers, if set
         self._lock = threading.Lock()
         self._current: StoreThread | None = None
         self._previous: list[StoreThread] = []
         self._closed = False
 
     def add_connection(self, client: socket.socket, data: bytes) -> None:
-        """Serve a connection, from which this has been read already; close it if it cannot be served. Raises OSError:
-        there are no descriptors, or no threads, for a store.
+        """Serve a connection from which `data` was already read; close it if it cannot be served. Raises OSError if no
+        descriptors or threads are left for a store.
         """
         with self._lock:
             try:
@@ -308,14 +307,14 @@ class RoundStores:
                 self._current.add_connection(client, data)
 
     def next_round(self) -> None:
-        """From now on new connections get a new, empty store; old ones keep theirs."""
+        """Give new connections a new, empty store; old ones keep theirs."""
         with self._lock:
             if self._current is not None:
                 self._previous.append(self._current)
                 self._current = None
 
     def set_peers(self, peers: Sequence[str] | None) -> None:
-        """As `StoreThread.set_peers`, for later rounds too."""
+        """Like `StoreThread.set_peers`, also for later rounds."""
         from rallypoint.store.transport import networks
 
         networks(peers)
@@ -332,22 +331,22 @@ class RoundStores:
             store.close()
 
     def close(self) -> None:
-        """End all connections, those still to come as well. Idempotent."""
+        """End all present and future connections. Idempotent."""
         with self._lock:
             self._closed = True
         self.next_round()
         self.end_previous()
 
 
-# Servers that several stores of this process share by their port (`multi_tenant`, contract section 9.5).
+# Servers that several stores of this process share on one port (`multi_tenant`, contract section 9.5).
 
-_lock = threading.RLock()  # a finalizer may come in between, and release one
-_servers: dict[int, list[StoreServer]] = {}  # for each port its server, once for each store that uses it
+_lock = threading.RLock()  # a finalizer may interrupt, and release a server
+_servers: dict[int, list[StoreServer]] = {}  # the server of each port, once for each store that uses it
 
 
 def acquire_server(port: int) -> StoreServer:
-    """The shared server on `port`, started if there is none; 0 always starts one. Raises OSError: the port is taken by
-    another process.
+    """Return the shared server on `port`, and start it if needed; 0 always starts one. Raises OSError if another
+    process has the port.
     """
     with _lock:
         users = _servers.get(port)
@@ -357,7 +356,7 @@ def acquire_server(port: int) -> StoreServer:
 
 
 def release_server(server: StoreServer) -> bool:
-    """One store less uses `server`. Whether it is now the caller's, to be closed: nobody else uses it."""
+    """Note that a store no longer uses `server`. Returns whether nobody else does, so that the caller must close it."""
     with _lock:
         users = _servers.get(server.port, [])
         if server not in users:

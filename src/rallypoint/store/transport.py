@@ -1,11 +1,10 @@
-"""What the two stores have in common (`server` chooses which of them serves), and what limits their clients.
+"""The common part of the two stores (`server` selects one), and the limits of their clients.
 
-The store is there twice: in plain Python (`plain`), and in C (`native/`, behind `compiled`) where a compiler was there
-at installation. Both keep the laws that `plain` states, and the same tests hold both to them.
+The store exists twice: in plain Python (`plain`) and, if there was a compiler at installation, in C (`native/`, behind
+`compiled`). Both keep the laws in `plain`, and the same tests check both.
 
-Torch's clients cannot prove who they are, so any client can read and write all keys: what guards a store is the address
-that a client comes from. The limits bound what one connection can take from the process that serves; what
-goes beyond them ends that connection with a log line, and no other.
+Torch's clients cannot prove their identity, so any client can read and write all keys: only a client's address guards
+the store. The limits bound the resources of one connection; exceeding them ends only that connection, with a log line.
 """
 
 from __future__ import annotations
@@ -24,32 +23,34 @@ from rallypoint.base.errors import UserError
 from rallypoint.base.log import RateLimitedLog
 
 _IPV4_MAPPED = bytes(10) + b"\xff\xff"
-"""Before an IPv4 address this is how a socket for both kinds shows it."""
+"""The prefix of an IPv4 address on a dual-stack socket."""
 
 
 class StoreGuard(NamedTuple):
-    """What a store grants. Bytes count keys and values alike."""
+    """The permissions and limits of a store. Bytes count both keys and values."""
 
     peers: Sequence[str] | None = None
     """Addresses and networks (`10.0.0.0/8`) that may connect; None for all. `StoreThread.set_peers` changes it."""
     own_user: bool = False
-    """Whether connections of other users of this machine are refused (`base.netlink`); root's are not."""
+    """Whether to refuse other users of this machine except root (`base.netlink`)."""
     validate_timeout: float = 30.0
-    """Seconds that a connection has to greet; 0 for no limit."""
+    """Seconds within which a connection must greet; 0 for no limit."""
     keepalive: tuple[int, int, int] = (120, 30, 6)
-    """Seconds of silence after which the kernel asks whether a client's machine is there, seconds between further
-    questions, and how many without an answer end the connection."""
+    """Seconds of silence before the kernel probes a client's machine, seconds between further probes, and the number of
+    unanswered probes that end the connection.
+    """
     connections: int = 0
-    """Connections at once, beyond which others wait until one ends; 0 for as many as there are descriptors for."""
+    """The most connections at once; further ones wait. 0 for as many as there are descriptors."""
     request: int = 32 * 1024 * 1024
-    """Bytes of one request, which are held until all have come."""
+    """The largest size of a request, which is kept until it is complete."""
     value: int = 32 * 1024 * 1024
-    """Bytes of one value, to which it may grow by APPEND."""
+    """The largest size of a value, including APPEND."""
     keys: int = 1 << 24
-    """Keys by which one connection may make the store larger; those that it deletes count for it. In C only."""
+    """Keys by which one connection may enlarge the store; its deletions are deducted. Only in C."""
     bytes: int = 1 << 33
-    """Bytes by which one connection may make the store larger; each key and each value in a queue costs 64 more. In
-    C only."""
+    """Bytes by which one connection may enlarge the store; each key and each value in a queue costs 64 more. Only in
+    C.
+    """
 
 
 SINGLE_ADDRESS_BITS = 128
@@ -57,7 +58,7 @@ SINGLE_ADDRESS_BITS = 128
 
 
 class Network(NamedTuple):
-    """Addresses of which so many first bits are these, all in the form of IPv6."""
+    """The addresses that share this many first bits, in the form of IPv6."""
 
     address: bytes
     bits: int
@@ -91,36 +92,36 @@ def networks(texts: Iterable[str] | None) -> tuple[Network, ...] | None:
 
 
 def packed_address(text: str) -> bytes:
-    """A numeric address in the form of IPv6, without the scope that a link-local one may have. Raises OSError: it is no
+    """A numeric address in the form of IPv6, without the scope of a link-local one. Raises OSError if it is no
     address.
     """
     return inet_pton(AF_INET6, text.partition("%")[0]) if ":" in text else _IPV4_MAPPED + inet_pton(AF_INET, text)
 
 
 def shown_peers(allowed: Sequence[str] | None) -> str:
-    """Who may connect, for a sentence; not all of a thousand."""
+    """The allowed peers, abbreviated, for a sentence."""
     allowed = allowed or ()
     few = ", ".join(allowed[:4]) + (f" and {len(allowed) - 4} more" if len(allowed) > 4 else "")
     return few or "there are none"
 
 
 ACCEPT_RETRY = 1.0
-"""Seconds without new connections when resources for one more were lacking."""
+"""Seconds without new connections after resources for one were lacking."""
 
 
 class TransportContext(NamedTuple):
     """What the thread of a store provides."""
 
     listener: socket.socket | None
-    """It listens; who has connected meanwhile is served first. None: connections come by `add_connection` only."""
+    """A listening socket; queued clients are served first. None: connections come only from `add_connection`."""
     wakeup_fd: int
-    """That of a `base.kernel.Wakeup`, which has `StoreTransport.serve` return; it is then empty again."""
+    """The descriptor of a `base.kernel.Wakeup` that makes `StoreTransport.serve` return, which clears it."""
     log_lines: RateLimitedLog
-    """For all that unauthenticated peers can cause to be logged."""
+    """For all log lines that unauthenticated peers can cause."""
     guard: StoreGuard = StoreGuard()
-    """Limits which peers may connect, and what each may use."""
+    """Limits the peers and their resources."""
     retry: float = ACCEPT_RETRY
-    """Seconds without new connections when resources for one more were lacking."""
+    """Seconds without new connections after resources for one were lacking."""
 
 
 class StoreTransport(Protocol):
@@ -130,22 +131,22 @@ class StoreTransport(Protocol):
         """Serve until the wake-up descriptor is written to."""
 
     def run_once(self) -> bool:
-        """Do some of what there is to do, without waiting; whether there was anything."""
+        """Do some of the pending work, without waiting. Returns whether there was any."""
 
     def add_connection(self, client: socket.socket, data: bytes = b"") -> None:
-        """Serve a socket that is connected already, and from which this has been read."""
+        """Serve a connected socket from which `data` was already read."""
 
     def set_peers(self, peers: Sequence[str] | None) -> None:
-        """From now on only these addresses and networks may be connected; others are disconnected. None: all may."""
+        """Allow only these addresses and networks (None: all), and disconnect others."""
 
     def close(self) -> None: ...
 
     def release_memory(self) -> None:
-        """After `close`: give the memory back, which takes a while if there are many keys."""
+        """After `close`: release the memory, which takes a while if there are many keys."""
 
 
 def set_options(connection: socket.socket, guard: StoreGuard) -> None:
-    """Set what a connection needs: on itself, or on a listening socket from which it inherits that."""
+    """Set the options of a connection, on itself or on the listening socket from which it inherits them."""
     connection.setblocking(False)
     if connection.family not in {socket.AF_INET, socket.AF_INET6}:
         return
@@ -173,14 +174,14 @@ def log_refusal(lines: RateLimitedLog, peer: str, error: Exception) -> None:
 
 
 NO_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
-"""Why a connection cannot be had now, and perhaps later."""
+"""Errors for which a connection is impossible now but perhaps not later."""
 
 
 def raise_descriptor_limit(context: TransportContext, error: int, present: int) -> int:
-    """No connection can be accepted: get more descriptors if those are lacking, and else log it.
+    """No connection can be accepted: raise the limit if descriptors are lacking, otherwise log the error.
 
-    `error` is 0 where there are as many connections as the guard allows; `present` is the number from which on
-    descriptors were kept for others. Returns what it is now; another one if a connection can be accepted at once.
+    `error` is 0 if there are as many connections as the guard allows; `present` is the first descriptor reserved for
+    other uses. Returns its new value; a different one if a connection can be accepted at once.
     """
     if not error:
         context.log_lines.warning(

@@ -1,8 +1,8 @@
 """torch's TCPStore protocol: opcodes, limits, refusals, and each request as bytes (contract section 9.1). Pure.
 
-All integers are little-endian; a string is a u64 length and its bytes. There is no framing beyond the fields and there
-are no request ids: replies come in the order of the requests, except that WAIT and BARRIER answer when they can.
-`plain` reads these bytes back, and says what the requests mean and what their replies are.
+All integers are little-endian; a string is a u64 length and its bytes. There is no further framing and there are no
+request ids: replies come in the order of the requests, except that WAIT and BARRIER answer when they can. `plain`
+parses these bytes, and defines the meaning of requests and their replies.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ MAX_KEY = 8192
 MAX_PAYLOAD = 8 * 1024 * 1024
 """Bytes of the longest value in one request; APPEND can make a stored value longer."""
 MAX_KEYS = 131072
-"""Most keys in one CHECK, WAIT, MULTI_GET or MULTI_SET."""
+"""The most keys in one CHECK, WAIT, MULTI_GET or MULTI_SET."""
 
 U32 = Struct("<I")
 U64 = Struct("<Q")
 I64 = Struct("<q")
 
 DONE = b"\x00"
-"""The reply to WAIT and BARRIER, and to CHECK when all keys are there."""
+"""The reply to WAIT and BARRIER, and to CHECK if all keys exist."""
 MISSING = b"\x01"
-"""The reply to CHECK when a key is missing."""
+"""The reply to CHECK if a key is missing."""
 CANCELLED = b"\x01"
-"""The reply to CANCEL_WAIT. It differs from DONE, so that a client sees which of the two came first."""
+"""The reply to CANCEL_WAIT. It differs from DONE, so that a client can tell which of the two came first."""
 
 
 class Op(IntEnum):
-    """The first byte of a request; `FIELDS` says what follows."""
+    """The first byte of a request; its `FIELDS` follow."""
 
     VALIDATE = 0
     SET = 1
@@ -79,7 +79,7 @@ FIELDS: dict[Op, tuple[str, ...]] = {
     Op.LIST_KEYS: (),
     Op.BARRIER: ("key", "i64"),
 }
-"""The fields of each request, in order. `_PACK` says how each kind travels."""
+"""The fields of each request, in order; `_PACK` encodes each kind."""
 
 
 class RefusalReason(IntEnum):
@@ -136,13 +136,13 @@ _SENTENCES = {
 def refusal(
     reason: RefusalReason, number: float = 0, limit: float | str = 0, first: bytes = b"", second: bytes = b""
 ) -> StoreProtocolError:
-    """The error for a reason: how many there were, how many are allowed, and the bytes that it is about."""
+    """The error for a reason, with the number, its limit, and the bytes concerned."""
     sentence = _SENTENCES[reason].format(number=number, limit=limit, first=first, second=second)
     return StoreProtocolError(sentence)
 
 
 def string(text: bytes) -> bytes:
-    """A length and its bytes, as keys and values travel."""
+    """The wire form of a key or value: its length and bytes."""
     return U64.pack(len(text)) + text
 
 
@@ -151,8 +151,8 @@ def strings(texts: Sequence[bytes]) -> bytes:
 
 
 def encode(op: Op, *fields: Any) -> bytes:
-    """A request as it travels, with the fields that `FIELDS` names. Raises StoreProtocolError: a key, a value or their
-    number is beyond the protocol's limits.
+    """The wire form of a request, with the fields in `FIELDS`. Raises StoreProtocolError if a key, a value or their
+    number exceeds the protocol's limits.
     """
     return bytes([op]) + b"".join([_PACK[kind](value) for kind, value in zip(FIELDS[op], fields, strict=True)])
 
@@ -162,7 +162,7 @@ def greeting() -> bytes:
 
 
 def check(size: int, limit: float, reason: RefusalReason) -> None:
-    """Raises StoreProtocolError for this reason if `size` is beyond the limit."""
+    """Raise StoreProtocolError for this reason if `size` exceeds the limit."""
     if size > limit:
         raise refusal(reason, size, limit)
 

@@ -1,4 +1,4 @@
-/* Who may connect, and how many. */
+/* Admission: who may connect, and how many. */
 #define _GNU_SOURCE /* accept4 */
 #include "accepting.h"
 
@@ -13,9 +13,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { MOST_ACCEPTED = 256 }; /* connections that are accepted in one poll */
+enum { MOST_ACCEPTED = 256 }; /* connections accepted in one poll */
 
-/* Whether a connection would get one of the descriptors that are for connections. */
+/* Whether a new connection would get a descriptor that is reserved for connections. */
 static bool has_descriptor(const Store *store)
 {
     int next = fcntl(store->wake, F_DUPFD_CLOEXEC, 0);
@@ -31,20 +31,20 @@ void accept_again(Store *store)
     store->at_connection_limit = false;
 }
 
-/* Nobody is accepted for a while: there are no means, or with 0 as many connections as there may be. */
+/* Pauses accepting: resources are lacking or, with error 0, there are enough connections. */
 static void pause_accepting(Store *store, int error)
 {
     int descriptors = store->cannot_accept(store, error);
     bool more = descriptors != store->descriptors;
     store->descriptors = descriptors;
     if (more)
-        return; /* whoever waits is reported again */
+        return; /* waiting clients are reported again */
     epoll_ctl(store->epoll, EPOLL_CTL_DEL, store->listener, NULL);
     store->at_connection_limit = error == 0;
     store->accept_again_at = monotonic_now() + store->limits.retry;
 }
 
-/* The address as IPv6 has it; false where it is no address of the internet. */
+/* The address in the form of IPv6; false if it is no internet address. */
 static bool address_of(const struct sockaddr_storage *from, uint8_t address[16])
 {
     static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
@@ -79,9 +79,9 @@ bool is_peer(const Store *store, int fd)
     if (!store->guarded)
         return true;
     if (getpeername(fd, (struct sockaddr *)&from, &size) < 0)
-        return true; /* it has gone already, and reading will say so */
+        return true; /* it has left already; reading will show it */
     if (!address_of(&from, whole.address))
-        return true; /* a pair of sockets of this process */
+        return true; /* a socket pair in this process */
     if (store->host_count && bsearch(&whole, store->peers, store->host_count, sizeof whole, by_address))
         return true;
     for (size_t i = store->host_count; i < store->peer_count; i++)
@@ -120,7 +120,7 @@ void accept_all(Store *store)
         if (fd >= 0 && conn_open(store, fd)) {
             if (fd < store->descriptors - 1)
                 continue;
-            error = EMFILE; /* this was the last one */
+            error = EMFILE; /* this was the last descriptor */
         } else if (fd >= 0) {
             error = errno;
             close(fd);

@@ -1,4 +1,4 @@
-/* What the requests mean: keys, queues and barriers, under the laws of `plain.py`. */
+/* Executes requests: keys, queues and barriers, under the laws of `plain.py`. */
 #include "commands.h"
 
 #include "listing.h"
@@ -9,9 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_NUMBER = 4096 }; /* bytes of a value in which a number is looked for */
+enum { MAX_NUMBER = 4096 }; /* bytes of a value searched for a number */
 
-/* Of what goes by this name so many bytes have gone and come; it may have been nothing, or be nothing now. */
+/* Updates the counts after a name's bytes have changed; the name may be new, or have nothing left. */
 static void count(Table *table, const Slot *slot, bool was_there, size_t gone, size_t come)
 {
     bool is_there = slot->value != NULL || slot->oldest != NULL;
@@ -33,7 +33,7 @@ static bool no_memory(Store *store, Slot *slot, Refusal *refusal)
     return false;
 }
 
-/* Makes what `made` says the slot's value; false if that is nothing, for which there was no memory. */
+/* Sets the slot's value to the result of `make`; false if there is no memory. */
 static bool put(Store *store, Slot *slot, Blob *(*make)(Blob *, Text, uint64_t), Text text)
 {
     bool was_there = slot->value != NULL || slot->oldest != NULL, born = slot->value == NULL;
@@ -81,7 +81,7 @@ bool command_append(Store *store, Conn *conn, Text key, Text value, Refusal *ref
     return true;
 }
 
-/* Where the key is missing and something was expected, the protocol gives back what was expected. */
+/* If the key is missing and a value was expected, the protocol returns the expected value. */
 static bool reply_expected(Store *store, Conn *conn, Text expected, Refusal *refusal)
 {
     Blob *blob = blob_new(expected);
@@ -134,7 +134,7 @@ bool command_has(const Table *table, Text key)
     return slot != NULL && (slot->value != NULL || slot->oldest != NULL);
 }
 
-/* The decimal number at the beginning, as strtoll reads it: blanks before, anything behind. False if there is none. */
+/* The decimal number at the beginning, as strtoll reads it: blanks before, anything after. False if there is none. */
 static bool number(const Blob *text, int64_t *result)
 {
     const uint8_t *at = text->bytes, *end = at + (text->size < MAX_NUMBER ? text->size : MAX_NUMBER);
@@ -169,7 +169,7 @@ static Slot *increase(Store *store, Text key, int64_t delta, int64_t *total, Ref
         };
         return NULL;
     }
-    *total = (int64_t)((uint64_t)present + (uint64_t)delta); /* beyond the highest it begins with the lowest again */
+    *total = (int64_t)((uint64_t)present + (uint64_t)delta); /* wraps around after the highest number */
     uint8_t text[24], *at = text + sizeof text;
     uint64_t rest = *total < 0 ? 0 - (uint64_t)*total : (uint64_t)*total;
     do

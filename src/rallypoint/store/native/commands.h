@@ -1,4 +1,4 @@
-/* What the requests mean. What returns a bool may find no memory, and has changed nothing then. */
+/* Executes requests. False means that there was no memory, and that nothing has changed. */
 #pragma once
 
 #include "store.h"

@@ -1,6 +1,6 @@
-/* Connections come and go.
+/* Opens and closes connections.
  *
- * A connection is closed only at the end of a poll, after all replies were flushed: nothing names it then.
+ * A connection is closed only at the end of a poll, after all replies were flushed: nothing refers to it then.
  */
 #include "connections.h"
 
@@ -40,7 +40,7 @@ void conn_input_free(Conn *conn)
     conn->input_at = conn->input_size = conn->input_room = 0;
 }
 
-/* Takes no more requests, and waits for nothing. */
+/* Takes no more requests, and cancels waits. */
 static void stop_reading(Store *store, Conn *conn)
 {
     conn->over = true;
@@ -51,7 +51,7 @@ static void stop_reading(Store *store, Conn *conn)
     ring_remove(&conn->unvalidated);
 }
 
-/* Says why, sends what it is owed, and ends it when that was sent. */
+/* Reports the reason, and closes the connection once its replies were sent. */
 void conn_refuse(Store *store, Conn *conn, const Refusal *refusal)
 {
     if (!conn->failed)
@@ -71,7 +71,8 @@ void conn_close(Store *store, Conn *conn)
     ring_remove(&conn->doomed);
     ring_remove(&conn->all);
     store->conn_count--;
-    /* Closing is not enough: where a forked process has the socket too, events would go on and name what is free. */
+    /* Closing is not enough: if a forked process also has the socket, events would continue and refer to freed
+     * memory. */
     epoll_ctl(store->epoll, EPOLL_CTL_DEL, conn->fd, NULL);
     close(conn->fd);
     free(conn);

@@ -1,10 +1,10 @@
-/* Connections come and go. */
+/* Opens and closes connections. */
 #pragma once
 
 #include "store.h"
 
-bool conn_open(Store *, int fd); /* false and errno if there are no means */
-void conn_refuse(Store *, Conn *, const Refusal *); /* say why, send what it is owed, and end it when that was sent */
+bool conn_open(Store *, int fd); /* false and errno if resources are lacking */
+void conn_refuse(Store *, Conn *, const Refusal *); /* report why, send its replies, then close it */
 void conn_close(Store *, Conn *);
 void conn_input_free(Conn *);
 void close_doomed(Store *);

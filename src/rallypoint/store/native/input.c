@@ -1,11 +1,11 @@
-/* Bytes come, and are served in time slices.
+/* Reads input, and serves it in time slices.
  *
- * Whoever asks for more than a slice (`SLICE`) waits among the busy ones, who have their turns when all events were seen
- * to, a few milliseconds in each poll; nothing is read from that client meanwhile.
+ * A connection with more work than a slice (`SLICE`) waits among the busy ones. They have their turns after all events
+ * were handled, a few milliseconds in each poll; nothing is read from the client until then.
  *
- * Events are told once, when something changes (EPOLLET), and for both directions; so whoever stops reading before
- * there was nothing left must ask to be told again (`conn_rearm`), and that the client has finished (EPOLLRDHUP) is
- * looked for as soon as it is told.
+ * Events are reported once, on a change (EPOLLET), and for both directions. So code that stops reading before the input
+ * is empty must request the event again (`conn_rearm`), and the end of the client's output (EPOLLRDHUP) is checked as
+ * soon as it is reported.
  */
 #define _GNU_SOURCE /* EPOLLRDHUP */
 #include "input.h"
@@ -31,11 +31,11 @@ static void no_memory(Store *store, Conn *conn)
     conn_refuse(store, conn, &(Refusal){.reason = NO_MEMORY});
 }
 
-/* Keeps what is left of these bytes, which are in the connection's own input or in the store's intake. */
+/* Keeps the rest of these bytes, which are in the connection's own input or the store's intake. */
 static void conn_keep(Store *store, Conn *conn, Text left)
 {
     if (left.size == 0)
-        conn_input_free(conn); /* an idle connection must not hold on to the last large value */
+        conn_input_free(conn); /* an idle connection must not keep the last large value */
     else if (conn->input != NULL)
         conn->input_at = conn->input_size - left.size;
     else {
@@ -51,7 +51,7 @@ static void conn_keep(Store *store, Conn *conn, Text left)
     }
 }
 
-/* Serves these bytes, and keeps what is left of them. */
+/* Serves these bytes, and keeps the rest. */
 void conn_serve(Store *store, Conn *conn, Text data)
 {
     Refusal refusal = {.reason = REFUSE_NOTHING};
@@ -74,7 +74,7 @@ static void serve_input(Store *store, Conn *conn)
     conn_serve(store, conn, (Text){bytes, conn->input_size - conn->input_at});
 }
 
-/* Room for so many bytes behind the input. */
+/* Makes room for this many bytes after the input. */
 static bool input_grow(Conn *conn, size_t room)
 {
     if (conn->input_room - conn->input_size >= room)
@@ -94,12 +94,12 @@ static bool input_grow(Conn *conn, size_t room)
     return true;
 }
 
-/* One read into where it must go, and what it makes whole. Whether there may be more to read. */
+/* Reads once, and serves the complete requests. Returns whether there may be more to read. */
 static bool conn_read(Store *store, Conn *conn)
 {
     uint8_t *into = store->intake;
     size_t room = PIECE, held = conn->input_size - conn->input_at;
-    if (held) { /* what a request lacks is read to its place, as far as it does not outgrow what has come */
+    if (held) { /* read the rest of a request into place, at most doubling the input */
         room = conn->want > held ? conn->want - held : 0;
         if (room > held + PIECE)
             room = held + PIECE;
@@ -133,7 +133,7 @@ static bool conn_read(Store *store, Conn *conn)
     return (size_t)size == room;
 }
 
-/* There is room again. */
+/* The kernel has room for replies again. */
 static void conn_resume(Store *store, Conn *conn, uint32_t events)
 {
     replies_resume(store, conn);
@@ -149,7 +149,7 @@ static void conn_resume(Store *store, Conn *conn, uint32_t events)
     if (conn->input != NULL || conn->listing != NULL)
         serve_input(store, conn);
     if (!conn->over)
-        conn_rearm(store, conn); /* what has come meanwhile was not read */
+        conn_rearm(store, conn); /* newer input was not read */
 }
 
 static bool is_busy(const Conn *conn)
@@ -180,14 +180,14 @@ void conn_ready(Store *store, Conn *conn, uint32_t events)
         }
         if (!(events & GOING))
             return;
-        /* Where it is going, its end may lie behind what was just read. */
+        /* If the client is leaving, its end may come right after the bytes just read. */
         char end;
         if (recv(conn->fd, &end, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
             return;
     }
 }
 
-/* Gives those a turn who have more to do than one slice, one after the other, for some time. */
+/* Gives the busy connections their turns, one after the other, for some time. */
 void serve_busy(Store *store)
 {
     Conn *conn;
@@ -195,7 +195,7 @@ void serve_busy(Store *store)
         ring_remove(&conn->busy);
         serve_input(store, conn);
         if (!conn->over && !conn->full && !is_busy(conn))
-            conn_rearm(store, conn); /* what has come meanwhile was not read */
+            conn_rearm(store, conn); /* newer input was not read */
         if (monotonic_now() >= end)
             return;
     }

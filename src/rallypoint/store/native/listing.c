@@ -1,7 +1,7 @@
-/* Lists of all keys, sent part by part of the table: as the keys were when they were asked for, whatever comes and goes.
+/* Lists of all keys, sent one part of the table after another: a snapshot from when the list was requested.
  *
- * A list holds no names of parts that have not changed since. Before one does, all lists that have still to send it are
- * given its names, one copy for all of them (`list_freeze`).
+ * A list has no copy of an unchanged part. Before a part changes, all lists that still have to send it get its names,
+ * one copy for all of them (`list_keep_snapshot`).
  */
 #include "listing.h"
 
@@ -15,7 +15,7 @@ static const Shard *shard_of(const Store *store, size_t at)
     return &store->table.shards[at];
 }
 
-/* Calls `take` with each name of a part, and returns how many there are. */
+/* Calls `take` with each name of a part, and returns their number. */
 static size_t names(const Shard *shard, void (*take)(void *, const Slot *), void *with)
 {
     size_t count = 0;
@@ -77,7 +77,7 @@ void list_end(Conn *conn)
     free(listing);
 }
 
-/* The names of the part that is next, held for the caller. */
+/* The names of the next part; the caller owns a reference. */
 static Blob *next_names(Store *store, Listing *listing)
 {
     size_t count = 0, at = listing->at++;
@@ -114,7 +114,7 @@ void list_some(Store *store, Conn *conn)
     list_end(conn);
 }
 
-/* Gives a listing the names of a part, if they can be had. */
+/* Gives a listing the names of a part, if there is memory for them. */
 static void give(Store *store, Listing *listing, size_t shard, Blob *names)
 {
     if (names != NULL && listing->names == NULL) {
@@ -139,7 +139,7 @@ void list_keep_snapshot(Store *store, size_t at)
     while (node != &store->listings) {
         Listing *listing = MEMBER(node, Listing, node);
         if (listing->number <= shard->listed)
-            break; /* it and all older ones were given them before an earlier change */
+            break; /* this and all older lists got the names before an earlier change */
         node = node->after;
         if (listing->at <= at)
             give(store, listing, at, names);

@@ -1,10 +1,10 @@
-/* Blocks of memory, values that several hold, and rings of neighbours. */
+/* Memory blocks, shared values, and rings of nodes. */
 #include "memory.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef STORE_MEMORY_FAILS /* for tests: says when a block is refused */
+#ifdef STORE_MEMORY_FAILS /* for tests: decides whether a block is refused */
 bool STORE_MEMORY_FAILS(void);
 #else
 #define STORE_MEMORY_FAILS() false
@@ -48,7 +48,7 @@ void blob_drop(Blob *blob)
 
 Blob *blob_assign(Blob *old, Text value)
 {
-    /* Most keys that are set again are set to as much: counters, and states of a known shape. */
+    /* Most keys are overwritten with values of the same size: counters, and states of a known shape. */
     if (old != NULL && old->holders == 1 && old->room >= value.size && old->room <= 2 * value.size + 64) {
         old->size = value.size;
         memcpy(old->bytes, value.bytes, value.size);
@@ -66,10 +66,10 @@ Blob *blob_extend(Blob *old, Text more, uint64_t limit)
         return blob_new(more);
     size_t size = old->size + more.size;
     if (old->room < size) {
-        size_t room = size + size / 2; /* many appends in a row cost as much as one */
+        size_t room = size + size / 2; /* amortizes repeated appends */
         if (room > limit)
             room = limit > size ? (size_t)limit : size;
-        bool shared = old->holders > 1; /* on its way to somebody: it stays where it is until then */
+        bool shared = old->holders > 1; /* it is being sent: it must stay in place until then */
         Blob *made = shared ? blob_room(room) : get_block(old, sizeof(Blob) + room);
         if (made == NULL)
             return NULL;

@@ -1,7 +1,7 @@
-/* Blocks of memory, values that several hold, and rings of neighbours.
+/* Memory blocks, shared values, and rings of nodes.
  *
- * Any block may be refused. Whoever asks for one looks, and changes nothing before he has it; then the connection for
- * which it was ends (NO_MEMORY), and all others go on.
+ * Any block may be refused. Callers check for NULL before they change anything; on failure only the connection being
+ * served ends (NO_MEMORY), and all others continue.
  */
 #pragma once
 
@@ -9,35 +9,35 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Bytes of somebody else, for as long as he keeps them. */
+/* Borrowed bytes, valid as long as their owner keeps them. */
 typedef struct {
     const uint8_t *bytes;
     size_t size;
 } Text;
 
-/* A value. Whoever holds it counts. What others hold of it stays as it is: it may only become longer. */
+/* A value with a reference count. A shared value never changes, but may become longer. */
 typedef struct {
     size_t holders;
     size_t size, room;
     uint8_t bytes[];
 } Blob;
 
-/* A place in a ring of neighbours; one that is in no ring has none. */
+/* A node in a ring; one in no ring has no neighbours. */
 typedef struct Node {
     struct Node *before, *after;
 } Node;
 
-void *get_block(void *block, size_t size); /* realloc; NULL and no change if it cannot be had */
+void *get_block(void *block, size_t size); /* realloc; NULL and no change without memory */
 Blob *blob_new(Text);
 Blob *blob_room(size_t room);
 Blob *blob_hold(Blob *);
 void blob_drop(Blob *);
-Blob *blob_assign(Blob *old, Text value);                /* of these bytes, in place of `old`, which may be it */
-Blob *blob_extend(Blob *old, Text more, uint64_t limit); /* NULL, and `old` as it was, if it cannot be */
+Blob *blob_assign(Blob *old, Text value);                /* with these bytes, in place of `old`, which it may reuse */
+Blob *blob_extend(Blob *old, Text more, uint64_t limit); /* NULL, and `old` unchanged, without memory */
 void ring_open(Node *);
 void ring_add(Node *ring, Node *);
-void ring_remove(Node *);            /* does nothing if it is in none */
+void ring_remove(Node *);            /* does nothing if it is in no ring */
 bool ring_is_empty(const Node *ring);
-void ring_move(Node *ring, Node *from); /* all of another ring to the end of this one, at no cost for each */
+void ring_move(Node *ring, Node *from); /* another ring to the end of this one, in constant time */
 #define MEMBER(node, type, field) ((type *)((char *)(node) - offsetof(type, field)))
 #define FIRST(ring, type, field) ((ring)->after == (ring) ? NULL : MEMBER((ring)->after, type, field))

@@ -1,7 +1,7 @@
 /* `rallypoint.store._native`: the store in C as a Python type, with the interpreter's lock released while it works.
  *
- * Only the stable interface of Python 3.11 is used, so that one file serves every later version. That takes no formats
- * with `#`: what the headers of 3.13 and later make of them fails under 3.12 and before.
+ * It uses only the stable interface of Python 3.11, so that one file works with every later version. It must not use
+ * formats with `#`: compiled with the headers of 3.13 or later, these fail under 3.12 and before.
  */
 #include <Python.h>
 
@@ -20,8 +20,8 @@ typedef struct {
     PyObject_HEAD
     Store store;
     PyObject *refused, *cannot_accept, *is_other_user;
-    PyThreadState *thread; /* of whoever has the store work, while the lock is released */
-    bool held, open, busy; /* something is stored; connections can be made; a thread is at work */
+    PyThreadState *thread; /* of the caller, while the lock is released */
+    bool held, open, busy; /* there are keys; connections are allowed; a thread is working */
 } Sockets;
 
 static Sockets *owner(Store *store)
@@ -29,7 +29,7 @@ static Sockets *owner(Store *store)
     return (Sockets *)((char *)store - offsetof(Sockets, store));
 }
 
-/* Calls Python in the midst of work. What goes wrong there must not stop the store. */
+/* Calls Python during work. An error there must not stop the store. */
 static PyObject *call(PyObject *callback, PyObject *arguments)
 {
     PyObject *result = arguments ? PyObject_CallObject(callback, arguments) : NULL;
@@ -39,7 +39,7 @@ static PyObject *call(PyObject *callback, PyObject *arguments)
     return result;
 }
 
-/* Bytes of Python's with the same content; NULL without memory. */
+/* A Python bytes object with the same content; NULL without memory. */
 static PyObject *copied(Text text)
 {
     return PyBytes_FromStringAndSize((const char *)text.bytes, (Py_ssize_t)text.size);
@@ -77,7 +77,7 @@ static bool on_connected(Store *store, int fd)
     Sockets *self = owner(store);
     PyEval_RestoreThread(self->thread);
     PyObject *result = call(self->is_other_user, Py_BuildValue("(i)", fd));
-    bool is_other = result != Py_False; /* where it fails, nobody is let in */
+    bool is_other = result != Py_False; /* on an error, nobody may connect */
     Py_XDECREF(result);
     self->thread = PyEval_SaveThread();
     return is_other;
@@ -146,7 +146,7 @@ static int sockets_traverse(Sockets *self, visitproc visit, void *arg)
     return 0;
 }
 
-/* Between these the store works, and others may use the interpreter. */
+/* Between these two, the store works and other threads may use the interpreter. */
 static void begin_work(Sockets *self)
 {
     self->busy = true;
@@ -160,7 +160,7 @@ static void end_work(Sockets *self)
     self->busy = false;
 }
 
-/* Ends connections, and with `all` the store; others may use the interpreter meanwhile. */
+/* Ends connections and, with `all`, the store; meanwhile other threads may use the interpreter. */
 static void end(Sockets *self, bool all)
 {
     bool open = self->open, held = self->held;
@@ -316,7 +316,7 @@ static int begin(PyObject *module)
         return -1;
     }
     Py_DECREF(type);
-    if (PyModule_AddIntConstant(module, "INTERFACE", 5) < 0) /* one more whenever `_native.pyi` changes */
+    if (PyModule_AddIntConstant(module, "INTERFACE", 5) < 0) /* increment it when `_native.pyi` changes */
         return -1;
     return PyModule_AddStringConstant(module, "SOURCES", SOURCES);
 }

@@ -1,7 +1,7 @@
-/* The store as a whole: it is opened, looks again and again at what is ready, and is closed.
+/* The store as a whole: open, poll for ready connections, close.
  *
- * Some connections are read and served, then all replies to them are sent: few enough that their sockets are still in
- * the processor's caches, and so many that clients who were asleep find several replies when they wake.
+ * Some connections are read and served, then all replies to them are sent. They are few enough for their sockets to be
+ * still in the processor's caches, and so many that a client that slept finds several replies when it wakes.
  */
 #include "polling.h"
 
@@ -19,9 +19,9 @@
 static const uint64_t MILLISECOND = 1000000;
 
 enum {
-    MOST_EVENTS = 1024, /* connections that are looked at in one poll */
-    AT_ONCE = 64,       /* connections that are served before replies are sent */
-    WOKEN = SLICE / 4,  /* connections that are woken in one poll, after those that a request has woken at once */
+    MOST_EVENTS = 1024, /* connections looked at in one poll */
+    AT_ONCE = 64,       /* connections served before replies are sent */
+    WOKEN = SLICE / 4,  /* connections woken in one poll, after those that a request woke at once */
 };
 
 static void end_unvalidated(Store *store, uint64_t at)
@@ -35,7 +35,7 @@ static void end_unvalidated(Store *store, uint64_t at)
     }
 }
 
-/* How many milliseconds there are until something must be done that no event tells of. */
+/* The number of milliseconds until there is work that no event reports. */
 static int pause_of(const Store *store, uint64_t at)
 {
     uint64_t next = UINT64_MAX;
@@ -79,7 +79,7 @@ bool poll_once(Store *store, bool may_wait)
             flush(store);
     }
     if (work) {
-        wake_more(store, WOKEN + (size_t)(count > 0 ? count : 0)); /* no fewer than may have begun to wait meanwhile */
+        wake_more(store, WOKEN + (size_t)(count > 0 ? count : 0)); /* not fewer than may have begun to wait */
         serve_busy(store);
     }
     close_doomed(store);

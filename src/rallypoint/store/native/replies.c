@@ -1,4 +1,4 @@
-/* Replies on their way out: in the order in which they were made, neighbours to one connection in one write. */
+/* Outgoing replies: in order of creation, adjacent ones to one connection in one write. */
 #include "replies.h"
 
 #include <errno.h>
@@ -9,10 +9,10 @@
 
 enum {
     MOST_AT_ONCE = 64,
-    JOINED = 16 * 1024, /* bytes up to which a value is copied; a longer one travels as a reference */
+    JOINED = 16 * 1024, /* a longer value is not copied, but sent by reference */
 };
 
-/* The next segment; there is one, for those that there are can be flushed. */
+/* The next segment. Never fails: if all are in use, they are flushed. */
 static Segment *segment(Store *store)
 {
     if (store->segment_count == OUT_SEGMENTS)
@@ -35,7 +35,7 @@ void reply_bytes(Store *store, Conn *conn, const void *bytes, size_t size)
     if (last != NULL && last->conn == conn && last->blob == NULL)
         last->size += size;
     else {
-        Segment *made = segment(store); /* which may flush, and begin `out` anew */
+        Segment *made = segment(store); /* which may flush, and empty `out` */
         *made = (Segment){.conn = conn, .at = store->out_size, .size = size};
     }
     if (size)
@@ -72,7 +72,7 @@ void reply_value(Store *store, Conn *conn, Blob *value)
         reply_blob(store, conn, value);
 }
 
-/* Puts what is left of a segment behind what already waits. */
+/* Puts the rest of a segment after the waiting output. */
 static void keep(Store *store, const Segment *part)
 {
     Conn *conn = part->conn;
@@ -94,7 +94,7 @@ static void keep(Store *store, const Segment *part)
     conn->backlog_end = piece;
 }
 
-/* How many bytes the kernel took; 0 if it has no room, -1 if the connection is going. */
+/* The number of bytes that the kernel took; 0 if it has no room, -1 if the connection is ending. */
 static ssize_t give(Conn *conn, struct iovec *parts, size_t count)
 {
     ssize_t sent;
@@ -109,7 +109,7 @@ static ssize_t give(Conn *conn, struct iovec *parts, size_t count)
     return sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) ? 0 : sent;
 }
 
-/* Sends segments of one connection, and keeps what found no room. */
+/* Sends segments of one connection, and keeps the rest. */
 static void flush_to(Store *store, Conn *conn, Segment *first, size_t count)
 {
     size_t sent = 0;
@@ -122,7 +122,7 @@ static void flush_to(Store *store, Conn *conn, Segment *first, size_t count)
             wanted += first[i].size;
         }
         ssize_t taken = give(conn, parts, count);
-        if (taken < 0) { /* whatever else it has sent, reading will find */
+        if (taken < 0) { /* reading will find its remaining input */
             conn->reading_stopped = true;
             conn_rearm(store, conn);
             return;

@@ -1,7 +1,7 @@
-/* Bytes into commands: incremental and bounded, under the laws of `plain.py`.
+/* Parses bytes into commands: incremental and bounded, under the laws of `plain.py`.
  *
- * A request is executed straight from the bytes that arrived. What is not yet whole stays in its connection's input,
- * and `want` says how long that must become before it is worth another look.
+ * A request is executed directly from the arrived bytes. An incomplete request stays in its connection's input; `want`
+ * is the length of the input at which to parse it again.
  */
 #include "requests.h"
 
@@ -17,14 +17,14 @@
 enum Op { VALIDATE, SET, COMPARE_SET, GET, ADD, CHECK, WAIT, NUM_KEYS, DELETE_KEY, APPEND, MULTI_GET, MULTI_SET,
           CANCEL_WAIT, PING, QUEUE_PUSH, QUEUE_POP, QUEUE_LEN, LIST_KEYS, BARRIER };
 
-/* PAUSED: it is whole, and not done; others have their turn first, or its replies must find room. */
+/* PAUSED: the request is complete but not done; others have their turn first, or its replies need room. */
 typedef enum { WHOLE, LACKING, PAUSED, REFUSED } Found;
 
-/* A place in the data, and what became of the last attempt to read there. */
+/* A position in the data, and the result of the last read there. */
 typedef struct {
     Text data;
     size_t at;
-    size_t want; /* where the data would have to end for the field that is lacking */
+    size_t want; /* the least length of the data for the missing field */
     Refusal *refusal;
 } Cursor;
 
@@ -118,7 +118,7 @@ static Found with_number(Store *store, Conn *conn, Cursor *cursor,
     return command(store, conn, key, number, cursor->refusal) ? WHOLE : REFUSED;
 }
 
-/* The next key of a request that has come whole. */
+/* The next key of a complete request. */
 static Text next_key(Store *store, Conn *conn, const Cursor *cursor)
 {
     uint64_t size;
@@ -130,14 +130,14 @@ static Text next_key(Store *store, Conn *conn, const Cursor *cursor)
     return key;
 }
 
-/* The first key of a request that has come whole is next. */
+/* Starts at the first key of a complete request. */
 static void begin_keys(Conn *conn, const Cursor *cursor)
 {
     memcpy(&conn->doing_left, cursor->data.bytes + 1, 8);
     conn->doing_at = 9;
 }
 
-/* Sees to what the request asks for of one key. */
+/* Handles one key of the request. */
 static Found see_to(Store *store, Conn *conn, Cursor *cursor)
 {
     Text key = next_key(store, conn, cursor);
@@ -151,11 +151,11 @@ static Found see_to(Store *store, Conn *conn, Cursor *cursor)
     case LOOKING:
         if (command_has(&store->table, key))
             return WHOLE;
-        conn->doing = ENLISTING; /* from the first key on */
+        conn->doing = ENLISTING; /* starting with the first key */
         begin_keys(conn, cursor);
         return wait_begin(store, conn, conn->doing_left) ? WHOLE : refuse(cursor, NO_MEMORY, 0);
     case ENLISTING:
-        /* A key that has only a queue counts as missing here, although a wait for it alone would be over at once. */
+        /* A key with only a queue counts as missing here, although a wait for it alone would end at once. */
         if (!command_has_value(&store->table, key) && !wait_for_key(store, conn, key))
             return refuse(cursor, NO_MEMORY, 0);
         return WHOLE;
@@ -169,7 +169,7 @@ static Found see_to(Store *store, Conn *conn, Cursor *cursor)
     }
 }
 
-/* Goes on with a request of many keys, as far as its slice and the room for replies go. */
+/* Continues a request of many keys, as far as its slice and the room for replies allow. */
 static Found keys_some(Store *store, Conn *conn, Cursor *cursor)
 {
     while (conn->doing != NOTHING && conn->doing_left) {
@@ -194,7 +194,7 @@ static Found with_keys(Store *store, Conn *conn, Cursor *cursor, Doing doing)
     if (count > MAX_KEYS)
         return refuse(cursor, MANY_KEYS, count);
     uint64_t left = count;
-    if (conn->keys_at) { /* some were seen whole when less had come */
+    if (conn->keys_at) { /* some were complete in an earlier read */
         left = conn->keys_left;
         cursor->at = conn->keys_at;
     }
@@ -296,7 +296,7 @@ static Found request(Store *store, Conn *conn, Cursor *cursor)
     }
 }
 
-/* Requests until one is lacking, or there is no room for replies, or the slice is over. */
+/* Serves requests until one is incomplete, there is no room for replies, or the slice ends. */
 static size_t requests(Store *store, Conn *conn, Text data, Refusal *refusal)
 {
     size_t used = 0;
@@ -323,7 +323,7 @@ static size_t requests(Store *store, Conn *conn, Text data, Refusal *refusal)
     return used;
 }
 
-/* Adds what this has become larger by. */
+/* Adds the growth from `before` to `now`. */
 static uint64_t grown(uint64_t sum, uint64_t before, uint64_t now)
 {
     return now >= before ? sum + (now - before) : sum > before - now ? sum - (before - now) : 0;

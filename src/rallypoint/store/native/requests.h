@@ -1,6 +1,6 @@
-/* Bytes into commands. */
+/* Parses bytes into commands. */
 #pragma once
 
 #include "store.h"
 
-size_t serve(Store *, Conn *, Text data, Refusal *); /* how many bytes were used up */
+size_t serve(Store *, Conn *, Text data, Refusal *); /* the number of bytes used */

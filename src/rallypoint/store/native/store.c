@@ -1,4 +1,4 @@
-/* What every file may do to a connection. */
+/* Operations on connections that every file may use. */
 #define _GNU_SOURCE /* EPOLLRDHUP, clock_gettime */
 #include "store.h"
 

@@ -1,4 +1,4 @@
-/* All names of a store: a hash table in parts. */
+/* The names of a store: a hash table in parts. */
 #include "table.h"
 
 #include <stdlib.h>
@@ -49,7 +49,7 @@ void table_open(Table *table)
 {
     memset(table, 0, sizeof *table);
     if (getrandom(table->secret, sizeof table->secret, 0) != (ssize_t)sizeof table->secret)
-        abort(); /* so few bytes are always had at once */
+        abort(); /* so few bytes always come at once */
 }
 
 static void items_free(Slot *slot)
@@ -95,7 +95,7 @@ Slot *table_find(const Table *table, Text key)
     return find_hashed(&table->shards[hashed >> SHARD_SHIFT], key, hashed);
 }
 
-/* More buckets. Where there is no memory for them, the present ones do, more slowly; only the first are needed. */
+/* Adds buckets. Without memory, the present ones suffice, more slowly; only the first are required. */
 static bool grow(Shard *shard)
 {
     size_t old = shard->buckets == NULL ? 0 : shard->mask + 1, count = old ? 2 * old : FIRST_BUCKETS;
@@ -138,7 +138,7 @@ Slot *table_find_or_make(Table *table, Text key)
     return slot;
 }
 
-/* A name of which nothing is left is forgotten. */
+/* Removes a name with nothing left. */
 void table_tidy(Table *table, Slot *slot)
 {
     if (slot->value != NULL || slot->oldest != NULL || !ring_is_empty(&slot->waiters))

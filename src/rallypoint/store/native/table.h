@@ -1,11 +1,11 @@
-/* All names of a store: a hash table in parts. What returns NULL for want of memory has changed nothing. */
+/* The names of a store: a hash table in parts. A function that returns NULL for lack of memory has changed nothing. */
 #pragma once
 
 #include "memory.h"
 
 enum {
-    OVERHEAD = 64, /* bytes that a key, and a value in a queue, count beside their own */
-    SHARDS = 1024, /* parts of the table; what must be done to all keys is done part by part */
+    OVERHEAD = 64, /* bytes counted for a key or a value in a queue, besides its own */
+    SHARDS = 1024, /* parts of the table; work on all keys goes part by part */
 };
 
 typedef struct Slot Slot;
@@ -16,23 +16,23 @@ typedef struct Item {
     Blob *value;
 } Item;
 
-/* All that goes by one name; it is there as long as there is any of it. */
+/* Everything with one name; it exists while there is any of it. */
 struct Slot {
     Slot *next; /* in the bucket */
     uint64_t hash;
     Blob *value;
     Item *oldest, *newest;
     uint64_t queued;
-    Node waiters; /* `Link` (`waiting.h`) of each, in the order in which they came */
+    Node waiters; /* a `Link` (`waiting.h`) for each, in order of arrival */
     size_t size;
     uint8_t key[];
 };
 
 typedef struct {
-    Slot **buckets; /* none before the first key */
+    Slot **buckets; /* NULL before the first key */
     size_t mask;    /* buckets less 1 */
     size_t slots;
-    uint64_t listed; /* the number of the last listing that was given the names of this part */
+    uint64_t listed; /* the number of the last listing that got this part's names */
 } Shard;
 
 typedef struct {
@@ -40,12 +40,12 @@ typedef struct {
     uint64_t secret[2];
     uint64_t values; /* slots that have a value */
     uint64_t keys;   /* slots with a value or a queue */
-    uint64_t bytes;  /* of all keys that have a value, values and queues */
+    uint64_t bytes;  /* of all keys with a value, values and queues */
 } Table;
 
 void table_open(Table *);
 void table_close(Table *);
 Slot *table_find(const Table *, Text key);
 Slot *table_find_or_make(Table *, Text key);
-void table_tidy(Table *, Slot *); /* a name of which nothing is left is forgotten */
-size_t table_shard(const Slot *); /* the part that it is in */
+void table_tidy(Table *, Slot *); /* removes a name with nothing left */
+size_t table_shard(const Slot *); /* its part */

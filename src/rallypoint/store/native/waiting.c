@@ -1,11 +1,11 @@
-/* Who waits for keys: a line of links at each key, and a block of links at each connection.
+/* Waits for keys: a line of links at each key, and a block of links at each connection.
  *
- * A key may come for which a hundred thousand wait. Whoever changes it wakes as many as its slice allows. The others
- * leave the key's line all at once, for `waking`, from which each poll wakes some: what happens to the key meanwhile does
- * not concern them. Law: a connection reads its replies in the order of what they are for. So one that waits gets its
- * reply before what else it has asked for, and while somebody is still to be woken it is not served (`held`).
+ * A hundred thousand connections may wait for one key. The connection that sets it wakes as many as its slice allows.
+ * The others move from the key's line to `waking` at once, and each poll wakes some: later changes of the key do not
+ * concern them. Law: a connection gets its replies in the order of its requests. So a waiting connection gets that
+ * reply before any other, and is not served (`held`) while anybody is still to be woken.
  *
- * What is cancelled is only marked; it is taken apart step by step when there is time (`wait_clear`), for it may stand in
+ * A cancelled wait is only marked. It is taken apart step by step when there is time (`wait_clear`), since it may be in
  * the lines of a hundred thousand keys.
  */
 #include "waiting.h"
@@ -15,7 +15,7 @@
 
 #include <stdlib.h>
 
-enum { WAKE = 16 }; /* steps that a reply to one more connection counts: it needs a call of its own */
+enum { WAKE = 16 }; /* steps counted for a reply to another connection, which needs its own system call */
 
 bool wait_begin(Store *store, Conn *conn, size_t most)
 {
@@ -23,7 +23,7 @@ bool wait_begin(Store *store, Conn *conn, size_t most)
     conn->waiting = get_block(NULL, sizeof(Waiting) + most * sizeof(Link));
     if (conn->waiting == NULL)
         return false;
-    *conn->waiting = (Waiting){.conn = conn, .missing = 1}; /* one more until it is settled, lest it be over before */
+    *conn->waiting = (Waiting){.conn = conn, .missing = 1}; /* one extra until all are named, or it might end early */
     return true;
 }
 
@@ -35,7 +35,7 @@ bool wait_for_key(Store *store, Conn *conn, Text key)
         return false;
     waiting->missing++;
     Link *last = ring_is_empty(&slot->waiters) ? NULL : MEMBER(slot->waiters.before, Link, line);
-    if (last != NULL && last->waiting == waiting) { /* named before, and nobody else came between */
+    if (last != NULL && last->waiting == waiting) { /* the same key, named twice in a row */
         last->times++;
         return true;
     }
@@ -45,7 +45,7 @@ bool wait_for_key(Store *store, Conn *conn, Text key)
     return true;
 }
 
-/* So many keys have come. Whether those were the last that were missed. */
+/* This many keys were set. Returns whether none is missing now. */
 static bool less(Store *store, Waiting *waiting, uint64_t times)
 {
     waiting->missing -= times;
@@ -77,7 +77,7 @@ bool wait_must_pause(const Store *store, const Conn *conn)
     return conn->waiting != NULL && !ring_is_empty(&store->waking);
 }
 
-/* Takes the link out of whatever line it stands in; where that was a key's, nothing may be left of the key. */
+/* Takes the link out of its line; if that was a key's, the key may have nothing left. */
 static void leave_line(Store *store, Link *link)
 {
     Node *rest = link->line.after;
@@ -104,7 +104,7 @@ bool wait_clear(Store *store, size_t steps)
     return false;
 }
 
-/* The link's key has come: whether that was the last that its connection missed. */
+/* The link's key was set. Returns whether its connection misses no other. */
 static bool found(Store *store, Link *link)
 {
     Waiting *waiting = link->waiting;
@@ -115,7 +115,7 @@ static bool found(Store *store, Link *link)
     return over;
 }
 
-/* The connection itself waits for what it has changed. */
+/* Wakes the connection itself if it waits for the key that it has changed. */
 static void wake_own(Store *store, Waiting *waiting, const Slot *slot)
 {
     store->steps += waiting->count / WAKE;

@@ -1,31 +1,31 @@
-/* Who waits for keys. */
+/* Waits for keys. */
 #pragma once
 
 #include "store.h"
 
-/* One connection waits for one key. It stands in the key's line, and in its connection's block. */
+/* One connection's wait for one key, in the key's line and in the connection's block. */
 typedef struct {
-    Node line; /* in none once its connection knows that the key has come */
+    Node line; /* in none once its connection knows that the key is set */
     Slot *slot;
     Waiting *waiting;
     uint64_t times; /* how often the connection named the key */
 } Link;
 
-/* What one connection waits for. */
+/* All waits of one connection. */
 struct Waiting {
-    Node node;  /* among those that were cancelled, until they are taken apart */
-    Conn *conn; /* NULL once it was cancelled */
+    Node node;  /* among the cancelled ones, until taken apart */
+    Conn *conn; /* NULL once cancelled */
     uint64_t missing;
-    size_t count, seen; /* links, and of those cancelled how many were taken apart */
+    size_t count, seen; /* links; after cancellation, the number taken apart */
     Link links[];
 };
 
-bool wait_begin(Store *, Conn *, size_t most); /* no more than so many keys follow; what was waited for is cancelled */
+bool wait_begin(Store *, Conn *, size_t most); /* at most `most` keys follow; cancels an earlier wait */
 bool wait_for_key(Store *, Conn *, Text key);
-void wait_end_of_keys(Store *, Conn *); /* all keys were named */
+void wait_end_of_keys(Store *, Conn *); /* all keys are named */
 void wait_cancel(Store *, Conn *);
-bool wait_must_pause(const Store *, const Conn *); /* a key may have come that it waits for, and it does not know yet */
-bool wait_clear(Store *, size_t steps); /* take apart what was cancelled; whether something is left */
-void wake_all(Store *, Conn *, Slot *); /* the connection has changed the key: some at once, others in later polls */
-void wake_more(Store *, size_t most);   /* those others: so many replies */
+bool wait_must_pause(const Store *, const Conn *); /* a key may be set that it waits for, without its knowing */
+bool wait_clear(Store *, size_t steps); /* take apart cancelled waits; whether any are left */
+void wake_all(Store *, Conn *, Slot *); /* the connection has set the key: some now, others in later polls */
+void wake_more(Store *, size_t most);   /* those others: at most `most` replies */
 void wake_first(Store *, Slot *);

@@ -1,4 +1,4 @@
-/* The protocol's limits and words; `wire.py` explains them. */
+/* The protocol's limits and codes; `wire.py` explains them. */
 #pragma once
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
