@@ -1,5 +1,5 @@
-"""The agreement of all agents on who takes part.
+"""The agreement of all agents on the nodes of a round.
 
-One pure core (`state`, `operations`, `decisions`) is run by the coordinator, inside the embedded server, or by a
-shared-state link, over any backend that can compare and set. A handler talks to either through a `Link`.
+The coordinator, in its server, or a shared-state link, over any backend that can compare and set, runs one set of pure
+rules (`control.membership`). A handler talks to either through a `Link`.
 """

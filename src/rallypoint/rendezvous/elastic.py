@@ -1,16 +1,13 @@
-"""The handler of every rendezvous of ours: one link to the control plane, one worker store per round.
+"""The handler of all our rendezvous: one link to the control plane, one worker store per round.
 
-An agent is notified of everything through `listen` and never blocks here; other callers may call `next_rendezvous` and
-wait. Beyond torch's interface it has `listen`, `join`, `begin_round`, `info` and `send`, which sends every other
-request.
+An agent is notified of everything through `listen` and never blocks here; other callers may wait in `next_rendezvous`.
+Beyond torch's interface there are `listen`, `join`, `begin_round`, `info`, and `send` for all other requests.
 
 The events of a rendezvous have the names and texts of torch's (contract section 5.9). Their laws:
 
-- nothing is created, or even imported, unless a handler for these events is configured (`observe.telemetry.lazy`);
-- events are recorded on the thread of the caller, never on the link's, so that a slow event handler does not delay
-  heartbeats;
-- events are what a node knows about itself. The steps by which torch's nodes keep their shared state have no
-  counterpart.
+- nothing is created or even imported unless a handler for these events is configured (`observe.telemetry.lazy`);
+- events are recorded on the caller's thread, never on the link's, so that a slow event handler cannot delay heartbeats;
+- events describe what a node knows about itself. The steps of torch's nodes on their shared state have no counterpart.
 """
 
 from __future__ import annotations
@@ -81,13 +78,13 @@ class ControlPlane:
     def __init__(
         self, settings: Settings, where: str = "", endpoint_flag: str = "endpoint", rank_hint: int | None = None
     ) -> None:
-        """Hold what the user has said.
+        """Keep the user's values.
 
         Args:
             settings: bounds and times of the job.
-            where: where the nodes meet, as in `at host:port`, for people to read.
-            endpoint_flag: what the user gave that by, for the same.
-            rank_hint: the group rank to ask for.
+            where: where the nodes meet, for people, as in `at host:port`.
+            endpoint_flag: the flag with the endpoint, also for people.
+            rank_hint: the group rank to request.
         """
         self.settings = settings
         self.where = where
@@ -95,25 +92,25 @@ class ControlPlane:
         self.rank_hint = rank_hint
 
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
-        """Make the link, once.
+        """Create the link, once.
 
         Args:
             deliver: called with every notification.
-            deadline: the time until which it may try to connect.
+            deadline: until when it may try to connect.
         """
         raise NotImplementedError
 
     def hosts_coordinator(self) -> bool:
-        """Whether the coordinator is in this process at the moment."""
+        """Whether the coordinator is in this process now."""
         return False
 
     def coordinator(self) -> Dispatcher | None:
-        """The coordinator, if it is in this process at the moment."""
+        """The coordinator, if it is in this process now."""
         return None
 
     def watch_endpoint(self) -> str | None:
-        """The `--rdzv-endpoint` at which commands on this machine find the coordinator; empty before
-        `open_to_commands`, None if they cannot.
+        """The `--rdzv-endpoint` of the coordinator for commands on this machine; empty before `open_to_commands`, None
+        if there is none.
         """
         return None
 
@@ -125,11 +122,11 @@ class ControlPlane:
         """See `RendezvousClient.serve_commands`."""
 
     def close(self) -> None:
-        """End what else belongs to it, after the link: a server, a candidacy. Idempotent."""
+        """After the link, end this node's server or candidacy. Idempotent."""
 
 
 def own_node(address: str = "") -> NodeId:
-    """The identity of a handler of this process that others reach at `address`; without that its link fills it in."""
+    """The identity of a handler of this process that others reach at `address`; if empty, its link fills it in."""
     return NodeId(address, os.getpid(), int.from_bytes(os.urandom(8), "big") >> 2, host_name())
 
 
@@ -156,7 +153,7 @@ class RendezvousEventEmitter:
         self._failed = False
 
     def join_requested(self) -> None:
-        """The node asks for a place in the next round, and gives up the one that it has."""
+        """The node requests a place in the next round, and gives up its present one."""
         previous, self._round, self._failed = self._round, -1, False
         self._record_event(_JOIN_SOURCE, f"attempts to join the next round of {self._rendezvous}.")
         if previous >= 0:
@@ -174,7 +171,7 @@ class RendezvousEventEmitter:
         )
 
     def record_failure(self, error: BaseException) -> None:
-        """The rendezvous has failed for this node; told once for each attempt."""
+        """The rendezvous failed for this node; called once for each attempt."""
         if not self._failed and rendezvous_events_wanted():
             self._failed = True
             words = f"{type(error).__name__}: {error}"
@@ -183,7 +180,7 @@ class RendezvousEventEmitter:
             )
 
     def record_end(self, verdict: Verdict) -> None:
-        """The job is over for this node."""
+        """The job has ended for this node."""
         self._record_event(
             _CLOSE_SOURCE, f"has closed {self._rendezvous}: the job has {verdict.outcome.value}.", "SUCCEEDED"
         )
@@ -230,8 +227,9 @@ def _trace(error: BaseException) -> str:
 
 
 _WantedPlace = tuple[NodeInfo, tuple[str, ...] | None, bool, float]
-"""This node, still without the address of its worker store; the addresses of its workers, if they are known; whether it
-keeps places; and since when it wants this one, on its own clock."""
+"""This node's info, still without its worker store's address; its workers' addresses, if known; whether it keeps
+places; and since when it has wanted this one, on its own clock.
+"""
 
 
 class ElasticHandler(RendezvousHandler):
@@ -245,14 +243,14 @@ class ElasticHandler(RendezvousHandler):
         clock: Callable[[], float] = SYSTEM_CLOCK.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Put the parts together; nothing happens before the first join.
+        """Connect the parts; nothing happens before the first join.
 
         Args:
             backend: the name of the handler.
             control: this node's end of the control plane.
             stores: the source of worker stores.
-            clock: on which it is counted how long a place has been wanted, in seconds.
-            wall_clock: the time of day, for people to read, in seconds since 1970.
+            clock: the clock, in seconds, for how long a place has been wanted.
+            wall_clock: the time of day for people, in seconds since 1970.
         """
         self._backend = backend
         self._control = control
@@ -265,26 +263,26 @@ class ElasticHandler(RendezvousHandler):
         self._listener: Deliver | None = None
         self._joins = threading.Lock()
         self._wanted_place: _WantedPlace | None = None
-        """The place to request once the control plane has been reached. Under the lock `_joins`."""
+        """The place to request once the control plane is reached. Under the lock `_joins`."""
         self._placement: Placement | None = None
         self._waiting = 0
         self._verdict: Verdict | None = None
         self._delivered_placement: Placement | None = None
         self._peers: list[StorePeers] = []
-        """The addresses of the next round's workers, if its store will be here."""
+        """The addresses of the next round's workers, if this node will host its store."""
         self._delivered_round = -1
         self._ended_round = -1
         self._begun_round = -1
         self._join_used_up = False
         self._store_told = False
-        """Whether the port of the prepared store was told before its round: then no join may have it."""
+        """Whether the prepared store's port was announced before its round: then no join may use it."""
         self._reported_progress: ReportedProgress = {}
         self._final_notification: Notification | None = None
-        """The notification after which no round will come for this node, if there was one."""
+        """The notification after which this node gets no more rounds, if there was one."""
         self._event_emitter = RendezvousEventEmitter(self._settings.run_id)
-        self.keeps_workers = True  # nodes tell each other at the join whether their workers can continue
+        self.keeps_workers = True  # a join tells other nodes whether this node's workers can continue
 
-    # What torch's handlers have
+    # The interface of torch's handlers
 
     def get_backend(self) -> str:
         return self._backend
@@ -307,11 +305,11 @@ class ElasticHandler(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """The number of nodes that wait for the next round, as last notified; makes no request.
 
-        It is never 0 once the round that this node was placed in is over, for then there is only the next one.
+        It is never 0 after this node's round has ended, since then there is only the next round.
 
         Raises:
-            RendezvousConnectionError: the control plane is lost permanently. Exception: what a third party's backend
-                has raised, unchanged.
+            RendezvousConnectionError: the control plane is lost permanently. Exception: the unchanged error of a third
+                party's backend.
         """
         if isinstance(self._final_notification, LinkLost):
             raise self._final_notification.error or RendezvousConnectionError(self._final_notification.detail)
@@ -326,7 +324,7 @@ class ElasticHandler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Take part in the next round and wait until it is complete. See `RendezvousHandler.next_rendezvous`.
 
-        Where an agent listens, its loop has done that: what it has been placed in is begun and given, once.
+        If an agent listens, its loop has already joined: this begins and returns its round, once.
         """
         if self._listener is not None:
             placement = self._delivered_placement
@@ -354,7 +352,7 @@ class ElasticHandler(RendezvousHandler):
         raise AssertionError("notifications come without end")
 
     def shutdown(self) -> bool:
-        """Leave, close the worker store and, if it is here, the control server. The job continues without us."""
+        """Leave, and close the worker store and this node's control server, if any. The job continues without us."""
         if self._final_notification is not None and (error := error_of(self._final_notification)) is not None:
             self._event_emitter.record_failure(error)
         if self._verdict is not None:
@@ -365,19 +363,19 @@ class ElasticHandler(RendezvousHandler):
         self._control.close()
         return True
 
-    # What an agent of ours uses
+    # The interface of our agents
 
     def listen(self, deliver: Deliver | None) -> None:
-        """From now on pass every notification to `deliver`, on whatever thread it arrives; None ends that."""
+        """Pass every further notification to `deliver`, on the thread where it arrives; None ends this."""
         self._listener = deliver
 
     def join(self, member: NodeInfo, *, keeps_place: bool = False) -> None:
-        """Ask for a place in the next round; the answer is a `Placed` or `JoinRefused` notification.
+        """Request a place in the next round; the answer is a `Placed` or `JoinRefused` notification.
 
-        `member` describes the node for others; its address, its store's port and its rank are filled in here. A worker
-        store of this node listens before the request is sent, in case the node becomes group rank 0. A round that was
-        missed may have used the prepared store, and so may one that was completed by a control plane that no longer
-        exists; then another is prepared. With `keeps_place` later rounds may need no join.
+        `member` describes the node for others; this fills in its address, its store's port and its rank. A worker store
+        of this node listens before the request is sent, in case the node becomes group rank 0. If a missed round, or a
+        round of a control plane that no longer exists, may have used the prepared store, another one is prepared. With
+        `keeps_place`, later rounds may need no join.
         """
         if self._join_used_up or self._store_told or self._delivered_round > self._begun_round:
             self._join_used_up = self._store_told = False
@@ -395,9 +393,9 @@ class ElasticHandler(RendezvousHandler):
             raise
 
     def _join_if_open(self) -> None:
-        """Send the pending join, if there is one: only now is it known where this node's worker store must listen."""
+        """Send the pending join, if any: only now is the address for this node's worker store known."""
         if self._link is None or self._link.address is None:
-            return  # called again by the opener of the link, or by `LinkOpened`
+            return  # the opener of the link, or `LinkOpened`, calls this again
         with self._joins:
             wanted_place, self._wanted_place = self._wanted_place, None
         if wanted_place is not None:
@@ -409,21 +407,21 @@ class ElasticHandler(RendezvousHandler):
             self._link.send(JoinRequest(node_info, timeout, waited, addresses, keeps_place))
 
     def keep_place(self) -> None:
-        """The round is over, and this node has a place in the next one by that."""
+        """The round has ended, and this node keeps its place for the next one."""
         self._event_emitter.join_requested()
 
     def tell_next_store(self, round_: int) -> None:
-        """This node serves the store of `round_`, which has begun: tell the port at which it would serve the next."""
+        """This node serves the store of `round_`, which has begun: announce the port for the next round's store."""
         if self._link is None or self._link.address is None or self._settings.counts_heartbeats:
-            return  # without a coordinator each node joins by itself
+            return  # without a coordinator, each node joins by itself
         if self._stores.hosted_by_agent:
-            with contextlib.suppress(OSError):  # all join by themselves then, and the join says what is wrong
+            with contextlib.suppress(OSError):  # then all nodes join by themselves, and the join reports the error
                 port = self._stores.prepare(self._link.address)[1]
                 self._store_told = True
                 self._link.send(NextStore(round_, port))
 
     def begin_round(self, placement: Placement) -> None:
-        """The workers of the round before are gone: only now may its store go, and this round's begin."""
+        """The previous round's workers are gone: only now may its store end, and this round's begin."""
         self._placement = placement
         self._begun_round, self._store_told = placement.round, False
         clients = placement.ranks.world_size + placement.group_world_size
@@ -432,7 +430,7 @@ class ElasticHandler(RendezvousHandler):
         self._event_emitter.record_placement(placement)
 
     def info(self, placement: Placement) -> RendezvousInfo:
-        """A placement as torch's users know it."""
+        """A placement in the form of torch's interface."""
 
         def store() -> Store:
             from rallypoint.store.client import TCPStore
@@ -449,7 +447,7 @@ class ElasticHandler(RendezvousHandler):
         )
 
     def send(self, request: Request) -> None:
-        """Send the coordinator a request. A node that leaves drops its join, and does not open a link for that."""
+        """Send a request to the coordinator. A leaving node drops its join, and does not open a link for the leave."""
         if not isinstance(request, LeaveRequest):
             self._ensure_link().send(request)
             return
@@ -460,12 +458,12 @@ class ElasticHandler(RendezvousHandler):
 
     @property
     def notice_timeout(self) -> float:
-        """Seconds that workers have to acknowledge that the round will end; 0 if they are not notified."""
+        """Seconds for workers to acknowledge that the round will end; 0 if they are not notified."""
         return self._settings.notice_timeout
 
     @property
     def lease(self) -> float:
-        """Seconds of silence after which the others count this node as lost."""
+        """Seconds of silence after which this node counts as lost."""
         return self._settings.lease if self._link is None else self._link.lease
 
     @property
@@ -475,7 +473,7 @@ class ElasticHandler(RendezvousHandler):
 
     @property
     def hosts_coordinator(self) -> bool:
-        """Whether the coordinator of the job is in this agent at the moment."""
+        """Whether the job's coordinator is in this agent now."""
         return self._control.hosts_coordinator()
 
     def snapshot(self) -> Callable[[], Snapshot] | None:
@@ -532,7 +530,7 @@ class ElasticHandler(RendezvousHandler):
             case JobEnded(verdict=verdict):
                 self._verdict = verdict
             case LinkLost() if self._verdict is not None:
-                return  # the server may end once the verdict is delivered
+                return  # after the verdict, the server may end
             case Progress() | JoinRefused(progress=Progress()):
                 from rallypoint.observe.rendezvous_log import RendezvousName, in_words
 
@@ -547,13 +545,13 @@ class ElasticHandler(RendezvousHandler):
         (self._inbox.put if listener is None else listener)(notification)
 
 
-# For callers that poll a handler instead of listening to it as an agent does
+# For callers that poll a handler instead of listening like an agent
 
 
 def incoming_notifications(
     inbox: queue.SimpleQueue[Notification], ask_progress: Callable[[], None]
 ) -> Iterator[Notification]:
-    """Notifications that arrive during a wait for a round, endlessly; if none arrives for long, requests progress."""
+    """Yields notifications endlessly during a wait for a round; if none arrives for long, requests the progress."""
     interval = FIRST_PROGRESS_REQUEST
     ask_at = SYSTEM_CLOCK.monotonic() + interval
     while True:
@@ -568,7 +566,7 @@ def incoming_notifications(
 
 
 def log_for_people(notification: Notification) -> None:
-    """Log what a notification says to people, where no agent does."""
+    """Log a notification for people, where no agent does."""
     if isinstance(notification, ProgressText):
         (log.warning if notification.warning else log.info)("%s", notification.text)
     if isinstance(notification, ConfigDiffers):
@@ -577,7 +575,7 @@ def log_for_people(notification: Notification) -> None:
 
 
 def with_torch_store(info: RendezvousInfo) -> RendezvousInfo:
-    """The same for a polling caller: if torch is imported, the store is one that torch's functions accept."""
+    """The info for a polling caller: if torch is imported, its store is one that torch's functions accept."""
 
     def store() -> Store:
         from rallypoint.store.api import if_torch_is_imported

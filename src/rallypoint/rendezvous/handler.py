@@ -1,11 +1,11 @@
-"""The interface between an agent and any rendezvous (contract section 4.1), and ours, which also notifies the agent.
+"""The interface between an agent and any rendezvous (contract section 4.1), and ours, which notifies the agent.
 
-`RendezvousHandler` is what a third party implements: it is polled. `ElasticHandler` (in `elastic`) adds what our agent
-needs to be notified at once.
+Third parties implement `RendezvousHandler`, which is polled. `ElasticHandler` (in `elastic`) adds notifications for our
+agent.
 
-The registry has the names of backends, and where each is found. A name costs nothing until it is used. Ours are strings
-of the form `module:factory`; other packages add theirs by `register` or by an entry point of the group
-`torchrun.handlers` (contract section 1.11), looked up only for names that are not registered.
+The registry maps the names of backends to their creators. A name costs nothing until it is used. Ours are strings of
+the form `module:factory`. Other packages add theirs with `register` or an entry point of the group `torchrun.handlers`
+(contract section 1.11), which is looked up only for names that are not registered.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class RendezvousStoreInfo:
 
     @staticmethod
     def build(rank: int, store: Store, local_addr: str | None, server_port: int | None = None) -> RendezvousStoreInfo:
-        """Agree on the address over a store, for handlers whose rounds do not carry it (contract section 4.1).
+        """Agree on the address through a store, for handlers whose rounds do not include it (contract section 4.1).
 
         Args:
             rank: this node's group rank; rank 0 sets the address, all others wait for it.
             store: the round's own store.
-            local_addr: this node's address as others reach it; its full host name if not given.
-            server_port: the port on which rank 0 already listens; else a free port is chosen.
+            local_addr: this node's address for others; its full host name if not given.
+            server_port: the port on which rank 0 already listens; otherwise a free port is chosen.
         """
         import socket
 
@@ -61,7 +61,7 @@ class RendezvousStoreInfo:
 
 
 class RendezvousInfo:
-    """The result of a rendezvous. The store is created on first use: a round of ours does not need it."""
+    """The result of a rendezvous. The store is created on first use: our own rounds do not need it."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class RendezvousInfo:
         self.rank = rank
         """This node's group rank."""
         self.world_size = world_size
-        """How many nodes take part."""
+        """The number of nodes in the round."""
         self.bootstrap_store_info = bootstrap_store_info
         """Where workers find their store, if the handler knows."""
 
@@ -120,7 +120,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:
-        """How many nodes wait for the next round."""
+        """The number of nodes that wait for the next round."""
 
     @abstractmethod
     def get_run_id(self) -> str:
@@ -128,7 +128,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def shutdown(self) -> bool:
-        """Release everything. Returns whether that went well."""
+        """Release everything. Returns whether this succeeded."""
 
 
 RendezvousHandlerCreator = Callable[[RendezvousParameters], RendezvousHandler]
@@ -143,14 +143,14 @@ class RendezvousHandlerRegistry:
         self._creators: dict[str, RendezvousHandlerCreator | str] = {}
 
     def register(self, backend: str, creator: RendezvousHandlerCreator | str) -> None:
-        """Make a backend known.
+        """Register a backend.
 
         Args:
             backend: its name.
-            creator: makes a handler from parameters; or `module:factory`, imported when first used.
+            creator: creates a handler from parameters; or `module:factory`, imported on first use.
 
         Raises:
-            UserError: the name is empty, or stands for another creator.
+            UserError: the name is empty, or has another creator.
         """
         if not backend:
             raise UserError("a rendezvous backend needs a name that is not empty")
@@ -159,7 +159,7 @@ class RendezvousHandlerRegistry:
         self._creators[backend] = creator
 
     def find(self, backend: str) -> RendezvousHandlerCreator | str:
-        """The creator of a backend's handlers; that of an installed package is loaded once.
+        """The creator of a backend's handlers; one from an installed package is loaded once.
 
         Raises:
             UserError: there is no such backend.
@@ -171,15 +171,15 @@ class RendezvousHandlerRegistry:
         return creator
 
     def names(self) -> tuple[str, ...]:
-        """The backends that are known, those of installed packages among them."""
+        """The known backends, including those of installed packages."""
         return tuple(sorted({*self._creators, *entry_point_names(ENTRY_POINT_GROUP)}))
 
     def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
-        """A handler for the backend that `params` names.
+        """Create a handler for the backend in `params`.
 
         Raises:
             UserError: there is no such backend, or its parameters cannot work.
-            RuntimeError: the handler reports another name than the requested one.
+            RuntimeError: the handler reports a different name.
         """
         creator = self.find(params.backend)
         if isinstance(creator, str):
@@ -193,7 +193,7 @@ class RendezvousHandlerRegistry:
 
 
 def _plugin(backend: str) -> RendezvousHandlerCreator | None:
-    """The creator that an installed package offers under this name; a broken plug-in causes only a warning."""
+    """The creator from an installed package of this name; a broken plug-in causes only a warning."""
     try:
         offer = entry_point(ENTRY_POINT_GROUP, backend)
         creator: RendezvousHandlerCreator | None = None if offer is None else offer()
@@ -209,21 +209,21 @@ for _name, _backend in BACKENDS.items():
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """A handler from the registry that all share. See `RendezvousHandlerRegistry.create_handler`."""
+    """A handler from the shared registry. See `RendezvousHandlerRegistry.create_handler`."""
     return rendezvous_handler_registry.create_handler(params)
 
 
 FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL = 2.0, 60.0
-"""Seconds until a waiting node asks for the progress for the first time, and at most between later times. Each interval
-is twice the previous one: a spare that waits for days must not fill the log.
+"""Seconds until a waiting node first asks for the progress, and the longest interval after that. Each interval is twice
+the previous one: a spare that waits for days must not fill the log.
 """
 
 
 class LocalJob(NamedTuple):
-    """What an agent tells commands on its machine about its job, in terms of `--rdzv-backend` and the like.
+    """An agent's description of its job for commands on its machine, in the terms of `--rdzv-backend` and the like.
 
-    `script` is the base name of what its workers run, `began` when it began, in seconds since 1970; that and the pid
-    distinguish it from all other agents of the machine. `user` is the uid that it runs as, which its socket shows.
+    `script` is the base name of the workers' script. `began` is the agent's start in seconds since 1970; with the pid,
+    it distinguishes all agents on the machine. `user` is the agent's uid, as its socket shows it.
     """
 
     pid: int

@@ -7,14 +7,14 @@ from rallypoint.base.light_typing import Any, NamedTuple
 from rallypoint.control.protocol.ranges import NUMBERS, SECONDS, is_in_range, range_of
 
 C10D_PORT, ETCD_PORT = 29400, 2379
-"""The ports of the control plane, and of etcd, if the endpoint names none."""
+"""The default ports of the control plane and of etcd."""
 
 
 class Backend(NamedTuple):
     """A backend of ours.
 
-    `creator` is what makes its handler, as `module:function`. `port` is that of an endpoint which names none; None
-    where it has to name one. `on_etcd`: its coordinator is elected on etcd.
+    `creator` creates its handler, as `module:function`. `port` is the endpoint's default port; None if the endpoint
+    must have one. `on_etcd`: its coordinator is elected on etcd.
     """
 
     creator: str
@@ -29,29 +29,29 @@ BACKENDS = {
     "static": Backend(f"{_BACKENDS}.static:create_handler", None),
     "etcd-v2": Backend(f"{_BACKENDS}.etcd:create_handler", ETCD_PORT, on_etcd=True),
 }
-"""The backends that have a coordinator of ours, by name; plug-ins have none."""
+"""The backends with our coordinator, by name; plug-ins have none."""
 
 ON_ETCD = tuple(name for name, backend in BACKENDS.items() if backend.on_etcd)
-"""The names of the backend that elects the coordinator on etcd."""
+"""The names of the backend with an elected coordinator."""
 
 _TRUE = frozenset({"1", "true", "t", "yes", "y"})
 _FALSE = frozenset({"0", "false", "f", "no", "n"})
 
 
 class RendezvousParameters:
-    """All parameters that a backend is created with.
+    """All parameters of a backend.
 
     Args:
         backend: the backend's name.
-        endpoint: where its control plane is, in the backend's own form.
+        endpoint: the place of its control plane, in the backend's own form.
         run_id: the job's id.
-        min_nodes: the number of nodes that a round needs at least.
-        max_nodes: the number of nodes that a round takes at most.
-        local_addr: the address under which other nodes reach this one; None to detect it.
+        min_nodes: the least number of nodes in a round.
+        max_nodes: the greatest number of nodes in a round.
+        local_addr: the address at which other nodes reach this one; None to detect it.
         kwargs: the backend's own options, kept in `config`; times are in seconds.
 
     Raises:
-        UserError: the backend is missing, or no round can have these numbers of nodes.
+        UserError: the backend is missing, or the numbers of nodes are impossible.
     """
 
     def __init__(
@@ -84,17 +84,17 @@ class RendezvousParameters:
         self.max_nodes = max_nodes
         self.local_addr = local_addr
         self.endpoint_flag = "--rdzv-endpoint"
-        """The flag or variable by which the user gave the endpoint, for messages."""
+        """The flag or variable with the endpoint, for messages."""
         self.endpoint_given = True
-        """Whether the user gave it, or it is the default."""
+        """Whether the user gave the endpoint; otherwise it is the default."""
         self.config: dict[str, Any] = kwargs
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The option `key` as it was given, or `default` where it was not."""
+        """The option `key` as given, or `default`."""
         return self.config.get(key, default)
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
-        """The option `key` as a whole number, or `default` where it was not given.
+        """The option `key` as a whole number, or `default`.
 
         Raises:
             UserError: it is not a whole number.
@@ -110,10 +110,10 @@ class RendezvousParameters:
             ) from None
 
     def get_as_seconds(self, key: str, default: float) -> float:
-        """The option `key`, which torchrun does not have, as a time in seconds, or `default` where it was not given.
+        """The option `key`, which torchrun does not have, in seconds, or `default`.
 
         Raises:
-            UsageError: it is not a number, or out of its range: up to a day.
+            UsageError: it is not a number, or out of range (up to a day).
         """
         least, most = NUMBERS.get(key, SECONDS)
         value = self.get(key, default)
@@ -129,12 +129,12 @@ class RendezvousParameters:
         return seconds
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
-        """The option `key` as yes or no, or `default` where it was not given.
+        """The option `key` as a bool, or `default`.
 
-        Accepted are bools, 0 and 1, and the texts 1, true, t, yes, y; 0, false, f, no, n, in upper or lower case.
+        It accepts bools, 0 and 1, and the texts 1, true, t, yes, y; 0, false, f, no, n, in upper or lower case.
 
         Raises:
-            UserError: it is none of these.
+            UserError: the value is none of these.
         """
         value = self.get(key, default)
         if value is None or isinstance(value, bool):
@@ -149,9 +149,9 @@ class RendezvousParameters:
 
 
 def parse_rdzv_conf(text: str) -> dict[str, str]:
-    """Read `key=value,key=value`; blanks around keys and values are dropped, a later key replaces an earlier one.
+    """Parse `key=value,key=value`; blanks around keys and values are dropped, a later key replaces an earlier one.
 
-    A value may contain `=` but no comma. An empty text holds no keys.
+    A value may contain `=` but no comma. An empty text has no keys.
 
     Raises:
         UserError: a part has no key or no value.

@@ -1,14 +1,15 @@
-"""The shared-state link: read the blob, decide, apply, compare and set; on a lost race read again and decide again.
+"""The shared-state link: read the blob, decide, apply, compare and set; after a lost race, read and decide again.
 
-It offers the same `Link` as the coordinator does, so that handlers and agents see no difference. One thread of its own
-talks to the backend; that is the only place where this waits.
+It is a `Link` like the coordinator's, so handlers and agents see no difference. Its own thread talks to the backend,
+and waits nowhere else.
 
 Laws:
 
-1. A change is notified only after the backend has stored it, and follows from comparing the states before and after.
-2. After a lost race the decision is dropped: the operation is decided again on the present state.
-3. A node is found dead by how long its heartbeat counter has not changed on our own clock; this is a change like any
-   other and reaches all.
+1. A change is notified only after the backend has stored it; notifications follow from comparing the states before and
+   after.
+2. After a lost race, the decision is dropped: the operation is decided again on the present state.
+3. A node counts as dead if its heartbeat counter has not changed for too long on our own clock. Its removal is a change
+   like any other, and reaches all nodes.
 """
 
 from __future__ import annotations
@@ -104,9 +105,9 @@ Token = Any
 class RendezvousBackend(ABC):
     """A place for the state (contract section 8, `RendezvousBackend`).
 
-    A backend that can tell when the state may have changed also has `wait_for_change(timeout: float) -> bool`, which
-    blocks until then or until `timeout` seconds are over; others are read once a second. If it has `cancel_waits()`,
-    that ends such waits, from any thread, and all later ones.
+    A backend that can notice changes also has `wait_for_change(timeout: float) -> bool`, which blocks until the state
+    may have changed, at most `timeout` seconds; others are read once a second. An optional `cancel_waits()` ends
+    present and later waits, from any thread.
     """
 
     @property
@@ -116,40 +117,40 @@ class RendezvousBackend(ABC):
 
     @abstractmethod
     def get_state(self) -> tuple[bytes, Token] | None:
-        """The state and its token, or None if there is none yet. Raises: RendezvousConnectionError: the service cannot
-        be reached. RendezvousStateError: the blob is not a state.
+        """The state and its token; None if there is none yet. Raises RendezvousConnectionError if the service cannot be
+        reached, and RendezvousStateError if the blob is no state.
         """
 
     @abstractmethod
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Replace the state if it is still the one that `token` came with (or still none, without a token).
+        """Replace the state if it is still the one of `token` (without a token: if there is still none).
 
         Returns:
-            The state that is there now, its token, and whether it is ours; None if even that is unknown.
+            The state after that, its token, and whether it is ours; None if unknown.
 
         Raises:
-            RendezvousConnectionError: the service is out of reach.
-            RendezvousStateError: what is there is no state.
+            RendezvousConnectionError: the service cannot be reached.
+            RendezvousStateError: the stored value is no state.
         """
 
 
 _NO_STATE = b"Y2FuaW1hZGFt"
-"""The value of the key before the first state, so that reading never waits (contract section 4.4)."""
+"""The initial value of the key, so that reading never waits (contract section 4.4)."""
 
 
 class StoreRendezvousBackend(RendezvousBackend):
-    """Key `torch.rendezvous.<run_id>` of a store; the token is its present text."""
+    """The key `torch.rendezvous.<run_id>` of a store; the token is its current text."""
 
     def __init__(self, store: Store, run_id: str) -> None:
-        """Make sure that the key is there.
+        """Make sure that the key exists.
 
         Args:
             store: any store with `compare_set`.
             run_id: the job's id.
 
         Raises:
-            UserError: an empty run id.
-            RendezvousConnectionError: the store is out of reach.
+            UserError: the run id is empty.
+            RendezvousConnectionError: the store cannot be reached.
         """
         if not run_id:
             raise UserError("a rendezvous in a store needs a run id that is not empty; give --rdzv-id")
@@ -204,17 +205,17 @@ log = get_logger(__name__)
 
 
 _POLL_INTERVAL = 1.0
-"""Seconds between two looks at a backend that cannot say when it has changed."""
+"""Seconds between two looks at a backend that cannot notice changes."""
 _CANCELLABLE_WAIT = 10.0
-"""Seconds for which one whose waits can be ended is waited for at a time."""
+"""Seconds of one wait for a change, if waits can be cancelled."""
 _REPORTS_AFTER = 12.0
-"""Seconds after a hang was found until a node may act on what it has seen of it: others have seen theirs by then."""
+"""Seconds after a hang was found before a node may act on its own evidence: the others have found it by then."""
 _MAX_UNREACHABLE = 60.0
-"""Seconds for which a backend may be out of reach when a node that takes part has something to say to it."""
+"""Seconds for which the backend may be unreachable while a node in the job has a request for it."""
 
 
 class SharedStateLink:
-    """One node's line to a state that all nodes share. `settings.counts_heartbeats` must be on."""
+    """One node's link to a state that all nodes share. `settings.counts_heartbeats` must be set."""
 
     def __init__(
         self,
@@ -228,10 +229,10 @@ class SharedStateLink:
         """Begin; returns at once.
 
         Args:
-            backend: the backend of the state. Only this link's thread uses it from now on.
-            settings: of the job.
+            backend: the backend of the state; from now on, only this link's thread uses it.
+            settings: the job's settings.
             node: the name of this node.
-            address: where others reach this node, if its node info does not say.
+            address: where others reach this node, if its node info has no address.
             deliver: called with every notification.
             clock: the clock of all times.
         """
@@ -251,7 +252,7 @@ class SharedStateLink:
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._ending = threading.Event()
         self.broken: Exception | None = None
-        """The error that has ended the link, if there was one."""
+        """The error that ended the link, if any."""
         self._watcher = _BackendWatcher(backend, lambda: self._requests.put(Heartbeat()), self._ending)
         self._thread = threading.Thread(target=self._run, name="rallypoint-shared-state", daemon=True)
         self._thread.start()
@@ -267,7 +268,7 @@ class SharedStateLink:
         return -math.inf
 
     def send(self, request: Request) -> None:
-        """Say something; what comes of it is delivered as notifications."""
+        """Queue a request; its results are delivered as notifications."""
         try:
             self._requests.put(validated(request))
         except ValidationError as error:
@@ -287,7 +288,7 @@ class SharedStateLink:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something that was said is not done yet, though the link is closed."""
+        """Whether requests are still pending although the link is closed."""
         return self._thread.is_alive()
 
     # On the thread
@@ -300,16 +301,16 @@ class SharedStateLink:
                 self.broken = error
                 self._deliver_if_open(LinkLost(str(error), error))
                 break
-            except Exception as error:  # in any case the agent must not wait forever for what will not arrive
+            except Exception as error:  # the agent must not wait forever for a notification that cannot arrive
                 self.broken = error
                 log.error("the rendezvous over %s breaks off: its backend has raised %r", self._backend.name, error)
                 self._deliver_if_open(LinkLost(f"the rendezvous broke off: {type(error).__name__}: {error}", error))
                 break
-        self._ending.set()  # the watcher must not continue if its results are not used
+        self._ending.set()  # the watcher must end when nobody uses its results
         self._watcher.stop()
 
     def _step_with_retries(self, request: Request) -> None:
-        """Retry an unreachable backend: requests must not be lost. A damaged state stays damaged."""
+        """Retry while the backend is unreachable: no request may be lost. A damaged state stays damaged."""
         since = self._clock.monotonic()
         timeout = request.timeout if isinstance(request, JoinRequest) else _MAX_UNREACHABLE
         while True:
@@ -330,15 +331,15 @@ class SharedStateLink:
             return Heartbeat()
 
     def _retry_timeout(self) -> float:
-        # Often enough that our own heartbeats are on time, and that a silent node is timed and not slept over.
+        # Often enough to send our own heartbeats in time, and to notice a silent node.
         until = [min(_POLL_INTERVAL, self._settings.keep_alive_interval / 2)]
         if self._pending is not None and self._node not in self._state.redundancy_list:
             left = self._pending.deadline - self._clock.monotonic()
-            until += [max(0.01, left)] if left > 0 else []  # if it is over, something else is waited for
+            until += [max(0.01, left)] if left > 0 else []  # after that, it waits for something else
         return min(until)
 
     def _step_request(self, request: Request) -> None:
-        """Take in what others have done, do what was asked, and see whether the join can continue."""
+        """Read the changes of other nodes, execute the request, and continue the join if possible."""
         self._read()
         self._remove_silent()
         match request:
@@ -358,12 +359,12 @@ class SharedStateLink:
                     )
             case ProgressRequest():
                 self._deliver_if_open(self._progress())
-            case ConfirmRequest(number=number):  # what has been read since is delivered
+            case ConfirmRequest(number=number):  # newer notifications were delivered
                 self._deliver_if_open(Confirmed(number))
-            case NodeReport() | CollectedPart() | HangReport() | Taken():  # a job without a coordinator has no watchers
+            case NodeReport() | CollectedPart() | HangReport() | Taken():  # no coordinator, no watchers
                 if self._hangs is not None:
                     self._hangs.on_answer(self._node, request, self._clock.monotonic())
-            # A blob holds what it held, so that nothing needs to be said again; and each node joins it by itself.
+            # A blob is permanent, so nothing needs repeating; and each node joins by itself.
             case Heartbeat() | ResumeRequest() | NextStore() | CauseSought() | CauseClues():
                 pass
             case operation:
@@ -375,7 +376,7 @@ class SharedStateLink:
             self._step(self._node, KeepLeaseAlive())
 
     def _remove_silent(self) -> None:
-        """Take the nodes out of the rendezvous from which nothing was heard for too long."""
+        """Remove nodes that have been silent for too long."""
         for node in self._observer.silent(self._clock.monotonic()):
             if node != self._node:
                 silent = f"nothing was heard from it for {self._observer.allowance:g} s"
@@ -383,7 +384,7 @@ class SharedStateLink:
                 self._step(node, Exit(Reason.LOST, silent))
 
     def _report_differences(self, node_info: NodeInfo) -> None:
-        """Tell people if this node was started in another way than the job, as far as the state shows that."""
+        """Log differences between this node's settings and the job's, as far as the state shows them."""
         from rallypoint.control.coordinator.differences import differences
 
         differing = () if self._state.is_initial else differences(node_info, None, self._state, self._settings)
@@ -413,7 +414,7 @@ class SharedStateLink:
             self._deliver_if_open(join_refusal(end, join, self._node, before, self._state, self._settings, view))
 
     def _step(self, node: NodeId, operation: Operation) -> NoChange | Refusal:
-        """Take steps until the operation ends or has to wait: each is decided on the state that is there by then."""
+        """Take steps until the operation ends or has to wait; each is decided on the current state."""
         while True:
             before, now = self._state, self._clock.monotonic()
             view = self._observer.clock_view(now, self._heartbeat_at)
@@ -433,7 +434,7 @@ class SharedStateLink:
             self._on_state(*stored)
 
     def _write(self, state: State) -> bool:
-        """Offer a state; whatever is there afterwards is taken in. Returns whether it is ours."""
+        """Try to write a state, and adopt the result. Returns whether the stored state is ours."""
         answer = self._backend.set_state(encode_state(state), self._token)
         ours = answer is not None and answer[2]
         if not ours and (longest := self._settings.cas_backoff_max_seconds):
@@ -454,7 +455,7 @@ class SharedStateLink:
         self._state, self._token = after, token
         self._observer.observe(after, self._clock.monotonic())
         if not before.complete and self._node in before.participants and after.round > before.round:
-            # The data of the join (a worker store) may have been used in that round: the node must join anew.
+            # That round may have used the data of the join (a worker store): the node must join anew.
             self._pending = None
         self._joined = self._joined or after.knows(self._node)
         if after.verdict is not None and before.verdict is None:
@@ -473,7 +474,7 @@ class SharedStateLink:
             self._look_for_hang(before, after)
 
     def _look_for_hang(self, before: State, after: State) -> None:
-        """Each node reports on its own workers: there is no coordinator that collects for all."""
+        """Without a coordinator to collect for all, each node reports on its own workers."""
         if self._hangs is None:
             from rallypoint.observe.watching.hang import HangInvestigation
 
@@ -491,7 +492,7 @@ class SharedStateLink:
 
 
 class _BackendWatcher:
-    """Calls `poke` whenever the backend says that it may have changed; does nothing if it cannot say."""
+    """Calls `poke` whenever the backend may have changed; does nothing if the backend cannot notice changes."""
 
     def __init__(self, backend: RendezvousBackend, poke: Callable[[], None], ending: threading.Event) -> None:
         self._wait = getattr(backend, "wait_for_change", None)
@@ -511,24 +512,24 @@ class _BackendWatcher:
                 self._on_change()
 
     def stop(self) -> None:
-        """Wait until the thread has ended, which takes one wait at most, after its end was requested. Idempotent."""
+        """Wait for the thread to end, at most one wait after the request. Idempotent."""
         if self._cancel is not None:
             self._cancel()
         if self._thread is not None:
             self._thread.join(timeout=2 * _POLL_INTERVAL)
 
 
-# `c10d` with `store_type=file`: the state in a file that all nodes share (contract section 4.4).
+# `c10d` with `store_type=file`: the state is in a file shared by all nodes (contract section 4.4).
 
 
 _LOOK_INTERVAL = 0.05
-"""Seconds between two looks at the file's size. It may lie on a network, where no kernel tells of changes."""
+"""Seconds between two looks at the file's size. On a network disk, no kernel reports changes."""
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """The handler for `c10d` parameters with `store_type=file`; the endpoint is the file's path.
 
-    Without an endpoint the file is a private temporary one, for a job of one node.
+    Without an endpoint, the file is private and temporary, for a job of one node.
 
     Raises:
         UserError: an option cannot work.
@@ -537,7 +538,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 class _StateInFile(ControlPlane):
-    """The file, and this node's link to what is in it."""
+    """The file, and this node's link to its state."""
 
     def __init__(self, params: RendezvousParameters) -> None:
         where = f"in {params.endpoint}" if params.endpoint else ""
@@ -563,17 +564,19 @@ class _StateInFile(ControlPlane):
         return SharedStateLink(backend, self.settings, node, address, deliver)
 
     def close(self) -> None:
-        """Remove a file of our own. One that the user named stays: others may still have to read how the job ended."""
+        """Remove a temporary file. One named by the user stays: other nodes may still have to read how the job
+        ended.
+        """
         if self._private and self._path and os.path.exists(self._path):
             os.unlink(self._path)
 
 
 _COMPACT_ABOVE = 4 * 1024 * 1024
-"""Bytes of the file above which it is written anew: each heartbeat of each node adds the whole state."""
+"""Bytes above which the file is rewritten: each heartbeat of each node appends the whole state."""
 
 
 class FileBackend(StoreRendezvousBackend):
-    """The state in a file store, which grows with every change: its size says whether there is something new."""
+    """The state in a file store, which grows with every change, so its size shows whether there is news."""
 
     def __init__(self, path: str, run_id: str) -> None:
         super().__init__(FileStore(path, compact_above=_COMPACT_ABOVE), run_id)
@@ -581,7 +584,7 @@ class FileBackend(StoreRendezvousBackend):
         self._seen = (0, 0)
 
     def wait_for_change(self, timeout: float) -> bool:
-        """Wait until the file has another size, for `timeout` seconds at most; returns whether it has."""
+        """Wait until the size of the file changes, at most `timeout` seconds; returns whether it did."""
         deadline = Deadline.after(timeout)
         while not deadline.expired:
             seen = (0, 0)

@@ -1,8 +1,8 @@
-"""The source of a round's worker store. A round's store is new: no key of one round can be read in the next.
+"""The source of a round's worker store. Each round has a new store: the next one cannot read its keys.
 
-Three ways, chosen by the backend and the environment: hosted by the agent on a port of the kernel's choice (the
-default), at the rendezvous endpoint itself (static), or left to the workers (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`,
-contract section 2.1).
+The backend and the environment choose one of three ways: the agent hosts it on a port of the kernel's choice (the
+default), it is at the rendezvous endpoint itself (static), or the workers host it
+(`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, contract section 2.1).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _MIN_CONNECTIONS = 256
-"""Clients for which every process has descriptors."""
+"""Number of clients for which every process has descriptors."""
 
 
 class StoreAccess:
@@ -33,7 +33,7 @@ class StoreAccess:
 
     @property
     def is_guarded(self) -> bool:
-        """Whether not everybody is let in."""
+        """Whether there are restrictions."""
         return self._policy.members or bool(self._policy.networks)
 
     def own_addresses(self) -> tuple[str, ...] | None:
@@ -43,7 +43,8 @@ class StoreAccess:
         return interface_addresses()
 
     def peers(self, notifications: Sequence[StorePeers], address: str) -> list[str] | None:
-        """The peers that may connect to the next round's store at `address`; None for all. Logs once why all may.
+        """The peers that may connect to the next round's store at `address`; None for all, which is logged once with
+        the reason.
 
         Args:
             notifications: the list from the coordinator.
@@ -64,41 +65,41 @@ class WorkerStoreSupply:
     hosted_by_agent = True
     """Whether an agent serves the workers' store."""
     _access: StoreAccess | None = None
-    """Who may connect to it, if not everybody."""
+    """The peers that may connect to it; None for all."""
 
     def prepare(self, address: str) -> tuple[str, int]:
-        """Prepare a store for the next round; one that was prepared and never used is reused.
+        """Prepare a store for the next round; a prepared and unused one is reused.
 
         Args:
-            address: of this node towards the control plane.
+            address: this node's address on the way to the control plane.
 
         Returns:
-            Its address (empty: the one that this node's control connection shows) and port.
+            Its address (empty: that of this node's control connection) and port.
         """
         raise NotImplementedError
 
     def round_ended(self) -> None:
-        """The round is over, and the next one has not been requested yet; its workers may still run. Never waits."""
+        """The round has ended, and the next one was not requested yet; workers may still run. Never waits."""
 
     def discard_prepared(self) -> None:
         """The prepared store may have been used in a round that this node never began: prepare another."""
 
     def own_addresses(self) -> tuple[str, ...] | None:
-        """The addresses from which this node's workers may connect to another node's store; None if not known."""
+        """The addresses from which this node's workers may connect to another node's store; None if unknown."""
         return None if self._access is None else self._access.own_addresses()
 
     def set_peers(self, notifications: Sequence[StorePeers]) -> None:
-        """The next round's store is the one here: serve it to its members, as the coordinator has listed them.
+        """This node hosts the next round's store: serve it to the members that the coordinator listed.
 
-        Called from any thread, before other nodes can know of the round.
+        Called on any thread, before other nodes can know of the round.
         """
 
     def begin_round(self, *, is_host: bool, clients: int) -> None:
-        """The round has begun: the one before is over, and unless this node is its host what was prepared can go.
+        """The round has begun: the previous one has ended and, unless this node hosts it, the prepared store can go.
 
         Args:
-            is_host: whether it is.
-            clients: connections to its host: of the round's workers and agents, and to the coordinator if it is there.
+            is_host: whether this node hosts the round's store.
+            clients: connections to the host: from the round's workers and agents, including those to its coordinator.
         """
 
     def close(self) -> None:
@@ -106,7 +107,7 @@ class WorkerStoreSupply:
 
 
 def allow_connections(clients: int) -> None:
-    """Allow this many connections to this process, and warn if that is not possible."""
+    """Allow this many connections to this process, and warn if this is impossible."""
     if clients > _MIN_CONNECTIONS:
         from rallypoint.base.descriptors import allow_descriptors
 
@@ -114,15 +115,15 @@ def allow_connections(clients: int) -> None:
 
 
 class AgentStoreSupply(WorkerStoreSupply):
-    """A server of this agent's own for each round, at one address of this node and a port that the kernel picks."""
+    """This agent's own server for each round, at one address of this node and a port that the kernel picks."""
 
     def __init__(self, address: str = "", *, only_here: bool = False, peers: PeerPolicy | None = None) -> None:
-        """Nothing is made yet.
+        """Create nothing yet.
 
         Args:
-            address: this node's address, as given by the user; empty to take it from the control connection.
+            address: this node's address from the user; empty to take it from the control connection.
             only_here: whether all workers of the job are on this machine.
-            peers: the peers that may connect; None for all that can reach it.
+            peers: the peers that may connect; None for all.
         """
         self._address = address
         self._loopback_only = only_here
@@ -135,17 +136,17 @@ class AgentStoreSupply(WorkerStoreSupply):
         try:
             self._serve(notifications)
         except OSError as error:
-            log.warning("the worker store cannot serve yet: %s", error)  # it is tried again when the round begins
+            log.warning("the worker store cannot serve yet: %s", error)  # tried again when the round begins
 
     def _serve(self, notifications: Sequence[StorePeers]) -> None:
-        """Begin to serve the prepared store. Raises OSError: there is no thread for it."""
+        """Begin to serve the prepared store. Raises OSError without a thread for it."""
         server, self._told = self._prepared, notifications
         if server is not None:
             access = None if is_loopback(server.host) else self._access
             server.set_peers(None if access is None else access.peers(notifications, self._address or server.host))
 
     def prepare(self, address: str) -> tuple[str, int]:
-        """See there. It only listens: of a round's nodes one serves, and the coordinator says which."""
+        """See the base class. The store only listens: one node of a round serves, and the coordinator decides which."""
         if self._prepared is None:
             own_user = self._access is None or self._access.is_guarded
             self._prepared = StoreServer(self._listens_at(address), own_user=own_user, held=True)
@@ -181,7 +182,7 @@ class AgentStoreSupply(WorkerStoreSupply):
 
 
 class WorkerHostedStores(WorkerStoreSupply):
-    """No server here: the worker of rank 0 opens torch's own, on a port that was free a moment ago."""
+    """No server in the agent: the worker of rank 0 opens torch's own, on a port that was free a moment ago."""
 
     hosted_by_agent = False
 

@@ -1,1 +1,1 @@
-"""One file for each rendezvous backend of ours. A backend knows its own service and the handler's parts, no agent."""
+"""One file for each of our rendezvous backends. A backend knows its service and the handler's parts, but no agent."""

@@ -1,12 +1,12 @@
-"""The server at which commands of this machine reach a coordinator that has no other node, and so no server.
+"""The server for this machine's commands to a coordinator without other nodes, which has no server of its own.
 
-It takes 9 MB and 50 ms of imports, and most jobs never need it. A listening socket costs nothing: it is opened once the
-workers are under way, and the server is started when somebody connects. Laws:
+It takes 9 MB and 50 ms of imports, and most jobs never need it. A listening socket costs nothing: it opens once the
+workers have started, and the server starts when a command connects. Laws:
 
-1. The job needs nothing of this. If something is missing, such as descriptors or threads, `open` or `serve` fails,
-   nothing else has changed, and either can be tried again.
-2. The server has a loop of its own: the one that the process shares is for what the job needs, and would be lost to
-   that if it could not be made just now.
+1. The job does not need this. If descriptors or threads are lacking, `open` or `serve` fails and nothing else changes;
+   either can be tried again.
+2. The server has its own loop. The shared loop is for the job's needs, which would lose it if it could not be created
+   now.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from rallypoint.control.coordinator.server import ControlServer
 
 _STOP_TIMEOUT = 1.0
-"""Seconds that the end of a job waits for the loop to end."""
+"""Seconds that the end of a job waits for the loop."""
 
 
 class CommandServer:
-    """Listens from the beginning; serves from the end of the first successful `serve` on."""
+    """Listens at once; serves after the first successful `serve`."""
 
     def __init__(self, dispatcher: Dispatcher, tls: ControlTls | None, timer: TimerThread | None) -> None:
         """Listen on loopback. `timer` ticks the dispatcher until the server does. Raises OSError."""
@@ -43,7 +43,7 @@ class CommandServer:
         self._served: tuple[ControlServer, LoopThread] | None = None
 
     def serve(self) -> None:
-        """Start the server, unless it runs or this is closed. Takes time. Raises RallypointError or RuntimeError."""
+        """Start the server, unless it runs or was closed. Takes time. Raises RallypointError or RuntimeError."""
         if self._has_server() or self._closed:
             return
         from rallypoint.base.loop import LoopThread
@@ -51,7 +51,7 @@ class CommandServer:
 
         loop = LoopThread("rallypoint-commands")
         try:
-            _ = loop.loop  # waits; the lock is not held meanwhile
+            _ = loop.loop  # waits, without the lock
             with self._lock:
                 if not (self._has_server() or self._closed):
                     server = ControlServer(self._dispatcher, self.listener, keys=self._keys, tls=self._tls, loop=loop)
@@ -67,7 +67,7 @@ class CommandServer:
         return self._served is not None
 
     def close(self, why: str) -> None:
-        """End the server, with a last message to those that are connected. Idempotent."""
+        """End the server, with a last message to connected commands. Idempotent."""
         with self._lock:
             self._closed = True
         if self._served is None:

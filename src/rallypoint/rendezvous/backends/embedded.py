@@ -1,10 +1,10 @@
 """`c10d`: the control server inside the agent that owns the endpoint.
 
-The host is inferred as in the contract's section 4.4: the node whose machine the endpoint names; if several agents run
-there, the first to bind. The addresses of a name may change, and may not exist yet when nodes start (as usual on
-Kubernetes), so this is checked again before each attempt to connect.
+The host is inferred as in the contract's section 4.4: the node on the machine that the endpoint names; of several
+agents there, the first to bind. The addresses of a name may change, and may not exist yet when nodes start (as is usual
+on Kubernetes), so this is checked before each attempt to connect.
 
-`store_type=file` puts the state into a shared file instead (`shared_state`).
+`store_type=file` keeps the state in a shared file instead (`shared_state`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         raise UserError(f"rendezvous option store_type={store_type!r} is unknown; choose tcp or file")
     endpoint = parse_endpoint(params.endpoint, C10D_PORT)
     refuse_unknown_port(params, endpoint)
-    # Nobody elsewhere can know a port that the kernel will choose, nor come to an address that is each machine's own.
+    # Other machines cannot know a port that the kernel will choose, nor reach a loopback address.
     only_here = is_loopback(endpoint.host) or (endpoint.port == 0 and endpoint.host == "localhost")
     listeners = partial(control_listeners, params, [endpoint.host], endpoint.port, only_here=only_here)
     control = _EmbeddedControl(endpoint, params, listeners)
@@ -89,19 +89,21 @@ class _EmbeddedControl(ControlPlane):
         self._tls = control_tls(params.config)
         self._listeners = listeners
         self._is_alone = self.settings.max_nodes == 1 and endpoint.port == 0
-        """Whether no other node can join, or know the port: then there is no socket, and no thread if none waits."""
+        """Whether no other node can join or know the port: then there is no socket, and no thread unless something
+        waits.
+        """
         self._server: ControlServer | None = None
         self._dispatcher: Dispatcher | None = None
-        """The dispatcher, if it is here."""
+        """The dispatcher, if this agent hosts it."""
         self._timer_thread: TimerThread | None = None
         self._opening = threading.Lock()
-        """Held while something is opened for commands."""
+        """Taken while a server or socket for commands opens."""
         self._commands: CommandServer | None = None
-        """Where commands connect to a coordinator that is alone."""
+        """The server for commands to a coordinator that is alone."""
         self._closed = False
 
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
-        """Host the server if that is ours to do, and connect."""
+        """Host the server if this node is the host, and connect."""
         host = is_this_machine(self._endpoint.host) if self._is_host is None else self._is_host
         if host:
             link = self._try_to_host(deliver)
@@ -115,12 +117,12 @@ class _EmbeddedControl(ControlPlane):
         return TcpLink(where, self.settings, own_node(), deliver, deadline)
 
     def _host_if_unhosted(self, lost: bool) -> None:
-        """The endpoint is this machine: one agent here hosts the server if there is none yet, or if it was lost."""
+        """The endpoint is this machine: host the server if there is none yet, or if it was lost."""
         if self._server is not None:
             return
         try:
             listeners = self._listeners()
-        except OSError:  # another process listens, perhaps the server that was unreachable
+        except OSError:  # another process listens, perhaps the unreachable server
             return
         port = self._serve(Dispatcher(self.settings), listeners, has_local_nodes=True)
         if lost:
@@ -130,11 +132,11 @@ class _EmbeddedControl(ControlPlane):
             record_hosting(self.settings.run_id)
 
     def hosts_coordinator(self) -> bool:
-        """Whether it is here."""
+        """Whether this agent hosts the coordinator."""
         return self._dispatcher is not None
 
     def coordinator(self) -> Dispatcher | None:
-        """The coordinator, if it is here."""
+        """The coordinator, if this agent hosts it."""
         return self._dispatcher
 
     def watch_endpoint(self) -> str | None:
@@ -159,7 +161,7 @@ class _EmbeddedControl(ControlPlane):
             self._commands.serve()
 
     def close(self) -> None:
-        """End the server, if it is here."""
+        """End the server, if this agent hosts it."""
         with self._opening:
             self._closed = True
         if self._timer_thread is not None:
@@ -171,7 +173,7 @@ class _EmbeddedControl(ControlPlane):
             self._commands.close(why)
 
     def _try_to_host(self, deliver: Deliver) -> Link | None:
-        """The link to a server of our own; None if another process has the port and may be the server."""
+        """Open a server and return the link to it; None if another process has the port and may be the server."""
         address = self._local_addr or own_address(self._endpoint)
         if self._is_alone:
             self._dispatcher = dispatcher = Dispatcher(self.settings)

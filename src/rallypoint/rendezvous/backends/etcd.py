@@ -1,9 +1,9 @@
-"""`etcd`: the coordinator lives in an agent that etcd elects, and its journal in etcd (the v3 API).
+"""`etcd`: etcd (the v3 API) elects the agent with the coordinator, and stores its journal.
 
-`etcd-v2` is another name of it, for command lines of torchrun: no node of ours needs torch's keys in the v2 API.
+`etcd-v2` is another name for it, for torchrun's command lines: our nodes do not need torch's keys in the v2 API.
 
-No machine is special: if any is lost, the others continue. A round costs each node what it costs with the embedded
-server, and etcd a few writes, whatever the number of nodes (decision 18).
+No machine is special: if any is lost, the others continue. A round costs each node the same as with the embedded
+server, and costs etcd a few writes for any number of nodes (decision 18).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _TIMEOUT = 3.0
-"""Seconds that a request has, over all members together."""
+"""Seconds for a request, over all members together."""
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
@@ -103,14 +103,14 @@ class _EtcdControl(ControlPlane):
         from rallypoint.control.etcd.client import EtcdClient
 
         size = self.settings.max_nodes
-        idle = size / LOOKS_LATE if size > self._keys.seats else None  # all together ask as often as they look
+        idle = size / LOOKS_LATE if size > self._keys.seats else None  # together they ask as often as they look
         return EtcdClient(self._endpoints, self._tls, self._credentials, _TIMEOUT, idle_s=idle)
 
 
 def candidate_addresses(endpoints: list[Endpoint], local_addr: str | None) -> list[str]:
-    """Addresses of this machine as other agents may reach it, the likeliest first: those that it uses towards etcd.
+    """Addresses at which other agents may reach this machine, the likeliest first: those used on the way to etcd.
 
-    Where etcd is reached at this machine only, there may be a member of it on each: then also the machine's name.
+    If this machine reaches etcd only on itself, each machine may have a member: then the machine's name is added.
     """
     if local_addr:
         return [local_addr]
@@ -125,10 +125,10 @@ _DEFAULT_PREFIX = "/rallypoint"
 
 
 def endpoints_of(text: str) -> list[Endpoint]:
-    """One or several endpoints, separated by commas; each may begin with a scheme.
+    """Parse endpoints separated by commas; each may begin with a scheme.
 
     Raises:
-        UserError: one of them cannot be an endpoint.
+        UserError: one of them is invalid.
     """
     parts = [part.strip() for part in text.split(",")]
     bare = [part.removeprefix("http://").removeprefix("https://") for part in parts]
@@ -136,10 +136,10 @@ def endpoints_of(text: str) -> list[Endpoint]:
 
 
 def tls_of(params: RendezvousParameters) -> EtcdTls | None:
-    """The certificates, by the names of either of torch's etcd backends; None for plain connections.
+    """The certificates, from the options of either of torch's etcd backends; None for plain connections.
 
     Raises:
-        UserError: they do not go together.
+        UserError: they do not match.
     """
     cacert = _file(params, "cacert", "ca_cert")
     cert = _file(params, "cert", "ssl_cert")
@@ -160,13 +160,13 @@ def tls_of(params: RendezvousParameters) -> EtcdTls | None:
 
 
 def prefix_of(params: RendezvousParameters) -> str:
-    """What the keys of all jobs begin with, by our name for it or torch's."""
+    """The prefix of all jobs' keys, from our option or torch's."""
     return str(params.get("prefix", params.get("etcd_prefix", _DEFAULT_PREFIX)))
 
 
 def credentials_of(params: RendezvousParameters) -> Credentials | None:
-    """User and password; None if no user is given. The password may be in `RALLYPOINT_ETCD_PASSWORD` or in a file,
-    where other users of the machine cannot read it.
+    """User and password; None without a user. The password may be in `RALLYPOINT_ETCD_PASSWORD` or in a file, where
+    other users of the machine cannot read it.
 
     Raises:
         UserError: there is a password without a user, one of them is not text, or the file cannot be used.

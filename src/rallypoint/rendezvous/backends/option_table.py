@@ -1,6 +1,6 @@
-"""Every key of `--rdzv-conf`: what it means, and to which backends. Pure.
+"""Every key of `--rdzv-conf`: its meaning and its backends. Pure.
 
-Imported where options are given, to warn of those that a backend does not know, and to make the reference.
+Imported if options are given, to warn about unknown ones, and for the reference.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ STATIC, C10D, ETCD_V2 = "static", "c10d", "etcd-v2"
 _ALL = tuple(BACKENDS)
 _ELASTIC = tuple(name for name in _ALL if name != STATIC)
 _STORING = (C10D, ETCD_V2)
-"""torch's backends whose nodes write heartbeats into a store; here only those of a shared file do."""
+"""torch's backends whose nodes write heartbeats into a store; ours do so only with a shared file."""
 
 
 def _default(name: str) -> str:
-    """The default of a setting, as people write it: seconds have their unit."""
+    """The default of a setting, as people write it, with the unit of seconds."""
     value = Settings._field_defaults[name]
     match value:
         case bool():
@@ -33,7 +33,7 @@ def _default(name: str) -> str:
 
 
 class OptionText(NamedTuple):
-    """One key. `default` is as people write it, with its unit; `beyond_torchrun`: torchrun does not read it."""
+    """One key. `default` is as people write it, with its unit; `beyond_torchrun`: not in torchrun."""
 
     name: str
     default: str
@@ -209,9 +209,9 @@ OPTIONS = (
     ),
     OptionText("store_peers", "the members", _ALL, "As `--store-peers`, which takes precedence.", beyond_torchrun=True),
 )
-"""The keys, those of torchrun first. What a plug-in reads, it knows."""
+"""The keys, torchrun's first. A plug-in knows its own keys."""
 
 KNOWN: Mapping[str, frozenset[str]] = {
     backend: frozenset(option.name for option in OPTIONS if backend in option.backends) for backend in _ALL
 }
-"""Backend to the options that mean something to it, or to torchrun's of that name."""
+"""The options that a backend, or torchrun's backend of that name, knows."""

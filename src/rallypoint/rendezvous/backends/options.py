@@ -28,28 +28,28 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _DEFAULTS = Settings._field_defaults
-"""The one place of the defaults of options that are settings of a job."""
+"""The only definition of the defaults of options that are settings of a job."""
 _WHOLE = (
     *("join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout"),
     *("keep_alive_interval", "keep_alive_max_attempt"),
 )
-"""Options with whole, positive values, as torch has them."""
+"""Options with positive integer values, as in torch."""
 _SECONDS = ("lease", "notice_timeout", "min_healthy_time", "restart_backoff", "restart_backoff_max")
-"""Options that torch does not have: seconds, also parts of them."""
+"""Options that torch does not have, in seconds, with fractions."""
 
 _TLS = ("tls_cert", "tls_key", "tls_ca", "tls_peer")
-"""The TLS options of the control plane, for every server of ours."""
+"""The TLS options of the control plane, for all our servers."""
 
 _REMOTE_CONTROL = "remote_control"
-"""Whether a coordinator in this agent accepts commands from other machines if there is no secret."""
+"""Whether a coordinator in this agent without a secret accepts commands from other machines."""
 
 _LISTEN = "listen"
 """Where a coordinator in this agent listens: an address or name of this machine, or `any` for all interfaces."""
 
 
 def check_run_id(run_id: str) -> None:
-    """Raises UserError: it could not be sent, or would not arrive as it is (`control.protocol.validation`)."""
-    if not run_id.isprintable():  # nor are bytes that are not UTF-8
+    """Raise UserError if the id could not be sent, or would be changed on arrival (`control.protocol.validation`)."""
+    if not run_id.isprintable():  # bytes that are not UTF-8 are not printable either
         raise UserError(
             f"the run id {run_id!r} has characters that cannot be printed; give one without them (--rdzv-id)"
         )
@@ -64,21 +64,21 @@ def settings_of(
     fixed_ranks: bool = False,
     counts_heartbeats: bool = False,
 ) -> Settings:
-    """The settings that `params` ask for.
+    """The settings from a backend's parameters.
 
     Args:
-        params: of the backend.
-        join_timeout_key: which option holds the seconds to wait for others.
+        params: the backend's parameters.
+        join_timeout_key: the option with the seconds to wait for others.
         fixed_ranks: see `Settings`.
         counts_heartbeats: see `Settings`.
 
     Raises:
-        UserError: a time is not a whole number, or not positive, or the run id is empty.
+        UserError: a time is not a positive whole number, or the run id is empty.
     """
     if not params.run_id and not fixed_ranks:
         raise UserError("the run id is empty; give the job one, the same on all nodes (--rdzv-id)")
     check_run_id(params.run_id)
-    _positive(params, "read_timeout", 60)  # checked, without effect: one join deadline bounds connecting
+    _positive(params, "read_timeout", 60)  # checked but unused: one join deadline bounds connecting
     times: dict[str, Any] = {name: _positive(params, name, _DEFAULTS[name]) for name in _WHOLE}
     if join_timeout_key != "join_timeout":
         times["join_timeout"] = _positive(params, join_timeout_key, times["join_timeout"])
@@ -153,7 +153,7 @@ def _count(params: RendezvousParameters, name: str) -> int:
 
 
 def job_key(job: str) -> bytes | None:
-    """The key that a node of the job proves to hold, from `RALLYPOINT_SECRET`; None if there is no secret.
+    """The key that a node of the job proves to have, from `RALLYPOINT_SECRET`; None without a secret.
 
     Raises:
         UserError: the secret cannot be used (`base.secrets.job_secret`).
@@ -163,7 +163,7 @@ def job_key(job: str) -> bytes | None:
 
 
 def control_tls(options: Mapping[str, object]) -> ControlTls | None:
-    """TLS of the control plane, by the options `tls_cert`, `tls_key`, `tls_ca` and `tls_peer`; None without any.
+    """TLS of the control plane, from the options `tls_cert`, `tls_key`, `tls_ca` and `tls_peer`; None without any.
 
     Raises:
         UserError: one of the first three is missing, or a file cannot be loaded.
@@ -183,7 +183,7 @@ def control_tls(options: Mapping[str, object]) -> ControlTls | None:
 
 
 def accepted_keys() -> Keys | None:
-    """The keys that a coordinator accepts from nodes; None if there is no secret. Raises as `job_key` does."""
+    """The keys that a coordinator accepts from nodes; None without a secret. Raises the same as `job_key`."""
     secret = job_secret()
     return None if secret is None else secret.keys
 
@@ -191,16 +191,16 @@ def accepted_keys() -> Keys | None:
 def control_listeners(
     params: RendezvousParameters, hosts: Sequence[str], port: int, *, only_here: bool = False
 ) -> list[socket.socket]:
-    """Sockets on which a coordinator in this agent listens: only at the addresses that others use for this machine.
+    """The sockets of a coordinator in this agent, only on the addresses that others use for this machine.
 
     Args:
-        params: of the backend; its option `listen` replaces these addresses, and `local_addr` adds one.
-        hosts: names and addresses by which other nodes look for it.
+        params: the backend's parameters; the option `listen` replaces these addresses, and `local_addr` adds one.
+        hosts: names and addresses where other nodes look for the coordinator.
         port: 0 lets the kernel choose.
         only_here: whether all nodes are on this machine.
 
     Raises:
-        UserError: `listen` is not an address of this machine.
+        UserError: `listen` is no address of this machine.
         OSError: the port is taken.
     """
     listen = str(params.get(_LISTEN) or "")
@@ -225,7 +225,7 @@ def _chosen_listeners(listen: str, port: int) -> list[socket.socket]:
 
 
 def refuse_unknown_port(params: RendezvousParameters, endpoint: Endpoint) -> None:
-    """Raises UserError: the kernel would choose the port, and the job needs nodes that cannot know it."""
+    """Raise UserError if the kernel would choose the port, and the job needs nodes that cannot know it."""
     nodes = params.max_nodes if params.backend == "static" else params.min_nodes
     if endpoint.port == 0 and nodes > 1:
         flag = params.endpoint_flag.replace("addr", "port").replace("ADDR", "PORT")
@@ -236,7 +236,7 @@ def refuse_unknown_port(params: RendezvousParameters, endpoint: Endpoint) -> Non
 
 
 def endpoint_words(endpoint: Endpoint, only_here: bool) -> str:
-    """Where the nodes meet, for the messages of waiting nodes."""
+    """The meeting place in the messages of waiting nodes."""
     return f"at {endpoint}{' (which other machines cannot reach)' if only_here else ''}"
 
 
@@ -244,8 +244,8 @@ def worker_stores(params: RendezvousParameters, *, only_here: bool = False) -> W
     """The source of worker stores that are not at the endpoint (contract section 2.1).
 
     Args:
-        params: of the backend.
-        only_here: whether all nodes are on this machine, however many they are.
+        params: the backend's parameters.
+        only_here: whether all nodes are on this machine, even several.
     """
     if os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1":
         if params.get("store_peers"):
@@ -261,10 +261,10 @@ def worker_stores(params: RendezvousParameters, *, only_here: bool = False) -> W
 
 
 def store_peers(params: RendezvousParameters, *, only_here: bool) -> PeerPolicy | None:
-    """The peers that may connect to worker stores, by the option `store_peers`; None if not given, and no others can.
+    """The peers that may connect to worker stores, from the option `store_peers`; None if not given and no others can.
 
     Raises:
-        UsageError: it is neither `members`, `any` nor networks.
+        UsageError: the option is neither `members`, `any` nor networks.
     """
     peers = str(params.get("store_peers") or "")
     if only_here and not peers:
@@ -275,10 +275,10 @@ def store_peers(params: RendezvousParameters, *, only_here: bool) -> PeerPolicy 
 
 
 def rank_hint(params: RendezvousParameters) -> int | None:
-    """The group rank that the node asks for, if it does.
+    """The group rank that the node requests, if any.
 
     Raises:
-        UserError: it is not a whole number from 0 on.
+        UserError: it is not a whole number of at least 0.
     """
     rank = params.get_as_int("rank")
     if rank is not None and rank < range_of("rank_hint").minimum:

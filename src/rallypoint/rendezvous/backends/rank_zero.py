@@ -1,12 +1,12 @@
-"""Rank 0 of a static job must run where the job's endpoint leads: what is said where it does not.
+"""Checks that rank 0 of a static job runs where the job's endpoint leads, and reports if it does not.
 
-A node whose --node-rank was forgotten has rank 0, serves a job of its own, and would miss the others until the timeout.
+A node without its --node-rank has rank 0, serves its own job, and would wait for the others until the timeout.
 
 Laws:
 
-1. A job is ended by what is certain alone. That the endpoint has another machine's address is not: behind NAT, or as a
-   virtual address, it may lead here all the same. That another server of the job answers there, and goes on to, is.
-2. A node whose endpoint leads here, by its address or as seen by going there, says nothing.
+1. Only certainty ends a job. An endpoint with another machine's address is not enough: with NAT or a virtual address,
+   it may still lead here. Another server of the job that keeps answering there is.
+2. A node whose endpoint leads here, according to its address or a connection, logs nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ log = get_logger(__name__)
 _TELL_AFTER, _UNKNOWN_AFTER = 0.8, 2.0
 """Seconds for the endpoint to lead here, and for its name to resolve."""
 _REFUSE_AFTER = 2.0
-"""Seconds for which another server of the job must have answered. One that has just been replaced may still end."""
+"""Seconds for which another server of the job must have answered. A server that was just replaced may still be
+ending.
+"""
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
 _ATTEMPT_TIMEOUT = 0.5
 
@@ -53,7 +55,7 @@ def must_run_sentence(endpoint: Endpoint, addresses: list[str]) -> str:
 
 
 class RankZeroResolver(FixedEndpoint):
-    """The endpoint of a static job, as a node of another rank looks for it."""
+    """The endpoint of a static job for a node of another rank."""
 
     def __init__(self, place: DialTarget, rank: int) -> None:
         super().__init__(place)
@@ -62,28 +64,28 @@ class RankZeroResolver(FixedEndpoint):
 
     @property
     def advice(self) -> str:
-        """What to do if no server is found there."""
+        """The remedy if no server is found there."""
         instruction = must_run_sentence(self.target.endpoint, self._addresses)
         return f"{instruction} with --node-rank {self._rank}; check {self.target.flag}, and that rank 0 has started"
 
     def resolved(self, addresses: list[str]) -> None:
-        """Remember them for the sentence."""
+        """Keep the addresses for the sentence."""
         self._addresses = addresses
 
 
 class _EndpointIsLocal(Exception):
-    """The endpoint is on this machine, or is forwarded here."""
+    """The endpoint is on this machine or is forwarded here."""
 
 
 class EndpointCheck:
-    """Looks, on rank 0, whether the endpoint leads here, until that is known or the first round is complete."""
+    """On rank 0, checks whether the endpoint leads here, until that is known or the first round is complete."""
 
     def __init__(self, place: DialTarget, dispatcher: Dispatcher, deliver: Deliver) -> None:
         """Nothing happens before `start`.
 
         Args:
-            place: of the job's endpoint.
-            dispatcher: the job's, which is served here.
+            place: the job's endpoint.
+            dispatcher: the job's dispatcher, which is served here.
             deliver: called with a `LinkLost` if the endpoint belongs to another job.
         """
         self._target = place
@@ -92,7 +94,7 @@ class EndpointCheck:
         self._dialer = Dialer(place, dispatcher.settings, own_node())
         self._addresses: list[str] = []
         self._answered_at: float | None = None
-        """The time since which another server of the job has answered each attempt."""
+        """Since when another server of the job has answered each attempt."""
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -100,7 +102,7 @@ class EndpointCheck:
         self._task = asyncio.ensure_future(self._run())
 
     def stop(self) -> None:
-        """End, if it has not. On the loop's thread."""
+        """End the check, if it has not ended. On the loop's thread."""
         if self._task is not None:
             self._task.cancel()
 
@@ -109,7 +111,7 @@ class EndpointCheck:
             await self._probe()
         except _EndpointIsLocal:
             log.info("%s is an address of this machine", self._target.endpoint)
-        except Exception:  # the job needs no check
+        except Exception:  # the job does not need the check
             log.exception("cannot determine whether %s is an address of this machine", self._target.endpoint)
 
     async def _probe(self) -> None:
@@ -130,7 +132,7 @@ class EndpointCheck:
         return _TELL_AFTER if self._addresses else _UNKNOWN_AFTER
 
     async def _attempt(self) -> str:
-        """Go to the endpoint once. Returns what was found there; _EndpointIsLocal if that is us."""
+        """Connect to the endpoint once. Returns the finding; raises _EndpointIsLocal if it leads here."""
         try:
             session = await self._dialer.dial(_ATTEMPT_TIMEOUT, resolved=self._resolved)
         except (*RETRYABLE, HandshakeError) as error:

@@ -1,8 +1,8 @@
-"""`static`: ranks given by hand, and the workers' store at the endpoint itself (contract section 4.9).
+"""`static`: ranks from the user, and the workers' store at the endpoint itself (contract section 4.9).
 
-The node of rank 0 listens at `master_addr:master_port`. Workers speak the TCPStore protocol there, as they expect;
-agents speak the control protocol on the same port and so learn of failures, which torch's static agents never do. The
-first byte of a connection distinguishes the two. Each round has a new store behind the same port.
+The node of rank 0 listens on `master_addr:master_port`. Workers use the TCPStore protocol there, as they expect. Agents
+use the control protocol on the same port, and so learn of failures, unlike torch's static agents. The first byte of a
+connection distinguishes the two. Each round has a new store behind the same port.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
     """The endpoint of a static job: on rank 0 the server of both protocols, elsewhere only an address."""
 
     def __init__(self, params: RendezvousParameters, endpoint: Endpoint, settings: Settings, rank: int) -> None:
-        # The default is an address that is each machine's own, and says nothing of where the others come from.
+        # The default is a loopback address, which does not show where the other nodes are.
         only_here = is_loopback(endpoint.host) and params.endpoint_given
         super().__init__(settings, endpoint_words(endpoint, only_here), params.endpoint_flag, rank)
         self._endpoint = endpoint
@@ -128,7 +128,7 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
             ) from None
         allow_nodes(self.settings.max_nodes)
         self._dispatcher = dispatcher = Dispatcher(self.settings)
-        # No worker can connect before this node has been sent its placement and the peers.
+        # No worker can connect before this node has its placement and the peers.
         guarded = self._access is not None and self._access.is_guarded
         own_user = self._access is None or guarded
         self._stores = RoundStores(StoreGuard(peers=()) if guarded else None, own_user=own_user)
@@ -161,7 +161,7 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
         return self._rank == 0
 
     def close(self) -> None:
-        """Disconnect all workers, and end the server, if it is here."""
+        """Disconnect all workers, and end the server, if this node hosts it."""
         if self._stores is not None:
             self._stores.close()
         if self._endpoint_check is not None:
@@ -177,11 +177,13 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
             self._stores.set_peers(self._access.peers(notifications, self._endpoint.host))
 
     def prepare(self, address: str) -> tuple[str, int]:
-        """The endpoint, as it was written: workers of a static job connect to just that, unless none could."""
+        """The endpoint as written, to which workers of a static job connect unless none could."""
         return self._workers_host, self._endpoint.port
 
     def round_ended(self) -> None:
-        """Put a new store behind the port before any node can be notified of the next round, which needs this node."""
+        """Put a new store behind the port. No node can be notified of the next round before, since it needs this
+        node.
+        """
         if self._stores is not None:
             self._stores.next_round()
 
