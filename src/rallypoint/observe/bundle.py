@@ -1,22 +1,21 @@
-"""Incident bundles: what one node knows of one failure, as files in a small folder, and the index over all nodes; and
-what `rallyctl report` shows of the bundles that a folder holds.
+"""Incident bundles: one node's files about one failure in a small folder, and the index over all nodes; also the
+display of a folder's bundles by `rallyctl report`.
 
-    DIR/<job>/<incident>/<host>-<pid>/incident.json ...     one folder a node
-    DIR/<job>/<incident>/index.json                         how the job stood, by the coordinator's node
+    DIR/<job>/<incident>/<host>-<pid>/incident.json ...     one folder per node
+    DIR/<job>/<incident>/index.json                         the state of the job, by the coordinator's node
 
 `docs/reference/incident-bundle.md` describes each file. Laws:
 
-1. A bundle never has more bytes than it may: what is most worth to know comes first, and what has no room is named.
-2. A folder appears whole or not at all.
-3. What comes from another node is checked before it is written: names, sizes.
+1. A bundle never exceeds its size limit: the most important files come first, and those without room are named.
+2. A folder appears complete or not at all.
+3. Names and sizes from another node are checked before anything is written.
 
-Secrets are masked in what is kept of a failure: environment variables, command lines, output. A value is masked if its
-name says that it is secret, or if it looks like a token itself. Rather too much than too little: what is masked can be
-asked for, and what was written to a shared disk cannot be taken back. Of an environment only the variables are kept
-that help to understand a failure.
+Secrets are masked in environment variables, command lines and output. A value is masked if its name suggests a secret,
+or if it looks like a token. Masking too much is better than too little: a masked value can be requested, but a value on
+a shared disk cannot be taken back. Of an environment, only variables that help to understand a failure are kept.
 
-Law: each search looks a bounded way ahead from any place. Output can have lines of half a megabyte, and no other thread
-of the agent runs during a search.
+Law: each search looks ahead only a bounded distance. Output can have lines of half a megabyte, and no other thread of
+the agent runs during a search.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _NOTICES = "RALLYPOINT_NOTICES"
-"""The variable with the path of a folder whose name nobody else should know."""
+"""The variable with the path of a folder whose name is secret."""
 _NOT_SECRET = re.compile(r"^(?:SSH_AUTH_SOCK|XAUTHORITY|TOKENIZERS_PARALLELISM|PWD|OLDPWD)$")
 _HELPFUL = re.compile(
     r"^(?:(?:PY)?TORCH|TORCHELASTIC|NCCL|RCCL|GLOO|UCX|UCC|FI_|OFI_|IBV?_|CUDA|CUDNN|CUBLAS|NVIDIA|NVTE|HIP|ROCR|ROCM"
@@ -68,7 +67,7 @@ _TOKENS = re.compile(
 _IN_URL = re.compile(
     r"(?P<before>(?<![a-zA-Z])[a-zA-Z][a-zA-Z0-9+.\-]{0,30}://)(?:[^/\s@]{1,500}|[^/\s@:\"']{0,100}:[^\s\"']{1,500})@(?![^\s\"']{0,500}@)"
 )
-"""What stands before the last @: passwords may contain / and @."""
+"""The part before the last @: passwords may contain / and @."""
 _HOOK = re.compile(
     r"(?P<before>https?://(?:hooks\.slack\.com/\w+|[\w.]{0,100}discord(?:app)?\.com/api/webhooks|[\w.\-]{0,100}webhook\.office\.com"
     r"|outlook\.office\.com/webhook)/)[^\s\"']+"
@@ -76,26 +75,26 @@ _HOOK = re.compile(
 _LONG = re.compile(r"(?<![A-Za-z0-9+/_\-.])[A-Za-z0-9+/_\-]{32,}={0,2}(?![A-Za-z0-9+/=_\-.])")
 _LEAST_DIFFERENT = 12
 _CHANGES = 0.3
-"""Changes of the kind of character, to one character of a word with slashes, from which on it looks random."""
+"""Changes between kinds of characters, per character of a word with slashes, above which it looks random."""
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-"""What names jobs and GPUs."""
+"""A name of a job or a GPU."""
 _NAME_OF_PAIR = re.compile(r"(?<![A-Za-z0-9_\-.])(?P<name>[A-Za-z0-9_\-.]{1,400})\\?[\"']?\s{0,4}(?:=|:)\s{0,4}")
 _VALUE = re.compile(r"\\?\"(?:[^\"\\]|\\[^\"])*\\?\"|'[^']*'|[^,;\s&\"'}\])]+")
-"""A name, and its value: `a=b`, `a: b`, and as in JSON, whose quotes may be escaped."""
+"""A name and its value: `a=b`, `a: b`, and JSON, whose quotes may be escaped."""
 _FLAG = re.compile(r"(?P<name>(?<![\w\-])--?[A-Za-z][A-Za-z0-9_\-.]{0,100})(?P<space>\s+)(?P<value>[^\s\-][^\s]*)")
 _PASSWORD = re.compile(r"-p(?=[^\s]{0,100}[0-9])[^\s=]{4,}")
-"""A password right behind its flag, as mysql has it: `-phunter2`."""
+"""A password right after its flag, as in mysql: `-phunter2`."""
 _NO_PASSWORD = re.compile(r"[0-9]+(?::[0-9]+)?|[./~].*")
-"""What follows a `-p` that is another one: a port, a path."""
+"""The value of another kind of `-p`: a port, a path."""
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable, or a flag, of this name holds a secret."""
+    """Whether a variable or flag of this name has a secret."""
     return not _NOT_SECRET.match(name) and _SECRET_NAME.search(name) is not None
 
 
 def mask_text(text: str) -> str:
-    """A text without what looks like a token, and without values whose names say that they are secret."""
+    """Mask anything that looks like a token, and values whose names suggest a secret."""
     text = _TOKENS.sub(MASK, text)
     text = _IN_URL.sub(rf"\g<before>{MASK}@", text)
     text = _HOOK.sub(rf"\g<before>{MASK}", text)
@@ -113,7 +112,7 @@ def mask_strings(value: Any) -> Any:
 
 
 def helpful_variables(environ: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:
-    """The variables that help to understand a failure, and `more`: `NAME*` for all that begin so, `*` for all."""
+    """The variables that help to understand a failure, and `more`: `NAME*` for a prefix, `*` for all."""
     names = {pattern for pattern in more if not pattern.endswith("*")}
     begin = tuple(pattern[:-1] for pattern in more if pattern.endswith("*"))
     return {
@@ -131,7 +130,9 @@ def mask_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def mask_command(words: Sequence[str]) -> list[str]:
-    """A command line: also the word behind a flag such as `--api-key` or `-p`, and the value of `--api-key=...`."""
+    """Mask a command line, including the word after a flag such as `--api-key` or `-p`, and the value of
+    `--api-key=...`.
+    """
     masked: list[str] = []
     flag = ""
     for word in words:
@@ -155,10 +156,10 @@ def mask_command(words: Sequence[str]) -> list[str]:
 
 
 def _is_secret_value(flag: str, value: str) -> bool:
-    """Whether the word behind a flag is a secret."""
+    """Whether the word after a flag is a secret."""
     if flag == "-p":
         return not _NO_PASSWORD.fullmatch(value)
-    if flag in {"-u", "--user"}:  # of curl
+    if flag in {"-u", "--user"}:  # curl's
         return ":" in value.strip(":")
     return is_secret_name(flag.lstrip("-"))
 
@@ -168,7 +169,7 @@ def _flag(match: re.Match[str]) -> str:
 
 
 def _mask_pairs(text: str) -> str:
-    """The values of secret names. A value that is none may have further pairs in it, as an URL has."""
+    """Mask the values of secret names. Another value may contain further pairs, as a URL does."""
     pieces: list[str] = []
     end = 0
     for match in _NAME_OF_PAIR.finditer(text):
@@ -179,10 +180,10 @@ def _mask_pairs(text: str) -> str:
 
 
 def _looks_random(text: str) -> bool:
-    """Whether a long word is none of a language, nor a path: letters of many kinds with digits among them."""
+    """Whether a long word is neither language nor a path: it mixes kinds of letters and digits."""
     if _UUID.search(text):
         return False
-    if text.count("/") > 1 or text.startswith("/"):  # base64 changes between kinds of characters all the time
+    if text.count("/") > 1 or text.startswith("/"):  # base64 often changes between kinds of characters
         kinds_in_order = [character.isdigit() + 2 * character.isupper() + 4 * character.islower() for character in text]
         changes = sum(one != other and one > 0 and other > 0 for one, other in pairwise(kinds_in_order))
         return changes >= _CHANGES * len(text)
@@ -192,9 +193,9 @@ def _looks_random(text: str) -> bool:
 
 VERSION = 1
 LIMIT = 10 * 1024 * 1024
-"""Bytes of the files of one bundle."""
+"""The largest size of a bundle's files in bytes."""
 ON_DEMAND_LIMIT = 1024 * 1024
-"""The same of one that travels to an operator."""
+"""The same for a bundle that is sent to an operator."""
 SUMMARY, INDEX = "incident.json", "index.json"
 _SUMMARY_ROOM = 256 * 1024
 _MAX_FILES = 4096
@@ -204,7 +205,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}(?:/[A-Za-z0-9_][A-Za-z0-
 
 
 class Piece(NamedTuple):
-    """One file of a bundle; `is_whole` if a part of it is worth nothing. Of others the end is kept."""
+    """One file of a bundle. `is_whole`: a part of it would be worthless; of other files, the end is kept."""
 
     name: str
     data: bytes
@@ -212,14 +213,14 @@ class Piece(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """What fits, and a text about what was cut or left out."""
+    """The pieces that fit, and a text about those cut or left out."""
 
     pieces: tuple[Piece, ...]
     left_out: tuple[str, ...]
 
 
 def fit(pieces: Iterable[Piece], limit: int) -> Fitted:
-    """As many pieces as fit into `limit` bytes, in their order."""
+    """The pieces that fit into `limit` bytes, in order."""
     included: list[Piece] = []
     notes: list[str] = []
     left = limit
@@ -238,7 +239,7 @@ def fit(pieces: Iterable[Piece], limit: int) -> Fitted:
 
 
 def bundle(summary: dict[str, Any], pieces: Sequence[Piece], limit: int) -> tuple[Piece, ...]:
-    """The files of a bundle, its summary first, which says what has no room."""
+    """The files of a bundle; the summary is first, and names the files without room."""
     fitted = fit(pieces, max(0, limit - _SUMMARY_ROOM))
     files = {piece.name: len(piece.data) for piece in fitted.pieces}
     fields = {"version": VERSION, **summary, "files": files, "left_out": list(fitted.left_out)}
@@ -258,9 +259,7 @@ def encode_bundle(pieces: Sequence[Piece]) -> bytes:
 
 
 def decode_bundle(data: bytes) -> tuple[Piece, ...]:
-    """The bundle that another node has encoded. Raises ValueError: these bytes are none, or it is larger than it may
-    be.
-    """
+    """Decode another node's bundle. Raises ValueError if the bytes are no bundle, or it is too large."""
     pieces = decoded(_decoder, inflated(data, 2 * ON_DEMAND_LIMIT))
     names = {piece.name for piece in pieces}
     bad = next((name for name in names if not _NAME.fullmatch(name)), None)
@@ -277,9 +276,8 @@ def safe_name(text: str, most: int = 100) -> str:
 
 
 def write_bundle(parent: str, name: str, pieces: Sequence[Piece]) -> str:
-    """Write the files into a new folder of `parent` (made if missing), with a number behind `name` if there is one of
-    that
-    name; return its path. OSError if the disk does not take it; nothing is left then.
+    """Write the files into a new folder in `parent` (created if missing), with a number after `name` if that exists;
+    return its path. Raises OSError if this fails, and leaves nothing behind.
     """
 
     def fill(hidden: str) -> None:
@@ -293,7 +291,7 @@ def write_bundle(parent: str, name: str, pieces: Sequence[Piece]) -> str:
 
 
 def write_index(parent: str, fields: dict[str, Any]) -> str:
-    """Write the index over all nodes, beside one that is there already, and return its path. Raises OSError."""
+    """Write the index over all nodes, beside any existing one, and return its path. Raises OSError."""
     text = json.dumps({"version": VERSION, **fields}, indent=2) + "\n"
     stem, end = os.path.splitext(INDEX)
     names = (f"{stem}-{number}{end}" if number > 1 else INDEX for number in range(1, _MOST))
@@ -301,7 +299,7 @@ def write_index(parent: str, fields: dict[str, Any]) -> str:
 
 
 _MOST = 10_000
-"""Folders, or indices, of one name."""
+"""The most folders or indices of one name."""
 
 
 def _write(path: str, data: bytes) -> None:
@@ -310,7 +308,9 @@ def _write(path: str, data: bytes) -> None:
 
 
 def _appear(parent: str, names: Iterator[str], make: Callable[[str], None]) -> str:
-    """Make a file or folder beside its place, and give it the first of these names that is free. Raises OSError."""
+    """Create a file or folder under a temporary name, and rename it to the first free one of `names`. Raises
+    OSError.
+    """
     os.makedirs(parent, exist_ok=True)
     hidden = os.path.join(parent, f".new.{os.getpid()}.{os.urandom(4).hex()}")
     try:
@@ -324,7 +324,7 @@ def _appear(parent: str, names: Iterator[str], make: Callable[[str], None]) -> s
                     _link(hidden, path)
                 else:
                     os.rename(hidden, path)
-            except OSError:  # somebody else has taken the name meanwhile
+            except OSError:  # another process took the name
                 if not os.path.lexists(path):
                     raise
                 continue
@@ -345,11 +345,11 @@ def _link(new: str, path: str) -> None:
         os.rename(new, path)
 
 
-# Reading what a folder holds
+# Reading a folder
 
 
 class IncidentSummary(NamedTuple):
-    """What one node has kept of one failure. `at` is in seconds since 1970, by the clock of that node."""
+    """One node's record of one failure. `at` is in seconds since 1970 on that node's clock."""
 
     job: str
     round: int
@@ -364,7 +364,7 @@ class IncidentSummary(NamedTuple):
 
 
 class IncidentList(NamedTuple):
-    """The bundles that were found, oldest first, and what could not be read, in sentences."""
+    """The bundles found, oldest first, and sentences about unreadable ones."""
 
     found: tuple[IncidentSummary, ...]
     notes: tuple[str, ...]
@@ -388,7 +388,7 @@ def read_incidents(paths: Iterable[str]) -> IncidentList:
 
 
 def incident_lines(incidents: Sequence[IncidentSummary]) -> list[str]:
-    """The incidents for people: each with its cause once, and the nodes that have kept something of it."""
+    """The incidents for people: each once with its cause, and the nodes with a bundle of it."""
     groups: dict[tuple[str, int, str], list[IncidentSummary]] = {}
     for incident in incidents:
         groups.setdefault((incident.job, incident.round, os.path.dirname(incident.folder)), []).append(incident)

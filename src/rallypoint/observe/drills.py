@@ -1,13 +1,13 @@
-"""A drill of a job: whom a fault befalls, when it is refused, and what became of it (`rallyctl drill`). Pure.
+"""A drill of a job: the victim of a fault, when it is refused, and its outcome (`rallyctl drill`). Pure.
 
 Laws:
 
-1. The same seed chooses the same victims among the same workers and nodes, whatever became of the faults before.
-2. A fault that would end the job is refused, unless it is forced: one that needs a restart where none is left, or that
-   takes a node where no more than the minimum are there.
-3. All times are differences of ages in one snapshot, and so of the coordinator's clock: no two clocks are compared.
-4. What is only known to have happened before a moment is an upper bound, and shown as one. What is not known is shown
-   as that.
+1. The same seed chooses the same victims among the same workers and nodes, regardless of earlier outcomes.
+2. A fault that would end the job is refused unless forced: one that needs a restart when none is left, or one that
+   takes a node when there are only the minimum.
+3. All times are differences of ages in one snapshot, so on the coordinator's clock: no two clocks are compared.
+4. If an event is only known to have happened before some moment, the time is shown as an upper bound. Unknown times are
+   shown as unknown.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from rallypoint.observe.status import table
 from rallypoint.observe.watching.messages import EventKind, JobEvent, JobPhase, MemberState, NodeView, Snapshot
 
 VERSION = 1
-"""Of the JSON."""
+"""The version of the JSON."""
 _FOUND = frozenset({EventKind.ROUND_ENDED, EventKind.NODE_LOST, EventKind.HANG_FOUND, EventKind.JOB_ENDED})
 """The events that show that a fault was detected."""
 _MAY_PASS = frozenset({Fault.PAUSE_WORKER, Fault.PAUSE_NODE, Fault.CUT})
-"""The faults that end by themselves, and may pass without being detected."""
+"""The faults that end by themselves, perhaps undetected."""
 _KILLS_NODE = frozenset({Fault.KILL_AGENT, Fault.KILL_NODE})
 _TAKES_CONTROL_PLANE = _KILLS_NODE | {Fault.CUT}
 _USES_RESTART = frozenset({Fault.KILL_WORKER, Fault.KILL_AGENT, Fault.HANG})
-"""Those of an agent too: workers of other nodes may fail before its loss is known."""
+"""The faults that use a restart; an agent's do too, as workers of other nodes may fail before its loss is known."""
 
 
 class DrillRefused(Exception):
-    """This fault is not done; one sentence says why, and what to do."""
+    """The fault is refused; one sentence gives the reason and the remedy."""
 
 
 class Drill(NamedTuple):
-    """What was asked for: so many faults, of one kind.
+    """The requested faults, a number of one kind.
 
-    `rank` and `node` name the victim; otherwise the seed chooses one each time. `lasts` is for how many seconds a pause
-    or a cut lasts, `within` how many the job has until its next step, from the end of those on.
+    `rank` and `node` name the victim; otherwise the seed chooses one each time. `lasts` is the length of a pause or cut
+    in seconds; `within` is the number of seconds after that for the job's next step.
     """
 
     fault: Fault
@@ -59,7 +59,7 @@ class Drill(NamedTuple):
 
 
 class Victim(NamedTuple):
-    """A node, or the worker of a global rank on it. `key` is what a command calls the node."""
+    """A node, or the worker of a global rank on it. `key` is the node's name in commands."""
 
     node: str
     key: str
@@ -71,7 +71,7 @@ class Victim(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A fault that was done. `text` is that of its event, `before` how the job stood."""
+    """A fault that was caused. `text` is its event's text; `before` is the state of the job before."""
 
     drill: Drill
     number: int
@@ -81,10 +81,10 @@ class Begun(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What became of one fault. All times are in seconds since it; None where that has not happened, or is not known.
+    """The outcome of one fault. All times are in seconds since the fault; None if it has not happened or is unknown.
 
-    `step` is the first step after it, or, with `seen_by` "output", the first output; an upper bound unless `is_exact`.
-    `lost` is how many steps are made again.
+    `step` is the first step after it or, with `seen_by` "output", the first output; an upper bound unless `is_exact`.
+    `lost` is the number of repeated steps.
     """
 
     number: int
@@ -101,11 +101,11 @@ class Trial(NamedTuple):
     note: str = ""
 
 
-# Whom it befalls
+# Victims
 
 
 def choose(drill: Drill, number: int, seen: Snapshot) -> Victim:
-    """The victim of the fault of this number, from 1 on.
+    """Choose the victim of a fault; numbers start at 1.
 
     Raises:
         DrillRefused: the fault would end the job, or there is no such victim.
@@ -120,7 +120,7 @@ def choose(drill: Drill, number: int, seen: Snapshot) -> Victim:
 
 
 def victims(drill: Drill, seen: Snapshot) -> list[Victim]:
-    """All whom the fault may befall."""
+    """All possible victims."""
     nodes = [node for node in seen.nodes if node.state is MemberState.PARTICIPANT and node.connected]
     nodes = [node for node in nodes if not node.succeeded]
     if drill.fault in _TAKES_CONTROL_PLANE:
@@ -163,7 +163,7 @@ def _no_victim_sentence(drill: Drill) -> str:
 
 
 def _refusal(drill: Drill, number: int, seen: Snapshot) -> str:
-    """Why this fault is not done; empty if it can be."""
+    """Why this fault is refused; empty if it is allowed."""
     if seen.phase is not JobPhase.RUNNING:
         return seen.detail or f"no round is running (the job is {seen.phase.value})"
     if drill.forced:
@@ -185,19 +185,19 @@ def _refusal(drill: Drill, number: int, seen: Snapshot) -> str:
 
 
 def is_settled(seen: Snapshot) -> bool:
-    """Whether all nodes of the round have reported, and have made a step again, if they had made any before: another
-    fault now would be measured together with what was before it.
+    """Whether all nodes of the round have reported, and made a step again if they had made any before. Otherwise the
+    measurement of another fault would include the previous one.
     """
     reports = [node.report for node in seen.nodes if node.report is not None]
     there = 0 < seen.totals.in_round <= seen.totals.reported
     return there and all(report.progress >= 0 or report.step_before < 0 for report in reports)
 
 
-# What became of it
+# Outcomes
 
 
 def outcome(fault_begun: Begun, seen: Snapshot) -> Trial | None:
-    """What became of a fault, as far as this snapshot shows; None while that is open."""
+    """The outcome of a fault in this snapshot; None while it is open."""
     drill, before = fault_begun.drill, fault_begun.before
     fault = next((event for event in reversed(seen.events) if _is_fault(event, fault_begun)), None)
     if fault is None:
@@ -238,7 +238,7 @@ def _seconds_after(fault: JobEvent) -> Callable[[float], float]:
 
 
 def _recovered(begun: Begun, seen: Snapshot, trial: Trial, since: Callable[[float], float]) -> Trial | None:
-    """The trial with its next step; None while there is none."""
+    """The trial with its next step; None before that."""
     reports = [node.report for node in seen.nodes if node.report is not None]
     earlier = [node.report for node in begun.before.nodes if node.report is not None]
     if seen.round > begun.before.round:
@@ -269,7 +269,9 @@ def _has_made_steps(report: NodeReport) -> bool:
 def _with_first_step(
     trial: Trial, reports: Sequence[NodeReport], progressed: Sequence[NodeReport], since: Callable[[float], float]
 ) -> Trial:
-    """The trial with the first step of the next round. Workers that continue in their processes do not tell theirs."""
+    """The trial with the first step of the next round. Workers that continue in their processes do not report
+    theirs.
+    """
     first = [report for report in progressed if report.first_step >= 0]
     if not first:
         return trial._replace(
@@ -287,7 +289,7 @@ def _by_output(
     over: float,
     since: Callable[[float], float],
 ) -> Trial | None:
-    """The trial with the first output after this moment. Where no worker had ever written any, none is waited for."""
+    """The trial with the first output after this moment. If no worker ever wrote any, it does not wait for one."""
     moments = [since(age) for report in reports for age in report.output_ages if age >= 0]
     after = [moment for moment in moments if moment > over]
     if after:
@@ -297,14 +299,14 @@ def _by_output(
 
 
 def _is_back(victim: Victim, seen: Snapshot, over: float, since: Callable[[float], float]) -> bool:
-    """Whether the coordinator has heard from the victim's node after this moment."""
+    """Whether the victim's node has sent the coordinator anything after this moment."""
     for node in seen.nodes:
         if _key(node) == victim.key:
             return node.connected and (node.silent_for < 0 or since(node.silent_for) > over)
     return victim.rank >= 0
 
 
-# How it is shown
+# Display
 
 
 def trial_lines(trials: Sequence[Trial]) -> list[str]:
@@ -337,7 +339,7 @@ def _step(trial: Trial) -> str:
 
 
 def sentence(trials: Sequence[Trial], stopped: str = "") -> str:
-    """The result in one sentence; `stopped` says why no more were tried, if there were to be."""
+    """The result in one sentence; `stopped` is why further faults were not tried, if so."""
     parts = [f"{sum(trial.survived for trial in trials)} of {len(trials)} survived"]
     parts += [
         f"fault {trial.number} ({trial.victim.text}) was not: {trial.note}" for trial in trials if not trial.survived
@@ -359,7 +361,7 @@ def sentence(trials: Sequence[Trial], stopped: str = "") -> str:
 
 
 def _time_words(trial: Trial) -> str:
-    """Where the time went, for a fault that ended the round."""
+    """How the time was spent, for a fault that ended the round."""
     if trial.detected is None or trial.round is None or trial.step is None:
         return ""
     formed, step = trial.round - trial.detected, trial.step - trial.round
@@ -406,5 +408,5 @@ def _rounded(value: float | None) -> float | None:
 
 
 def is_passed(drill: Drill, trials: Sequence[Trial]) -> bool:
-    """Whether all faults that were asked for were done and survived."""
+    """Whether all requested faults were caused and survived."""
     return len(trials) == drill.times and all(trial.survived for trial in trials)

@@ -1,21 +1,21 @@
 """Accounts for a job's time, from the events of its agents. Pure: events in, a report out.
 
-    running         all known nodes of the newest round have workers that run
-    stopping        a node of it has seen a failure, or stops its workers for another reason
-    starting        a node of it starts its workers
+    running         all known nodes of the newest round have running workers
+    stopping        one of its nodes has seen a failure, or stops its workers for another reason
+    starting        one of its nodes starts its workers
     held_back       no workers anywhere, and the next round is delayed after failures without progress
     rendezvous      no workers anywhere, and a node waits for a round
     down            no agent runs
 
 Laws:
 
-1. At each moment a node, and the job, is in one phase: spans follow one another without gap and without overlap. So the
-   seconds of the phases add up to the wall time; and what was productive and what was lost, by cause, does too.
-2. A node that has lost its place, or never had one, does not say what a job is at whose round runs elsewhere.
-3. A node counts by the clock that it began with: its own `elapsed` seconds. Where two nodes disagree by more than a
-   second about when they were given the same round, the clock of one is set by that of the other.
-4. What ran and did not survive is lost work: from the last progress that the round after it continued from, up to the
-   failure. Where nobody tells of progress, that cannot be known, and none is counted.
+1. A node, and the job, is in exactly one phase at a time: spans have no gaps or overlaps. So the seconds of the phases
+   add up to the wall time, and so do the productive and the lost seconds, by cause.
+2. A node without a place does not determine the phase of a job whose round runs elsewhere.
+3. A node uses the clock that it began with: its own `elapsed` seconds. If two nodes disagree by more than a second
+   about the start of the same round, one clock is adjusted to the other.
+4. Lost work is work that did not survive: from the progress at which the next round continued, up to the failure.
+   Without reports of progress it is unknown, and none is counted.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rallypoint.observe.telemetry import agent_events as events
 from rallypoint.observe.telemetry.agent_events import NodePhase
 
 _MAX_SKEW = 1.0
-"""Seconds by which two clocks may differ without being set."""
+"""Seconds by which two clocks may differ without adjustment."""
 _FAILURES = ("failure", "lost")
 """Reasons for the end of a round that count as failures."""
 _LAST_RESORT = "-"
@@ -50,9 +50,9 @@ RoundKey = tuple[str, int]
 class AgentRun:
     """One agent, from its start to its end.
 
-    No other run has its `name`: its host; with the agent's process id where a host has several, and with a number where
-    that is the same too, as in a pod that was started again. It `began` in epoch seconds on its own clock, and `told`
-    these events, in order, at least one.
+    `name` is unique: the host, with the agent's process id if a host has several, and with a number if that is the same
+    too, as in a restarted pod. It `began` in epoch seconds on its own clock, and `told` these events, in order, at
+    least one.
     """
 
     job: str
@@ -63,12 +63,12 @@ class AgentRun:
 
     @cached_property
     def placements(self) -> dict[RoundKey, float]:
-        """When it was given a place in each of its rounds, in seconds since it began."""
+        """When it got a place in each of its rounds, in seconds since it began."""
         return {self.key_of(event): event.elapsed for event in self.told if isinstance(event, events.RoundStarted)}
 
     @property
     def first_elapsed(self) -> float:
-        """Later than 0 where old events were removed."""
+        """Later than 0 if old events were removed."""
         return 0.0 if isinstance(self.told[0], events.AgentStarted) else self.told[0].elapsed
 
     @property
@@ -84,7 +84,7 @@ class AgentRun:
         return event.origin, event.round
 
     def in_rounds(self) -> Iterator[tuple[RoundKey, events.AgentEvent]]:
-        """Each event that belongs to a round which it had a place in, with that."""
+        """Each event during a round in which it had a place, with the round."""
         keys: dict[int, RoundKey] = {}
         for event in self.told:
             if isinstance(event, events.RoundStarted):
@@ -94,7 +94,7 @@ class AgentRun:
 
 
 _Key = tuple[str, str, int]
-"""Job, host and process id, which a later run may have again."""
+"""Job, host and process id, which a later run may reuse."""
 
 
 @dataclass
@@ -104,9 +104,9 @@ class _Open:
 
 
 def agent_runs(lines: Iterable[events.KINDS]) -> list[AgentRun]:
-    """The agents that have told these events, in the order in which they began.
+    """The agents behind these events, in the order of their starts.
 
-    Two agents of one host and process id, one after the other, are told apart by where they began.
+    Consecutive agents with the same host and process id are separated by their starts.
     """
     open_runs: dict[_Key, _Open] = {}
     runs: list[tuple[_Key, _Open]] = []
@@ -125,7 +125,7 @@ def agent_runs(lines: Iterable[events.KINDS]) -> list[AgentRun]:
 
 
 def _is_later_run(event: events.AgentEvent, last: events.AgentEvent) -> bool:
-    """Whether an event begins a run, or is of one whose first lines were removed: `last` came before it."""
+    """Whether an event after `last` begins a run, or belongs to a run whose first lines were removed."""
     began = event.time - event.elapsed
     return isinstance(event, events.AgentStarted) or (event.elapsed < last.elapsed and began > last.time)
 
@@ -146,7 +146,7 @@ def _names(keys: list[_Key]) -> Iterator[str]:
 
 
 class JobActivity(StrEnum):
-    """What a job is at: the phases of its nodes, and none."""
+    """The phase of a job: the phases of its nodes, and none."""
 
     RUNNING = "running"
     STOPPING = "stopping"
@@ -157,14 +157,15 @@ class JobActivity(StrEnum):
 
 
 _ACTIVE = (NodePhase.STOPPING, NodePhase.STARTING, NodePhase.RUNNING)
-"""Phases of nodes that hold a place in a round; the first that any node is in is the job's."""
+"""Phases of nodes with a place in a round; the job is in the first of them that any node is in."""
 _IDLE = (NodePhase.HELD_BACK, NodePhase.RENDEZVOUS)
-"""The same of nodes that do not, where there is none of the others."""
+"""The same for nodes without a place, if no node has one."""
 
 
 class Span(NamedTuple):
-    """A part of a node's or a job's time, in seconds since the job began; `round` is which round of the job, in order,
-    -1 for none."""
+    """A part of a node's or a job's time, in seconds since the job began; `round` is the index of the job's round, -1
+    for none.
+    """
 
     start: float
     end: float
@@ -177,7 +178,7 @@ class Span(NamedTuple):
 
 
 def _node_spans(run: AgentRun, shift: float, end: float, rounds: Mapping[RoundKey, _Round]) -> Iterator[Span]:
-    """The node's phases until `end`, cut where it is given a place in another round; its agent began at `shift`."""
+    """The node's phases until `end`, cut where it gets a place in another round; its agent began at `shift`."""
     key: RoundKey | None = None
     phase, since, back_off = NodePhase.RENDEZVOUS, shift + run.first_elapsed, 0.0
 
@@ -204,7 +205,7 @@ def _node_spans(run: AgentRun, shift: float, end: float, rounds: Mapping[RoundKe
 
 
 def _job_spans(nodes: Sequence[Sequence[Span]], wall: float) -> Iterator[Span]:
-    """What the job was at from 0 to `wall`, of what its nodes were at."""
+    """The job's phases from 0 to `wall`, from those of its nodes."""
     changes = sorted(
         change
         for spans in nodes
@@ -249,16 +250,16 @@ def _extended(last: Span, more: Span) -> tuple[Span, Span | None]:
 
 
 class RecoveryTime(NamedTuple):
-    """The time from when the end of a round was seen to the workers of the next one; `parts` says what the job was at
-    in it."""
+    """The time from the noticed end of a round to the next round's workers; `parts` are the job's phases in it."""
 
     seconds: float
     parts: Mapping[str, float]
 
 
 class RoundEntry(NamedTuple):
-    """One round. `ended` is None for the one in which the records end; `lost` are the seconds of work that did not
-    survive it; `recovery` is None if no workers were started after it."""
+    """One round. `ended` is None if the records end in it; `lost` are the seconds of its work that did not survive;
+    `recovery` is None if no workers started after it.
+    """
 
     number: int
     started: float
@@ -275,7 +276,7 @@ class RoundEntry(NamedTuple):
 
 
 class ProgressSample(NamedTuple):
-    """Progress: when which step was reached (-1 for no number), and the first step of its round, if that is known."""
+    """Progress: the time, the step reached (-1 for no number), and the first step of its round, if known."""
 
     at: float
     step: int
@@ -284,7 +285,7 @@ class ProgressSample(NamedTuple):
 
 @dataclass
 class _Round:
-    """What all agents have told of one round, with moments since the job began; `index` is its place among them."""
+    """All agents' information about one round, with times since the job began; `index` is its position."""
 
     index: int = -1
     placed: list[tuple[float, events.RoundStarted]] = field(default_factory=list)
@@ -292,9 +293,9 @@ class _Round:
     failed: list[float] = field(default_factory=list)
     started: list[float] = field(default_factory=list)
     progress: list[tuple[bool, ProgressSample]] = field(default_factory=list)
-    """Whether it was told by a file, and what."""
+    """Progress, and whether a file reported it."""
     samples: list[ProgressSample] = field(default_factory=list)
-    """The progress that counts: where any is told by files, that alone."""
+    """The progress that counts: only that from files, if there is any."""
 
     @property
     def begun(self) -> float:
@@ -306,18 +307,18 @@ class _Round:
 
     @property
     def end_seen(self) -> float | None:
-        """When somebody first saw that it ends; None if it has not ended."""
+        """When an agent first noticed its end; None if it has not ended."""
         return min([*self.failed, *(at for at, _ in self.ends)]) if self.ends else None
 
     def entry(self) -> RoundEntry:
-        """What is known without the job's timeline."""
+        """The entry, as far as it does not need the job's timeline."""
         at, first = min(self.placed, key=lambda entry: entry[0])
         entry = RoundEntry(first.round, at, first.group_world_size, first.world_size)
         if self.end is None:
             return entry
         ended, event = self.end
         failure = event.failure
-        if event.reason == "requested":  # by a person and not by a node
+        if event.reason == "requested":  # by a person, not a node
             return entry._replace(ended=ended, cause=event.reason, detail=f"by {event.node}")
         return entry._replace(
             ended=ended,
@@ -364,9 +365,9 @@ def _failure_text(failure: events.Failure) -> str:
 
 
 def _with_losses(rounds: Sequence[_Round], timeline: Sequence[Span], outcome: str) -> tuple[RoundEntry, ...]:
-    """The rounds with what was lost in each, in a job that was at `timeline` and ended so.
+    """The rounds with their losses, in a job with this `timeline` and `outcome`.
 
-    What ran last in a job that has not ended by a failure is not lost.
+    The last round is not lost unless a failure ended the job.
     """
     running: dict[int, list[Span]] = defaultdict(list)
     for span in timeline:
@@ -394,7 +395,7 @@ def _with_losses(rounds: Sequence[_Round], timeline: Sequence[Span], outcome: st
 
 
 def _kept_until(samples: Sequence[ProgressSample], limit: int | None) -> float:
-    """When the work was done that survived: all before step `limit`, with which a later round continued."""
+    """Until when work survived: all before step `limit`, at which a later round continued."""
     if not samples:
         return 0.0
     if limit is None or samples[-1].step < limit:
@@ -430,7 +431,7 @@ def _recovery(over: _Round, after: _Round | None, timeline: Sequence[Span]) -> R
 class Loss(StrEnum):
     RENDEZVOUS = "rendezvous"
     RESTART = "restart"
-    """Starting and stopping workers, the first start among it."""
+    """Starting and stopping workers, including the first start."""
     LOST_WORK = "lost_work"
     HELD_BACK = "held_back"
     DOWN = "down"
@@ -446,17 +447,17 @@ _LOSS_OF = {
 
 
 class NodeEntry(NamedTuple):
-    """One agent, or several of one host one after the other, and what they were at."""
+    """One agent, or several consecutive ones of a host, and their phases."""
 
     name: str
     spans: tuple[Span, ...]
     failures: tuple[tuple[float, str], ...]
-    """When workers of it failed, and how."""
+    """When and how its workers failed."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """The account of a job's time. All times are in seconds; moments count from `began`, in epoch seconds."""
+    """The account of a job's time. All times are in seconds, counted from `began`, which is in epoch seconds."""
 
     job: str
     began: float
@@ -468,31 +469,31 @@ class Report:
     nodes: tuple[NodeEntry, ...]
     timeline: tuple[Span, ...]
     outcome: str
-    """succeeded, failed, stopped, or unfinished where the records do not tell."""
+    """succeeded, failed, stopped, or unfinished if the records do not show it."""
     detail: str = ""
     final_failure: str = ""
     """The host of the failure that ended the job; empty if none did."""
     notes: tuple[str, ...] = ()
-    """What a reader has to know of these numbers, a sentence each."""
+    """Remarks about these numbers, a sentence each."""
 
     @property
     def ratio(self) -> float:
-        """The effective-training-time ratio: productive time by wall time."""
+        """The effective-training-time ratio: productive time divided by wall time."""
         return self.productive / self.wall if self.wall else 0.0
 
     @property
     def restarts(self) -> tuple[RoundEntry, ...]:
-        """The rounds that have ended before the job did."""
+        """The rounds that ended before the job."""
         return tuple(entry for entry in self.rounds if entry.cause)
 
     @property
     def failures(self) -> int:
-        """Failures of workers and losses of nodes, the one that ended the job among them."""
+        """Failures of workers and losses of nodes, including one that ended the job."""
         return sum(entry.cause in _FAILURES for entry in self.rounds) + bool(self.final_failure)
 
     @property
     def mean_time_between_failures(self) -> float | None:
-        """Seconds of running by failures; None without any."""
+        """Seconds of running time per failure; None without any."""
         return self.phases[JobActivity.RUNNING] / self.failures if self.failures else None
 
     @property
@@ -504,13 +505,13 @@ class Report:
         return dict(Counter(restart.host or _LAST_RESORT for restart in self.restarts).most_common())
 
     def slowest_recoveries(self, most: int = 5) -> tuple[RoundEntry, ...]:
-        """The rounds after which it took the longest until workers ran again."""
+        """The rounds with the longest time until workers ran again."""
         recovered = [entry for entry in self.rounds if entry.recovery is not None]
         return tuple(sorted(recovered, key=lambda entry: -entry.recovery.seconds if entry.recovery else 0.0)[:most])
 
 
 def report(runs: Sequence[AgentRun], notes: Iterable[str] = ()) -> Report:
-    """Account for the time of the job with these agents, at least one; `notes` are of the reader of the files."""
+    """Account for the time of a job with at least one agent; `notes` are the file reader's."""
     offsets, clock_notes = _offsets(runs)
     began = min(run.began + run.first_elapsed + offsets[run.name] for run in runs)
     shifts = {run.name: run.began + offsets[run.name] - began for run in runs}
@@ -566,7 +567,7 @@ def _node(run: AgentRun, shift: float, rounds: _Rounds) -> NodeEntry:
     failed = (event for event in run.told if isinstance(event, events.WorkerFailed))
     end = shift + run.told[-1].elapsed
     if not run.has_ended and (last := run.last_round) is not None and (over := rounds[last].end) is not None:
-        end = max(end, over[0])  # it was killed: for others it ran until they saw the end of its round
+        end = max(end, over[0])  # it was killed: to the others, it ran until they noticed the end of its round
     return NodeEntry(
         run.name,
         tuple(_node_spans(run, shift, end, rounds)),
@@ -578,7 +579,7 @@ def _node(run: AgentRun, shift: float, rounds: _Rounds) -> NodeEntry:
 
 
 def _offsets(runs: Sequence[AgentRun]) -> tuple[dict[str, float], list[str]]:
-    """What to add to the moments of each agent, so that all agree; and sentences about those whose clock is off."""
+    """The seconds to add to each agent's times so that all agree; and sentences about wrong clocks."""
     reference = max(runs, key=lambda run: len(run.placements))
     ahead: dict[str, float] = {}
     for run in runs:
@@ -595,7 +596,7 @@ def _offsets(runs: Sequence[AgentRun]) -> tuple[dict[str, float], list[str]]:
     return {run.name: -wrong.get(run.name, 0.0) for run in runs}, notes
 
 
-# The end, and what is to be said
+# The end, and notes
 
 
 def _outcome(runs: Sequence[AgentRun]) -> events.JobOver | None:

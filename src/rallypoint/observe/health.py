@@ -1,14 +1,14 @@
 """The agent's health, over HTTP, under the names that torch's users know (contract section 5.10).
 
-It starts without waiting: asyncio is imported on the loop's thread, and the kernel queues early probes. A port that
-cannot be used is logged. The server itself is `base.http_server`.
+It starts without waiting: asyncio is imported on the loop's thread, and the kernel queues early probes. An unusable
+port is logged. The server itself is `base.http_server`.
 
-Whether an agent makes progress follows from two calls of its loop: it goes to sleep, it wakes. A loop that waits for
-events may sleep for hours and be healthy, so the time of its last event says nothing. Laws:
+Two calls of its loop show an agent's progress: it goes to sleep, it wakes. A healthy loop may sleep for hours while it
+waits for events, so the time of the last event shows nothing. Laws:
 
-- a sleeping loop makes progress until the time at which it wakes by itself; after that it has stood still since then;
-- a loop that is awake has stood still since it woke: each of its steps should take moments;
-- the loop only replaces one reference, so that no reader can block it, and each reader sees one moment.
+- a sleeping loop makes progress until its own wake-up time; after that, it has stalled since then;
+- an awake loop has stalled since it woke: each of its steps should be short;
+- the loop only replaces one reference, so no reader can block it, and each reader sees a consistent state.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ log = get_logger(__name__)
 TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 DEFAULT_TIMEOUT = 60
 _CLOSE_TIMEOUT = 2.0
-"""Seconds that `stop` waits; the loop's thread may be busy."""
+"""Seconds that `stop` waits for the loop's thread, which may be busy."""
 
 
 # Whether the agent makes progress
 
 
 class _Snapshot(NamedTuple):
-    stands_from: float  # no progress from this time of the clock on; in the future while the loop sleeps
+    stands_from: float  # no progress after this time of the clock; in the future while the loop sleeps
     status: Mapping[str, object]
 
 
 class ProgressProbe:
-    """Written by one thread, read by any; `clock` is the one of `wake_at`."""
+    """Written by one thread, read by any; `clock` is that of `wake_at`."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._snapshot = _Snapshot(clock.monotonic(), {})
 
     def going_to_sleep(self, wake_at: float, status: Mapping[str, object]) -> None:
-        """The loop is about to wait for events, until `wake_at` of the clock (maybe infinity) at the latest.
+        """The loop is about to wait for events, at most until `wake_at` on the clock (perhaps infinity).
 
-        `status` is shown to who asks: plain data that is not changed any more.
+        `status` is shown on request: plain data that no longer changes.
         """
         self._snapshot = _Snapshot(wake_at, status)
 
@@ -83,9 +83,9 @@ class ProgressProbe:
 
 
 class HealthView(NamedTuple):
-    """The agent's health: `age` is the seconds since its last progress, `timeout` how long that may be.
+    """The agent's health: `age` is the seconds since its last progress, `timeout` the limit.
 
-    `trouble` is a sentence if that could not be found out.
+    `trouble` is a sentence if the age is unknown.
     """
 
     age: float
@@ -99,7 +99,7 @@ class HealthView(NamedTuple):
 
 
 def reply_to(request: Request, view: Callable[[], HealthView]) -> bytes | None:
-    """The reply to a request; None where it is for something else. Pure."""
+    """The reply to a request; None if it is for another page. Pure."""
     page = _PAGES.get(request.path)
     return None if page is None else response(*page(view()), bodiless=request.bodiless)
 
@@ -128,7 +128,7 @@ def _ready(health: HealthView) -> tuple[HTTPStatus, dict[str, object]]:
 
 
 STATUS = "/status"
-"""The one page with more than yes or no."""
+"""The page with details."""
 
 _PAGES = {"/healthz": _healthz, "/livez": _healthz, "/readyz": _ready, STATUS: _status}
 
@@ -139,17 +139,17 @@ _PAGES = {"/healthz": _healthz, "/livez": _healthz, "/readyz": _ready, STATUS: _
 class HealthCheckServer:
     """Answers `GET /healthz` with 200, or with 503 once the last progress is older than the timeout; `/status` as JSON.
 
-    `/livez` is the same as `/healthz`, and `/readyz` is well while the workers run. It answers between `start` and
-    `stop`, on all interfaces of this machine; it can be started again.
+    `/livez` is the same as `/healthz`; `/readyz` returns 200 while the workers run. The server answers between `start`
+    and `stop`, on all interfaces of this machine, and can be restarted.
 
     Args:
         alive_callback: returns the time of the last progress, in epoch seconds, at once; called on the loop's thread.
         port: 0 lets the kernel choose.
         timeout: seconds.
-        status: what else `/status` shows; called like the other.
+        status: returns further fields of `/status`; called like `alive_callback`.
         loop: where to serve; the process's shared loop by default.
-        others: answers requests for anything else, if that is known; 404 otherwise.
-        access: who may see `/status`; without it the same user and root on this machine.
+        others: answers requests for known other pages; 404 otherwise.
+        access: the clients that may see `/status`; by default the same user and root on this machine.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class HealthCheckServer:
         return self._port if self._serving is None else self._serving.port
 
     def start(self) -> None:
-        """Begin to answer; logs a warning if that fails. Idempotent."""
+        """Begin to answer, or log a warning if this fails. Idempotent."""
         if self._serving is not None:
             return
         from rallypoint.base.endpoint import listening_socket
@@ -195,7 +195,7 @@ class HealthCheckServer:
         log.info("the health check answers on port %d: /healthz and /status", self.port)
 
     def stop(self) -> None:
-        """Answer no more. Idempotent."""
+        """Stop answering. Idempotent."""
         serving, self._serving = self._serving, None
         if serving is not None:
             serving.close()
@@ -224,7 +224,7 @@ class HealthCheckServer:
 
 
 class Serving:
-    """Serves HTTP on listening sockets, from now on. LoopError if there is no loop; the sockets are then the caller's.
+    """Serves HTTP on listening sockets. Raises LoopError without a loop; then the caller keeps the sockets.
 
     `what` names the server in a log line.
     """
@@ -241,7 +241,7 @@ class Serving:
         loop.call(self._begin)
 
     def close(self) -> None:
-        """Close the listener and all connections; waits `_CLOSE_TIMEOUT` at most. Not on the loop's thread."""
+        """Close the listeners and all connections; waits at most `_CLOSE_TIMEOUT`. Not on the loop's thread."""
         if not self._loop.withdraw(self._begin):
             self._loop.call(self._end)
             if not self._ended.wait(_CLOSE_TIMEOUT):
@@ -276,7 +276,7 @@ def create_healthcheck_server(
 
 
 def requested_port(environ: Mapping[str, str] = os.environ) -> int | None:
-    """The port in `TORCHELASTIC_HEALTH_CHECK_PORT`; None if it is not set, or not a port."""
+    """The port in `TORCHELASTIC_HEALTH_CHECK_PORT`; None if unset or no port."""
     text = environ.get(TORCHELASTIC_HEALTH_CHECK_PORT, "")
     if not text:
         return None
@@ -299,11 +299,11 @@ def health_check(
     """Serve the health check.
 
     Args:
-        server: None for one on the port that `TORCHELASTIC_HEALTH_CHECK_PORT` names, if it is set.
-        pages: called for what answers anything else on that server, and who may see it.
+        server: None for one on the port in `TORCHELASTIC_HEALTH_CHECK_PORT`, if set.
+        pages: returns the handler of other pages on that server, and their access.
 
     Yields:
-        The progress probe that our own server shows; None if there is no such server.
+        The progress probe of our own server; None without such a server.
     """
     probe = None
     if server is None and (port := requested_port()) is not None:

@@ -1,9 +1,8 @@
-"""All metrics: each has a row with its name, kind, help text, labels and value. `docs/reference/metrics.md` describes
-each. Pure.
+"""All metrics: a row for each with its name, kind, help text, labels and value. `docs/reference/metrics.md` describes
+them. Pure.
 
-Names follow Prometheus' conventions: one prefix, base units, `_total` for counters, `_seconds`, `_info`. Those with
-`job_` describe a whole job, and are exposed where its coordinator runs; the others describe one node, and are exposed
-by its agent.
+Names follow Prometheus' conventions: one prefix, base units, `_total` for counters, `_seconds`, `_info`. Metrics with
+`job_` describe a whole job, and its coordinator exposes them; the others describe one node, and its agent exposes them.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from rallypoint.observe.telemetry.agent_events import NodePhase, PhaseClock
 from rallypoint.observe.watching.messages import JobPhase, JobSummary, Snapshot
 
 RECOVERY_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
-"""Seconds; the bounds of the histogram of recoveries."""
+"""The bounds of the histogram of recoveries, in seconds."""
 _FAILURES = ("failure", "lost")
-"""Reasons for the end of a round after which the time to recover counts."""
+"""Reasons for the end of a round whose recovery is timed."""
 
 
 class AgentReading(NamedTuple):
-    """What an agent has counted. `recoveries` are cumulative, by `RECOVERY_BOUNDS` and infinity."""
+    """The counts of an agent. `recoveries` are cumulative, by `RECOVERY_BOUNDS` and infinity."""
 
     phase: NodePhase
     seconds: Mapping[NodePhase, float]
@@ -43,10 +42,10 @@ class AgentReading(NamedTuple):
     recovery_seconds: float
     step: int
     progress_at: float
-    """When the last progress was made, in epoch seconds; 0 where there was none."""
+    """When the last progress was made, in epoch seconds; 0 for none."""
     hangs: int = 0
     survived: int = 0
-    """How often a worker has gone on in its process when a round had ended."""
+    """How often a worker continued in its process after a round had ended."""
 
 
 class AgentAccount:
@@ -60,7 +59,7 @@ class AgentAccount:
         self._recoveries = [0] * (len(RECOVERY_BOUNDS) + 1)
         self._recovery_seconds = 0.0
         self._failed_at: float | None = None
-        """When the failure was seen from which there was no recovery yet."""
+        """When the failure without a recovery yet was noticed."""
         self._step = -1
         self._progress_at = 0.0
         self._hangs = 0
@@ -93,7 +92,7 @@ class AgentAccount:
                 pass
 
     def read(self, elapsed: float) -> AgentReading:
-        """What was counted until so many seconds after the agent's begin."""
+        """The counts until `elapsed` seconds after the agent's start."""
         return AgentReading(
             phase=self._clock.phase,
             seconds=self._clock.seconds(elapsed),
@@ -123,7 +122,7 @@ class AgentAccount:
 
 
 def failure_kind(exit_code: int) -> str:
-    """The signal that has ended a worker, as SIGKILL; `exit_code` where none has."""
+    """The signal that ended a worker, such as SIGKILL; `exit_code` without a signal."""
     if exit_code >= 0:
         return "exit_code"
     from rallypoint.base.signals import signal_name
@@ -144,7 +143,7 @@ COUNTER, GAUGE, HISTOGRAM = MetricKind
 
 
 class Distribution(NamedTuple):
-    """A histogram's value: how many observations are at most each bound, the last of which is infinite; their sum."""
+    """A histogram's value: the number of observations up to each bound, the last infinite; and their sum."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -153,11 +152,11 @@ class Distribution(NamedTuple):
 
 Value = float | Distribution
 Values = Mapping[tuple[str, ...], Value]
-"""Values by those of a metric's own labels; a value alone is that of a metric without any."""
+"""Values by the values of a metric's labels; a single value for a metric without labels."""
 
 
 class Metric(NamedTuple, Generic[S]):
-    """A metric, of what `S` describes. The names of counters lack `_total`, which the text format adds."""
+    """A metric, computed from an `S`. The names of counters lack `_total`, which the text format adds."""
 
     kind: MetricKind
     name: str
@@ -167,7 +166,7 @@ class Metric(NamedTuple, Generic[S]):
 
 
 class Sample(NamedTuple):
-    """A value, with the values of its labels, in order."""
+    """A value, with the values of its labels in order."""
 
     labels: tuple[str, ...]
     value: Value
@@ -273,15 +272,16 @@ def job_families(snapshots: Sequence[Snapshot]) -> list[Family]:
     return [_family(metric, [((snapshot.job,), snapshot) for snapshot in snapshots]) for metric in JOB_METRICS]
 
 
-# One node, from what its agent has counted
+# One node, from its agent's counts
 
 _REASONS = ("failure", "lost", "departed", "gave_up", "drained", "requested", "forgotten")
 _STARTED = (NodePhase.RUNNING, NodePhase.STOPPING)
 
 
 class NodeReading(NamedTuple):
-    """What an agent's parts say at one moment. `running` is how many of its `workers` run; `last_output` is when each
-    has written something, by local rank, in epoch seconds, 0 where that is not known."""
+    """The state of an agent's parts at one moment. `running` of its `workers` run; `last_output` is the time of each
+    worker's last output by local rank, in epoch seconds, 0 if unknown.
+    """
 
     job: str
     node: str
@@ -446,17 +446,17 @@ def build_family() -> Family:
 
 
 def jobs_families(jobs: Sequence[JobSummary], ended: Mapping[Outcome, int]) -> list[Family]:
-    """The metrics of a control plane: `ended` are the numbers of jobs that have ended there since it began."""
+    """The metrics of a control plane; `ended` counts the jobs that have ended since it started."""
     return [_family(JOBS, [((), jobs)]), _family(ENDED, [((), ended)])]
 
 
-# The text that Prometheus reads, by `prometheus-client`, which is imported here alone
+# The text for Prometheus, from `prometheus-client`, which is imported only here
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def exposition(families: Sequence[Family]) -> tuple[str, bytes]:
-    """The media type and the text. Raises RallypointError where `prometheus-client` is missing."""
+    """The media type and the text. Raises RallypointError if `prometheus-client` is missing."""
     try:
         from prometheus_client import CollectorRegistry, generate_latest
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily

@@ -1,6 +1,6 @@
-"""What is logged about a rendezvous: that it is incomplete, on a node and at the coordinator; how nodes differ.
+"""Logs that a rendezvous is incomplete, on a node and at the coordinator, and how nodes differ.
 
-Data from the control plane is cleaned here, where it becomes text. Seconds become a time of day on this host's clock.
+Data from the control plane is cleaned here as it becomes text. Seconds become a time of day on this host's clock.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ log = get_logger(__name__)
 
 
 class RendezvousName(NamedTuple):
-    """The name of a rendezvous: the job's id, where its nodes meet, as in `at host:port` (empty if no other node can
-    join), and the flag or variable that gave that.
+    """The name of a rendezvous: the job's id, the meeting place, as in `at host:port` (empty if no other node can
+    join), and the flag or variable with that.
     """
 
     run_id: str
@@ -42,10 +42,10 @@ class RendezvousName(NamedTuple):
 
 
 ReportedProgress = dict[tuple[object, ...], float]
-"""What was logged about a rendezvous, and when."""
+"""The lines logged about a rendezvous, with their times."""
 
 _REPEAT = 59.0
-"""Seconds until the same is logged again: a minute, less the time that one answer may be faster than the last."""
+"""Seconds until the same line is logged again: a minute, minus the jitter of answers."""
 
 _REMOVAL_WORDS = {Reason.LOST: "was lost", Reason.DEPARTED: "left", Reason.GAVE_UP: "gave up"}
 
@@ -58,7 +58,7 @@ def waiting_line(subject: RendezvousName, progress: Progress, wall: float) -> st
 
 
 def live_words(progress: Progress) -> tuple[str, str]:
-    """A short form, for a line that is rewritten: the text before the elapsed time, and the text after it."""
+    """A short form for a line that is rewritten: the texts before and after the elapsed time."""
     joined, short = progress.joined, progress.min_nodes - progress.joined
     if progress.spare:
         of_all = f"all {progress.max_nodes} places of round {progress.round} are taken"
@@ -77,9 +77,9 @@ def live_words(progress: Progress) -> tuple[str, str]:
 
 
 def is_due(progress: Progress, reported_at: ReportedProgress, now: float) -> bool:
-    """Whether the line is due: the state has changed, or was last logged a minute ago. Records that it is logged.
+    """Whether the line is due, as the state has changed or was last logged a minute ago. Records that it is logged.
 
-    Nodes that join one after another do not count as a change: they may be many.
+    A joining node does not count as a change: there may be many.
     """
     short, lost = progress.joined < progress.min_nodes, tuple(removed.name for removed in progress.removed)
     stands = progress.round, progress.complete, progress.spare, short, progress.starts_in >= 0, lost
@@ -98,7 +98,7 @@ def in_words(
     now: float,
     wall: float,
 ) -> ProgressText | JoinRefused:
-    """A progress notification, or one that the time of a join is over, with a text added.
+    """A progress or join-timeout notification with a text added.
 
     `now` is the time on the clock of `reported_at`, `wall` in seconds since 1970.
     """
@@ -147,7 +147,7 @@ def _joined_words(progress: Progress, *, past: bool = False) -> str:
     bounds = bounds if short > 0 or fixed else f"up to {progress.max_nodes}"
     missing = f", {short} {one if short == 1 else many} missing" if short > 0 else ""
     awaited = join_names([printable(name) for name in progress.expected])
-    if awaited:  # all that are missing, if the number is fixed and no node has left for good
+    if awaited:  # all missing nodes, if the number is fixed and no node has left for good
         awaited = f": {awaited}" if missing and fixed and not progress.removed else f", still to come: {awaited}"
     whole = f" (whole segments of {progress.segment} nodes of one domain)" if progress.segment > 1 else ""
     return f"{joined} of {bounds} nodes{whole} {many} in{names}{missing}{awaited}"
@@ -159,7 +159,7 @@ def _removed_clause(progress: Progress, wall: float) -> str:
 
 
 def _fatal_losses(progress: Progress) -> Sequence[MissingNode]:
-    """The nodes that have left, if there are too few without them."""
+    """The nodes that left, if too few remain."""
     return () if progress.complete or progress.joined >= progress.min_nodes else progress.removed
 
 
@@ -199,7 +199,7 @@ def _time_of_day(wall: float) -> str:
 
 
 _MAX_NAMED = 4
-"""The number of nodes that are named as different in one setting, and of values that are shown for each."""
+"""The most nodes named for one differing setting, and the most values shown for each."""
 
 
 class JobLog(Extension):
@@ -212,14 +212,14 @@ class JobLog(Extension):
         self._differing: Counter[ConfigDifference] = Counter()
 
     def on_message(self, message: Any, now: float) -> None:
-        """Log differences; and progress where the coordinator is outside of the job, and its log another one."""
+        """Log differences; also progress, if the coordinator is outside the job and has its own log."""
         if isinstance(message, ConfigDiffers):
             self._log_differences(message)
         elif self.job.learns_settings:
             self._log_progress(message, now)
 
     def _log_differences(self, notification: ConfigDiffers) -> None:
-        """Log that a node differs from the job; not for each that differs in the same way."""
+        """Log that a node differs from the job, once for each kind of difference."""
         for difference in notification.differences:
             if difference not in self._differing and len(self._differing) >= _MAX_NAMED**2:
                 continue
@@ -229,7 +229,7 @@ class JobLog(Extension):
                 log.warning("job %r: %s; give all nodes of a job the same", self._run_id, sentence)
 
     def _log_progress(self, notification: Progress | JoinRefused, now: float) -> None:
-        """Log the progress of the rendezvous, if this node is the one to log it; `now` is monotonic."""
+        """Log the progress of the rendezvous if this node is to log it; `now` is monotonic."""
         how_far = notification if isinstance(notification, Progress) else notification.progress
         if how_far is None or not how_far.reports:
             return

@@ -1,10 +1,10 @@
-"""`rallyctl report`: reads the files that `--event-log-handler=jsonl:PATH` has written, and writes the account of a
-job's time (`goodput`) as lines for a person and as JSON.
+"""`rallyctl report`: reads the files of `--event-log-handler=jsonl:PATH`, and writes the account of a job's time
+(`goodput`) as lines for people and as JSON.
 
-Laws of the reading:
+Laws of reading:
 
-1. A line that cannot be read costs that line and a sentence, never the others.
-2. What a file says is checked here: nothing behind has to ask whether a number can be.
+1. An unreadable line costs only that line and a sentence.
+2. Values are checked here, so that later code can rely on them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rallypoint.observe.status import duration, moment, table
 from rallypoint.observe.telemetry.agent_events import KINDS, AgentEvent, PhaseBegan, ProgressMade, TorchEvent
 
 _MAX_LINE = 1 << 20
-"""Characters of a line; what is longer is none of ours."""
+"""The most characters of a line; a longer one is not ours."""
 _YEARS = 100 * 366 * 86400.0
 _NUMBERED = re.compile(r"\.jsonl(\.[0-9]+)?$")
 _UNKNOWN_KIND = re.compile(r"Invalid value '.*' - at `\$\.event`$")
@@ -33,15 +33,15 @@ _UNKNOWN_KIND = re.compile(r"Invalid value '.*' - at `\$\.event`$")
 
 @dataclass
 class EventFiles:
-    """Events by job, and sentences about what could not be read."""
+    """Events by job, and sentences about unreadable lines."""
 
     events: dict[str, list[KINDS]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
 def read_events(paths: Sequence[str]) -> EventFiles:
-    """The events in files (with those beside them that were rotated away: PATH.1, PATH.2, ...) and folders of files.
-    Raises UserError: one is not there, cannot be read, or there is no event in any.
+    """The events in files (including rotated ones: PATH.1, PATH.2, ...) and folders of files. Raises UserError if one
+    is missing or unreadable, or none has an event.
     """
     contents = EventFiles()
     files = list(dict.fromkeys(os.path.realpath(file) for path in paths for file in _files(path)))
@@ -144,9 +144,9 @@ def _check(event: AgentEvent, name: str, seconds: float) -> None:
 VERSION = 1
 
 _MAX_HOSTS = 10
-"""Hosts with the most restarts that are named."""
+"""The number of hosts named, those with the most restarts."""
 _BRIEF = 0.005
-"""Seconds below which a part of a recovery is not told."""
+"""Seconds below which a part of a recovery is omitted."""
 
 LOSS_WORDS: Mapping[Loss, str] = {
     Loss.RENDEZVOUS: "waiting for nodes (rendezvous)",
@@ -231,7 +231,7 @@ def _slowest(report: Report) -> Iterator[str]:
 
 
 def recovery_parts(recovery: RecoveryTime) -> str:
-    """What it took, as in `stopping 1.02 s, starting 0.05 s`."""
+    """The parts of a recovery, as in `stopping 1.02 s, starting 0.05 s`."""
     longest = {name: seconds for name, seconds in recovery.parts.items() if seconds >= _BRIEF}
     return ", ".join(f"{name.replace('_', ' ')} {seconds:.2f} s" for name, seconds in longest.items())
 

@@ -1,17 +1,17 @@
-"""Serves jobs over HTTP: a page, the same as JSON, the stream that keeps the page up to date, metrics.
+"""Serves jobs over HTTP: a page, the same as JSON, the stream that updates the page, and metrics.
 
 Laws:
 
-1. `/livez` and `/readyz` are open to all; so is the page, which has no data of any job. Everything else is for clients
-   that may see jobs (`Access`).
+1. `/livez`, `/readyz` and the page, which has no job data, are open to all. Everything else is for clients that may see
+   jobs (`Access`).
 2. Nothing here can change a job.
 
 The sources of a page's jobs: dispatchers in this process, or a watcher's session with the coordinator.
 
 Laws:
 
-1. A slow reader misses snapshots, and never gets an old one: the next one is asked for when the last was read.
-2. A stream ends with the job, or with its dispatcher; a reader that asks again finds the next job of that name.
+1. A slow reader misses snapshots, but never gets an old one: the next one is requested after the last was read.
+2. A stream ends with the job or its dispatcher; a reader that asks again finds the next job of that name.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ from rallypoint.observe.watching.messages import (
 from rallypoint.observe.watching.session import JobWatch, job_list
 
 _ANSWER = 4.0
-"""Seconds that the coordinator has to answer."""
+"""Seconds for the coordinator to answer."""
 _LIST_EVERY = 2.0
-"""Seconds between looks at the list of jobs, while it has a follower."""
+"""Seconds between looks at the list of jobs while it has a follower."""
 
 Seen = Snapshot | JobList
 
@@ -77,19 +77,19 @@ class UnknownJobError(RallypointError):
 
 
 class JobsSource(Protocol):
-    """Tells how jobs stand. An empty `job` is the only one that there is, or else the list of all."""
+    """A source of jobs' states. An empty `job` means the only job or, if there are several, the list of all."""
 
     async def snapshot(self, job: str, *, all_nodes: bool = False) -> Seen:
-        """The present snapshot of a job; with the rows of all nodes, however many there are, if that is asked for.
+        """The current snapshot of a job; with `all_nodes`, it has the rows of any number of nodes.
 
         Raises:
             UnknownJobError: there is no such job.
-            RallypointError: that cannot be found out at the moment.
+            RallypointError: the state is unavailable now.
         """
         ...
 
     def follow(self, job: str) -> AsyncIterator[Seen | None]:
-        """The snapshot now and after each change; None where there was none for a while. Raises as `snapshot`."""
+        """The snapshot now and after each change; None if there was no change for a while. Raises like `snapshot`."""
         ...
 
 
@@ -137,14 +137,14 @@ class InProcessJobs:
 
 
 class _LocalWatch:
-    """A watcher in this process. To be used as a context manager, on the loop's thread."""
+    """A watcher in this process: a context manager, for the loop's thread."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._messages: asyncio.Queue[WatcherNotification | None] = asyncio.Queue()
 
     def __enter__(self) -> _LocalWatch:
-        put = self._messages.put_nowait  # None for the end of the session
+        put = self._messages.put_nowait  # None is the end of the session
         self._watch = JobWatch(self._dispatcher, put, lambda _why: put(None))
         return self
 
@@ -152,7 +152,7 @@ class _LocalWatch:
         self._watch.detach()
 
     async def ask(self, request: WatchRequest) -> Snapshot:
-        """The answer to a request. Raises UnreachableError: there is none in time."""
+        """Send a request and return the answer. Raises UnreachableError without an answer in time."""
         self._watch.receive(request)
         data, job = b"", self._dispatcher.settings.run_id
         with contextlib.suppress(TimeoutError):
@@ -168,9 +168,7 @@ class _LocalWatch:
 
 
 class RemoteJob:
-    """One job whose coordinator is reached as `rallyctl status` reaches it. `targets` may wait; it has a thread of its
-    own.
-    """
+    """One job whose coordinator is reached like in `rallyctl status`. `targets` may wait; it runs on its own thread."""
 
     def __init__(self, job: str, targets: Callable[[], Sequence[DialTarget]]) -> None:
         self._job = job
@@ -223,12 +221,12 @@ CONTENT_SECURITY_POLICY = (
 )
 """The page may only connect to its own origin."""
 _RETRY = b"retry: 2000\n\n"
-"""Milliseconds after which a browser's EventSource comes again."""
+"""Milliseconds before a browser's EventSource reconnects."""
 _NO_NEWS = b": no news\n\n"
 
 
 Metrics = Callable[[], Awaitable[Sequence[Family]]]
-"""Gathers what `/metrics` shows."""
+"""Gathers the data of `/metrics`."""
 
 
 class Site:
@@ -273,7 +271,7 @@ class Site:
         if request.bodiless:
             return stream_head("text/event-stream")
         follower = self._source.follow(request.query.get("job", ""))
-        first = await anext(follower, None)  # a job that there is not is refused, and not streamed
+        first = await anext(follower, None)  # an unknown job is refused, not streamed
         return Stream(stream_head("text/event-stream"), self._chunks(first, follower))
 
     async def _chunks(self, first: Seen | None, follower: AsyncIterator[Seen | None]) -> AsyncIterator[bytes]:
@@ -319,5 +317,5 @@ def _event(kind: str, fields: object) -> bytes:
 
 @cache
 def _document() -> bytes:
-    """One document, without anything from elsewhere. It asks for jobs, with a token where one is wanted."""
+    """One document without external parts. It requests jobs, with a token if required."""
     return Path(__file__).with_name("page.html").read_bytes()

@@ -1,7 +1,7 @@
-"""Python stacks in words: whose code each call is, what a stack is called in a line, and which stacks are alike. Pure.
+"""Describes Python stacks: the owner of each call's code, a summary in one line, and which stacks are equal. Pure.
 
-Stacks come as text, as py-spy prints it (`main_frames`), as frames that were read of a process (`frames_of`), or in a
-traceback (`frames_of_traceback`).
+Stacks come as py-spy's text (`main_frames`), as frames read from a process (`frames_of`), or in a traceback
+(`frames_of_traceback`).
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from rallypoint.base.log import printable
 from rallypoint.base.python_memory import PythonFrame
 
 MAX_FRAMES = 40
-"""Frames of one rank's main thread that are sent: the innermost."""
+"""The most frames sent of a rank's main thread: the innermost."""
 
 MAX_NAME = 200
-"""Characters of a function's name that are kept: the end."""
+"""The most characters kept of a function's name: the end."""
 MAX_FILE = 300
-"""The same of a file's name."""
+"""The same for a file's name."""
 
 _FRAME = re.compile(r"\s+(\S.*?) \((.*?)(?::(\d{1,9}))?\)\s*")
 _MAIN = '"MainThread"'
 _LIBRARY = re.compile(r".*/(?:site|dist)-packages/(.+)|.*/lib(?:64)?/python3[^/]*/(.+)|(<.+>)")
-"""A file that is not the user's, and what it is called then: what is below the folder of packages, or of Python."""
+"""A file that is not the user's; its short name is the part below the folder of packages or of Python."""
 _WRAPPERS = frozenset(
     {"wrapper", "inner", "wrapped", "_fn", "decorate_context", "_call_impl", "_wrapped_call_impl", "__call__"}
 )
-"""Functions of libraries that only call what the user has named."""
+"""Library functions that only call a function named by the user."""
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """One call: `file` is its whole path, or something in angle brackets for code that has no file."""
+    """One call: `file` is its full path, or a name in angle brackets for code without a file."""
 
     function: Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
     file: Annotated[str, msgspec.Meta(max_length=MAX_FILE)]
@@ -43,7 +43,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Call(NamedTuple):
-    """A frame as people are shown it, and by which stacks are compared. `line` is 0 in code that is not the user's."""
+    """A frame in the form for display and comparison. `line` is 0 in code that is not the user's."""
 
     function: str
     file: str
@@ -59,9 +59,9 @@ class Call(NamedTuple):
 
 @lru_cache(maxsize=16)
 def main_frames(text: str) -> tuple[Frame, ...]:
-    """The frames of the main thread of the first process in what py-spy has printed with whole file names.
+    """The frames of the first process's main thread in py-spy's output with full file names.
 
-    Where no thread has the name of a main thread, it is the first.
+    If no thread is named as the main thread, it is the first.
     """
     threads: list[tuple[str, list[Frame]]] = []
     processes = 0
@@ -80,7 +80,7 @@ def main_frames(text: str) -> tuple[Frame, ...]:
 
 
 def frames_of(frames: Iterable[PythonFrame]) -> tuple[Frame, ...]:
-    """The frames that were read of a process, the innermost first, as they are sent."""
+    """The frames of a process, the innermost first, in the form for sending."""
     return tuple(
         Frame(printable(frame.function[-MAX_NAME:]), printable(frame.file[-MAX_FILE:], MAX_FILE), max(0, frame.line))
         for frame in frames
@@ -88,12 +88,12 @@ def frames_of(frames: Iterable[PythonFrame]) -> tuple[Frame, ...]:
 
 
 def in_words(frames: Sequence[Frame]) -> str:
-    """What a stack is called in a sentence: `all_reduce (train.py:41, in validate)`; empty for none."""
+    """A stack in a sentence: `all_reduce (train.py:41, in validate)`; empty for none."""
     return calls_in_words(calls_of(frames))
 
 
 def calls_in_words(calls: Sequence[Call]) -> str:
-    """The same of calls."""
+    """The same for calls."""
     name, comma, place = summary_of(calls).partition(", ")
     if name == "<module>":
         return place
@@ -106,13 +106,13 @@ _TRACEBACK_FRAME = re.compile(r'^  File "([^"\n]+)", line (\d{1,9}), in (.+)$', 
 
 
 def frames_of_traceback(text: str) -> tuple[Frame, ...]:
-    """The frames that a traceback names, the innermost first."""
+    """The frames in a traceback, the innermost first."""
     found = _TRACEBACK_FRAME.findall(text)[::-1][:MAX_FRAMES]
     return frames_of(PythonFrame(function, file, int(line)) for file, line, function in found)
 
 
 def short_lines(text: str) -> list[str]:
-    """What py-spy has printed with whole file names, with the names that people are shown, and without process ids."""
+    """py-spy's output with short file names and without process ids."""
     root = _root(main_frames(text))
     shown = []
     for line in text.splitlines():
@@ -125,10 +125,10 @@ def short_lines(text: str) -> list[str]:
 
 
 def calls_of(frames: Sequence[Frame]) -> tuple[Call, ...]:
-    """The frames of one thread without what differs from machine to machine: the innermost first, as they came.
+    """The frames of one thread without differences between machines, in the same order.
 
-    The user's files are named from the folder of the script on (the outermost of them), libraries' from the folder of
-    packages on; the last part of a function's qualified name stays.
+    The user's files are relative to the folder of the script (the outermost one), libraries' to the folder of packages;
+    of a function's qualified name, the last part stays.
     """
     return _calls_of(tuple(frames))
 
@@ -143,7 +143,7 @@ def _calls_of(frames: tuple[Frame, ...]) -> tuple[Call, ...]:
 
 
 def _root(frames: Sequence[Frame]) -> str:
-    """The folder of the script: of the outermost call in the user's code."""
+    """The folder of the script: that of the outermost call in the user's code."""
     script = next((frame.file for frame in reversed(frames) if not _LIBRARY.fullmatch(frame.file)), "")
     return script.rpartition("/")[0]
 
@@ -161,11 +161,10 @@ def _short_path(file: str, root: str) -> str:
 
 
 def summary_of(calls: Sequence[Call]) -> str:
-    """What a stack is called in one line: the function of a library that the user's code has called, and the place of
-    that call; the user's own function, if it has called none; the innermost call, if no code is the user's; empty for
-    no calls.
+    """A stack in one line: the library function called from the user's code, and the place of that call; without one,
+    the user's own function; without user code, the innermost call; empty without calls.
 
-    A collective inside of another function of a library is named rather than that one.
+    A collective inside another library function is named instead of that function.
     """
     if not calls:
         return ""
@@ -191,7 +190,7 @@ _COLLECTIVES = "torch/distributed/distributed_c10d.py"
 
 
 def waits_for_children(calls: Sequence[Call]) -> bool:
-    """Whether a stack is in code that waits for processes: of data loaders, of pools, of programs."""
+    """Whether a stack is in code that waits for processes of data loaders, pools or programs."""
     return any(call.file.startswith(_CHILDREN) for call in calls)
 
 

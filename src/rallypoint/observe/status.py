@@ -1,9 +1,9 @@
-"""The state of a job for those who look at it: lines for a person, a line for each change, JSON. Pure: the time of day
-and the size of the terminal are passed in.
+"""The state of a job for display: lines for people, a line for each change, JSON. Pure: the caller passes the time of
+day and the size of the terminal.
 
-A screen that is redrawn shows times of day, and not for how long: so nothing on it is wrong while nothing changes. The
-JSON is that of `rallyctl status --json` and `/status.json`. Fields are added within a version, never renamed or
-removed; `docs/reference/status.md` describes each.
+A redrawn screen shows times of day instead of durations, so it stays correct while nothing changes. The JSON is that of
+`rallyctl status --json` and `/status.json`. Within a version, fields are added, but never renamed or removed;
+`docs/reference/status.md` describes each.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from rallypoint.observe.watching.messages import (
 )
 
 VERSION = 1
-"""Of the JSON."""
+"""The version of the JSON."""
 _LEAST_WIDTH = 40
 _EVENTS, _FAILURES = 8, 5
-"""The number of newest ones that are shown."""
+"""The number of newest events and failures shown."""
 _LOW = 30
-"""Lines of a screen below which fewer are."""
+"""A screen with fewer lines shows fewer of them."""
 _LEAST_NODES = 3
-"""Rows of nodes that a screen shows however low it is."""
+"""The least rows of nodes on any screen."""
 _TRACEBACK = 12
-"""Lines of the last traceback that are shown: its end."""
+"""Lines shown of the last traceback: its end."""
 _WORKER_LINES = 8
-"""Lines about workers that have ended or wait, at most."""
+"""The most lines about ended or waiting workers."""
 _STRAGGLERS = 10
-"""How many ranks are shown that are behind the others: the last of them."""
+"""The most ranks shown that are behind the others: those furthest behind."""
 _USUAL_LAG = 1
-"""Steps that a rank may be behind without being shown: some always are."""
+"""A rank may be this many steps behind without being shown: some always are."""
 NODE_STATES = (*(state.value for state in MemberState), "unreachable", "succeeded")
-"""The states of a node that `node_state` names, each a count of `Totals`."""
+"""The states from `node_state`, each a count in `Totals`."""
 _FORMING = frozenset({JobPhase.WAITING, JobPhase.FORMING, JobPhase.HELD_BACK})
 
 
@@ -70,14 +70,14 @@ def duration(seconds: float) -> str:
 
 
 class Line(NamedTuple):
-    """A line, and the style in which a screen shows it, if any."""
+    """A line, and its style on a screen, if any."""
 
     text: str
     style: str = ""
 
 
 class OnScreen(NamedTuple):
-    """The size of a screen, and the time of day at which the snapshot came, in seconds since 1970."""
+    """The size of a screen, and the snapshot's time of day in seconds since 1970."""
 
     width: int
     height: int
@@ -93,7 +93,7 @@ def status_lines(snapshot: Snapshot, width: int = 120) -> list[str]:
 
 
 def drawing(snapshot: Snapshot, screen: OnScreen | None = None) -> list[Line]:
-    """How a job stands; on a screen, as much of it as there is room for."""
+    """The state of a job; on a screen, as much as there is room for."""
     low = screen is not None and screen.is_low
     head = [*_head(snapshot, screen), Line("")]
     below = [
@@ -103,7 +103,7 @@ def drawing(snapshot: Snapshot, screen: OnScreen | None = None) -> list[Line]:
         *([] if low else _traceback_lines(snapshot)),
     ]
     events = _event_lines(snapshot, screen)[-3 if low else -_EVENTS :]
-    if screen is not None:  # of the events fewer are shown before nodes are left out with whom something is the matter
+    if screen is not None:  # show fewer events before nodes with problems are left out
         rows = min(len(snapshot.nodes), max(_LEAST_NODES, sum(not _is_well(node) for node in snapshot.nodes)))
         too_many = len(head) + rows + 2 + len(below) + len(_titled("", events)) - screen.height
         del events[: max(0, min(too_many, len(events) - (1 if low else 3)))]
@@ -132,7 +132,7 @@ def cut(text: str, width: int) -> str:
 
 
 def job_lines(jobs: JobList, *, with_ended: bool) -> list[str]:
-    """The jobs of a control plane, and those that have ended there, or how many there are."""
+    """The jobs of a control plane, and its ended jobs or their number."""
     rows = [("JOB", "PHASE", "AGE", "NODES", "RESTARTS")]
     for job in jobs.jobs:
         nodes = f"{job.nodes} of {job.max_nodes}"
@@ -144,7 +144,7 @@ def job_lines(jobs: JobList, *, with_ended: bool) -> list[str]:
 
 
 def ended_lines(jobs: Sequence[JobSummary]) -> list[str]:
-    """The jobs that have ended at a control plane, to be shown below those that run; nothing if there are none."""
+    """The ended jobs of a control plane, for display below the running ones; nothing if there are none."""
     if not jobs:
         return []
     rows = [("JOB", "OUTCOME", "ENDED", "TOOK", "RESTARTS", "WHY")]
@@ -208,7 +208,7 @@ def _removed_words(node: MissingNode, screen: OnScreen | None) -> str:
 
 
 def restarts_sentence(snapshot: Snapshot) -> str:
-    """How many rounds have ended, by cause, and how many restarts are left."""
+    """The number of ended rounds by cause, and the restarts left."""
     ended = snapshot.ended_rounds
     causes = (
         (ended.failures, "failure", "failures"),
@@ -223,7 +223,7 @@ def restarts_sentence(snapshot: Snapshot) -> str:
 
 
 def size_words(snapshot: Snapshot) -> str:
-    """`min 2, max 4`; if the round that runs has fewer or more nodes, an operator has changed that since it began."""
+    """`min 2, max 4`; the running round may have fewer or more nodes if an operator changed this since it began."""
     size = f"min {snapshot.min_nodes}, max {snapshot.max_nodes}"
     fits = snapshot.min_nodes <= snapshot.totals.in_round <= snapshot.max_nodes
     return size if fits or snapshot.phase is not JobPhase.RUNNING else f"next round: {size}"
@@ -234,7 +234,7 @@ def age_words(snapshot: Snapshot, screen: OnScreen | None = None) -> str:
 
 
 def rank_range(node: NodeView) -> str:
-    """`4-7`, the global ranks of a node's workers; `-` where it has none."""
+    """`4-7`, the global ranks of a node's workers; `-` for none."""
     if node.first_rank < 0 or not node.workers:
         return "-"
     last = node.first_rank + node.workers - 1
@@ -242,7 +242,7 @@ def rank_range(node: NodeView) -> str:
 
 
 def standby_workers(snapshot: Snapshot) -> tuple[int, int]:
-    """How many standby workers the nodes that are shown have: those that are ready, all."""
+    """The numbers of ready and of all standby workers on the shown nodes."""
     reports = [node.report for node in snapshot.nodes if node.report is not None]
     return sum(report.standby_ready for report in reports), sum(len(report.standby) for report in reports)
 
@@ -255,7 +255,7 @@ def node_state(node: NodeView) -> str:
 
 
 def state_words(node: NodeView) -> str:
-    """The same, with who has asked the node to leave, and what it waits for."""
+    """The same, with the operator who drains the node, and what it waits for."""
     drained = f", drained by {node.drained_by}" if node.drained_by else ""
     return node_state(node) + drained + (f", waits: {node.waits_for}" if node.waits_for else "")
 
@@ -270,7 +270,7 @@ _STYLES = {
     JobPhase.STOPPED: "failure",
 }
 _BLOCKED = 1.0
-"""Seconds for which a console takes nothing before that is shown."""
+"""Seconds for which a console is blocked before this is shown."""
 _NODE_STYLES = {"unreachable": "red", "expected": "yellow", "waiting": "yellow", "spare": "dim", "succeeded": "green"}
 
 
@@ -279,7 +279,7 @@ def _head(snapshot: Snapshot, screen: OnScreen | None) -> Iterator[Line]:
     yield Line(f"phase     {phase_sentence(snapshot, screen)}", _STYLES[snapshot.phase])
     totals = snapshot.totals
     kinds = [("waiting", totals.waiting), ("spare", totals.spare)]
-    if snapshot.not_shown:  # the rows of a small job say these
+    if snapshot.not_shown:  # a small job's rows show these
         kinds = [("unreachable", totals.unreachable), ("succeeded", totals.succeeded), *kinds]
         kinds += [("expected", totals.expected), ("quiet", totals.quiet)]
     extra = "".join(f", {count} {what}" for what, count in kinds if count)
@@ -313,13 +313,13 @@ def _head(snapshot: Snapshot, screen: OnScreen | None) -> Iterator[Line]:
 
 
 def _node_lines(snapshot: Snapshot, screen: OnScreen | None, others: int) -> list[Line]:
-    """The table of the nodes, on a screen that shows so many other lines."""
-    if not snapshot.nodes:  # a control plane forgets the nodes of a job that has ended
+    """The table of the nodes, on a screen with `others` more lines."""
+    if not snapshot.nodes:  # a control plane drops the nodes of an ended job
         return [] if snapshot.detail else [Line("no node has come yet")]
     nodes = list(snapshot.nodes)
     if screen is not None:
-        room = max(_LEAST_NODES, screen.height - others - 2)  # the header, and how many more there are
-        if len(nodes) > room:  # those come first with whom something is the matter
+        room = max(_LEAST_NODES, screen.height - others - 2)  # the header, and the number of further nodes
+        if len(nodes) > room:  # nodes with problems come first
             nodes = sorted(nodes, key=_is_well)[:room]
     more = len(snapshot.nodes) - len(nodes) + snapshot.not_shown
     columns = [column for column in _COLUMNS if screen is None or screen.width >= column[1]]
@@ -348,12 +348,12 @@ _COLUMNS: tuple[tuple[str, int, Callable[[NodeView, OnScreen | None], str]], ...
     ("HEARD", 80, lambda node, screen: "-" if node.silent_for < 0 else _time_text(node.silent_for, screen)),
     ("PIDS", 100, _pids),
 )
-"""Titles, how wide a screen has to be for each, and what stands in it."""
+"""Titles, the least screen width for each, and its content."""
 
 
 def _worker_lines(snapshot: Snapshot, screen: OnScreen | None) -> list[Line]:
-    """What a person should know of workers: who has raised and runs on, who waits for a console that nobody reads, and
-    who has ended while others run.
+    """Remarks for people about workers that raised but still run, wait for a blocked console, or have ended while
+    others run.
     """
     reports = (node.report for node in snapshot.nodes if node.report is not None)
     lines = [Line(f"  {remark}", "yellow") for report in reports for remark in report.remarks]
@@ -378,14 +378,14 @@ def _worker_lines(snapshot: Snapshot, screen: OnScreen | None) -> list[Line]:
 
 
 def _ranks(node: NodeView, local_ranks: Sequence[int]) -> str:
-    """`rank 4`, `ranks 4-7`, `ranks 0 and 3`; local ranks while the node has no others."""
+    """`rank 4`, `ranks 4-7`, `ranks 0 and 3`; local ranks while the node has no global ones."""
     first = max(0, node.first_rank)
     kind = "local rank" if node.first_rank < 0 else "rank"
     return f"{kind}{'' if len(local_ranks) == 1 else 's'} {join_names(ranges(first + rank for rank in local_ranks))}"
 
 
 def _straggler_lines(snapshot: Snapshot) -> list[Line]:
-    """Ranks that are behind the others, by the steps that they report (`notices.progress`); only reported."""
+    """Ranks behind the others, by their reported steps (`notices.progress`); for display only."""
     steps = snapshot.totals.steps
     late = [] if steps is None else [straggler for straggler in steps.behind if straggler.behind > _USUAL_LAG]
     if steps is None or not late:
@@ -435,7 +435,7 @@ class NewEvents:
     def __init__(self) -> None:
         self._incarnation = ""
         self._number = 0
-        """Of the last event that was taken."""
+        """The number of the last event taken."""
 
     def new_in(self, snapshot: Snapshot) -> Sequence[JobEvent]:
         if snapshot.incarnation != self._incarnation:
@@ -449,16 +449,16 @@ class ChangeLines:
     def __init__(self) -> None:
         self._events = NewEvents()
         self._standing: tuple[object, ...] | None = None
-        """What was last said of how the job stands, but for how long."""
+        """The last described state of the job, without durations."""
 
     def lines(self, snapshot: Snapshot, now: float) -> Iterator[str]:
-        """What is new in it, each line with a time of day; `now` is in seconds since 1970."""
+        """The news in a snapshot, each line with a time of day; `now` is in seconds since 1970."""
         first = self._standing is None
         news = self._events.new_in(snapshot)
-        if not first:  # who begins to watch is told how things stand, and not the past
+        if not first:  # a new watcher sees the present state, not the past
             yield from (f"{clock_time(now - event.seconds_ago)} {event.text}" for event in news)
         standing = _visible_state(snapshot)
-        # That a round has started or ended was just said; who has come to one that forms was not.
+        # An event already reported a round's start or end, but not the nodes of a forming round.
         told_by_event = snapshot.phase not in _FORMING and bool(news)
         if standing != self._standing and (first or not told_by_event):
             job = f"job {snapshot.job}, round {snapshot.round}: " if first else ""
@@ -481,14 +481,14 @@ def _visible_state(snapshot: Snapshot) -> tuple[object, ...]:
 
 
 def status_json(snapshot: Snapshot, now: float, ended: Sequence[JobSummary] | None = None) -> str:
-    """The JSON; moments are counted back from `now`, the time of day of who shows it, in seconds since 1970.
+    """The JSON; times are counted back from `now`, the caller's time of day in seconds since 1970.
 
-    `ended` are the jobs that have ended at the same control plane, None if they are not asked for.
+    `ended` are the ended jobs of the same control plane, None if not requested.
     """
     fields = status_fields(snapshot, now)
     if ended is not None:
         fields["ended"] = [_summary(job, now) for job in ended]
-    return msgspec.json.format(json.dumps(fields), indent=2)  # ten times as fast as by `dumps`
+    return msgspec.json.format(json.dumps(fields), indent=2)  # ten times as fast as with `dumps`
 
 
 def status_fields(snapshot: Snapshot, now: float) -> dict[str, Any]:
@@ -563,7 +563,7 @@ def _summary(job: JobSummary, now: float) -> dict[str, Any]:
 
 
 def moment(seconds: float) -> str:
-    """A time of day as RFC 3339 has it, in UTC with milliseconds."""
+    """A time of day in the form of RFC 3339, in UTC with milliseconds."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -1,6 +1,6 @@
-"""What workers have written, on its way to an operator (`rallyctl logs`), and as lines there. Pure.
+"""The output of workers as sent to an operator (`rallyctl logs`) and as displayed lines. Pure.
 
-Law: a line that came from a program is shown without anything that could change the terminal.
+Law: a program's line is shown without anything that could affect the terminal.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import msgspec
 from rallypoint.control.protocol.validation import decoded
 
 CONSOLE = -1
-"""In place of a rank: all that a node writes to its console, if that is a file."""
+"""Instead of a rank: a node's whole console output, if that is a file."""
 OVERHEAD, OVERHEAD_OF_PIECE = 1024, 16
-"""Bytes of an answer, and of each piece of it, beyond what workers have written."""
+"""Bytes of an answer, and of each piece, besides the workers' output."""
 _MOST_NOTES, _LONGEST_NOTE = 4, 200
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
@@ -29,7 +29,7 @@ class LogPiece(NamedTuple):
 
 
 class NodeLogs(NamedTuple):
-    """What one node has sent; `notes` are sentences about what cannot be read."""
+    """One node's output; `notes` are sentences about unreadable parts."""
 
     pieces: tuple[LogPiece, ...]
     notes: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ def encode_logs(logs: NodeLogs) -> bytes:
 
 
 def decode_logs(data: bytes) -> NodeLogs:
-    """Raises ValueError for bytes that are something else. Nothing at all is an answer: there is nothing new."""
+    """Decode logs. Raises ValueError if they are malformed. An empty answer means that there is nothing new."""
     if not data:
         return NodeLogs(())
     pieces, notes = decoded(_decoder, data)
@@ -51,11 +51,11 @@ def decode_logs(data: bytes) -> NodeLogs:
 
 
 def log_lines(logs: NodeLogs, node: str, *, labelled: bool) -> Iterator[str]:
-    """The lines for a person, with `[rank3]: ` before each, or the node's name where they are of several ranks."""
+    """The lines for people, each after `[rank3]: `, or after the node's name if they are from several ranks."""
     for rank, data in logs.pieces:
         label = "" if not labelled else f"[{node}]: " if rank == CONSOLE else f"[rank{rank}]: "
         for line in data.decode(errors="replace").removesuffix("\n").split("\n"):
-            yield f"{label}{_clean(line.removesuffix(chr(13)).rpartition(chr(13))[2])}"  # of a progress bar the last
+            yield f"{label}{_clean(line.removesuffix(chr(13)).rpartition(chr(13))[2])}"  # a progress bar's last
 
 
 def _clean(line: str) -> str:

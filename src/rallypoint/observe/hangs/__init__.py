@@ -1,1 +1,1 @@
-"""Evidence of a hang: what each rank does when none of them comes further, collected, grouped and put into words."""
+"""Evidence of a hang: what each rank does when none makes progress, collected, grouped and described."""

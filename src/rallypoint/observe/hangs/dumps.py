@@ -1,16 +1,16 @@
-"""Makes the flight recorders of torch's process groups dump, and reads what they have written.
+"""Makes the flight recorders of torch's process groups dump, and reads the dumps.
 
 There are two ways to ask a process from outside, both torch's own:
 
-- a process group of NCCL looks once a second into a named pipe (`TORCH_NCCL_DEBUG_INFO_PIPE_FILE`), and writes a pickle
-  to the path that `TORCH_FR_DUMP_TEMP_FILE` begins;
-- torch's worker server answers on a unix socket (`TORCH_WORKER_SERVER_SOCKET`), of gloo too, where the program has
+- an NCCL process group checks a named pipe once a second (`TORCH_NCCL_DEBUG_INFO_PIPE_FILE`), and writes a pickle to a
+  path with the prefix `TORCH_FR_DUMP_TEMP_FILE`;
+- torch's worker server answers on a unix socket (`TORCH_WORKER_SERVER_SOCKET`), also for gloo, if the program has
   started it (`torch.distributed.elastic.control_plane.worker_main`).
 
-Law: nothing here waits for a process beyond the deadline, and nothing is written except to a pipe that has a reader.
+Law: nothing here waits for a process beyond the deadline, and writes only go to a pipe with a reader.
 
-A dump is JSON: the answer of torch's worker server, or the result of `unpickle`. What is of another form is an error,
-and what is not needed is not looked at: torch adds fields.
+A dump is JSON: the answer of torch's worker server, or the result of `unpickle`. Any other form is an error. Unneeded
+fields are ignored: torch adds fields.
 """
 
 from __future__ import annotations
@@ -51,24 +51,25 @@ DUMP = "TORCH_FR_DUMP_TEMP_FILE"
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 SOCKET = "TORCH_WORKER_SERVER_SOCKET"
 OLD_NAMES = {BUFFER: "TORCH_NCCL_TRACE_BUFFER_SIZE", DUMP: "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}
-"""Former names of torch's variables; it still reads these if the new one is not set."""
+"""Old names of torch's variables, which it still reads if the new ones are not set."""
 
 PER_WORKER = frozenset({DUMP, PIPE, SOCKET})
-"""Variables that are of one start of the workers, or of one of them."""
+"""Variables that belong to one start of the workers, or to one worker."""
 
 TIMEOUT = 5.0
 """Seconds for the dumps of all workers of a node."""
 _AT_ONCE = 64
-"""Workers that are asked at the same time."""
+"""The number of workers asked at the same time."""
 _reading = threading.Semaphore(4)
-"""Held while a dump is read, which can take some hundred megabytes of memory."""
+"""Taken while a dump is read, which can take some hundred megabytes of memory."""
 _POLL = 0.05
 _REQUEST = b"POST /handler/fr_trace_json HTTP/1.0\r\nHost: worker\r\nContent-Length: 0\r\n\r\n"
 
 
 class Recorder(NamedTuple):
-    """How the flight recorder of one worker is asked: paths, empty where it cannot be that way. `dump` is the file that
-    it writes when it is asked by the pipe."""
+    """The ways to ask one worker's flight recorder: paths, empty if not possible. `dump` is the file that it writes
+    when asked through the pipe.
+    """
 
     dump: str
     pipe: str
@@ -76,7 +77,7 @@ class Recorder(NamedTuple):
 
 
 def recorder_of(rank: int, environ: Mapping[str, str]) -> Recorder | None:
-    """How to ask the flight recorder of the worker with this environment; None if that is not possible."""
+    """How to ask the flight recorder of a worker with this environment; None if impossible."""
     dump, pipe = environ.get(DUMP) or environ.get(OLD_NAMES[DUMP], ""), environ.get(PIPE, "")
     by_pipe = bool(dump and pipe)
     recorder = Recorder(f"{dump}{rank}" * by_pipe, f"{pipe}{rank}.pipe" * by_pipe, environ.get(SOCKET, ""))
@@ -84,7 +85,9 @@ def recorder_of(rank: int, environ: Mapping[str, str]) -> Recorder | None:
 
 
 def take_dumps(recorders: Mapping[int, Recorder], folder: str) -> list[RankRecord]:
-    """Make all dump, concurrently; what torch's worker server answers is kept in `folder`, empty for nowhere."""
+    """Make all recorders dump concurrently; answers of torch's worker server are kept in `folder`, empty for
+    nowhere.
+    """
     deadline = Deadline.after(TIMEOUT)
     with ThreadPoolExecutor(max(1, min(len(recorders), _AT_ONCE)), "dumps") as pool:
         return list(pool.map(lambda rank: _dump_of(rank, recorders[rank], folder, deadline), sorted(recorders)))
@@ -100,7 +103,7 @@ def _dump_of(rank: int, recorder: Recorder, folder: str, deadline: Deadline) -> 
 
 
 def _wait_for_record(rank: int, path: str, seen: tuple[int, int, int], deadline: Deadline) -> RankRecord:
-    """What is in the file when it has changed, and is whole."""
+    """The record in the file once it has changed and is complete."""
     why = "has written no dump"
     while not deadline.expired:
         now = _written(path)
@@ -124,10 +127,10 @@ def _written(path: str) -> tuple[int, int, int]:
 
 
 def _ask_by_pipe(path: str) -> bool:
-    """Whether a process group reads the pipe, and has been asked."""
+    """Ask through the pipe. Returns whether a process group reads it."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # no process group has made it yet, or none reads it any more
+    except OSError:  # no process group has created it yet, or none reads it any more
         return False
     try:
         return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, b"1") == 1
@@ -169,16 +172,16 @@ def _ask_by_socket(path: str, deadline: Deadline) -> bytes:
     return body
 
 
-# What a dump says
+# The content of a dump
 
 
 MAX_DUMP = 64 * 1024 * 1024
-"""Bytes of a dump that is read; one of 2,000 entries with stacks has about a million."""
+"""The largest size of a dump in bytes; one with 2,000 entries and stacks has about a million."""
 _RANKS = re.compile(r"\[((?:\d{1,9}(?:, ?\d{1,9})*)?)\]")
 
 
 class DumpedFrame(msgspec.Struct):
-    """The innermost call first."""
+    """One call of a stack; the innermost comes first."""
 
     name: str
     filename: str
@@ -186,7 +189,7 @@ class DumpedFrame(msgspec.Struct):
 
 
 class DumpedEntry(msgspec.Struct):
-    """One operation of a process group, which is known by its name and its description."""
+    """One operation of a process group, which its name and description identify."""
 
     process_group: tuple[str, str]
     collective_seq_id: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -202,13 +205,14 @@ class DumpedEntry(msgspec.Struct):
 
     @property
     def is_complete(self) -> bool:
-        """Whether it is complete. Of gloo the state is never moved on; what is complete is retired. With NCCL that is
-        so of what has timed out too."""
+        """Whether it is complete. gloo never updates the state, but retires complete operations. NCCL also retires
+        timed-out ones.
+        """
         return self.retired if self.profiling_name.startswith("gloo:") else self.state == "completed"
 
     @property
     def place(self) -> str:
-        """Where in the user's code it was called; empty where that is not told."""
+        """Where in the user's code it was called; empty if unknown."""
         frames = [
             Frame(printable(frame.name[-MAX_NAME:]), printable(frame.filename[-MAX_FILE:], MAX_FILE), frame.line)
             for frame in self.frames
@@ -233,7 +237,7 @@ _json = msgspec.json.Decoder(Dump)
 
 
 def read_dump(data: bytes) -> Dump:
-    """Raises ValueError if it is no whole dump, or holds what no dump has."""
+    """Parse a dump. Raises ValueError if it is incomplete or malformed."""
     if len(data) > MAX_DUMP:
         raise ValueError(f"it has more than {MAX_DUMP} bytes")
     try:
@@ -243,12 +247,12 @@ def read_dump(data: bytes) -> Dump:
 
 
 def record_of(rank: int, dump: Dump) -> RankRecord:
-    """What is needed of one rank's dump: the last collectives of each process group, and what it sends and receives."""
+    """The needed parts of one rank's dump: the last collectives of each process group, and its sends and receives."""
     members = _members(dump.pg_config)
     groups: dict[tuple[str, str], dict[int, DumpedEntry]] = {}
     for entry in dump.entries:
         if not entry.is_p2p and (entry.process_group in groups or len(groups) < MAX_GROUPS):
-            # Of what was coalesced under one number, the last entry stays.
+            # Of coalesced operations under one number, the last entry stays.
             groups.setdefault(entry.process_group, {})[entry.collective_seq_id] = entry
     pending = [entry for entry in dump.entries if entry.is_p2p and not entry.is_complete][-MAX_KEPT:]
     return RankRecord(
@@ -271,7 +275,7 @@ def _collective(entry: DumpedEntry) -> Collective:
 
 
 def _members(config: Mapping[str, DumpedGroup]) -> dict[tuple[str, str], tuple[RankRange, ...]]:
-    """The ranks of each process group, by its name and description, where they are told."""
+    """The known ranks of each process group, by its name and description."""
     members = {}
     for group in config.values():
         listed = _RANKS.fullmatch(group.ranks)

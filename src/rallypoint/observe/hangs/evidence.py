@@ -1,14 +1,14 @@
 """Collects the evidence of a hang on one node, and Python stacks of workers, read from outside without stopping them:
-by `base.python_memory`, or by py-spy, where it is installed, of a Python that this does not know.
+with `base.python_memory` or, for a Python unknown to that, with py-spy if installed.
 
 Laws:
 
 1. Nothing here may run on the agent's loop: py-spy takes seconds, and a file system may hang.
-2. No worker is sent anything that could end it, and none is stopped: the requester may be wrong about the hang.
-3. The data that a node sends are bounded, whatever its workers are in; all of it is kept on the node.
+2. Nothing is sent to a worker that could end it, and no worker is stopped: the requester may be wrong about the hang.
+3. The data that a node sends is bounded, whatever its workers do; everything is kept on the node.
 
-The state of a process, and where in the kernel it waits, are read from the kernel. Of a worker that seems to wait for
-processes that it has started, these are looked at too: a data loader that hangs does so there.
+The state of a process, and its place in the kernel, come from the kernel. If a worker seems to wait for its child
+processes, these are examined too: a data loader hangs there.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ TIMEOUT = 10.0
 """Seconds for the stacks of all workers of a node."""
 _MAX_LINE = 1000
 _AT_ONCE = 16
-"""Workers that are read at the same time."""
+"""The number of workers read at the same time."""
 MAX_STACK = 256 * 1024
-"""Characters of the stacks of one worker that are kept."""
+"""The most characters to keep of one worker's stacks."""
 
 
 class WorkerStacks(msgspec.Struct, frozen=True):
-    """The stacks of one worker, by global rank: a text of all its threads, or why there is none."""
+    """The stacks of one worker, by global rank: a text of all its threads, or the reason for none."""
 
     rank: int
     pid: int
     text: str
     error: str = ""
     waits: str = ""
-    """What its main thread waits for, where that is known."""
+    """What its main thread waits for, if known."""
 
 
 class _SentStacks(msgspec.Struct, frozen=True, array_like=True):
-    """Workers whose main threads are in the same, as (rank, pid): the text is that of the first."""
+    """Workers with the same stack of the main thread, as (rank, pid); the text is the first one's."""
 
     workers: tuple[tuple[int, int], ...]
     text: str
@@ -80,7 +80,7 @@ def stacks_of(pids: Mapping[int, int]) -> bytes:
 
 
 def encode_stacks(workers: Sequence[WorkerStacks]) -> bytes:
-    """The bytes for an operator: each text once."""
+    """Encode stacks for an operator, each text once."""
     alike: dict[object, list[WorkerStacks]] = {}
     for worker in workers:
         alike.setdefault((calls_of(main_frames(worker.text)), worker.error), []).append(worker)
@@ -92,7 +92,9 @@ def encode_stacks(workers: Sequence[WorkerStacks]) -> bytes:
 
 
 def stacks_of_workers(pids: Mapping[int, int], deadline: Deadline | None = None) -> list[WorkerStacks]:
-    """The stacks of workers (pid by global rank), read side by side until `deadline` (`TIMEOUT` from now), by rank."""
+    """The stacks of workers (pid by global rank), read concurrently until `deadline` (default: `TIMEOUT` from now), by
+    rank.
+    """
     if not pids:
         return []
     program, deadline = _program(), deadline or Deadline.after(TIMEOUT)
@@ -101,12 +103,12 @@ def stacks_of_workers(pids: Mapping[int, int], deadline: Deadline | None = None)
 
 
 def decode_stacks(data: bytes) -> Sequence[WorkerStacks]:
-    """Raises ValueError if these bytes are no result of `stacks_of`."""
+    """Decode stacks. Raises ValueError if the bytes are malformed."""
     return check_stacks(inflated(data))
 
 
 def check_stacks(data: bytes) -> Sequence[WorkerStacks]:
-    """The same for what is not compressed."""
+    """The same for uncompressed bytes."""
     sent = decoded(_decoder, data)
     stacks = []
     for group in sent:
@@ -121,7 +123,7 @@ def _program() -> str | None:
 
 
 def text_of(threads: Sequence[PythonThread], pid: int) -> str:
-    """The stacks as py-spy prints them: the main thread first."""
+    """The stacks in the form of py-spy, the main thread first."""
     lines = [f"Process {pid}"]
     for thread in threads:
         name = '"MainThread"' if thread is threads[0] else f'"{_thread_name(pid, thread.native_id)}"'
@@ -173,12 +175,12 @@ def _failure_reason(output: str) -> str:
 log = get_logger(__name__)
 
 _MOST_FILES = 100
-"""Files of evidence in one folder."""
+"""The most evidence files in one folder."""
 
 
 class ExaminedWorker(NamedTuple):
-    """A worker of this node. `exit_code` is None while it runs; `recorder` says how its flight recorder is asked, and
-    `note` what its agent knows of it.
+    """A worker of this node. `exit_code` is None while it runs; `recorder` is how to ask its flight recorder; `note` is
+    its agent's remark.
     """
 
     rank: int
@@ -189,8 +191,9 @@ class ExaminedWorker(NamedTuple):
 
 
 class ExaminedNode(NamedTuple):
-    """This node as its agent's loop knows it. All of the evidence is kept in `folder`; empty for nowhere.
-    `ends_workers`: they are ended when the evidence is there."""
+    """This node as its agent's loop knows it. All evidence is kept in `folder`; empty for nowhere. `ends_workers`: the
+    workers are ended after the collection.
+    """
 
     host: str
     workers: tuple[ExaminedWorker, ...]
@@ -199,7 +202,7 @@ class ExaminedNode(NamedTuple):
 
 
 def collect_evidence(node: ExaminedNode) -> NodeEvidence:
-    """Look at the workers of this node; takes as long as py-spy and the flight recorders do, ten seconds at most."""
+    """Examine the workers of this node; takes as long as py-spy and the flight recorders, at most ten seconds."""
     deadline = Deadline.after(TIMEOUT)
     running = {worker.rank: worker.pid for worker in node.workers if worker.exit_code is None and worker.pid > 0}
     recorders = {worker.rank: worker.recorder for worker in node.workers if worker.rank in running and worker.recorder}
@@ -227,7 +230,7 @@ def _is_there(path: str) -> bool:
 
 
 def dump_folder(attempt: str) -> str:
-    """The folder for dumps of flight recorders; empty if the output of the workers has none."""
+    """The folder for dumps of flight recorders; empty if the workers' output has no folder."""
     return os.path.join(attempt, "flight_recorder") if attempt else ""
 
 
@@ -287,11 +290,11 @@ def _write_evidence(folder: str, text: str) -> str:
 
 
 _HELPERS = ("multiprocessing/resource_tracker.py", "multiprocessing/forkserver.py")
-"""The places where Python's own helper processes wait, which are of no interest."""
+"""The places where Python's own helper processes wait; these are ignored."""
 
 
 class Child(NamedTuple):
-    """A process below a worker: what is sent, and all that py-spy says."""
+    """A process below a worker: the evidence to send, and the full stacks."""
 
     pid: int
     found: ProcessEvidence
@@ -299,7 +302,7 @@ class Child(NamedTuple):
 
 
 def children_of(workers: Mapping[int, int], deadline: Deadline) -> dict[int, list[Child]]:
-    """The processes below each worker (by rank), the first `MAX_CHILDREN`; py-spy looks until `deadline`."""
+    """The processes below each worker (by rank), the first `MAX_CHILDREN`, examined until `deadline`."""
     if not workers:
         return {}
     below = {rank: _descendants(pid)[:MAX_CHILDREN] for rank, pid in workers.items()}
@@ -332,7 +335,7 @@ def _is_helper(child: Child) -> bool:
     return bool(frames) and frames[0].file.endswith(_HELPERS)
 
 
-# What the kernel shows
+# Information from the kernel
 
 
 STATES = {
@@ -345,16 +348,17 @@ STATES = {
     "Z": "a zombie",
     "X": "ended",
 }
-"""The names of states, by the letter in /proc/PID/stat."""
+"""The names of states by their letters in /proc/PID/stat."""
 GONE = "gone"
 _MOST_THREADS = 4096
 _MOST_STACK = 32
-"""Lines of a kernel stack that are kept."""
+"""The most lines to keep of a kernel stack."""
 
 
 class ProcessState(NamedTuple):
-    """A process as the kernel shows it. `where` is the place in the kernel at which it waits, empty where that may not
-    be read or is none; `kernel` its kernel stack, which is read of one in uninterruptible sleep only."""
+    """A process as the kernel shows it. `where` is its place in the kernel, empty if unreadable or none; `kernel` is
+    its kernel stack, read only in uninterruptible sleep.
+    """
 
     name: str
     where: str = ""
@@ -362,7 +366,7 @@ class ProcessState(NamedTuple):
 
 
 def process_state(pid: int) -> ProcessState:
-    """The state of a process: of its main thread, or of one of its threads that is in uninterruptible sleep."""
+    """The state of a process: its main thread's, or that of a thread in uninterruptible sleep."""
     stat = read_stat(pid)
     if stat is None:
         return ProcessState(GONE)
@@ -375,7 +379,7 @@ def process_state(pid: int) -> ProcessState:
         return ProcessState(name, _wait_place(pid, thread), _kernel_stack(pid, thread))
     name = STATES.get(stat.state, printable(stat.state))
     if stat.state in "Tt":
-        return ProcessState(name)  # it waits for a signal, whatever it did before
+        return ProcessState(name)  # it waits for a signal; its place does not matter
     return ProcessState(name, _wait_place(pid, pid), _kernel_stack(pid, pid) if stat.state == "D" else ())
 
 

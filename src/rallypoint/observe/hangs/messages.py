@@ -1,11 +1,11 @@
-"""The evidence that a node sends about its hanging ranks, as data, and its check on arrival. Pure.
+"""The evidence of a node about its hung ranks, as data, and its check on arrival. Pure.
 
 Laws:
 
-1. It is checked once, in `decode_evidence`. Lengths and numbers that cannot be are refused, and so is text that does
-   not print, since nothing of ours has written it.
-2. Many nodes' evidence is small on the way, since it is compressed and ranks are told as runs, and small where it is
-   gathered, since what is equal is kept once (`EvidenceReader`).
+1. It is checked once, in `decode_evidence`, which refuses impossible lengths and numbers, and unprintable text, which
+   our code never writes.
+2. The evidence of many nodes is small on the wire, since it is compressed and has ranks as runs; it is small at the
+   receiver, since equal parts are kept once (`EvidenceReader`).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from rallypoint.control.protocol.validation import decoded
 from rallypoint.observe.stacks import MAX_FRAMES, Frame
 
 MAX_TEXT = 300
-"""Characters of a text that is sent."""
+"""The most characters of a text."""
 MAX_CHILDREN = 8
-"""Processes that one rank has started of which evidence is sent."""
+"""The most child processes of a rank."""
 MAX_CHILD_FRAMES = 16
-"""The same of each of them: frames, the innermost."""
+"""The most frames of a child process: the innermost ones."""
 MAX_KERNEL = 32
-"""Lines of a kernel stack."""
+"""The most lines of a kernel stack."""
 MAX_GROUPS = 32
-"""Process groups of one rank that are sent: the first."""
+"""The most process groups of a rank: the first ones."""
 MAX_KEPT = 8
-"""Collectives of one process group that are sent: the last."""
+"""The most collectives of a process group: the last ones."""
 _MAX_MEMBERS = 2**20
 _MAX_RUNS = 65536
 
@@ -42,7 +42,7 @@ _Rank = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 
 class ProcessEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a process that a worker has started was found in, as in `RankEvidence`."""
+    """The evidence of a child process of a worker; see `RankEvidence`."""
 
     state: _Text
     where: _Text = ""
@@ -52,10 +52,10 @@ class ProcessEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
 class RankEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
     """The evidence of one rank.
 
-    `where` is the place in the kernel that it waits in, where that may be read, and `kernel` the kernel's stack, of a
-    process in uninterruptible sleep. `frames` are those of its main thread, the innermost first; `why_none` says why
-    there are none. `note` is what is known besides: a traceback that it has written, what it waits for. `children` are
-    the processes that it has started, where its main thread seems to wait for those.
+    `where` is its place in the kernel, if readable, and `kernel` the kernel stack of a process in uninterruptible
+    sleep. `frames` are those of its main thread, the innermost first; `why_none` is the reason for none. `note` has
+    further information: a traceback that it wrote, what it waits for. `children` are its child processes, if its main
+    thread seems to wait for them.
     """
 
     rank: _Rank
@@ -70,8 +70,9 @@ class RankEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Collective(msgspec.Struct, frozen=True, array_like=True):
-    """One collective of a process group, as a rank's flight recorder has it. `place` is where in the user's code it was
-    called, where the dump says so."""
+    """One collective of a process group, from a rank's flight recorder. `place` is where in the user's code it was
+    called, if known.
+    """
 
     sequence: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
     operation: Annotated[str, msgspec.Meta(max_length=100)]
@@ -80,7 +81,7 @@ class Collective(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankRange(msgspec.Struct, frozen=True, array_like=True):
-    """Ranks at equal distances: the first, how many, and from one to the next."""
+    """Ranks at equal distances: the first rank, their number, and the distance."""
 
     first: _Rank
     count: Annotated[int, msgspec.Meta(ge=1, le=_MAX_MEMBERS)]
@@ -88,7 +89,7 @@ class RankRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 def runs_of(ranks: Iterable[int]) -> tuple[RankRange, ...]:
-    """Ranks in as few runs as can be found by going along them: a group of a mesh is one."""
+    """Ranks as few runs, found in one pass: a group of a mesh is one run."""
     in_order = sorted(set(ranks))
     runs, at = [], 0
     while at < len(in_order):
@@ -109,7 +110,7 @@ def ranks_of(runs: tuple[RankRange, ...]) -> tuple[int, ...]:
 
 
 class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The last collectives of one process group on one rank. `members` are global ranks, none if they are not told."""
+    """The last collectives of one process group on one rank. `members` are global ranks, empty if unknown."""
 
     name: _Text
     description: _Text
@@ -118,8 +119,7 @@ class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the flight recorder of one rank has, or `why_none`. `pending` names the last sends and receives that are not
-    complete."""
+    """The data of one rank's flight recorder, or `why_none`. `pending` names the last incomplete sends and receives."""
 
     rank: _Rank
     groups: Annotated[tuple[GroupRecord, ...], msgspec.Meta(max_length=MAX_GROUPS)] = ()
@@ -128,9 +128,10 @@ class RankRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NodeEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one node has found. `kept` is the file there that has all of it, and `dumps` what the paths of the dumps
-    begin with that process groups have written; empty for none. `stacks_follow`: whoever has none writes it to its
-    standard error when it is ended, which will be now."""
+    """The evidence of one node. `kept` is the node's file with all of it, and `dumps` is the path prefix of the process
+    groups' dumps; empty for none. `stacks_follow`: workers without stacks will write them to standard error now, when
+    they are ended.
+    """
 
     host: _Text
     ranks: Annotated[tuple[RankEvidence, ...], msgspec.Meta(max_length=MAX_WORKERS)] = ()
@@ -141,22 +142,22 @@ class NodeEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 MAX_INFLATED = 64 * 1024 * 1024
-"""Bytes of what one node sends, when it is no longer compressed."""
+"""The largest size of a node's evidence after decompression, in bytes."""
 _MAX_STACKS = 4096
-"""Stacks that are kept whole of all that differ."""
+"""The number of different stacks kept whole."""
 _MOST_OF_OTHERS = 4
-"""Frames of others that are kept: the innermost."""
+"""Frames kept of others: the innermost."""
 _decoder = msgspec.json.Decoder(NodeEvidence)
 T = TypeVar("T")
 
 
 def deflated(data: bytes) -> bytes:
-    """The bytes for the way."""
+    """Compress bytes for sending."""
     return zlib.compress(data, 6)
 
 
 def inflated(data: bytes, most: int = MAX_INFLATED) -> bytes:
-    """Undo `deflated`. Raises ValueError for bytes that are something else, or become more than `most`."""
+    """Undo `deflated`. Raises ValueError if the bytes are malformed, or exceed `most` after decompression."""
     inflate = zlib.decompressobj()
     try:
         raw = inflate.decompress(data, most)
@@ -172,14 +173,14 @@ def encode_evidence(evidence: NodeEvidence) -> bytes:
 
 
 def decode_evidence(data: bytes) -> NodeEvidence:
-    """Raises ValueError for bytes that are something else, or say what cannot be."""
+    """Decode evidence. Raises ValueError if it is malformed or has impossible values."""
     return check_evidence(inflated(data))
 
 
 def check_evidence(data: bytes) -> NodeEvidence:
-    """The same for what is not compressed."""
+    """The same for uncompressed bytes."""
     evidence = decoded(_decoder, data)
-    # All of it at once, where no text can hold what the whole does not show: nearly always, at a tenth of the cost.
+    # Check everything at once if no text can hide escaped characters: nearly always, at a tenth of the cost.
     plain = b"\\" not in data and data.decode().isprintable()
     if not plain and (bad := next((text for text in _texts(evidence) if not text.isprintable()), None)) is not None:
         raise ValueError(f"a text of it cannot be printed: {bad[:80]!r}")
@@ -190,14 +191,14 @@ def check_evidence(data: bytes) -> NodeEvidence:
 
 
 class EvidenceReader:
-    """Reads the evidence of many nodes, and keeps what is equal once."""
+    """Reads the evidence of many nodes, and keeps equal parts once."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Any] = {}
         self._stacks = 0
 
     def read(self, data: bytes) -> NodeEvidence:
-        """As `decode_evidence`."""
+        """Like `decode_evidence`."""
         evidence = decode_evidence(data)
         ranks = (
             msgspec.structs.replace(

@@ -1,14 +1,14 @@
-"""The evidence of a hang in words, for the log of every node. Pure.
+"""The report of a hang, for the log of every node. Pure.
 
-Law: it is bounded, since it goes to the log of every node of a job of any size: `MAX_LINES` lines, those
-that say who differs first, and a line says where all of it is.
+Law: the report has at most `MAX_LINES` lines, since it goes to the log of every node of a job of any size. Ranks that
+differ come first, and a line names the place of the full evidence.
 
-It names ranks that are in the same place once, and the ranks that have not joined a collective, which the flight
-recorders of all ranks show.
+It groups ranks in the same place, and names ranks that have not joined a collective, according to the flight recorders
+of all ranks.
 
-Each rank numbers the collectives of a process group one after the other. So the ranks of a group whose last number is
-the least have not come to the next one, and the others wait for them in it; if all are at the same number, it is the
-same collective on all of them or the program is wrong.
+Each rank numbers the collectives of a process group consecutively. So the ranks of a group with the lowest last number
+have not reached the next collective, in which the others wait for them. If all have the same number, they are in the
+same collective, or the program is wrong.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ if TYPE_CHECKING:
 
 
 _USUAL = frozenset({"running", "sleeping"})
-"""States that say nothing of a hang: what waits sleeps, and what spins runs."""
+"""States that are normal in a hang: a waiting process sleeps, a spinning one runs."""
 DIFFERS = "  <- differs"
 _MAX_RANGES = 16
-"""Ranges of ranks that a line names."""
+"""The most ranges of ranks in a line."""
 _MAX_PARTS = 8
-"""Groups of ranks that the line about a silent job names: the smallest."""
+"""The most groups of ranks in the line about a silent job: the smallest ones."""
 
 
 class Situation(NamedTuple):
-    """What a rank is in, without what differs between ranks that do the same. `calls` are those of its main
-    thread, the innermost first."""
+    """The place of a rank, without details that differ between ranks in the same place. `calls` are its main thread's,
+    the innermost first.
+    """
 
     state: str
     calls: tuple[Call, ...]
@@ -58,13 +59,13 @@ class Situation(NamedTuple):
 
     @property
     def phrase(self) -> str:
-        """What follows the ranks in a sentence."""
+        """The words after the ranks in a sentence."""
         text = f"in {words}" if (words := calls_in_words(self.calls)) else self.state.replace(" exit code", "")
         return " ".join(filter(None, (text, f"({self.note})" if self.note else ""))) or "not readable"
 
 
 class RankGroup(NamedTuple):
-    """Ranks that were found in the same. `differs` if more ranks are in another group than in this."""
+    """Ranks in the same situation. `differs` if another group has more ranks."""
 
     ranks: tuple[int, ...]
     situation: Situation
@@ -77,7 +78,7 @@ class RankGroup(NamedTuple):
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Which ranks; standby workers have negative numbers (`features/reports`)."""
+    """Ranks for people; standby workers have negative numbers (`features/reports`)."""
     own = [rank for rank in ranks if rank >= 0]
     standby = len(ranks) - len(own)
     texts = [f"{len(own)} rank{'' if len(own) == 1 else 's'} ({_first_of(ranges(own))})"] if own else []
@@ -100,7 +101,7 @@ def situation_of(process: RankEvidence | ProcessEvidence) -> Situation:
 
 
 def groups_of(ranks: Iterable[RankEvidence]) -> list[RankGroup]:
-    """The groups, the largest first, then by their lowest rank; those that are smaller than the largest differ."""
+    """The groups, largest first, then by their lowest rank; groups smaller than the largest differ."""
     members: dict[Situation, list[int]] = {}
     for evidence in sorted(ranks, key=lambda evidence: evidence.rank):
         members.setdefault(situation_of(evidence), []).append(evidence.rank)
@@ -120,13 +121,11 @@ class _ProcessGroup(NamedTuple):
     name: str
     members: tuple[int, ...]
     records: Mapping[int, Mapping[int, Collective]]
-    """By rank and sequence number."""
+    """Collectives by rank and sequence number."""
 
 
 def findings(records: Sequence[RankRecord], ranks: Collection[int]) -> list[str]:
-    """A sentence for each process group of which the ranks (of all, or only those that dumped) do not agree, or in
-    which they wait together.
-    """
+    """A sentence for each process group whose ranks (all, or only those that dumped) disagree or wait together."""
     known = {record.rank for record in records}
     lines = [text for group in _groups(records, ranks) for text in _of_group(group, known)]
     lines += [f"rank {record.rank} waits in {text}" for record in records for text in record.pending[-1:]]
@@ -135,7 +134,7 @@ def findings(records: Sequence[RankRecord], ranks: Collection[int]) -> list[str]
 
 
 def _groups(records: Iterable[RankRecord], ranks: Collection[int]) -> list[_ProcessGroup]:
-    """By name, description and members: two groups may have the same name on different ranks."""
+    """The groups by name, description and members: two groups may have the same name on different ranks."""
     by_group: dict[tuple[str, str, tuple[RankRange, ...]], dict[int, dict[int, Collective]]] = {}
     for record in records:
         for group in record.groups:
@@ -150,7 +149,7 @@ def _groups(records: Iterable[RankRecord], ranks: Collection[int]) -> list[_Proc
 
 
 def _members_seen(description: str, by_rank: Mapping[int, object], ranks: Collection[int]) -> tuple[int, ...]:
-    """The members of a group of which they are not told: gloo does not."""
+    """The members of a group whose dump does not list them, as with gloo."""
     return tuple(sorted(ranks)) if description == _DEFAULT else tuple(sorted(by_rank))
 
 
@@ -198,18 +197,18 @@ def _ranks(ranks: Iterable[int]) -> str:
 
 MAX_LINES = 60
 _MAX_GROUPS = 16
-"""Groups that are named."""
+"""The most groups that are named."""
 _MAX_CALLS = 12
-"""Calls of one stack that are shown: the innermost."""
+"""The most calls of a stack that are shown: the innermost."""
 _MAX_CHILDREN = 4
-"""Places that processes below the ranks of a group are in, that are named."""
+"""The most places of a group's child processes that are named."""
 _MAX_HOSTS = 4
-"""Nodes that are named where many are meant."""
+"""The most nodes that are named in a list."""
 
 
 def report_lines(nodes: Sequence[NodeEvidence], missing: Sequence[str] = (), more: int = 0) -> list[str]:
-    """The report of a job that hangs, `MAX_LINES` at most; `missing` are names of nodes without evidence, and `more` is
-    how many others there are of those.
+    """The report of a hung job, at most `MAX_LINES` lines; `missing` names nodes without evidence, and `more` counts
+    further ones.
     """
     ranks = [rank for node in nodes for rank in node.ranks]
     groups = groups_of(ranks)
@@ -223,9 +222,7 @@ def report_lines(nodes: Sequence[NodeEvidence], missing: Sequence[str] = (), mor
 
 
 def silence_line(nodes: Sequence[NodeEvidence], seconds: float, job: str, missing: int = 0) -> str:
-    """What a job does of which no rank has given a sign of life for so many seconds, in one line. `missing` nodes have
-    sent no evidence.
-    """
+    """One line about a job whose ranks were all inactive for `seconds`. `missing` nodes have sent no evidence."""
     groups = groups_of(rank for node in nodes for rank in node.ranks)
     groups.sort(key=lambda group: (len(group.ranks), group.ranks))
     parts = [f"{_named(group.ranks)} {group.situation.phrase}" for group in groups[:_MAX_PARTS]]
@@ -242,7 +239,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 class GatheredStacks:
-    """Stacks of workers that an operator has asked for: who is where, and the threads of one of each."""
+    """Stacks that an operator requested: the groups of workers, and the threads of one worker of each."""
 
     def __init__(self) -> None:
         self._ranks: list[RankEvidence] = []
@@ -267,14 +264,14 @@ class GatheredStacks:
 
 
 def stack_lines(workers: Iterable[WorkerStacks]) -> list[str]:
-    """The same of one node."""
+    """The same for one node."""
     gathered = GatheredStacks()
     gathered.add(workers)
     return gathered.lines()
 
 
 def group_lines(groups: Sequence[RankGroup]) -> list[str]:
-    """A line for each group; of many, the largest and the smallest."""
+    """A line for each group; for many groups, the largest and the smallest."""
     if len(groups) <= _MAX_GROUPS:
         return [group.line for group in groups]
     half = _MAX_GROUPS // 2
@@ -316,7 +313,7 @@ def _stacks(groups: Sequence[RankGroup], ranks: Sequence[RankEvidence]) -> Itera
 
 
 def _children(ranks: Sequence[RankEvidence], group: RankGroup) -> Iterable[str]:
-    """What the processes below these ranks are in, those of all ranks counted together: what few are in first."""
+    """The places of these ranks' child processes, counted over all ranks; the rarest first."""
     members = frozenset(group.ranks)
     counted = Counter(situation_of(child) for rank in ranks if rank.rank in members for child in rank.children)
     for situation, count in sorted(counted.items(), key=lambda entry: entry[1])[:_MAX_CHILDREN]:

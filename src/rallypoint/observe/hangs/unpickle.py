@@ -1,12 +1,12 @@
-"""Turns the pickle of a flight recorder into JSON, in a process of its own: `unpickled` starts it.
+"""Turns a flight recorder's pickle into JSON, in a child process that `unpickled` starts.
 
 Laws:
 
-1. A pickle is read by something that admits containers, numbers and texts only: whatever class or function it names is
-   refused. torch writes no other.
-2. A few bytes can make pickle take all memory and time even so: that is the child's, which may take `_MEMORY` and
-   `_SECONDS`, and ends with them. The agent never unpickles. Values that refer to one another many times can be small
-   as a pickle and large as JSON: what comes out has at most `MAX_JSON` bytes.
+1. The unpickler accepts only containers, numbers and texts, which is all that torch writes: it refuses any class or
+   function.
+2. Even so, a few bytes can make pickle use all memory and time. So the child has the limits `_MEMORY` and `_SECONDS`,
+   and ends with them; the agent never unpickles. Values with many mutual references can be small as a pickle and large
+   as JSON, so the output has at most `MAX_JSON` bytes.
 3. The child imports nothing but Python's own modules.
 """
 
@@ -23,9 +23,9 @@ from typing import IO, NoReturn
 _MEMORY = 2 * 1024**3
 """Bytes of address space."""
 MAX_JSON = 32 * 1024 * 1024
-"""Bytes of the JSON."""
+"""The largest size of the JSON in bytes."""
 _SECONDS = 10
-"""Of processor time."""
+"""Seconds of processor time."""
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
 _BOOTSTRAP = """import sys
 sys.path.insert(0, sys.argv.pop(1))
@@ -34,7 +34,7 @@ main_of_child()"""
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Reads what has no classes and no functions in it."""
+    """Reads a pickle without classes and functions."""
 
     def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
         raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
@@ -47,8 +47,8 @@ def unpickled(file: IO[bytes], timeout: float) -> bytes:
     """The value of a pickle as JSON, within `timeout` seconds.
 
     Raises:
-        ValueError: it is no whole pickle of plain values, or takes too long.
-        OSError: no process can be started.
+        ValueError: the pickle is incomplete, has other than plain values, or takes too long.
+        OSError: no process can start.
     """
     try:
         done = subprocess.run(
@@ -66,7 +66,7 @@ def unpickled(file: IO[bytes], timeout: float) -> bytes:
 
 
 def main_of_child() -> None:
-    """Read a pickle on standard input, write JSON on standard output; exits with another code than 0 if that fails."""
+    """Read a pickle from standard input and write JSON to standard output; exit with a code other than 0 on failure."""
     for what, most in ((resource.RLIMIT_AS, _MEMORY), (resource.RLIMIT_CPU, _SECONDS), (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(what, (most, most))
     value = PlainUnpickler(sys.stdin.buffer).load()
@@ -78,7 +78,7 @@ def main_of_child() -> None:
 
 
 def _check_size(value: object) -> None:
-    """Raises: ValueError: as JSON the value would have more than `MAX_JSON` bytes: found before any of it is made."""
+    """Raise ValueError if the value's JSON would exceed `MAX_JSON` bytes, before any of it is created."""
     size, pending = 0, [value]
     while pending:
         part = pending.pop()

@@ -1,8 +1,8 @@
-"""What a process waits for, as far as it shows without being stopped: a terminal, a pipe, a lock, an address.
+"""Finds what a process waits for, without stopping it: a terminal, a pipe, a lock, an address.
 
-Read from `/proc` and from what `base.python_memory` has read of its main thread. A connection that is refused at once
-leaves no trace in the kernel, and whoever connects tries again after a pause: so an address is also taken from the
-arguments of the innermost call, and said to be one where nothing listens if the machine's own table of sockets says so.
+The sources are `/proc` and the main thread from `base.python_memory`. A refused connection leaves no trace in the
+kernel, and the process tries again after a pause. So an address is also taken from the arguments of the innermost call;
+the machine's table of sockets shows whether nothing listens there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CALLS = {
     "79 newfstatat 82 fsync 83 fdatasync 95 waitid 98 futex 101 nanosleep 115 clock_nanosleep 202 accept 203 connect "
     "206 sendto 207 recvfrom 211 sendmsg 212 recvmsg 220 clone 242 accept4 260 wait4",
 }
-"""System calls that programs are often found in, by machine and number."""
+"""System calls in which programs often wait, by machine and number."""
 
 _LISTEN, _CONNECTING = "0A", "02"
 _READS, _WRITES, _LOCKS = {"read", "recvfrom", "recvmsg"}, {"write", "sendto", "sendmsg"}, {"flock", "fcntl"}
@@ -39,7 +39,7 @@ _PROMPTS = (
     ("/pydevd.py", "do_wait_suspend", "it is held by its debugger"),
     ("/pydevd.py", "_wait_for_attach", "it waits for a debugger to attach"),
 )
-"""File and function in which a debugger holds the program. Its other functions are below each program it runs."""
+"""File and function in which a debugger stops the program. Its other functions are below every debugged program."""
 
 
 class _Socket(NamedTuple):
@@ -50,7 +50,7 @@ class _Socket(NamedTuple):
 
 
 def waits_for(pid: int, main: PythonThread | None) -> str:
-    """What the main thread of a process waits for, for a sentence; empty where nothing is known beyond its stack."""
+    """What a process's main thread waits for, for a sentence; empty if nothing is known beyond its stack."""
     if main is not None and (prompt := _prompt(main)):
         return prompt
     call, fd = _system_call(pid)
@@ -69,7 +69,7 @@ def waits_for(pid: int, main: PythonThread | None) -> str:
 
 
 def _prompt(main: PythonThread) -> str:
-    """Whether it is at the prompt of a debugger, or waits for one."""
+    """A text if it is at a debugger's prompt or waits for a debugger; empty otherwise."""
     for frame in main.frames:
         for file, function, sentence in _PROMPTS:
             if frame.file.endswith(file) and frame.function.rpartition(".")[2] == function:
@@ -78,14 +78,14 @@ def _prompt(main: PythonThread) -> str:
 
 
 def _system_call(pid: int) -> tuple[str, int | None]:
-    """The name of the call that the main thread is in, and its first argument; empty, if it may not be seen."""
+    """The name of the main thread's system call and its first argument; empty if not readable."""
     fields = read_text(f"/proc/{pid}/syscall").split()
     name = call_name(fields[0]) if len(fields) > 2 else ""
     return name, int(fields[1], 16) if name else None
 
 
 def call_name(number: str) -> str:
-    """The name of a system call of this machine by its number; empty for one that programs are seldom found in."""
+    """The name of a system call of this machine by its number; empty for a call in which programs seldom wait."""
     calls = CALLS.get(platform.machine(), "").split()
     return dict(zip(calls[::2], calls[1::2], strict=True)).get(number, "")
 
@@ -109,7 +109,7 @@ def _on_descriptor(pid: int, call: str, fd: int) -> str:
 
 
 def _address_in(arguments: Sequence[str | int]) -> tuple[str, int]:
-    """A host and a port, one after the other; empty where there is no such pair."""
+    """A host followed by a port; empty without such a pair."""
     for host, port in pairwise(arguments):
         if isinstance(host, str) and isinstance(port, int) and 0 < port < 65536 and _is_host(host):
             return host, port
@@ -133,14 +133,14 @@ def _address(host: str, port: int) -> str:
 
 
 class _Sockets:
-    """The sockets of a process's network, of one family."""
+    """The sockets of a process's network and of one family."""
 
     def __init__(self, pid: int, family: str) -> None:
         self._pid = pid
         self._lines = read_text(f"/proc/{pid}/net/{family}").splitlines()[1:]
 
     def connecting(self) -> Iterator[_Socket]:
-        """Those of the process that wait for the answer of the other side."""
+        """Sockets of the process that wait for the peer's answer."""
         found = [line for line in self._lines if f" {_CONNECTING} " in line]
         own = _own_sockets(self._pid) if found else ()
         for line in found:
@@ -150,7 +150,7 @@ class _Sockets:
                 yield _Socket(_host(host), int(port, 16), fields[3], fields[9])
 
     def has_other_use(self, port: int) -> bool:
-        """Whether somebody listens at this port, or is connected to it: then it is not what is waited for."""
+        """Whether a process listens on this port or is connected to it: then the process does not wait for it."""
         return any(line.split()[1].endswith(f":{port:04X}") for line in self._lines if f" {_LISTEN} " in line)
 
 
@@ -165,7 +165,7 @@ def _own_sockets(pid: int) -> Collection[str]:
 
 
 def _host(text: str) -> str:
-    """The address that the kernel shows in words of four bytes, each in this machine's order."""
+    """An address from the kernel's form: words of four bytes, each in this machine's order."""
     words = [bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8)]
     address = ipaddress.ip_address(b"".join(words))
     mapped = getattr(address, "ipv4_mapped", None)

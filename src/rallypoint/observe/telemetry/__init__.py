@@ -1,6 +1,6 @@
 """An agent's events (things that happened) and metrics (numbers).
 
-`agent_events` are what an agent tells in our words, `events` in torch's; `handlers` maps names to where they go, and
-sends them there. `metrics` has streams of numbers and their handlers. `lazy` is what the agent may import at start-up:
-it does nothing until somebody uses one of the others.
+`agent_events` has an agent's events under our names, `events` under torch's; `handlers` sends them to handlers by name.
+`metrics` has streams of numbers and their handlers. The agent may import `lazy` at start-up: it does nothing until
+another of these modules is used.
 """

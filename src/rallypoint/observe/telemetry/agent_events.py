@@ -1,12 +1,12 @@
-"""What one agent tells of its part in a job, one event a line of JSON (`docs/reference/events.md`), and the phases of
-its node, which follow one another without gap, so that they add up. Pure.
+"""One agent's events in a job, one per line of JSON (`docs/reference/events.md`), and the phases of its node, without
+gaps, so that they add up. Pure.
 
 Laws:
 
-1. Every line says by itself whose it is: job, host, agent. Lines of many agents may stand in one file.
-2. Moments are seconds since the agent began (`elapsed`), which no change of the clock disturbs; `time` is for people
-   and to put agents beside one another.
-3. A field is added, never given another meaning; a reader skips kinds and fields that it does not know.
+1. Every line names its job, host and agent, so one file may have lines of many agents.
+2. Times are seconds since the agent began (`elapsed`), which no change of the clock affects; `time` is for people and
+   for comparing agents.
+3. Fields may be added, but never change their meaning; a reader skips unknown kinds and fields.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EventMetadataValue: TypeAlias = str | int | float | bool | None
 
 
 class EventSource(str, Enum):  # noqa: UP042 - its `str` is torch's: with the name of the class
-    """Who an event is about."""
+    """The subject of an event."""
 
     AGENT = "AGENT"
     WORKER = "WORKER"
@@ -40,7 +40,7 @@ class NodeState(str, Enum):  # noqa: UP042 - as above
 
 @dataclass
 class _JsonEvent:
-    """A dataclass with a form as JSON on one line; `_FORM` is what it is, and the name and type of its enum."""
+    """A dataclass with a form as JSON on one line; `_FORM` has its kind, and the name and type of its enum."""
 
     _FORM: ClassVar[tuple[str, str, type[Enum]]]
 
@@ -52,7 +52,7 @@ class _JsonEvent:
 
     @classmethod
     def deserialize(cls, data: str | Self) -> Self:
-        """The event of a line; an event is returned unchanged. UserError if the line is not one."""
+        """Parse a line; an event is returned unchanged. Raises UserError if the line is no event."""
         if isinstance(data, cls):
             return data
         line, (what, name, kind) = str(data), cls._FORM
@@ -70,7 +70,7 @@ class _JsonEvent:
 class Event(_JsonEvent):
     """Something that happened to an agent or a worker.
 
-    `timestamp` is in whole epoch seconds; 0 if the log line that has the event has its own time.
+    `timestamp` is in whole epoch seconds; 0 if the event's log line has its own time.
     """
 
     _FORM = "an event", "source", EventSource
@@ -85,9 +85,8 @@ class Event(_JsonEvent):
 class RdzvEvent(_JsonEvent):
     """Something that happened to a node in a rendezvous.
 
-    `name` is where in the program it was recorded, `message` says what happened, `pid` is the agent's,
-    `master_endpoint` the worker store's, `local_id` distinguishes a host's agents, and `error_trace` is the traceback
-    of a failure.
+    `name` is the place in the program that recorded it, `message` describes it, `pid` is the agent's, `master_endpoint`
+    the worker store's, `local_id` distinguishes a host's agents, and `error_trace` is a failure's traceback.
     """
 
     _FORM = "a rendezvous event", "node_state", NodeState
@@ -109,18 +108,18 @@ VERSION = 1
 
 class NodePhase(StrEnum):
     RENDEZVOUS = "rendezvous"
-    """It waits for a place in a round."""
+    """The node waits for a place in a round."""
     HELD_BACK = "held_back"
-    """The same, while the next round is delayed after failures without progress."""
+    """The node waits while the next round is delayed after failures without progress."""
     STARTING = "starting"
-    """It has a place, and its workers are being started."""
+    """The node has a place, and starts its workers."""
     RUNNING = "running"
     STOPPING = "stopping"
-    """A failure was seen, or the workers are being stopped for another reason."""
+    """The node noticed a failure, or stops its workers for another reason."""
 
 
 class PhaseClock:
-    """Counts the seconds that a node spends in each phase. They add up to the time since it began, at `now`."""
+    """Counts the seconds that a node spends in each phase. They add up to the time since its beginning at `now`."""
 
     def __init__(self, now: float) -> None:
         self.phase = NodePhase.RENDEZVOUS
@@ -129,7 +128,7 @@ class PhaseClock:
         self._seconds = dict.fromkeys(NodePhase, 0.0)
 
     def enter(self, phase: NodePhase, now: float, held_back: float = 0.0) -> None:
-        """Another phase begins; of HELD_BACK, `held_back` seconds count as that and the rest as RENDEZVOUS."""
+        """Begin another phase; `held_back` seconds of HELD_BACK count as that, and the rest as RENDEZVOUS."""
         self._seconds = self.seconds(now)
         self.phase, self._since, self._held_until = phase, now, now + held_back
 
@@ -145,10 +144,10 @@ class PhaseClock:
 
 
 class AgentEvent(msgspec.Struct, kw_only=True, frozen=True, tag_field="event"):
-    """What all lines have.
+    """The fields of all lines.
 
-    `time` is in epoch seconds, `elapsed` in seconds since the agent began. `pid` is the agent's. `round` is the round
-    that the node holds or held a place in last, -1 before the first.
+    `time` is in epoch seconds, `elapsed` in seconds since the agent began. `pid` is the agent's. `round` is the last
+    round in which the node has had a place, -1 before the first.
     """
 
     version: int = VERSION
@@ -161,7 +160,7 @@ class AgentEvent(msgspec.Struct, kw_only=True, frozen=True, tag_field="event"):
 
 
 class Failure(msgspec.Struct, kw_only=True, frozen=True):
-    """A worker's failure. `exit_code` is -N for a death by signal N; `message` is one line."""
+    """A worker's failure. `exit_code` is -N after signal N; `message` is one line."""
 
     rank: int
     local_rank: int
@@ -180,16 +179,16 @@ class AgentStarted(AgentEvent, kw_only=True, frozen=True, tag="agent_started"):
 
 
 class PhaseBegan(AgentEvent, kw_only=True, frozen=True, tag="phase"):
-    """The node has come into another phase. `seconds` is for how long a round is held back, where it is."""
+    """The node has entered another phase. `seconds` is the delay of a round, if any."""
 
     phase: NodePhase
     seconds: float = 0.0
 
 
 class RoundStarted(AgentEvent, kw_only=True, frozen=True, tag="round_started"):
-    """The node has been given a place in a round. Its workers have the global ranks from `first_rank` on.
+    """The node got a place in a round. Its workers have the global ranks from `first_rank` on.
 
-    `origin` names the coordinator that has completed the round: with the number it names the round for good.
+    `origin` names the coordinator that completed the round; with the number, it identifies the round permanently.
     """
 
     group_rank: int
@@ -203,25 +202,26 @@ class RoundStarted(AgentEvent, kw_only=True, frozen=True, tag="round_started"):
 
 
 class WorkersStarted(AgentEvent, kw_only=True, frozen=True, tag="workers_started"):
-    """The workers of the node run. `pids` are by local rank. `survived` are the local ranks of those that were in the
-    round before, and continue in their processes."""
+    """The workers of the node run. `pids` are by local rank. `survived` are the local ranks of workers that continue in
+    their processes from the previous round.
+    """
 
     pids: tuple[int, ...]
     survived: tuple[int, ...] = ()
 
 
 class WorkerFailed(AgentEvent, kw_only=True, frozen=True, tag="worker_failed"):
-    """A worker of this node has failed, and the others are told."""
+    """A worker of this node failed, and the other nodes are notified."""
 
     failure: Failure
 
 
 class RoundOver(AgentEvent, kw_only=True, frozen=True, tag="round_ended"):
-    """The round is over, but not the job.
+    """The round has ended, but not the job.
 
-    `reason` is one of failure, lost, departed, gave_up, drained, requested and forgotten; `node` is whose doing it was,
-    as people call it; `failure` is there where a worker had failed. `held_back` is for how many seconds the next round
-    is delayed.
+    `reason` is one of failure, lost, departed, gave_up, drained, requested and forgotten; `node` is the readable name
+    of the node that caused it; `failure` is set if a worker failed. `held_back` is the delay of the next round in
+    seconds.
     """
 
     reason: str
@@ -234,9 +234,10 @@ class RoundOver(AgentEvent, kw_only=True, frozen=True, tag="round_ended"):
 
 
 class ProgressMade(AgentEvent, kw_only=True, frozen=True, tag="progress"):
-    """The workers of the node have come further. `step` is -1 where there is no number, `age` how many seconds ago it
-    was reached, `source` is "call" (`notices.progress`) or "file" (`--progress-file`). `first_step` is the first step
-    that was told in this round, -1 where that is not known."""
+    """The workers of the node made progress. `step` is -1 without a number; `age` is how many seconds ago it was
+    reached; `source` is "call" (`notices.progress`) or "file" (`--progress-file`). `first_step` is the first reported
+    step of this round, -1 if unknown.
+    """
 
     step: int
     age: float
@@ -250,13 +251,13 @@ class OperatorActed(AgentEvent, kw_only=True, frozen=True, tag="operator"):
 
 
 class HangReported(AgentEvent, kw_only=True, frozen=True, tag="hang"):
-    """The job hangs: no rank of any node gives a sign of life. `report` is what the workers are doing, in lines."""
+    """The job hangs: no rank of any node is active. `report` describes the workers, in lines."""
 
     report: str
 
 
 class JobOver(AgentEvent, kw_only=True, frozen=True, tag="job_ended"):
-    """The job is over: `outcome` is succeeded, failed or stopped."""
+    """The job has ended: `outcome` is succeeded, failed or stopped."""
 
     outcome: str
     detail: str = ""
@@ -265,7 +266,8 @@ class JobOver(AgentEvent, kw_only=True, frozen=True, tag="job_ended"):
 
 class AgentEnded(AgentEvent, kw_only=True, frozen=True, tag="agent_ended"):
     """The agent is about to exit: `outcome` is succeeded, failed, left (it was asked to, and the job continues) or
-    interrupted (by a signal, or the job was preempted). `seconds` is how long the node was in each phase."""
+    interrupted (by a signal, or the job was preempted). `seconds` is the time in each phase.
+    """
 
     outcome: str
     detail: str = ""
@@ -277,7 +279,7 @@ class EventsLost(AgentEvent, kw_only=True, frozen=True, tag="events_lost"):
 
 
 class TorchEvent(AgentEvent, kw_only=True, frozen=True, tag="torch"):
-    """An event under torch's names, as every handler is given it."""
+    """An event under torch's names, as every handler gets it."""
 
     name: str
     source: str
@@ -302,4 +304,4 @@ KINDS = (
 """All kinds of lines."""
 
 encode = msgspec.json.Encoder().encode
-"""The line of an event, as bytes without its newline."""
+"""Encode an event as a line, without the newline."""

@@ -1,11 +1,10 @@
-"""Where events go: handlers of Python's logging, by name, each behind a logger of its own (contract section 5.9).
+"""The destinations of events: handlers of Python's logging by name, each behind its own logger (contract section 5.9).
 
-A logger is named `torchelastic-events-<destination>`, so that what users attach to torch's is called here too; its
-level is that of `LOGLEVEL`, or INFO.
+A logger is named `torchelastic-events-<destination>`, so that users' handlers for torch's loggers are called here too;
+its level is `LOGLEVEL` or INFO.
 
-Ours are in a table to which a program may add; other names are looked up among the installed entry points in the group
-`rallypoint.event_handlers`: each is a handler, or something that makes one when it is called without arguments (a
-class, say).
+Ours are in a table that a program may extend; other names are looked up among the installed entry points in the group
+`rallypoint.event_handlers`. Each is a handler, or a callable without arguments that returns one, such as a class.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ GROUP = "rallypoint.event_handlers"
 """The entry point group of packages with a handler."""
 
 RENDEZVOUS = "dynamic_rendezvous"
-"""The events of the rendezvous go there, and nowhere unless a program, or a plug-in's module, replaces the handler of
-this name.
+"""The destination of rendezvous events: dropped unless a program or a plug-in's module replaces the handler of this
+name.
 """
 
 
@@ -39,11 +38,11 @@ log_handlers: dict[str, logging.Handler] = {
     RENDEZVOUS: logging.NullHandler(),
     "null": logging.NullHandler(),
 }
-"""Handlers by name. A program may add or replace one, before its first event."""
+"""Handlers by name. A program may add or replace one before its first event."""
 
 
 def get_logging_handler(destination: str = "null") -> logging.Handler:
-    """The handler of a name; one of an entry point is loaded once. UserError if there is none, or it cannot be used."""
+    """The handler of a name; an entry point's is loaded once. Raises UserError if there is none or it is unusable."""
     handler = log_handlers.get(destination)
     if handler is None:
         handler = log_handlers[destination] = _made_handler(destination)
@@ -51,7 +50,7 @@ def get_logging_handler(destination: str = "null") -> logging.Handler:
 
 
 def takes_agent_events(destination: str) -> bool:
-    """Whether the handler wants `agent_events` as well as torch's: it says so by an attribute of this name."""
+    """Whether the handler takes `agent_events` as well as torch's, according to its attribute of this name."""
     return bool(getattr(get_logging_handler(destination), "takes_agent_events", False))
 
 
@@ -81,12 +80,14 @@ _loggers: dict[str, logging.Logger] = {}
 
 
 def record(event: Event, destination: str = "null") -> None:
-    """Send an event to the handler `destination`; UserError if there is none."""
+    """Send an event to the handler `destination`. Raises UserError if there is none."""
     _send(_logger(destination), event)
 
 
 def record_agent_event(event: AgentEvent, destination: str) -> None:
-    """To a handler that takes such (`takes_agent_events`). UserError if there is none of that name."""
+    """Send an event to the handler `destination` if it takes such (`takes_agent_events`). Raises UserError if there is
+    none.
+    """
     from rallypoint.observe.telemetry.agent_events import encode
 
     _logger(destination).info("%s", encode(event).decode(), extra={"rallypoint_event": event})
@@ -107,10 +108,10 @@ def construct_and_record_rdzv_event(
     local_id: int | None = None,
     rank: int | None = None,
 ) -> None:
-    """Make an event of the rendezvous and record it, if a handler is configured.
+    """Create an event of the rendezvous and record it, if a handler is configured.
 
     `name` follows the caller's file name in the event's name; the default is the caller's function. Host and process
-    default to this one. With FAILED, the traceback of the exception that is being handled is added. For the rest see
+    default to this one. With FAILED, the traceback of the handled exception is added. For the other arguments see
     `RdzvEvent`.
     """
     if isinstance(get_logging_handler(RENDEZVOUS), logging.NullHandler):

@@ -1,14 +1,14 @@
-"""The handler of `--event-log-handler=jsonl:PATH`: one event a line of a file that is rotated by size.
+"""The handler of `--event-log-handler=jsonl:PATH`: one event per line of a file that is rotated by size.
 
-PATH is a file, or a folder (one that is there, or a path that ends with a slash), in which each agent has a file of its
-own. `jsonl:PATH?max_mb=64&keep=3` says how large a file may become, and how many older ones stay: PATH.1, PATH.2, ...
+PATH is a file, or a folder (an existing one, or a path ending with a slash) in which each agent has its own file.
+`jsonl:PATH?max_mb=64&keep=3` sets the largest size of a file, and the number of older ones kept: PATH.1, PATH.2, ...
 
 Laws:
 
-1. The agent never waits for a disk: a thread writes. What cannot be written is counted, and said in the file when that
-   can be written again.
-2. A line is written by one system call to the end of the file, so agents of one machine may share it.
-3. The file is for our own user alone, and never written through a link.
+1. The agent never waits for a disk: a thread writes. Lost lines are counted, and the file reports the count when it can
+   be written again.
+2. One system call appends a line, so agents on one machine may share a file.
+3. The file is private to our own user, and never written through a link.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ log = get_logger(__name__)
 
 PREFIX = "jsonl:"
 _MAX_QUEUE = 10_000
-"""Lines that may wait for a disk that hangs."""
+"""The most lines that may wait for a hung disk."""
 _FLUSH = 5.0
-"""Seconds that the end of the run waits for the disk."""
+"""Seconds that the end of a run waits for the disk."""
 _MEGABYTE = 1_000_000
 
 
 class JsonLinesHandler(logging.Handler):
-    """Writes events to a file, of which `destination` is what stands after `jsonl:`. UserError if nothing can be
-    written there.
+    """Writes events to the file in `destination`, the text after `jsonl:`. Raises UserError if the file cannot be
+    written.
     """
 
     takes_agent_events = True
-    """Whether this handler is given `AgentEvent`s as well as torch's events."""
+    """Whether this handler gets `AgentEvent`s as well as torch's events."""
 
     def __init__(self, destination: str) -> None:
         path, _, options = destination.partition("?")
@@ -63,7 +63,7 @@ class JsonLinesHandler(logging.Handler):
             raise UserError(
                 f"events cannot be written to {self.path}: {error.strerror}; name another file after {PREFIX}"
             ) from None
-        super().__init__()  # only now: what it registers is flushed at the end of the process
+        super().__init__()  # only now: it registers this handler to be flushed at the end of the process
         self._lines: queue.Queue[bytes | threading.Event | None] = queue.Queue(_MAX_QUEUE)
         self._lost = 0
         self._last: AgentEvent | None = None
@@ -80,7 +80,7 @@ class JsonLinesHandler(logging.Handler):
             self._append(encode(event) + b"\n")
 
     def flush(self) -> None:
-        """Wait until what was said is written, but not for ever."""
+        """Wait until all events are written, but only for a limited time."""
         written = threading.Event()
         self._append(written)
         written.wait(_FLUSH)
@@ -128,7 +128,7 @@ class JsonLinesHandler(logging.Handler):
         return open_to_append(self.path)
 
     def _rotate_if_due(self, more: int) -> None:
-        """Another agent of this machine may have done it: then there is another file at our path."""
+        """Rotate the file if it is full. If another agent on this machine did, there is another file at our path."""
         own = os.fstat(self._file)
         if own.st_size + more > self._max_bytes and own.st_size:
             fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -158,7 +158,7 @@ class JsonLinesHandler(logging.Handler):
 
 
 _LIMITS = {"max_mb": (64, 1), "keep": (3, 0)}
-"""Options: what holds if they are not given, and the least that may be."""
+"""Options with their defaults and least values."""
 
 
 def _limits(destination: str, options: str) -> dict[str, int]:

@@ -1,11 +1,11 @@
-"""What an agent may import at start-up: one look-up in a dictionary, until a handler is configured.
+"""The part of telemetry that an agent imports at start-up: one look-up in a dictionary until a handler is configured.
 
-A handler can only be configured in an imported module, so nothing is done while `observe.telemetry.metrics` or
-`observe.telemetry.handlers` is not loaded. Handlers are a user's code. Laws:
+A handler can only be configured in an imported module, so nothing happens while `observe.telemetry.metrics` or
+`observe.telemetry.handlers` is not loaded. Handlers are users' code. Laws:
 
 1. A handler that fails is logged.
-2. While an agent runs (`handlers_beside`), handlers are called in order on a thread of their own: one that hangs delays
-   no job. What does not fit into its queue is dropped, and counted in one line at the end.
+2. While an agent runs (`handlers_beside`), handlers are called in order on a separate thread: a hung one delays no job.
+   Calls that do not fit into its queue are dropped, and counted in one line at the end.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def put_metric_if_wanted(name: str, value: float) -> None:
 
 
 def profiled(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Count and time calls under torch's name for a method, as `metrics.prof`, if a handler may be configured."""
+    """Count and time calls under torch's name for a method, like `metrics.prof`, if a handler may be configured."""
 
     def profile(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
@@ -74,7 +74,7 @@ def profiled(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def to_handlers(what: str, call: Callable[[], None]) -> None:
-    """Call somebody's handlers of `what`, on the thread of `handlers_beside` if that lasts; an exception is logged."""
+    """Call users' handlers of `what`, on the thread of `handlers_beside` if there is one; an exception is logged."""
     if _side is None or _side.runs_this():
         _call(what, call)
     else:
@@ -83,7 +83,7 @@ def to_handlers(what: str, call: Callable[[], None]) -> None:
 
 @contextmanager
 def handlers_beside() -> Iterator[None]:
-    """Inside the `with`, handlers are called on a thread of their own. At its end they have some seconds to finish."""
+    """Inside the `with`, handlers are called on a separate thread. At its end, they have some seconds to finish."""
     global _side
     if _side is not None and not _side.closed:  # an agent beside this one
         yield
@@ -93,7 +93,7 @@ def handlers_beside() -> Iterator[None]:
         yield
     finally:
         left = side.close(_FLUSH)
-        if side.busy_for():  # `side` stays, closed: what comes later is dropped instead of waiting too
+        if side.busy_for():  # `side` stays, closed: later calls are dropped instead of waiting too
             side.dropped += len(left)
             log.warning("a handler of events or metrics has not returned for %.0f s", side.busy_for())
         else:

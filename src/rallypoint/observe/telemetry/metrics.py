@@ -1,6 +1,6 @@
 """Metrics: numbers with a name, in groups; each group has a handler (contract sections 5.9 and 8).
 
-Nothing is done with them until a program calls `configure`.
+They are ignored until a program calls `configure`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class MetricsConfig:
 class MetricHandler(ABC):
     @abstractmethod
     def emit(self, metric_data: MetricData) -> None:
-        """Called on the thread that put it, which waits."""
+        """Called on the thread that put the metric, which waits."""
 
 
 class ConsoleMetricHandler(MetricHandler):
@@ -80,7 +80,7 @@ def configure(handler: MetricHandler, group: str | None = None) -> None:
 
 
 def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
-    """Does nothing, as torch's; for programs that call it."""
+    """Does nothing, as in torch; for programs that call it."""
 
 
 def getStream(group: str | None) -> MetricStream:
@@ -94,7 +94,7 @@ def put_metric(metric_name: str, metric_value: float, metric_group: str = DEFAUL
 
 
 def publish_metric(metric_group: str, metric_name: str, metric_value: float) -> None:
-    """Deprecated: `put_metric` with its arguments in another order."""
+    """Deprecated: `put_metric` with another order of arguments."""
     warnings.warn("publish_metric is deprecated; use put_metric", FutureWarning, stacklevel=2)
     getStream(metric_group).add_value(metric_name, metric_value)
 
@@ -115,7 +115,7 @@ def prof(fn: Callable[P, R] | None = None, group: str = DEFAULT_GROUP) -> Callab
     """Count and time the calls of a function: `@prof`, or `@prof(group="mine")`.
 
     Each call puts `<name>.success` or `<name>.failure` (1), and `<name>.duration.ms`. The name is the qualified one
-    (`Class.method`), behind the last name of its module for a function outside of classes.
+    (`Class.method`), for a function outside classes after the last name of its module.
     """
 
     def measured(function: Callable[Q, T], /) -> Callable[Q, T]:
@@ -125,7 +125,7 @@ def prof(fn: Callable[P, R] | None = None, group: str = DEFAULT_GROUP) -> Callab
 
 
 def profile(group: str | None = None) -> _Decorator:
-    """Deprecated: as `prof`, but under the function's bare name."""
+    """Deprecated: like `prof`, but under the function's bare name."""
     warnings.warn("profile is deprecated; use prof", FutureWarning, stacklevel=2)
 
     def measured(function: Callable[Q, T], /) -> Callable[Q, T]:

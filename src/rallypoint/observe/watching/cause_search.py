@@ -1,11 +1,11 @@
-"""The search for a cause over all nodes: a node whose worker has failed as a consequence of another failure asks the
-others what their workers are in. Pure.
+"""The search for a cause over all nodes: a node whose worker failed because of another failure asks the others where
+their workers are. Pure.
 
 Laws:
 
-1. Nothing is decided here, and no state changes: a node that finds an original failure announces it itself.
-2. The first node of a round that asks gets the answers; all others look, and know that somebody does.
-3. What it gets is bounded, however large the job is.
+1. The search decides nothing and changes no state: a node that finds an original failure reports it itself.
+2. The first node of a round that asks gets the answers; all others search, and know that a search is under way.
+3. The answers are bounded for any size of the job.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class CauseExtension(Extension):
         self._job = job
         self.handlers = {CauseSought: self._on_sought, CauseClues: self._on_clues}
         self._round = -1
-        """The last round in which a cause was sought."""
+        """The last round with a search."""
         self._asks: NodeId | None = None
-        """The node that seeks it."""
+        """The node that asks."""
         self._awaited: set[NodeId] = set()
-        """The nodes that have not answered it, of those that may."""
+        """The nodes whose answers are missing and still allowed."""
 
     def _on_sought(self, speaker: SessionRecord, request: CauseSought, _now: float) -> None:
         state, node = self._job.state, speaker.node

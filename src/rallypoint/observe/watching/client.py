@@ -1,4 +1,6 @@
-"""A watcher's end of the control plane: one session that is never a node, for commands such as `rallyctl status`."""
+"""The watcher's side of the control plane: a session that belongs to no node, for commands such as `rallyctl
+status`.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +35,11 @@ from rallypoint.observe.watching.messages import (
 )
 
 _CONNECT = 5.0
-"""Seconds for one attempt at a connection."""
+"""Seconds for one attempt to connect."""
 _MAX_LIST = 16 * 1024 * 1024
-"""Bytes that a list of jobs may have: a control plane has 1,024 jobs, and lists 100 of those that have ended."""
+"""The largest size of a list of jobs in bytes: a control plane has 1,024 jobs, and lists 100 ended ones."""
 _MAX_BUNDLES, _MAX_COLLECTED = 128 * 1024 * 1024, 64 * 1024 * 1024
-"""Bytes of unfinished answers of nodes, with their names, that a control plane may send: what it asks for at a time
+"""The most bytes of nodes' unfinished answers, with their names, from a control plane: what it requests at a time
 (`watching.collection`).
 """
 
@@ -45,14 +47,14 @@ Observation = Snapshot | JobList | CommandReply | CollectedPart
 
 
 class UnreachableError(RallypointError):
-    """There is no answer, or the session was lost."""
+    """There was no answer, or the session was lost."""
 
 
 class WatcherSession:
-    """An open session, used as an async context manager."""
+    """A session, used as an async context manager."""
 
     def __init__(self, where: DialTarget, job: str) -> None:
-        """Nothing is opened yet.
+        """Prepare the session without opening it.
 
         Args:
             where: the control plane, with key and TLS.
@@ -65,7 +67,7 @@ class WatcherSession:
         self._jobs: tuple[list[JobSummary], list[JobSummary]] = ([], [])
         self._list_size = 0
         self._unfinished: dict[str, int] = {}
-        """Bytes of what nodes have not sent completely, by the name of the node."""
+        """Bytes of incomplete answers, by the name of the node."""
         self._unfinished_size = 0
         self._most_unfinished = _MAX_COLLECTED
 
@@ -77,8 +79,8 @@ class WatcherSession:
         """Open the session; it must still be left as a context manager.
 
         Raises:
-            UnreachableError: there is no answer. HandshakeError: the service that answers is not the right one; the
-                text says why.
+            UnreachableError: there is no answer. HandshakeError: the answering service is not the right one; the text
+                gives the reason.
         """
         dialer = Dialer(self._where, self._settings, is_watcher=True)
         try:
@@ -99,7 +101,7 @@ class WatcherSession:
             self._session.writer.close()
 
     def send(self, request: WatcherRequest | ListRequest) -> None:
-        """Send a message. Raises UsageError: it has a value that no control plane accepts."""
+        """Send a message. Raises UsageError if it has a value that no control plane accepts."""
         if isinstance(request, CollectCommand):
             self._most_unfinished = _MAX_BUNDLES if request.kind is CollectKind.BUNDLE else _MAX_COLLECTED
         try:
@@ -109,11 +111,11 @@ class WatcherSession:
         self._open().send(payload)
 
     async def snapshot(self, request: WatchRequest) -> Snapshot:
-        """Ask for a snapshot, and wait for it; what else arrives is passed over.
+        """Request a snapshot and wait for it; ignore all other messages.
 
         Raises:
             UnreachableError: the session was lost.
-            RallypointError: the request is refused, for the reason that it gives.
+            RallypointError: the request is refused, for the reason in the text.
         """
         self.send(request)
         while not isinstance(seen := await self.receive(), Snapshot):
@@ -122,7 +124,7 @@ class WatcherSession:
         return seen
 
     async def receive(self) -> Observation:
-        """Wait for the next message; join the parts of a snapshot or of a list. Acknowledge each collected part.
+        """Receive the next message; join the parts of a snapshot or list, and acknowledge each collected part.
 
         Raises:
             UnreachableError: the session was lost.
@@ -151,7 +153,7 @@ class WatcherSession:
                 return decode_snapshot(data)._replace(endpoint=str(self._where.endpoint))
 
     def _count(self, part: CollectedPart) -> None:
-        """Count what a node has sent, until it has sent all. Whoever collects keeps that, and nothing else."""
+        """Count a node's bytes until its answer is complete; only the collector keeps them."""
         before = self._unfinished.pop(part.node, None)
         size = (len(part.node.encode()) if before is None else before) + len(part.data)
         self._unfinished_size += size - (before or 0)
@@ -174,7 +176,7 @@ class WatcherSession:
         return self._session
 
     async def _receive_message(self) -> tuple[WatcherNotification, int]:
-        """The next message, and its bytes."""
+        """Receive the next message; returns it and its size."""
         session = self._open()
         try:
             payload = await session.receive()
@@ -190,7 +192,7 @@ class WatcherSession:
 
 
 async def with_all_nodes(seen: Snapshot, ask: Callable[[WatchRequest], Awaitable[Snapshot]]) -> Snapshot:
-    """The snapshot with the rows of all nodes, which are asked for in parts where it has only a few of them."""
+    """The snapshot with the rows of all nodes, requested in parts if it has only a few."""
     if not seen.not_shown:
         return seen
     rows: list[NodeView] = []
@@ -210,7 +212,7 @@ async def open_session(targets: Sequence[DialTarget], job: str) -> WatcherSessio
         job: see `WatcherSession`.
 
     Raises:
-        UnreachableError: none answers; or one answers and says why it cannot be used, which is more informative.
+        UnreachableError: none answers. If one answers that it cannot be used, its error is raised instead.
     """
     failure = refusal = None
     for target in targets:
@@ -224,12 +226,12 @@ async def open_session(targets: Sequence[DialTarget], job: str) -> WatcherSessio
 
 
 def operator_name() -> str:
-    """The operator that gives a command, for the log of every node: user@host."""
+    """The operator of a command, for the log of every node: user@host."""
     return f"{user_name(os.getuid())}@{socket.gethostname()}"
 
 
 def user_name(uid: int) -> str:
-    """The name of a user of this machine, or the number if there is no name for it."""
+    """The name of a user of this machine, or the number without a name."""
     import pwd
 
     try:

@@ -1,12 +1,12 @@
-"""What many nodes are asked for on behalf of one receiver: a watcher, or the node that reports a hang. Pure.
+"""A collection from many nodes for one receiver: a watcher, or the node that reports a hang. Pure.
 
 Laws:
 
-1. Few nodes are asked at a time, and the next one only when the receiver has read all that an earlier one has sent:
-   whoever reads slowly is sent slowly, and is not cut off for that.
-2. What is passed on is bounded, for each node and in all. Nodes for which nothing is left are not asked, and counted.
+1. Few nodes are asked at a time, and the next one only after the receiver has read an earlier node's answer: a slow
+   reader gets data slowly, and is not cut off.
+2. The bytes passed on are bounded, for each node and in total. Nodes beyond that are not asked, but counted.
 3. A node that does not answer in time is no longer awaited.
-4. A collection that follows does not end by itself: a node is asked again when the receiver has read its answer.
+4. A following collection does not end by itself: a node is asked again after the receiver has read its answer.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rallypoint.control.protocol.messages import CollectKind
 
 _KIB, _MIB = 1024, 1024 * 1024
 _MOST_OF_FEW = 4 * _MIB
-"""Bytes of one node that are passed on if there are few nodes."""
+"""The most bytes of one node that are passed on if there are few nodes."""
 
 
 class Limits(NamedTuple):
-    """`at_once` is how many nodes are asked at a time, `seconds` what each has, `longest` what all have. Of one node so
-    many bytes are passed on in any case, and so many of all.
+    """`at_once` is the number of nodes asked at a time, `seconds` the time for each, `longest` the time for all. The
+    rest are the bytes guaranteed to one node, and the most for all.
     """
 
     at_once: int
@@ -42,25 +42,25 @@ LIMITS: Mapping[CollectKind, Limits] = {
     CollectKind.BUNDLE: Limits(32, 2 * _MIB, 256 * _MIB, 30.0, 900.0),
     CollectKind.LOGS: Limits(1024, 64 * _KIB, 64 * _MIB, 30.0, 300.0),
 }
-"""What is unread at a time fits into what a connection may leave unread (`control.coordinator.connection`)."""
+"""The unread bytes stay below a connection's limit (`control.coordinator.connection`)."""
 
 
 def room_for_each(kind: CollectKind, nodes: int) -> int:
-    """The bytes that are passed on of each of so many nodes."""
+    """The bytes passed on from each of this many nodes."""
     limits = LIMITS[kind]
     return max(limits.of_node, min(_MOST_OF_FEW, limits.of_all // max(1, nodes)))
 
 
 class Collection:
-    """One collection, from the first request on.
+    """One collection.
 
     Args:
-        kind: what is collected.
-        nodes: the nodes, in the order in which they are asked.
+        kind: the data to collect.
+        nodes: the nodes, in the order of the requests.
         in_reach: whether a node can be asked now.
         ask: asks some nodes.
-        now: seconds on the clock of all times.
-        follows: whether nodes are asked again and again.
+        now: the time on the coordinator's clock, in seconds.
+        follows: whether nodes are asked repeatedly.
     """
 
     def __init__(
@@ -80,28 +80,28 @@ class Collection:
         self._in_reach = in_reach
         self._ask = ask
         self._until: dict[NodeId, float] = {}
-        """Nodes that were asked and are not read, and until when they are awaited and hold up the next ones."""
+        """Asked nodes whose answers are unread, and until when they are awaited and delay the next ones."""
         self._sizes: dict[NodeId, int] = {}
-        """Those that have not sent all of it, and how many bytes they have."""
+        """Nodes with incomplete answers, and their bytes so far."""
         self._unread: deque[NodeId] = deque()
-        """Those that have, but the receiver has not read it."""
+        """Nodes with complete answers that the receiver has not read."""
         self._size = 0
         self._is_full = False
-        """Whether no more nodes are asked: there is no room for what they would send, or no time."""
+        """Whether no more nodes are asked, for lack of room or time."""
         self._ends_at = math.inf if follows else now + self.limits.longest
         self.silent: list[NodeId] = []
         self.lost: list[NodeId] = []
         self.cut: dict[NodeId, None] = {}
-        """Nodes that have sent too much, in order."""
+        """Nodes that sent too much, in order."""
         self._ask_more(now)
 
     def __contains__(self, node: NodeId) -> bool:
-        """Whether a node was asked and has not sent all of it."""
+        """Whether a node's answer is incomplete."""
         return node in self._sizes
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is expected."""
+        """Whether the collection has ended."""
         return not self._sizes and (not self._left or self._is_full) and not self._asks_again
 
     @property
@@ -110,7 +110,7 @@ class Collection:
         return len(self._left)
 
     def pass_on(self, node: NodeId, data: bytes, is_last: bool) -> bytes:
-        """A node of it has sent a part. Returns what of that is passed on."""
+        """A node has sent a part. Returns the bytes to pass on."""
         size = self._sizes[node] = self._sizes[node] + len(data)
         if not self.follows:
             self._size += len(data)
@@ -123,7 +123,7 @@ class Collection:
         return b"" if node in self.cut else data
 
     def on_read(self, now: float) -> None:
-        """The receiver has read all of one node."""
+        """The receiver has read one node's complete answer."""
         if self._unread:
             node = self._unread.popleft()
             self._until.pop(node, None)
@@ -138,15 +138,15 @@ class Collection:
         self._ask_more(now)
 
     def restart(self, node: NodeId) -> None:
-        """A node is asked again, and sends all of it from the beginning."""
+        """A node is asked again, and sends everything from the beginning."""
         self._sizes[node] = 0
 
     def on_resume(self, now: float) -> None:
-        """A node is back: it may be one that is asked next, and was not in reach."""
+        """A node is back; it may be one that was out of reach and is next."""
         self._ask_more(now)
 
     def finish(self, now: float) -> None:
-        """Follow no longer: whoever was asked may still answer for a while, and nobody is asked again."""
+        """Stop following: asked nodes may still answer for a while, and no node is asked again."""
         if self._asks_again:
             self._asks_again, self._ends_at = False, now + self.limits.seconds
             self._left.clear()

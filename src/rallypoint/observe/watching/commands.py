@@ -1,6 +1,6 @@
-"""The commands of operators to a job: what each of them does. Pure.
+"""The effects of operators' commands to a job. Pure.
 
-Law: a command that cannot be done changes nothing, and the refusal says why and what to do.
+Law: a refused command changes nothing, and the refusal gives the reason and the remedy.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from rallypoint.observe.watching.messages import (
 )
 
 MOST_NAMED = 8
-"""Nodes that a sentence names."""
+"""The most nodes named in a sentence."""
 
 
 class CommandPlan(NamedTuple):
     """The effect of a command.
 
-    `text` says what has happened, for people, as an event of this `kind`. `operation` is run on behalf of the operator,
-    `request` is sent to one node.
+    `text` describes it for people, as an event of this `kind`. `operation` runs on behalf of the operator; `request` is
+    sent to one node.
     """
 
     text: str
@@ -55,19 +55,19 @@ class CommandPlan(NamedTuple):
 
     @property
     def size(self) -> NodeRange | None:
-        """The number of nodes that rounds have from now on, if it changes."""
+        """The number of nodes in future rounds, if it changes."""
         return self.operation.size if isinstance(self.operation, Resize) else None
 
 
 class CommandRefused(Exception):
-    """The command cannot be done; one sentence says why."""
+    """The command is refused; one sentence gives the reason."""
 
 
 def plan_command(command: Command, state: State, settings: Settings, sessions: SessionRegistry) -> CommandPlan:
-    """The plan of a command for the present state of the job.
+    """Plan a command for the present state of the job.
 
     Raises:
-        CommandRefused: it cannot be done.
+        CommandRefused: the command is impossible.
     """
     if state.verdict is not None:
         raise CommandRefused(f"the job has {state.verdict.outcome.value} already")
@@ -108,7 +108,7 @@ def _drain(command: DrainCommand, state: State, sessions: SessionRegistry) -> Co
 
 
 def _connected(node: NodeId, state: State, sessions: SessionRegistry) -> str:
-    """The name of a node, which has to be connected."""
+    """The name of a node, which must be connected."""
     name = name_of(state, node)
     if node not in sessions:
         raise CommandRefused(f"{name} is not connected at the moment; try again when it is back")
@@ -117,7 +117,7 @@ def _connected(node: NodeId, state: State, sessions: SessionRegistry) -> str:
 
 _ENDS_CONTROL_PLANE = frozenset({Fault.KILL_AGENT, Fault.KILL_NODE, Fault.CUT})
 _DEATH_LEASES = 2
-"""Leases for which a node is silent that a drill kills: by then it was counted as lost, which is what is tried."""
+"""Leases for which a node killed by a drill is silent, so that it counts as lost, which is the purpose."""
 
 
 def _fault(command: FaultCommand, state: State, settings: Settings, sessions: SessionRegistry) -> CommandPlan:
@@ -191,7 +191,7 @@ def find_node(name: str, state: State) -> NodeId:
 
 
 def nodes_with_ranks(ranks: Sequence[int], state: State) -> list[NodeId]:
-    """The participants of the running round; if there are `ranks`, those whose workers have these.
+    """The participants of the running round; with `ranks`, those whose workers have these.
 
     Raises:
         CommandRefused: no round runs, or it has no such rank.
@@ -220,7 +220,9 @@ def nodes_with_ranks(ranks: Sequence[int], state: State) -> list[NodeId]:
 
 
 def _has_name(name: str, rank: int, node: NodeId, state: State) -> bool:
-    """Whether this names the node. Of many nodes it is asked for each while the loop waits: nothing is made for it."""
+    """Whether `name` is the node's. The loop waits while this is called for each of many nodes, so it creates no
+    objects.
+    """
     if name in (node.host, node.addr):
         return True
     if rank >= 0 and (place := state.participants.get(node)) is not None and place.rank == rank:

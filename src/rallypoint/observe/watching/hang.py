@@ -1,15 +1,15 @@
-"""The hang of a job: what each node can tell about its workers goes to one of them, and its report to all. Pure.
+"""The hang of a job: each node's evidence about its workers goes to one node, and that node's report to all. Pure.
 
 Laws:
 
-1. No node is asked before the job hangs, and each hang is reported once: the next one begins after a sign of life.
-2. Answers of nodes are not kept here: they are passed on to the reporting node as they arrive.
-3. A node that does not answer in time is named in the report. If the reporting node sends no report, all are notified
-   of that.
-4. A node whose connection broke is notified again when it is back: what it was sent may not have arrived, nor what it
-   has sent. Its first part then takes the place of all earlier ones.
-5. A new coordinator reports the hang that it has been left, once all nodes are back: the report of the former one may
-   not have been sent.
+1. No node is asked before the job hangs, and each hang is reported once: the next one begins after some activity.
+2. The coordinator does not keep nodes' answers: it passes them on to the reporting node as they arrive.
+3. The report names nodes that did not answer in time. If the reporting node sends no report, all nodes are notified of
+   that.
+4. A node whose connection broke is notified again when it is back: messages in both directions may be lost. Its first
+   part then replaces all earlier ones.
+5. A new coordinator reports an inherited hang once all nodes are back: the former coordinator may not have sent its
+   report.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ if TYPE_CHECKING:
     from rallypoint.control.coordinator.sessions import SessionRecord
 
 _REPORT = 15.0
-"""Seconds that the reporting node has when the others have answered."""
+"""Seconds for the reporting node after the others have answered."""
 _MOST_NAMED = 8
-"""Nodes without an answer that it is told the names of."""
+"""The most nodes without an answer whose names it gets."""
 _NO_REPORT = "{} has not sent the report of this hang within {:g} s, so there is none"
 
 
 class HangInvestigation:
-    """The hang of a job that is being investigated, if there is one.
+    """The investigation of a job's hang, if there is one.
 
     Args:
         tell: sends a notification to given nodes.
         numbers: the numbers of requested collections; each is used once.
         name: returns the readable name of a node.
-        settles: seconds before which no report is passed on, if each node collects for itself: a node that has its
-            report may end the round, and the others must have theirs by then.
+        settles: if each node collects for itself, seconds before a report is passed on: a node with its report may end
+            the round, and the others must have theirs by then.
     """
 
     def __init__(
@@ -70,19 +70,19 @@ class HangInvestigation:
         self._settles = settles
         self._settled_at = 0.0
         self._ready: str | None = None
-        """The report, while it is too early for it."""
+        """The report, while it is too early to pass it on."""
         self._number, self._round = 0, -1
         self._nodes: Sequence[NodeId] = ()
-        """The nodes that are asked and notified; the first of them reports. Empty once that is done."""
+        """The nodes that are asked and notified; the first of them reports. Empty after that."""
         self._round_size = 0
         """The number of nodes of the round."""
         self._asked: Collection | None = None
-        """The collection, until nothing more is expected of it."""
+        """The collection, until it has ended."""
         self._until = math.inf
-        """When the report must be there, from then on."""
+        """The deadline of the report after that."""
 
     def check_hang(self, before: State, after: State, in_reach: Callable[[NodeId], bool], now: float) -> bool:
-        """The state has changed: if the round now hangs, begin to ask the connected nodes. Returns whether it does."""
+        """If the round hangs after this change, begin to ask the connected nodes. Returns whether it does."""
         if not hang_began(before, after):
             return False
         self.begin(after, in_reach, now)
@@ -132,7 +132,7 @@ class HangInvestigation:
     def forget(self, node: NodeId, now: float) -> None:
         """A node is gone."""
         if self._nodes and node == self._nodes[0]:
-            self._drop()  # its round ends with it, if not the job
+            self._drop()  # its round, or even the job, ends with it
         elif self._asked is not None:
             self._asked.forget(node, now)
             self._end_if_complete(now)
@@ -172,19 +172,19 @@ class HangInvestigation:
         self._tell(nodes, HangReport(self._number, self._round, text))
 
     def _drop(self) -> None:
-        """Forget this hang: it was reported, or the node that reports it is gone."""
+        """Drop this hang: it was reported, or the reporting node is gone."""
         self._nodes, self._asked, self._ready, self._until = (), None, None, math.inf
 
 
 class HangExtension(Extension):
-    """The hangs of a coordinator's job."""
+    """The hangs of one coordinator's job."""
 
     def __init__(self, job: Coordinator) -> None:
         self.job = job
         self._hang = HangInvestigation(job.send_to, job.extensions.numbers, lambda node: name_of(job.state, node))
         self.handlers = dict.fromkeys((HangReport, Taken, CollectedPart), self._on_answer)
         self._awaits_nodes = False
-        """Whether the state that hangs is another coordinator's, and not all of its nodes are back."""
+        """Whether the hung state is another coordinator's, and some of its nodes are not back."""
 
     def _on_answer(self, speaker: SessionRecord, answer: NodeAnswer, now: float) -> None:
         self._hang.on_answer(speaker.node, answer, now)
@@ -193,13 +193,13 @@ class HangExtension(Extension):
         """Begin to ask if the round now hangs."""
         if not self._hang.check_hang(before, after, self.job.sessions.__contains__, now):
             return
-        # Without a session the state is that of another coordinator: the nodes are on their way (law 5).
+        # Without sessions, the state is another coordinator's: the nodes are about to return (law 5).
         self._awaits_nodes = not any(node in self.job.sessions for node in after.participants)
         if not self._awaits_nodes:
             self.job.history.add("hang found", after.round, "no rank has given a sign of life for long", now)
 
     def on_resume(self, node: NodeId, now: float) -> None:
-        """Notify the node again; or begin now, if all have been awaited."""
+        """Notify the node again; or begin, if this was the last awaited node."""
         state, sessions = self.job.state, self.job.sessions
         if not self._awaits_nodes:
             self._hang.resumed(node, state)

@@ -1,11 +1,10 @@
 """The messages between a watcher and the coordinator. Plain data.
 
-A watcher is a session that is never a node: it is sent the state of the job, and may give commands. Laws:
+A watcher is a session that belongs to no node: it receives the state of the job, and may send commands. Laws:
 
-1. Nodes report only when asked, that is, while there are watchers.
-2. No time of day is sent: moments are given as seconds ago, by the coordinator's clock, so that no two clocks are
-   compared.
-3. A snapshot is of bounded size: of a large job it has the rows of a few nodes, and what is counted over all.
+1. Nodes report only when asked, so only while there are watchers.
+2. No time of day is sent: times are seconds ago on the coordinator's clock, so that no two clocks are compared.
+3. A snapshot has a bounded size: for a large job, it has the rows of a few nodes, and counts over all.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from rallypoint.control.protocol.validation import decoded, validated
 from rallypoint.failures.cause import Ending
 
 MAX_SNAPSHOT = 64 * 1024 * 1024
-"""Bytes that a snapshot may have in all."""
+"""The largest size of a snapshot in bytes."""
 SHOWN_NODES = 100
-"""Nodes of a job up to which a snapshot has a row for each."""
+"""For a job of up to this many nodes, a snapshot has a row for each."""
 PAGE_NODES = 1000
-"""Rows in a snapshot that is one part of all of them (`WatchRequest.first`)."""
+"""Rows in one page of all nodes (`WatchRequest.first`)."""
 
 
 # The state of a job
@@ -48,7 +47,7 @@ class JobPhase(StrEnum):
     WAITING = "waiting"
     """Fewer than `min_nodes` nodes have joined."""
     FORMING = "forming"
-    """There are enough nodes, and others are given time to join."""
+    """There are enough nodes, and others have time to join."""
     HELD_BACK = "held back"
     """The next round is delayed by the back-off after failures."""
     RUNNING = "running"
@@ -64,17 +63,17 @@ class MemberState(StrEnum):
     WAITING = "waiting"
     SPARE = "spare"
     EXPECTED = "expected"
-    """It was in the previous round, and has not come back yet."""
+    """It was in the previous round, and has not returned yet."""
 
 
 class NodeView(NamedTuple):
     """One node of a snapshot.
 
-    `silent_for` is how many seconds ago it was last heard, -1 if that is not counted: it shares the coordinator's
-    process, or has no session (`connected`). Its workers have the global ranks from `first_rank` on, -1 with no round.
-    `quiet`: they have given no sign of life for a long time (`--hang-timeout`). `drained_by` is the operator that has
-    asked the node to leave, which it has not yet done; empty if none has. `domain` as in `NodeInfo`; `waits_for` is
-    what a node outside the round lacks to be in one, if ranks come in segments.
+    `silent_for` is the seconds since its last message, -1 if not counted: it shares the coordinator's process, or has
+    no session (`connected`). Its workers have the global ranks from `first_rank` on, -1 without a round. `quiet`: they
+    have not been active for a long time (`--hang-timeout`). `drained_by` is the operator who asked the node to leave,
+    until it does; empty for none. `domain` is as in `NodeInfo`; with segments, `waits_for` is what a node outside the
+    round waits for.
     """
 
     name: str
@@ -97,7 +96,7 @@ class NodeView(NamedTuple):
 
 
 class Straggler(NamedTuple):
-    """A rank that is `behind` the median by so many steps, on the node of this name."""
+    """A rank that is `behind` the median by this many steps, with the name of its node."""
 
     rank: int
     node: str
@@ -106,8 +105,8 @@ class Straggler(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """The steps of all ranks that report theirs (`notices.progress`): the median, how many ranks report, how many are
-    behind the median, and those that are furthest behind, the last one first.
+    """The steps of all ranks that report them (`notices.progress`): the median, the number of reporting ranks and of
+    ranks behind the median, and the ranks furthest behind, the last one first.
     """
 
     median: int
@@ -117,12 +116,11 @@ class Steps(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What is counted over all nodes of a job, whether or not a snapshot has a row for each.
+    """Counts over all nodes of a job, including those without a row in the snapshot.
 
-    Each node counts once in the first six, by its state; those of the first three are in the round. `quiet` and
-    `reported` count nodes of the round again: those without a sign of life, and those that have reported on it.
-    `workers` are those with known ranks. `least_step` and `most_step` are what nodes report as their progress, -1 if
-    none does.
+    Each node counts once in the first six, by its state; the first three are in the round. `quiet` and `reported` count
+    nodes of the round again: inactive ones, and those that have reported. `workers` are those with known ranks.
+    `least_step` and `most_step` are from nodes' reported progress, -1 for none.
     """
 
     participant: int = 0
@@ -137,13 +135,13 @@ class Totals(NamedTuple):
     least_step: int = -1
     most_step: int = -1
     in_place_of: tuple[str, ...] = ()
-    """What was started on nodes, where that was torch's own launcher."""
+    """The commands started on nodes, if torch's own launcher was."""
     steps: Steps | None = None
-    """None where fewer than two ranks report theirs."""
+    """None if fewer than two ranks report them."""
     command: str = ""
-    """The command that has started the agent of group rank 0; empty if it is not known."""
+    """The command that started the agent of group rank 0; empty if unknown."""
     log_folder: str = ""
-    """The folder of the logs on that node."""
+    """The folder of that node's logs."""
 
     @property
     def in_round(self) -> int:
@@ -182,7 +180,7 @@ class EventKind(StrEnum):
 
 
 class JobEvent(NamedTuple):
-    """Something that has happened; `number` grows by one. `text` is one sentence for people."""
+    """An event; `number` grows by one. `text` is one sentence for people."""
 
     number: int
     seconds_ago: float
@@ -195,9 +193,9 @@ class JobEvent(NamedTuple):
 class Snapshot(NamedTuple):
     """The state of a job at one moment.
 
-    `phase_for` is for how many seconds the phase has lasted, `missing` how many nodes have to join until there are
-    `min_nodes`, `expected` a few names of those, `backoff` the seconds for which the next round is still held back.
-    `max_restarts` is -1 if it was not given. `age` is for how many seconds the job has run, as far as its nodes know.
+    `phase_for` is the seconds in this phase, `missing` the number of nodes still needed for `min_nodes`, `expected` a
+    few of their names, `backoff` the seconds left of the next round's delay. `max_restarts` is -1 if not given. `age`
+    is the seconds that the job has run, as far as its nodes know.
     """
 
     job: str
@@ -210,36 +208,36 @@ class Snapshot(NamedTuple):
     missing: int
     expected: tuple[str, ...]
     nodes: tuple[NodeView, ...]
-    """Of a job of more than `SHOWN_NODES`, those first with which something is the matter."""
+    """In a job of more than `SHOWN_NODES`, nodes with problems come first."""
     not_shown: int
-    """Nodes without a row in `nodes`; in a part of all rows, those that follow."""
+    """The number of nodes without a row in `nodes`; in a page of rows, those that follow."""
     totals: Totals
     ended_rounds: Ledger
-    """Its failures are the restarts that failures have used: the one that has ended the job has used none."""
+    """Its failures are the restarts used: the failure that ended the job used none."""
     max_restarts: int
     backoff: float
     failures: tuple[FailureView, ...]
-    """The last ones, oldest first."""
+    """The newest ones, oldest first."""
     events: tuple[JobEvent, ...]
-    """The last ones, oldest first."""
+    """The newest ones, oldest first."""
     detail: str = ""
-    """How the job has ended, in a sentence; empty before."""
+    """How the job ended, in a sentence; empty before."""
     ending: Ending | None = None
-    """The kind of this end; None before, and for a success."""
+    """The kind of this end; None before it and for a success."""
     age: float = 0.0
-    """For how many seconds the job has been known, to this coordinator or to a node that has told it; of one that has
-    ended, how long it lasted.
+    """The seconds since the job began, as known to this coordinator or reported by a node; for an ended job, its
+    length.
     """
     removed: tuple[MissingNode, ...] = ()
-    """A few of the nodes that have left since the last round and were not replaced."""
+    """A few of the nodes that left since the last round and were not replaced."""
     changes: int = 0
-    """A number that grows with each change of the job's state, with each command, and with the progress of nodes."""
+    """A number that grows with each change of the job's state, each command, and nodes' progress."""
     endpoint: str = ""
-    """Where the coordinator was reached; made on the watcher's own side, never sent."""
+    """The place of the coordinator; set on the watcher's side, never sent."""
 
 
 class JobSummary(NamedTuple):
-    """One job of a control plane that serves many; `phase_for`, `age` and `detail` are those of `Snapshot`."""
+    """One job of a control plane that serves many; for `phase_for`, `age` and `detail` see `Snapshot`."""
 
     job: str
     phase: JobPhase
@@ -250,7 +248,7 @@ class JobSummary(NamedTuple):
     age: float = 0.0
     detail: str = ""
     restarts: int = 0
-    """Those that failures have used."""
+    """The number of restarts used by failures."""
 
 
 # Messages of a watcher
@@ -258,13 +256,12 @@ class JobSummary(NamedTuple):
 
 class WatchRequest(NamedTuple):
     """Request the state of the job. Answered by `SnapshotPart`s, or by `JobList` if the control plane serves many jobs
-    and the greeting names none. A watcher has one request at a time: a later one takes the place of one that is not
-    answered.
+    and the greeting names none. A watcher has one request at a time: a later one replaces an unanswered one.
 
-    Who follows says with `after` which state it knows (`Snapshot.changes`, 0 for none), and is answered when there is a
-    newer one, or after a second; the end of the job is sent to it even between two requests. `first` is for the rows of
-    all nodes of a large job: the snapshot that was sent last is sent again, with the next `PAGE_NODES` rows from this
-    one on. `node` is for the row of one node, by its name, host, address or group rank.
+    A follower sets `after` to its known state (`Snapshot.changes`, 0 for none), and is answered when there is a newer
+    one, or after a second; it gets the end of the job even between two requests. `first` requests a page of all nodes
+    of a large job: the last snapshot is sent again with `PAGE_NODES` rows starting at this one. `node` requests the row
+    of one node, by its name, host, address or group rank.
     """
 
     after: int = -1
@@ -273,25 +270,26 @@ class WatchRequest(NamedTuple):
 
     @property
     def has_rows(self) -> bool:
-        """Whether it is for given rows."""
+        """Whether it requests specific rows."""
         return self.first >= 0 or bool(self.node)
 
 
 class ListRequest(NamedTuple):
-    """Request all jobs of the control plane, those that have ended too, in the session of the only one that runs there:
-    the greeting has named none. Answered by `JobList`.
+    """Request all jobs of the control plane, including ended ones, in a session with its only running job whose
+    greeting named none. Answered by `JobList`.
     """
 
 
 class RestartCommand(NamedTuple):
-    """End the running round and begin another; no restart is used up. `by` is the operator, as user@host."""
+    """End the running round and begin another, without using up a restart. `by` is the operator, as user@host."""
 
     by: str
 
 
 class DrainCommand(NamedTuple):
-    """Make a node leave after its workers were notified, as before a preemption. `node` is its name, host, address or
-    group rank."""
+    """Let a node notify its workers and leave, as before a preemption. `node` is its name, host, address or group
+    rank.
+    """
 
     by: str
     node: str
@@ -304,7 +302,7 @@ class StopCommand(NamedTuple):
 
 
 class ResizeCommand(NamedTuple):
-    """Change the minimal and maximal number of nodes of future rounds; with `force`, also to more than there are."""
+    """Change the minimum and maximum number of nodes in future rounds; with `force`, also to more than there are."""
 
     by: str
     min_nodes: int
@@ -313,8 +311,8 @@ class ResizeCommand(NamedTuple):
 
 
 class FaultCommand(NamedTuple):
-    """Do `fault` on purpose to the worker of a global `rank`, or to a `node` (see `DrainCommand`), for `lasts` seconds
-    where it ends by itself.
+    """Cause `fault` in the worker of a global `rank` or in a `node` (see `DrainCommand`), for `lasts` seconds if it
+    ends by itself.
     """
 
     by: str
@@ -325,8 +323,9 @@ class FaultCommand(NamedTuple):
 
 
 class CollectCommand(NamedTuple):
-    """Collect something from all nodes, or from the workers of some global `ranks`. Answered by `CollectedPart`s of
-    each node, then by a `CommandReply`: if logs are followed, when the job has ended. See `CollectRequested`."""
+    """Collect data from all nodes, or from the workers of some global `ranks`. Answered by `CollectedPart`s of each
+    node, then by a `CommandReply`; when following logs, at the end of the job. See `CollectRequested`.
+    """
 
     by: str
     kind: CollectKind
@@ -350,8 +349,8 @@ class SnapshotPart(NamedTuple):
 
 
 class JobList(NamedTuple):
-    """The jobs of a control plane that serves many, and those that have ended there, the newest first. A message has a
-    part of them; a watcher's session puts them together.
+    """The running and ended jobs of a control plane that serves many, the newest first. A message has a part of them; a
+    watcher's session joins the parts.
     """
 
     jobs: tuple[JobSummary, ...]
@@ -360,7 +359,7 @@ class JobList(NamedTuple):
 
 
 class CommandReply(NamedTuple):
-    """Whether a command was done; if not, `detail` says why, and nothing was changed."""
+    """Whether a command was carried out; if not, `detail` is the reason, and nothing has changed."""
 
     done: bool
     detail: str
@@ -384,24 +383,24 @@ add_messages(52, FaultCommand, ListRequest)
 
 _FromWatcher = WatcherRequest | ListRequest
 decode_watcher_request: Callable[[bytes], _FromWatcher] = decoder(_FromWatcher)
-"""Decode a message of a watcher in a session."""
+"""Decode a watcher's message in a session."""
 _ToWatcher = WatcherNotification | SessionEnded
 decode_watcher_notification: Callable[[bytes], _ToWatcher] = decoder(_ToWatcher)
-"""Decode a message of the server in a watcher's session."""
+"""Decode the server's message in a watcher's session."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
 def snapshot_parts(snapshot: Snapshot) -> tuple[SnapshotPart, ...]:
-    """The messages that carry a snapshot."""
+    """The messages for a snapshot."""
     data = _encode(snapshot)
     cuts = range(0, len(data), MAX_PART)
     return tuple(SnapshotPart(data[at : at + MAX_PART], at + MAX_PART >= len(data)) for at in cuts)
 
 
 def job_list_parts(jobs: JobList) -> Iterator[JobList]:
-    """The messages that carry a list of jobs, cut by their bytes: an id may have 4 KiB, and so may a sentence."""
+    """The messages for a list of jobs, split by size: an id may have 4 KiB, and so may a sentence."""
     part: tuple[list[JobSummary], list[JobSummary]] = ([], [])
     size = 0
     for kind, summaries in enumerate((jobs.jobs, jobs.ended)):
@@ -416,7 +415,7 @@ def job_list_parts(jobs: JobList) -> Iterator[JobList]:
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """Decode the snapshot whose parts were put together.
+    """Decode a snapshot from its joined parts.
 
     Raises:
         ValueError: it is not a snapshot.

@@ -1,6 +1,6 @@
-"""The coordinator's end of a watcher's session, and of what watches from the coordinator's own process.
+"""The coordinator's side of a watcher's session, also for watchers in the coordinator's own process.
 
-In the coordinator's turns: a `JobWatch` does not ask for one, so its caller must be in one.
+In the coordinator's turns: a `JobWatch` does not request one, so its caller must be in one.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ COMMAND_REFUSED = (
     "remote_control=true in --rdzv-conf"
 )
 MAX_WATCHERS = 64
-"""Sessions that may watch a job at a time: each may ask for the whole state several times a second."""
+"""The most watching sessions of a job: each may request the whole state several times a second."""
 _REPLACED_DETAIL = f"{MAX_WATCHERS} others watch this job, and it has said nothing for the longest time"
 _COPIED_WITHIN = 5.0
-"""Seconds that a snapshot waits for the coordinator's turn."""
+"""Seconds that a snapshot waits for a turn of the coordinator."""
 
 
 class JobWatch:
-    """One session of a watcher of a job."""
+    """One watcher's session with a job."""
 
     def __init__(
         self, job: Dispatcher, send: Callable[[WatcherNotification], None], disconnect: Callable[[str], None]
     ) -> None:
-        """Open the session. The one that has said nothing for the longest time makes room if there are too many.
+        """Open the session. If there are too many, the one that has been silent longest makes room.
 
         Args:
-            job: the job that is watched.
-            send: called with what the watcher is sent.
-            disconnect: called with the reason, when the session was ended from here.
+            job: the watched job.
+            send: called with each message for the watcher.
+            disconnect: called with the reason when this side ends the session.
         """
         self._job = job
         self._watchers: WatcherSessions = job.extension(WATCHERS)
@@ -63,7 +63,7 @@ class JobWatch:
         self._watchers.open(self._number)
 
     def receive(self, request: WatcherRequest, refusal: str = "") -> None:
-        """The watcher has sent a message; `refusal` is why it may not give commands, if it may not."""
+        """The watcher has sent a message; `refusal` is why it may not send commands, empty if it may."""
         self._watchers.receive(self._number, request, self._job.now(), refusal)
         self._job.tick()
 
@@ -84,7 +84,7 @@ class _WatcherConnection:
         request = decode_watcher_request(payload)
         if not isinstance(request, ListRequest):
             self._watch.receive(request, self._refusal)
-        elif self._list_jobs is None:  # it may have proved to be of one job only
+        elif self._list_jobs is None:  # it may have proved membership of one job only
             raise codec.CodecError("jobs are listed for watchers that name none")
         else:
             self._list_jobs()
@@ -96,14 +96,14 @@ class _WatcherConnection:
 def open_session(
     jobs: ServedJobs, hello: Hello, output: SessionOutput, disconnect: Callable[[str], None], *, is_trusted: bool
 ) -> _WatcherConnection | None:
-    """Open the session of a watcher with this greeting. Returns None if it names no job where there are several or
-    none: then it has got a list of the jobs, and is no session.
+    """Open the session of a watcher with this greeting. If it names no job, and there are several or none, it gets a
+    list of the jobs and no session; returns None.
 
     Args:
-        jobs: what the server serves.
+        jobs: the jobs of the server.
         output: its connection.
-        disconnect: called with the reason, when the session was ended from here.
-        is_trusted: whether it has proved something, or is of the control plane's own user.
+        disconnect: called with the reason when this side ends the session.
+        is_trusted: whether it has proved a secret, or belongs to the control plane's own user.
 
     Raises:
         HandshakeError: there is no such job.
@@ -125,15 +125,15 @@ def open_session(
 
 
 def job_list(jobs: ServedJobs) -> JobList:
-    """The jobs of a server, one line each, and those that ended last."""
+    """The jobs of a server, one line each, and the last ended ones."""
     now = jobs.now()
     running, ended = (tuple(summary_of(*record, now) for record in records) for records in jobs.records())
     return JobList(running, ended)
 
 
 def copy_of_job(job: Dispatcher) -> Callable[[], Snapshot]:
-    """Copy what may change, in the coordinator's next turn; from any thread. Returns a function, for any thread but the
-    loop's, that waits for the copy and makes a snapshot of it, once. It raises `queue.Empty` if there was no turn.
+    """Copy what may change in the coordinator's next turn; from any thread. Returns a function, for any thread but the
+    loop's, that waits for the copy and creates a snapshot from it, once. It raises `queue.Empty` if there was no turn.
     """
     copied: queue.SimpleQueue[Callable[[], Snapshot]] = queue.SimpleQueue()
 

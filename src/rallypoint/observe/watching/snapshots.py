@@ -1,12 +1,12 @@
-"""Snapshots of a job for those who watch it: what is copied for one, and what is made of that. Pure.
+"""Snapshots of a job for watchers: the copied view, and the snapshot created from it. Pure.
 
 Laws:
 
-1. `JobView` is taken at once, while the nodes wait: it holds what never changes, and copies of the rest. All other work
-   is done in slices, between which the loop serves the nodes.
-2. A job of up to `SHOWN_NODES` nodes has a row for each. Of a larger one the snapshot has those with which something is
-   the matter, the worst first, and a few others; what is counted is counted over all.
-3. What follows from the members of a round, or from the reports of its nodes, is worked out once for all snapshots.
+1. `JobView` is taken at once, while the nodes wait: it has immutable data, and copies of the rest. All other work is
+   done in slices, between which the loop serves the nodes.
+2. A job of up to `SHOWN_NODES` nodes has a row for each. For a larger job, the snapshot has nodes with problems, the
+   worst first, and a few others; counts cover all nodes.
+3. Results that depend only on the members of a round, or on its nodes' reports, are computed once for all snapshots.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ from rallypoint.observe.watching.messages import (
 )
 
 _LONGEST_DETAIL = 200
-"""Characters of a list's sentence on how a job has ended."""
+"""The most characters of a list's sentence about a job's end."""
 _LEAST_SHOWN = 8
-"""Rows of a large job with which nothing is the matter."""
+"""Rows of nodes without problems in a large job."""
 _MOST_BEHIND = 100
-"""Ranks behind the others that a snapshot names."""
+"""The most ranks behind the others in a snapshot."""
 _LAGS = 2
-"""Steps behind the median from which a node is shown: a worker may report a step a moment after the others."""
+"""A node is shown if it is this many steps behind the median: a worker may report a step a moment after the others."""
 _SILENT = 0.75
-"""The part of the lease after which a silent node is shown: beyond any pause between heartbeats."""
+"""The fraction of the lease after which a silent node is shown: longer than any pause between heartbeats."""
 
 
 _SLICE = 250
-"""Nodes that are looked at in one slice."""
+"""Nodes handled in one slice."""
 
 T = TypeVar("T")
 _Slices = Generator[None, None, T]
 Making = _Slices[Snapshot]
-"""A snapshot in the making: each step is a slice of some hundred microseconds, and the last one returns it."""
+"""A snapshot being created: each step is a slice of some hundred microseconds, and the last one returns it."""
 
 
 def reported_round(state: State) -> int:
-    """The round about whose workers nodes report: the one that runs, or the one that has ended while nodes wait for the
-    next; -1 for none.
+    """The round whose workers nodes report on: the running one, or the ended one while nodes wait for the next; -1 for
+    none.
     """
     if state.complete:
         return state.round
@@ -73,13 +73,13 @@ def reported_round(state: State) -> int:
 
 
 class _Report(NamedTuple):
-    """A report, and when it came."""
+    """A report with its arrival time."""
 
     report: NodeReport
     at: float
 
     def with_ages(self, now: float) -> NodeReport:
-        """The report with its ages as they are now."""
+        """The report with its ages as of now."""
         since = now - self.at
 
         def age_now(age: float) -> float:
@@ -99,10 +99,10 @@ class NodeReports:
 
     by_node: dict[NodeId, _Report] = field(default_factory=dict)
     changes: int = 0
-    """Counts them."""
+    """The number of changes."""
 
     def add(self, node: NodeId, report: NodeReport, now: float) -> NodeReport | None:
-        """A node has reported. Returns its report before."""
+        """A node has reported. Returns its previous report."""
         before = self.by_node.get(node)
         self.by_node[node] = _Report(report, now)
         self.changes += 1
@@ -114,7 +114,7 @@ class NodeReports:
 
 
 class JobView(NamedTuple):
-    """All that snapshots of one moment are made of."""
+    """The data for all snapshots of one moment."""
 
     now: float
     incarnation: str
@@ -129,7 +129,7 @@ class JobView(NamedTuple):
     reports: Mapping[NodeId, _Report]
     reports_changes: int
     drained: Mapping[NodeId, str]
-    """Nodes that were asked to leave, and by whom."""
+    """Nodes that were asked to leave, with the operator."""
     known: tuple[str, str] = ("", "")
     """See `JobHistory.known`."""
     changes: int = 0
@@ -139,7 +139,7 @@ class JobView(NamedTuple):
     def from_coordinator(
         cls, job: Coordinator, reports: NodeReports, now: float, drained: Mapping[NodeId, str] = {}, changes: int = 0
     ) -> JobView:
-        """The view of a job at this moment."""
+        """Take the view of a job now."""
         return cls(
             now=now,
             incarnation=job.incarnation,
@@ -160,7 +160,7 @@ class JobView(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A node in its list of the state; for a participant of the running round with its ranks, -1 if not known."""
+    """A node in its list of the state; a participant of the running round has its ranks, -1 if unknown."""
 
     node: NodeId
     kind: MemberState
@@ -170,7 +170,7 @@ class _Place(NamedTuple):
 
 
 class _Reported(NamedTuple):
-    """What the reports of a round say in all."""
+    """The combined reports of a round."""
 
     nodes: int
     least_step: int
@@ -180,11 +180,11 @@ class _Reported(NamedTuple):
     command: str
     log_folder: str
     lagging: tuple[NodeId, ...]
-    """The nodes of ranks that are behind by more than a step, the last one first."""
+    """Nodes with ranks more than a step behind, the last one first."""
 
 
 class _Members(NamedTuple):
-    """The participants of a round in order, with what follows from that, and the number of their workers."""
+    """The participants of a round in order, with derived data, and the number of their workers."""
 
     of: Mapping[NodeId, object]
     complete: bool
@@ -193,8 +193,8 @@ class _Members(NamedTuple):
 
 
 class SnapshotMaker:
-    """Makes the snapshots of one job, a slice at a time. What it remembers is replaced as a whole, so that several may
-    be in the making.
+    """Creates the snapshots of one job, a slice at a time. Its caches are replaced as a whole, so several snapshots may
+    be in progress.
     """
 
     def __init__(self) -> None:
@@ -210,7 +210,7 @@ class SnapshotMaker:
         return (yield from self._snapshot(view, members, view.last_heard(), places, len(every) - len(places)))
 
     def page(self, view: JobView, first: int) -> Making:
-        """The snapshot with the rows from this one on, as many as one may have."""
+        """The snapshot with a page of rows, starting at `first`."""
         members, end = (yield from self._members_of(view.state)), first + PAGE_NODES
         every = _all_places(view.state, members)
         yield
@@ -218,7 +218,7 @@ class SnapshotMaker:
         return (yield from self._snapshot(view, members, view.last_heard(), shown, left))
 
     def snapshot(self, view: JobView) -> Making:
-        """The snapshot that is sent to those who ask for no rows in particular."""
+        """The snapshot for requests without specific rows."""
         members = yield from self._members_of(view.state)
         heard = view.last_heard()
         yield
@@ -312,7 +312,7 @@ _PHASE_OF_OUTCOME = {
 
 
 def _restarts_used(state: State) -> int:
-    """The ledger counts the failure that has ended the job too, which has used no restart."""
+    """The restarts used by failures. The ledger also counts the failure that ended the job, which used none."""
     failed = state.verdict is not None and state.verdict.outcome is Outcome.FAILED
     return max(0, state.ledger.failures - failed)
 
@@ -329,7 +329,7 @@ def phase_of(state: State, settings: Settings) -> JobPhase:
 
 
 def age_of(history: JobHistory, now: float, state: State) -> float:
-    """For how many seconds the job has been known here; of one that has ended, how long it lasted."""
+    """The seconds for which the job has been known here; for an ended job, its length."""
     if history.began is None or history.phase_since is None:
         return 0.0
     return (now if state.verdict is None else history.phase_since) - history.began
@@ -351,7 +351,7 @@ def summary_of(state: State, settings: Settings, history: JobHistory, now: float
 
 
 def _all_places(state: State, members: _Members) -> Sequence[_Place]:
-    """The nodes of all lists, those of the round by their ranks."""
+    """The nodes of all lists; those of the round are in order of rank."""
     return [
         *members.places,
         *(_Place(node, MemberState.WAITING, info) for node, info in state.wait_list.items()),
@@ -363,7 +363,7 @@ def _all_places(state: State, members: _Members) -> Sequence[_Place]:
 def _shown_places(
     view: JobView, every: Sequence[_Place], heard: Mapping[NodeId, float], lagging: Sequence[NodeId]
 ) -> _Slices[Sequence[_Place]]:
-    """Those of many that are shown: the kinds of trouble in order, then the first nodes."""
+    """The shown ones of many nodes: by kind of problem, then the first nodes."""
     state, silent_since = view.state, view.now - _SILENT * view.settings.lease
     silent = [(at, node) for node, at in heard.items() if at <= silent_since]
     yield
@@ -397,7 +397,7 @@ def _rank(entry: tuple[NodeId, Participant]) -> int:
 
 
 def _rank_and_node(entry: tuple[NodeId, Participant]) -> tuple[int, NodeId]:
-    """While a round forms, ranks are those of before, and new nodes have none."""
+    """A key for sorting. While a round forms, ranks are the previous ones, and new nodes have none."""
     return entry[1].rank, entry[0]
 
 
@@ -405,9 +405,9 @@ def _participants(state: State) -> _Slices[Sequence[_Place]]:
     in_order = sorted(state.participants.items(), key=_rank if state.complete else _rank_and_node)
     yield
     places: list[_Place] = []
-    base_rank = 0  # as `assign_worker_ranks` has it, which would take all of them at once
+    base_rank = 0  # like `assign_worker_ranks`, which would handle all of them at once
     for place, (node, participant) in enumerate(in_order):
-        # Where an earlier one has succeeded and left, its number of workers is not known.
+        # If an earlier node succeeded and left, its number of workers is unknown.
         first = base_rank if state.complete and place == participant.rank else -1
         base_rank += participant.node_info.local_world_size
         rank = participant.rank if state.complete else -1
@@ -500,7 +500,7 @@ def _reported(view: JobView, places: Sequence[_Place]) -> _Slices[_Reported]:
 def _totals(
     state: State, heard: Mapping[NodeId, float], reported: _Reported, workers: int, known: tuple[str, str]
 ) -> Totals:
-    """`known` are the command and the log folder as they were last reported."""
+    """`known` has the last reported command and log folder."""
     connected = sum(map(heard.__contains__, state.participants))
     succeeded = sum(node in heard for node in state.succeeded if node in state.participants) if state.complete else 0
     return Totals(

@@ -1,16 +1,16 @@
-"""The sessions that watch a job and are not nodes: what they are sent, and what they command. Pure: `now` is passed in.
+"""The watchers' sessions of a job: their answers and commands. Pure: the caller passes `now`.
 
 Laws:
 
 1. Without watchers, the only cost is the record of events (`history`).
-2. A watcher has one unanswered request for a snapshot: the next one takes its place. So many requests cost no more than
+2. A watcher has one unanswered request for a snapshot, and the next one replaces it: many requests cost no more than
    one.
-3. All who wait are answered with one snapshot. That of a large job is made in slices, one a tick, between which nodes
-   are served.
-4. A watcher that follows is sent the end of the job without a request: an embedded coordinator may be gone before
-   the next one arrives.
-5. Nodes are asked for reports when a watcher asks for the state of the job, and not more often than they can answer at
-   negligible cost; many are asked in waves. A node that does not answer in time is shown with what is known.
+3. All waiting watchers get the same snapshot. For a large job, it is created in slices, one per tick, between which
+   nodes are served.
+4. A follower gets the end of the job without a request: an embedded coordinator may be gone before the next request
+   arrives.
+5. Nodes are asked for reports when a watcher requests the state of the job, but only as often as they can answer at
+   negligible cost; many nodes are asked in waves. A node that does not answer in time is shown with the known data.
 """
 
 from __future__ import annotations
@@ -66,21 +66,21 @@ from rallypoint.observe.watching.snapshots import (
 )
 
 _PAUSE, _LONGEST_PAUSE, _ROWS_A_SECOND = 0.2, 2.0, 12_500
-"""Seconds between answers to those who follow; more if there are many nodes, which a snapshot has to count."""
+"""Seconds between answers to followers; more with many nodes, which a snapshot must count."""
 _UNCHANGED = 1.0
-"""Seconds after which they are answered without a change, if the pause is shorter."""
+"""Seconds after which followers are answered without a change, if the pause is shorter."""
 _ANSWER = 0.25
-"""Seconds that nodes have to report before a watcher is answered without them."""
+"""Seconds for nodes to report before a watcher is answered without them."""
 _FRESH, _FRESH_NODES = 1.0, 256
-"""Seconds for which a report is not requested again: a second for so many nodes, but one at least."""
+"""Seconds before a report is requested again: a second for each this many nodes, but at least one."""
 _WAVE, _WAVES_APART = 1024, 0.2
-"""The number of nodes that are asked for reports at once, and the seconds until the next ones are: the heartbeats of
-all must not wait for the answers of all.
+"""The number of nodes asked for reports at once, and the seconds until the next ones: heartbeats must not wait for the
+answers of all.
 """
 _MOST_COLLECTIONS = 4
-"""Collections of one watcher at a time: each of them is looked at for each answer of a node."""
+"""The most collections of a watcher: each answer of a node is matched against all."""
 _MOST_OF_LOGS = 1024 * 1024
-"""Bytes of one node's logs that are asked for at once, if there are few nodes."""
+"""Bytes of one node's logs requested at once, if there are few nodes."""
 
 
 @dataclass(slots=True)
@@ -88,18 +88,18 @@ class _Watcher:
     request: WatchRequest = field(default_factory=WatchRequest)
     """Its last request."""
     due_at: float = math.inf
-    """When that is answered at the latest; infinity if it was, or if there is none."""
+    """The deadline of the answer; infinity if there is no open request."""
     view: JobView | None = None
-    """What the last answer was made of: the other rows of a large job come from the same moment."""
+    """The view of the last answer: further rows of a large job come from the same moment."""
 
     @property
     def follows(self) -> bool:
-        """Whether it asks again when it has read the answer."""
+        """Whether it asks again after it has read the answer."""
         return self.request.after >= 0
 
 
 class _CollectRequest(NamedTuple):
-    """A collection that a watcher has requested."""
+    """A watcher's collection."""
 
     watcher: int
     collection: Collection
@@ -116,30 +116,30 @@ class WatcherSessions(Extension):
         self._maker = SnapshotMaker()
         self._watchers: dict[int, _Watcher] = {}
         self._awaited: set[NodeId] = set()
-        """Nodes that were asked for a report and have not answered."""
+        """Nodes that have not answered a request for a report."""
         self._asked_at, self._asked_round = -math.inf, -1
-        """When nodes were last asked, and in which round: answers about another one are useless."""
+        """When nodes were last asked, and in which round: answers about another round are useless."""
         self._to_ask: Iterator[NodeId] = iter(())
-        """The nodes of that round that are asked next, at `_ask_at`."""
+        """The nodes of that round to ask next, at `_ask_at`."""
         self._ask_at = math.inf
         self._making: tuple[Sequence[int], Making] | None = None
-        """The sessions that are answered now, and the snapshot in the making."""
+        """The sessions being answered, and their snapshot in progress."""
         self._changes = 1
         """The number of the last change: `Snapshot.changes`."""
         self._told_at = -math.inf
-        """When a snapshot of no rows in particular was last begun."""
+        """When a snapshot without specific rows was last begun."""
         self._collections: dict[int, _CollectRequest] = {}
         self._drained: dict[NodeId, str] = {}
         """Nodes that were asked to leave, and by whom."""
         self._followed_round = -1
-        """The round whose nodes are followed."""
+        """The round whose nodes' logs are followed."""
 
     def __len__(self) -> int:
         return len(self._watchers)
 
     @property
     def is_awaited(self) -> bool:
-        """Whether nodes are to answer a watcher: those that end with the job do so first."""
+        """Whether a watcher waits for nodes: those that end with the job answer first."""
         return bool(self._collections)
 
     def open(self, session: int) -> None:
@@ -147,7 +147,7 @@ class WatcherSessions(Extension):
         self._watchers[session] = _Watcher()
 
     def remove_quietest(self) -> int:
-        """Remove the watcher that has said nothing for the longest time; returns its session."""
+        """Remove the watcher that has been silent longest; returns its session."""
         session = next(iter(self._watchers))
         self.close(session)
         return session
@@ -159,10 +159,10 @@ class WatcherSessions(Extension):
         self._watchers.pop(session, None)
 
     def receive(self, session: int, request: WatcherRequest, now: float, refusal: str) -> None:
-        """A watcher has sent a message; `refusal` is why it may not give commands, if it may not."""
+        """A watcher has sent a message; `refusal` is why it may not send commands, empty if it may."""
         if (watcher := self._watchers.pop(session, None)) is None:
             return  # replaced
-        self._watchers[session] = watcher  # as the last of all that have said something
+        self._watchers[session] = watcher  # it spoke last
         if isinstance(request, Taken):
             self._on_read(session, request.number, now)
             return
@@ -180,7 +180,7 @@ class WatcherSessions(Extension):
             self.job.send(session, CommandReply(done=False, detail=str(error)))
 
     def _carry_out(self, command: Command, now: float) -> str:
-        """Carry out a command. Returns a text on what has happened."""
+        """Carry out a command. Returns a text about the effect."""
         job = self.job
         plan = plan_command(command, job.state, job.settings, job.sessions)
         job.history.add(plan.kind.value, job.state.round, plan.text, now)
@@ -196,7 +196,7 @@ class WatcherSessions(Extension):
         return plan.text
 
     def on_change(self, _before: State, _after: State, now: float) -> None:
-        """The state has changed: answer those who follow."""
+        """The state has changed: answer the followers."""
         self._on_change(now)
 
     def _on_change(self, now: float) -> None:
@@ -227,7 +227,7 @@ class WatcherSessions(Extension):
             watcher.due_at = now + _ANSWER
 
     def _on_read(self, session: int, number: int, now: float) -> None:
-        """A watcher has read all that a node has sent for a collection."""
+        """A watcher has read a node's answer to a collection."""
         if (request := self._collections.get(number)) is not None and request.watcher == session:
             request.collection.on_read(now)
             self._end_collections()
@@ -254,7 +254,7 @@ class WatcherSessions(Extension):
                     watcher.due_at = now
 
     def on_resume(self, _node: NodeId, now: float) -> None:
-        """A node is back: collections that follow may ask it again."""
+        """A node is back: following collections may ask it again."""
         for request in self._collections.values():
             request.collection.on_resume(now)
 
@@ -277,7 +277,7 @@ class WatcherSessions(Extension):
             self._ask_more(now)
         while self._making is not None or now >= self._due_at():
             self._answer_some(now)
-            if self.job.state.verdict is None:  # else all at once: the coordinator may end with its job
+            if self.job.state.verdict is None:  # otherwise all at once: the coordinator may end with its job
                 break
 
     def wake_at(self) -> float:
@@ -289,7 +289,7 @@ class WatcherSessions(Extension):
         return min((watcher.due_at for watcher in self._watchers.values()), default=math.inf)
 
     def snapshot(self, now: float) -> Callable[[], Snapshot]:
-        """Copy what may change. Returns a function, for any thread, that makes the snapshot of this moment."""
+        """Copy what may change. Returns a function, for any thread, that creates the snapshot of this moment."""
         making = self._maker.snapshot(self._view(now))
         return lambda: at_once(making)
 
@@ -303,7 +303,7 @@ class WatcherSessions(Extension):
             raise CommandRefused(f"{_MOST_COLLECTIONS} requests of this session are not answered yet; wait for these")
         job, number, kind = self.job, next(self.job.extensions.numbers), command.kind
         nodes = [node for node in self._nodes_of(command) if node in job.sessions]
-        nodes.sort(key=lambda node: node not in job.state.quiet)  # there may not be room for all
+        nodes.sort(key=lambda node: node not in job.state.quiet)  # quiet nodes first: there may not be room for all
         is_logs = kind is CollectKind.LOGS
         follows = is_logs and command.cursor > 0 and job.state.verdict is None
         most = LIMITS[kind].of_node if follows else min(_MOST_OF_LOGS, room_for_each(kind, len(nodes)))
@@ -316,12 +316,12 @@ class WatcherSessions(Extension):
 
     def _nodes_of(self, command: CollectCommand) -> Sequence[NodeId]:
         state = self.job.state
-        if command.kind is CollectKind.LOGS and not state.complete:  # what the workers of the last round have written
+        if command.kind is CollectKind.LOGS and not state.complete:  # the output of the last round's workers
             return [node for node in known_to(state) if not node.is_placeholder]
         return nodes_with_ranks(command.ranks, state)
 
     def _follow_nodes(self, now: float) -> None:
-        """Whoever follows is sent what the nodes of a new round write too, until the job ends."""
+        """Let followers also get the output of a new round's nodes, until the job ends."""
         state = self.job.state
         if state.verdict is not None:
             for request in self._collections.values():
@@ -350,7 +350,7 @@ class WatcherSessions(Extension):
             self.job.send(request.watcher, CommandReply(done=not detail, detail=detail))
 
     def _left_out(self, collection: Collection) -> Iterator[str]:
-        """What is not in a collection, in words."""
+        """Sentences about the parts missing from a collection."""
         limits = collection.limits
         kinds: tuple[tuple[str, Iterable[NodeId]], ...] = (
             (f"no answer within {limits.seconds:g} s from", collection.silent),
@@ -388,9 +388,9 @@ class WatcherSessions(Extension):
         self._ask_at = now + _WAVES_APART if len(wave) == _WAVE else math.inf
 
     def _answer_some(self, now: float) -> None:
-        """Make a slice of an answer, all of it if the job is small or has ended; send it once it is made."""
+        """Create a slice of an answer, or all of it if the job is small or has ended; send the complete answer."""
         sessions, making = self._making or self._begin_answer(now)
-        self._making = None  # if it cannot be made, it is not tried again
+        self._making = None  # if this fails, do not try again
         state = self.job.state
         try:
             next(making)
@@ -406,7 +406,7 @@ class WatcherSessions(Extension):
                 self.job.send(session, CommandReply(done=False, detail=str(error)))
 
     def _begin_answer(self, now: float) -> tuple[Sequence[int], Making]:
-        """Begin to answer who has waited longest, with all who get the same snapshot."""
+        """Begin to answer the watcher that has waited longest, and all that get the same snapshot."""
         due = {session: watcher for session, watcher in self._watchers.items() if watcher.due_at <= now}
         session, watcher = next(iter(due.items()))
         if watcher.request.has_rows:
