@@ -1,1 +1,1 @@
-"""What only some runs have: imported by these runs alone, and plugged into the loop as sources and observers."""
+"""Optional features: only the runs that use them import them, and plug them into the loop as sources and observers."""

@@ -1,4 +1,4 @@
-"""Sends what a watcher, or the search for a hang, has asked this node to collect: in parts, from a thread."""
+"""Sends data that a watcher or a hang's investigation requests from this node, in parts, from a thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ log = get_logger(__name__)
 def start_collecting(
     request: CollectRequested, gather: Callable[[], bytes], send: Callable[[CollectedPart], None]
 ) -> threading.Thread | None:
-    """Gather the data on a thread and send it; None where this machine allows no further one, which is sent too."""
+    """Gather the data on a thread and send it. None if this machine allows no further thread, which is also
+    reported.
+    """
     thread = start_thread(partial(_collect, request, gather, send), "collect")
     if thread is None:
         log.warning("the data that rallyctl asked for is not collected: this machine allows no further thread")

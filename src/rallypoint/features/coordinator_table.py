@@ -1,5 +1,5 @@
-"""What only some jobs have at the coordinator, a row each. Cheap to import: an extension is imported when it is first
-used (`control.coordinator.extension`).
+"""The extensions of the coordinator, one row each. Cheap to import: an extension is imported on first use
+(`control.coordinator.extension`).
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ EXTENSIONS = (
 
 
 def open_guest(*arguments: Any, **more: Any) -> Any:
-    """Open the session of a connection that is no node's: see `observe.watching.session.open_session`."""
+    """Open the session of a connection that belongs to no node: see `observe.watching.session.open_session`."""
     return load("rallypoint.observe.watching.session:open_session")(*arguments, **more)

@@ -1,11 +1,11 @@
-"""Does to this node what a drill wants (`rallyctl drill`); everybody else finds it as they would find a real fault.
+"""Causes a drill's faults on this node (`rallyctl drill`); everybody else detects them like real faults.
 
 Laws:
 
-1. Only what is this agent's own is touched: its workers and itself, each identified by its pid and the time of its
-   start. A worker that is killed so counts as one that something else has killed.
-2. Whatever is stopped has a process beside it that lets it continue, or kills it, when the time is over: an agent that
-   is stopped could not. If the agent ends before, it does so at once.
+1. Only this agent and its workers are affected, each identified by its pid and start time. A killed worker counts as
+   killed from outside.
+2. A helper process continues or kills every stopped process when the time is up, since a stopped agent could not. If
+   the agent ends earlier, the helper does so at once.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ tell(signal.SIGSTOP)
 select.select([0], [], [], float(seconds))
 tell(int(last))
 """
-"""Stops processes, each given by its pid and the time of its start, and sends them a last signal after some seconds, or
-when its input ends.
+"""Stops processes, given by pid and start time, and sends them a last signal after some seconds or at the end of its
+input.
 """
 _PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
 
 class Drills(Feature):
-    """The drills of one agent. Nothing here waits."""
+    """The drills of one agent. Never waits."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -61,7 +61,7 @@ class Drills(Feature):
             freezer.wait()
 
     def _begin(self, request: FaultRequested) -> None:
-        """Do what is requested; a cut is the link's to do."""
+        """Cause the requested fault; the link performs a cut."""
         self._freezers = [freezer for freezer in self._freezers if freezer.poll() is None]
         fault, workers = request.fault, self._targets(request)
         if fault.is_of_worker and not workers:
@@ -69,7 +69,7 @@ class Drills(Feature):
             return
         try:
             self._do(request, workers)
-        except OSError as error:  # it has ended, or this machine has no process or descriptor left
+        except OSError as error:  # the process has ended, or this machine has no process or descriptor left
             log.warning("the drill cannot be done: %s", error)
 
     def _do(self, request: FaultRequested, workers: list[ProcessStat]) -> None:
@@ -91,13 +91,13 @@ class Drills(Feature):
                 self._freeze([*workers, own], request.lasts, kill=fault is Fault.KILL_NODE)
 
     def _end_hang(self, _report: HangReport) -> None:
-        """The hang is reported: the worker continues, unless it is ended for that."""
+        """The hang is reported: let the worker continue, unless it is ended for it."""
         freezer, self._hang = self._hang, None
         if freezer is not None:
             _release(freezer)
 
     def _targets(self, request: FaultRequested) -> list[ProcessStat]:
-        """The workers that are concerned and run."""
+        """The running workers to affect."""
         context = self.workers.pcontext
         if context is None:
             return []
@@ -107,7 +107,7 @@ class Drills(Feature):
             for local, pid in context.program_pids().items()
             if not request.fault.is_of_worker or ranks[local] == request.rank
         }
-        # After that look: the pid of a worker that still runs was its own.
+        # Check after reading: a worker that still runs had this pid.
         return [stat for local in context.running if (stat := stats.get(local)) is not None]
 
     def _freeze(self, targets: list[ProcessStat], seconds: float, *, kill: bool = False) -> Popen[bytes]:

@@ -1,10 +1,10 @@
-"""The flight recorders of torch's process groups, switched on by torch's own variables (`--flight-recorder`).
+"""The flight recorders of torch's process groups, enabled with torch's own variables (`--flight-recorder`).
 
 Laws:
 
-1. Whatever the user has set stays, also under its old name.
-2. Dumps go into the folder of this start of the workers. The pipes and sockets by which workers are asked for dumps are
-   in the notice directory: on a local disk, and removed with it.
+1. The user's settings stay, also under old names.
+2. Dumps go into the folder of this start of the workers. The pipes and sockets for requesting dumps are in the notice
+   directory: on a local disk, and removed with it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 ENTRIES = 2000
-"""Operations of all process groups that a worker keeps; torch's default."""
+"""The number of operations that a worker keeps, over all process groups; torch's default."""
 _MAX_SOCKET = 100
-"""Bytes of a socket's path; the kernel takes 107."""
+"""The most bytes of a socket's path; the kernel takes 107."""
 
 
 class FlightRecorder(Feature):
@@ -48,7 +48,7 @@ class FlightRecorder(Feature):
 
 
 class _PerWorker:
-    """Names the variables of `switch_on`, which knows them once the log folders exist."""
+    """Declares the variables of `switch_on`, whose values are known once the log folders exist."""
 
     names = PER_WORKER
 
@@ -57,26 +57,27 @@ class _PerWorker:
 
 
 def constant_variables(given: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are the same for all workers in all rounds, so that workers can be forked from a process that
-    has imported torch: torch reads them on import.
+    """The variables that are the same for all workers and rounds. torch reads them on import, so workers can be forked
+    from a process that has imported torch.
 
     Args:
-        given: the variables that the user has set.
+        given: the user's variables.
     """
     return _unless_given({BUFFER: str(ENTRIES), DUMP_ON_TIMEOUT: "1"}, given)
 
 
 def switch_on(context: PContext, notices: str, previous: PContext | None) -> None:
-    """Add to the environment of workers about to start where they dump, and the pipe or socket that asks them to.
+    """Add the paths of dumps, and of the pipe or socket that requests them, to the environment of workers about to
+    start.
 
     Args:
         context: the workers; their log folders exist.
-        notices: the notice directory; empty if there is none.
-        previous: the workers of the previous round, some of which may continue in their processes: torch dumps where it
-            was told first.
+        notices: the notice directory; empty for none.
+        previous: the workers of the previous round, some of which may continue in their processes: torch keeps its
+            first path.
     """
     attempt = attempt_folder(context.error_files.values())
-    folder = dump_folder(os.path.abspath(attempt) if attempt else attempt)  # the workers may change their folder
+    folder = dump_folder(os.path.abspath(attempt) if attempt else attempt)  # workers may change theirs
     variables: dict[str, str] = {}
     if not folder:
         log.warning(

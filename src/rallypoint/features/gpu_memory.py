@@ -1,27 +1,26 @@
-"""A restart waits for the GPU memory of workers that have ended.
+"""Makes a restart wait for the GPU memory of ended workers.
 
-The driver frees the memory of a process after its death, while a restart may come some hundredths of a second later:
-new workers would then be short of memory for a reason that nobody sees.
+The driver frees a process's memory after its death, but a restart may come some hundredths of a second later: new
+workers would run out of memory for an invisible reason.
 
-Laws of what is waited for (`judge`, which is pure):
+Laws of the reasons to wait (`judge`, which is pure):
 
-1. A process that NVML lists and that has ended still has memory: wait, and look again. One that has kept its memory for
-   a whole limit is not waited for again: it would cost every later restart as much.
-2. A live process that is ours (`base.gpu_holders.Holder`) is what the job wants: no wait, no word.
-3. A live process that is not ours and holds much memory is named once in a run. Waiting does not end it.
-4. Where pids mean nothing (another pid namespace), or the driver lists none, the used memory decides: wait for a second
-   look, and for as long as each look finds less than the one before it.
+1. An ended process that NVML lists still has memory: wait, and look again. A process that kept its memory for a whole
+   limit is not waited for again: otherwise it would delay every later restart.
+2. A live process of ours (`base.gpu_holders.Holder`) is intended: no wait and no message.
+3. A live process that is not ours and has much memory is named once per run. Waiting cannot help.
+4. If pids mean nothing (another pid namespace), or the driver lists none, the used memory decides: wait for a second
+   look, and as long as each look finds less than the previous one.
 
 Laws of the wait (`GpuMemoryWait`):
 
-5. The first workers of this agent never wait: nothing of ours has been on a GPU.
-6. Only a thread calls the driver, which may hang; there is one such thread at most. The loop starts the workers at the
-   limit, whatever the thread does.
-7. Nothing here is a failure of the node. What goes wrong is said once, and the workers start.
-8. Workers that are being ended for this round (survivors of the last one) are waited for first: until then they are
-   live processes of ours.
+5. The first workers of this agent never wait: no process of ours has used a GPU.
+6. Only a thread calls the driver, which may hang; there is at most one such thread. At the limit, the loop starts the
+   workers regardless of the thread.
+7. No error here is a failure of the node. It is logged once, and the workers start.
+8. First wait for survivors of the last round that are being ended: until then they are live processes of ours.
 
-A GPU's number in messages is its index in `nvidia-smi`. No part of this was measured on a GPU yet.
+Messages number GPUs as `nvidia-smi` does. No part of this has been measured on a GPU yet.
 """
 
 from __future__ import annotations
@@ -59,20 +58,20 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.2
-"""Seconds between two looks, which double from the one to the other."""
+"""Seconds between two looks, doubling from the first value to the second."""
 _SECOND_LOOK = 0.02
-"""Seconds at least between two looks that only compare memory."""
+"""The least seconds between two looks that only compare memory."""
 _WORTH_A_LINE = 0.1
-"""Seconds from which a wait is logged."""
+"""A wait of at least this many seconds is logged."""
 _FEW = 8
-"""The number of processes that one line names."""
+"""The most processes named in one line."""
 
 
 # The rules
 
 
 class Look(NamedTuple):
-    """One look at the GPUs that the workers see, by index; and what the listed processes are, by pid, None where pids
+    """One look at the GPUs that the workers see, by index; and the kinds of the listed processes, by pid, None if pids
     mean nothing.
     """
 
@@ -81,14 +80,14 @@ class Look(NamedTuple):
 
 
 class MemoryVerdict(NamedTuple):
-    """The memory that is waited for; and what processes hold that are not ours."""
+    """The memory to wait for, and the memory of processes that are not ours."""
 
     waits_for: tuple[Share, ...] = ()
     strangers: tuple[Share, ...] = ()
 
 
 def judge(look: Look, before: Look | None, given_up: Collection[int] = ()) -> MemoryVerdict:
-    """What follows from a look.
+    """Judge a look.
 
     Args:
         look: the look.
@@ -123,7 +122,7 @@ def _may_shrink(gpu: GpuMemory, before: GpuMemory | None, *, is_first: bool) -> 
 
 
 def driver_looks(job: str) -> Generator[Look]:
-    """A look, each time the next one is asked for; none without NVIDIA's library, or if it does not work."""
+    """Yields a look on each request; none without a working NVIDIA library."""
     own_pid, namespace_is_first = os.getpid(), pids_are_ours()
     with nvml_kept_open() as works:
         while works:
@@ -133,25 +132,25 @@ def driver_looks(job: str) -> Generator[Look]:
 
 
 class Watch:
-    """One wait, for the thread that looks.
+    """One wait, for the looking thread.
 
     Args:
-        looks: the looks, each made when it is asked for.
+        looks: the looks, each made on request.
         given_up: pids of ended processes that are not waited for.
     """
 
     def __init__(self, looks: Callable[[], Generator[Look]], given_up: Collection[int] = ()) -> None:
         self.over = threading.Event()
-        """Set when nobody waits any more."""
+        """Set when nobody waits for the thread any more."""
         self.ended = False
-        """Whether the thread is out of the driver."""
+        """Whether the thread has left the driver."""
         self.failed = False
         self.verdict: MemoryVerdict | None = None
-        """That of the last look; None before the first answer of the driver."""
+        """The verdict of the last look; None before the driver's first answer."""
         self.gpus: frozenset[int] = frozenset()
         """The GPUs whose memory was waited for."""
         self.names: Mapping[int, str] = {}
-        """What messages call the processes that are not ours, by pid."""
+        """The names in messages of processes that are not ours, by pid."""
         self._looks = looks
         self._given_up = frozenset(given_up)
 
@@ -177,7 +176,7 @@ class Watch:
                 unnamed = {share.pid for share in verdict.strangers} - self.names.keys()
                 self.names = {**self.names, **{pid: describe_process(pid) for pid in unnamed}}
                 self.gpus |= {share.gpu for share in verdict.waits_for}
-                self.verdict = verdict  # last: the loop may read it at any time
+                self.verdict = verdict  # set last: the loop may read it at any time
                 if not verdict.waits_for:
                     return
                 compares = any(not share.pid for share in verdict.waits_for)
@@ -190,7 +189,7 @@ class Watch:
 
 
 class MemoryWait(Feature):
-    """Has each restart of one agent wait; made once the first workers have been started (law 5)."""
+    """Makes each restart of one agent wait; created after the first workers have started (law 5)."""
 
     def preparations(self) -> Iterable[Preparation]:
         return (GpuMemoryWait(self.workers, self.workers.group.spec.features.recovery.gpu_memory_timeout),)
@@ -200,10 +199,10 @@ class GpuMemoryWait(Preparation):
     """The wait of one agent, in each round but its first.
 
     Args:
-        workers: of the agent.
-        timeout: seconds that a restart waits at most.
+        workers: the agent's workers.
+        timeout: the most seconds that a restart waits.
         looks: the looks of one wait, for a job; called and driven on its thread.
-        clock: of the limit.
+        clock: the clock of the limit.
     """
 
     def __init__(
@@ -223,11 +222,11 @@ class GpuMemoryWait(Preparation):
         self._due = False
         """Whether the wait begins as soon as no survivor is being ended."""
         self._until = math.inf
-        """When the workers start in any case; infinite while nothing is waited for."""
+        """When the workers start in any case; infinite without a wait."""
         self._watch: Watch | None = None
-        """That of this round, if its thread has been started."""
+        """The watch of this round, if its thread was started."""
         self._last: Watch | None = None
-        """The last one whose thread was started: it may still be in the driver."""
+        """The last watch whose thread was started, which may still be in the driver."""
         self._is_silent = False
         """Whether the driver did not answer `_last` in time."""
         self._is_off = False
@@ -264,7 +263,7 @@ class GpuMemoryWait(Preparation):
             self._conclude(done, self._timeout - (self._until - now))
         elif now >= self._until:
             self._give_up()
-        elif self._watch is None and not self._in_driver():  # else its end wakes the loop
+        elif self._watch is None and not self._in_driver():  # otherwise its end wakes the loop
             self._start()
 
     def cancel(self) -> None:
@@ -281,7 +280,7 @@ class GpuMemoryWait(Preparation):
         return self._last is not None and not self._last.ended
 
     def _survivors_end(self) -> bool:
-        """Whether processes of the previous round are being ended, as `HeldWorkers` does (law 8)."""
+        """Whether processes of the previous round are being ended by `HeldWorkers` (law 8)."""
         context = self._workers.pcontext
         stop = None if context is None else context.stopping
         return stop is not None and not stop.done
@@ -296,7 +295,7 @@ class GpuMemoryWait(Preparation):
         log.warning("the workers start without a look at the GPU memory: this machine allows no further thread")
 
     def _conclude(self, watch: Watch, seconds: float) -> None:
-        """The thread has nothing more to wait for."""
+        """The thread has nothing left to wait for."""
         self.cancel()
         self._is_off = watch.failed
         self._warn_of_strangers(watch)
@@ -307,7 +306,7 @@ class GpuMemoryWait(Preparation):
         log.info("the restart waited %.2f s for %s", seconds, what)
 
     def _give_up(self) -> None:
-        """The limit has come: say what is known, and let the workers start."""
+        """The limit is reached: log the findings, and let the workers start."""
         watch, verdict = self._watch, None if self._watch is None else self._watch.verdict
         self.cancel()
         if watch is None or verdict is None:
@@ -331,7 +330,7 @@ class GpuMemoryWait(Preparation):
         )
 
     def _warn_of_strangers(self, watch: Watch) -> None:
-        """Name each process that is not ours once in a run."""
+        """Name each process that is not ours once per run."""
         shares = watch.verdict.strangers if watch.verdict is not None else ()
         names = watch.names  # after the verdict: the thread writes them before it
         new = [share for share in shares if share.pid not in self._named]

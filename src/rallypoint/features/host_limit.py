@@ -1,8 +1,8 @@
-"""A node whose workers have been the first to fail too often leaves the job (`--host-failure-limit`).
+"""Lets a node leave the job if its workers were the first to fail too often (`--host-failure-limit`).
 
-It counts its own failures, in this agent's life: only those that have ended a round, and not those that followed from
-another node's. A spare takes its place, or the job goes on without it, as after any departure; without enough nodes the
-others wait for a new one.
+The node counts its own failures during this agent's life: only those that ended a round, not consequences of another
+node's failure. A spare takes its place, or the job continues without it, as after any departure; without enough nodes,
+the others wait for a new one.
 """
 
 from __future__ import annotations
@@ -45,6 +45,6 @@ class HostLimit(Feature):
 
 
 def _is_own_failure(status: PolicyState, event: RoundEnded) -> bool:
-    """Whether this node's workers have ended the round."""
+    """Whether this node's workers ended the round."""
     over = event.end
     return over.round == status.round and over.cause is not None and over.cause.is_of(status.failure)

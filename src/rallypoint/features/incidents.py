@@ -1,11 +1,12 @@
-"""Keeps what this node knows about a failure, in a folder for later inspection (`--incident-dir`, `rallyctl bundle`).
+"""Keeps this node's information about a failure in a folder, for later inspection (`--incident-dir`, `rallyctl
+bundle`).
 
 Laws:
 
-1. Nothing here runs, and nothing is imported, unless a folder was given or an operator asks.
-2. The agent's loop never waits for it: each incident has a thread of its own, and the end of the run waits for
-   them for `_FINISH` seconds at most.
-3. Stacks and the state of the GPUs are collected at once, before workers end on SIGTERM; output is read when they have
+1. Nothing here runs or is imported unless a folder was given or an operator asks.
+2. The agent's loop never waits for it: each incident has its own thread, and the end of the run waits at most `_FINISH`
+   seconds for them.
+3. Stacks and the state of the GPUs are collected at once, before workers end on SIGTERM; output is read after they have
    ended.
 """
 
@@ -72,27 +73,27 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 LINES = 1000
-"""Lines of each output of a worker that are kept."""
+"""The most lines kept of each output of a worker."""
 _MOST_READ = 512 * 1024
-"""Bytes of one output that are kept."""
+"""The most bytes kept of one output."""
 _LARGEST_RECORD = 8 * 1024 * 1024
-"""Bytes of one file of the flight recorder."""
+"""The most bytes of a flight recorder's file."""
 _SMI_TIMEOUT = 10.0
 _LARGEST_STATE = 512 * 1024
-"""Bytes of what nvidia-smi prints that are kept: of eight GPUs it is about 100 KiB."""
+"""The most bytes kept of nvidia-smi's output: about 100 KiB for eight GPUs."""
 
 MORE_VARIABLES = "RALLYPOINT_INCIDENT_ENV"
-"""The variable that names further variables that a bundle shows."""
+"""The variable that lists further variables to show in a bundle."""
 _PACKAGES = ("rallypoint", "torch", "numpy", "msgspec", "uvloop", "triton", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _DEFAULT_RECORDER = "torch/comm_lib_trace_rank_"
-"""Where torch dumps by default, below the user's cache. Older versions did in /tmp, where anybody may put files."""
+"""Where torch dumps by default, below the user's cache. Older versions used /tmp, where anybody may put files."""
 _KERNEL = re.compile(
     r"out of memory|oom-kill|oom_reaper|killed process|segfault|NVRM|\bXid\b|hung_task|blocked for more"
 )
 
 
 class Incident(NamedTuple):
-    """A failure of the job, as reported to this node. `ends_job`: there is no restart."""
+    """A failure of the job, as reported to this node. `ends_job`: no restart follows."""
 
     round: int
     why: str
@@ -107,9 +108,9 @@ class Incident(NamedTuple):
 
 
 class IncidentFacts(NamedTuple):
-    """This node, and its processes that run, by rank: unlike their pids, these never stand for other processes.
+    """This node and its running processes, by rank: unlike pids, handles never refer to other processes.
 
-    Standby workers, which have no rank, have negative numbers.
+    Standby workers have no rank, and get negative numbers.
     """
 
     node: NodeFacts
@@ -117,7 +118,7 @@ class IncidentFacts(NamedTuple):
 
 
 def incident_facts(workers: WorkerController) -> IncidentFacts:
-    """What is known at this moment. On the loop's thread."""
+    """The current facts. On the loop's thread."""
     node = workers.look()
     found = {worker.rank: read_stat(worker.pid) for worker in node.processes if worker.exit_code is None}
     found |= {-number: read_stat(process.pid) for number, process in enumerate(node.waiting, 1)}
@@ -125,17 +126,17 @@ def incident_facts(workers: WorkerController) -> IncidentFacts:
 
 
 _ENDED = 12.0
-"""Seconds to wait for the end of workers before their output is read anyway."""
+"""Seconds to wait for the end of workers before reading their output anyway."""
 _FINISH = 20.0
-"""Seconds that the end of a run waits for incidents that are being written."""
+"""Seconds that the end of a run waits for incidents in progress."""
 _STACKS_FIRST = 0.5
-"""Seconds that the stop of workers waits for their stacks to be read, which takes milliseconds."""
+"""Seconds that the stop of workers waits for reading their stacks, which takes milliseconds."""
 MAX_KEPT = 20
-"""Bundles that one agent keeps: the first ones, since later failures are mostly repetitions."""
+"""The most bundles of one agent: the first ones, since later failures are mostly repetitions."""
 
 
 def incident_of(event: Event, state: PolicyState) -> Incident | None:
-    """The failure that an event of the agent's loop stands for, in the state before it; None for other events."""
+    """The failure behind an event of the agent's loop, in the state before it; None for other events."""
     rule = _RULES.get(type(event))
     return None if rule is None else rule(event, state)
 
@@ -180,8 +181,8 @@ class IncidentRecorder:
     """Keeps the incidents of one agent's run.
 
     Args:
-        folder: the folder to write to; made if it is missing.
-        facts: returns what is known about this node and its workers at this moment; called on the loop's thread.
+        folder: the folder to write to; created if missing.
+        facts: returns the current facts about this node and its workers; called on the loop's thread.
         snapshot: see `RendezvousClient.snapshot`; called on the loop's thread.
     """
 
@@ -194,16 +195,16 @@ class IncidentRecorder:
         self._folder = folder
         self._facts = facts
         self._snapshot = snapshot
-        # Started now: a machine without a free thread is a common cause of the very failure.
+        # Started now: a machine without a free thread is a common cause of failures.
         self._recorder = SideThread("incident", _failed)
         self._recorder.start()
         self._threads: list[threading.Thread] = []
-        """Incidents that are recorded beside one another."""
+        """Threads of incidents in progress."""
         self._count = 0
 
     def observe(self, before: PolicyState, event: Event | None, _after: PolicyState, _steps: tuple[Step, ...]) -> None:
-        """An `Observer`: begin to write what is known, if the event is a failure. Returns when the stacks of workers
-        are read, or after `_STACKS_FIRST`: the steps that follow stop the workers.
+        """An `Observer`: if the event is a failure, begin a bundle. Returns when the stacks of workers are read, or
+        after `_STACKS_FIRST`: the next steps stop the workers.
         """
         incident = None if event is None else incident_of(event, before)
         if incident is None:
@@ -213,15 +214,15 @@ class IncidentRecorder:
             if self._count == MAX_KEPT + 1:
                 log.warning("this agent has kept %d incidents; later ones are not kept", MAX_KEPT)
             return
-        # The job as it is now, and not when a thread has read the stacks:
-        #   1. node B fails for the last time, and the coordinator, which is in this agent A, ends the job;
-        #   2. B ends its workers, keeps its bundle and leaves, while our thread still reads stacks;
-        #   3. the index of the bundles would not name B's, which is the one that matters.
+        # Take the state of the job now, not after a thread has read the stacks:
+        #   1. node B fails for the last time, and the coordinator, in this agent A, ends the job;
+        #   2. B ends its workers, writes its bundle and leaves, while our thread still reads stacks;
+        #   3. the index of the bundles would not name B's, the one that matters.
         facts, make_snapshot = self._facts(), self._snapshot()
         stacks_read = threading.Event()
         keep = partial(self._keep, incident, facts, make_snapshot, stacks_read)
         thread = None
-        if not self._recorder.is_idle:  # the stacks must be read before the workers are stopped
+        if not self._recorder.is_idle:  # the stacks must be read before the workers stop
             thread = start_thread(keep, "incident")
         if thread is None:
             self._recorder.post("incident", keep)
@@ -230,7 +231,7 @@ class IncidentRecorder:
         stacks_read.wait(_STACKS_FIRST)
 
     def make_ready(self) -> None:
-        """Import what a snapshot needs while nobody waits: an incident is observed before it is announced."""
+        """Import the modules for a snapshot while nobody waits: an incident is observed before it is announced."""
 
         def import_all() -> None:
             import rallypoint.observe.hangs.evidence
@@ -240,7 +241,7 @@ class IncidentRecorder:
         self._recorder.post("imports", import_all)
 
     def close(self) -> None:
-        """Wait for incidents that are being written."""
+        """Wait for incidents in progress."""
         deadline = Deadline.after(_FINISH)
         self._recorder.close(deadline.remaining())
         for thread in self._threads:
@@ -262,7 +263,7 @@ class IncidentRecorder:
                 stacks_read.set()
             parent = os.path.join(self._folder, safe_name(facts.node.job), f"round-{max(incident.round, 0)}")
             early = [*stacks, *gpu_pieces()]
-            if make_snapshot is not None:  # the coordinator is here: the state of the job, over all nodes
+            if make_snapshot is not None:  # this agent has the coordinator: write the state of the job over all nodes
                 seen = make_snapshot()
                 write_index(parent, index_fields(seen, incident.why, incident.headline, facts.node.host))
             _until_ended(facts)
@@ -281,7 +282,7 @@ def _failed(_what: str) -> None:
 
 
 class Incidents(Feature):
-    """Keeps the incidents of one agent in the folder that was given, and sends operators what they ask for."""
+    """Keeps the incidents of one agent in the given folder, and sends operators the bundles that they request."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -312,13 +313,13 @@ class Incidents(Feature):
 
 
 def _until_ended(facts: IncidentFacts) -> None:
-    """Wait until the workers have ended, but at most for the time that they have."""
+    """Wait until the workers have ended, but at most for their grace period."""
     from rallypoint.workers.stop import open_found
 
     until = time.monotonic() + _ENDED
     for process in (process for rank, process in facts.running.items() if rank >= 0):  # standby workers continue
         handle = open_found(process)
-        if handle is None:  # it has ended already; its pid may be another's by now
+        if handle is None:  # it has ended; its pid may be reused
             continue
         try:
             readable(handle.fileno(), max(0.0, until - time.monotonic()))
@@ -327,7 +328,7 @@ def _until_ended(facts: IncidentFacts) -> None:
 
 
 def demand(facts: IncidentFacts) -> tuple[Piece, ...]:
-    """The bundle that an operator has requested: the same for a node whose workers run, in less space."""
+    """The bundle that an operator requested: a smaller one, of a node whose workers run."""
     asked = Incident(facts.node.round, "an operator asked", "", False)
     pieces = [*stack_pieces(facts), *gpu_pieces(), *pieces_of(facts.node, asked)]
     return bundle(summary_of(asked, facts.node), pieces, ON_DEMAND_LIMIT)
@@ -337,7 +338,7 @@ def demand(facts: IncidentFacts) -> tuple[Piece, ...]:
 
 
 def summary_of(incident: Incident, facts: NodeFacts) -> dict[str, Any]:
-    """The fields of `incident.json`, without what the bundle itself adds."""
+    """The fields of `incident.json`, without those that the bundle adds."""
     cause = incident.cause
     return {
         "job": facts.job,
@@ -377,7 +378,7 @@ def _versions() -> dict[str, str]:
 
 
 def stack_pieces(facts: IncidentFacts) -> list[Piece]:
-    """The Python stacks of the workers that run, where they can be read."""
+    """The Python stacks of the running workers, if readable."""
     from rallypoint.observe.hangs.evidence import stacks_of_workers
     from rallypoint.observe.hangs.report import stack_lines
 
@@ -389,7 +390,7 @@ def stack_pieces(facts: IncidentFacts) -> list[Piece]:
 
 
 def gpu_pieces() -> list[Piece]:
-    """What nvidia-smi says of all GPUs; nothing on a machine without it, or without room for a temporary file."""
+    """nvidia-smi's output for all GPUs; nothing without it, or without room for a temporary file."""
     import tempfile
 
     try:
@@ -399,7 +400,7 @@ def gpu_pieces() -> list[Piece]:
                 smi.wait(_SMI_TIMEOUT)
             except subprocess.TimeoutExpired:
                 smi.kill()
-                with suppress(subprocess.TimeoutExpired):  # a driver that hangs keeps even a process that was killed
+                with suppress(subprocess.TimeoutExpired):  # a hung driver keeps even a killed process
                     smi.wait(1.0)
                 text = f"nvidia-smi gave no answer within {_SMI_TIMEOUT:g} s; see the kernel's log\n"
                 return [Piece("nvidia-smi.txt", text.encode())]
@@ -438,7 +439,7 @@ def _masked(data: bytes) -> bytes:
 
 
 def last_lines(data: bytes, count: int = LINES) -> bytes:
-    """The last lines of a text, at most this many."""
+    """The last `count` lines of a text."""
     ended = data.endswith(b"\n")
     lines = (data[:-1] if ended else data).split(b"\n")
     return b"\n".join(lines[-count:]) + (b"\n" if ended else b"") if data else b""
@@ -485,13 +486,13 @@ def _system(facts: NodeFacts) -> str:
 
 
 def kernel_words(lines: Sequence[str], pids: set[int]) -> list[str]:
-    """The lines of the kernel's log that name one of these processes, or something that kills processes."""
+    """The lines of the kernel's log that name one of these processes, or a killer of processes."""
     named = re.compile(rf"(?<!\d)(?:{'|'.join(map(str, sorted(pids)))})(?!\d)") if pids else None
     return [line for line in lines if _KERNEL.search(line) or (named is not None and named.search(line))][-200:]
 
 
 def _kernel_log() -> list[str]:
-    """The kernel's log, without priorities; empty if that may not be read."""
+    """The kernel's log, without priorities; empty if unreadable."""
     from rallypoint.failures.failure import log_entries, raw_entries
 
     try:
@@ -518,7 +519,7 @@ def _flight_records(facts: NodeFacts) -> Iterator[Piece]:
             with suppress(OSError), open(open_regular(path), "rb") as file:
                 seen = os.fstat(file.fileno())
                 if seen.st_mtime < facts.since or seen.st_uid != os.geteuid():
-                    continue  # of another run, or another user's
+                    continue  # from another run or another user
                 if seen.st_size <= _LARGEST_RECORD and (data := file.read(_LARGEST_RECORD)):
                     yield Piece(f"flight_recorder/rank_{worker.rank}", data, is_whole=True)
                 break
@@ -535,7 +536,7 @@ def flight_recorder_paths(environ: Mapping[str, str]) -> list[str]:
 
 
 def index_fields(seen: Snapshot, why: str, headline: str, by: str) -> dict[str, Any]:
-    """The state of the job over all nodes, as the coordinator's node knows it."""
+    """The state of the job over all nodes, on the coordinator's node."""
     from rallypoint.observe.bundle import safe_name
     from rallypoint.observe.status import status_fields
 

@@ -1,13 +1,13 @@
-"""What an agent keeps of a job for those who ask later: the report, and what each of its workers wrote last.
+"""An agent's record of a job for later queries: the report, and the last output of each of its workers.
 
-It is a file beside the record of how the job has ended (`local_jobs`), for the same user alone. Its lines are
-`name: value`, those of a text are below `name:` and begin with two spaces, and each `rank` begins another worker. Laws:
+It is a private file beside the record of the job's end (`local_jobs`). Its lines are `name: value`; those of a text are
+below `name:` and begin with two spaces; each `rank` begins another worker. Laws:
 
-1. A file has about a megabyte at most, of one worker 64 KiB. A user has `_MOST` of them, none older than `_KEPT`
+1. A file has at most about a megabyte, with 64 KiB for one worker. A user has `_MOST` files, none older than `_KEPT`
    seconds: the agent that writes one removes the others.
-2. An agent writes it when its launch ends. It also does when workers have been started after a failure, on a thread of
-   its own, so that no restart waits: an agent that is killed later leaves at least that.
-3. What is read was written by the same user, and is checked and printable all the same.
+2. An agent writes the file when its launch ends. It also does so after a failure, once new workers have started, on a
+   separate thread, so that no restart waits: an agent that is killed later leaves at least that.
+3. The data was written by the same user, but is still checked and printable.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ _log = get_logger(__name__)
 _MOST, _KEPT = 64, 7 * 86400.0
 _LARGEST_REPORT, _LARGEST_OF_RANK, _LARGEST_OF_RANKS = 64 * 1024, 64 * 1024, 896 * 1024
 _LARGEST = 2 * 1024 * 1024
-"""Bytes that are read: names and indentation come on top of those above."""
+"""The most bytes to read: names and indentation come in addition."""
 _LONGEST = 8 * 1024
-"""Characters of a line."""
+"""The most characters of a line."""
 _PATIENCE = 1.0
-"""Seconds that the end of a job waits for a report of an earlier round to be written."""
+"""Seconds that the end of a job waits for an earlier round's report in progress."""
 _NAME = re.compile(r"report-[0-9]{14}-[0-9]+(\.[0-9]+\.[0-9a-f]{16})?")
-"""When the agent began, in milliseconds since 1970, and its pid; the rest is of one that is being written."""
+"""The agent's start in milliseconds since 1970, and its pid; a file in progress has the rest."""
 _INDENT = "  "
 
 
 class RankEnd(NamedTuple):
-    """How one worker has ended, and what it wrote last.
+    """The end of one worker, and its last output.
 
-    `exit_code` is None if it is not known, `ending` is failed, stopped (by the launcher), succeeded, or empty. The
-    files are those with all that it wrote, empty if there are none.
+    `exit_code` is None if unknown; `ending` is failed, stopped (by the launcher), succeeded, or empty. The files have
+    its full output; empty for none.
     """
 
     rank: int
@@ -68,10 +68,10 @@ class RankEnd(NamedTuple):
 
 
 class KeptReport(NamedTuple):
-    """What one agent has kept of its job.
+    """One agent's record of its job.
 
-    `round` is that of the workers, `has_cause` whether the first failure of the job is one of theirs, `report` what the
-    launcher printed at the end, empty for a job that has succeeded.
+    `round` is the workers' round; `has_cause`: the job's first failure is one of theirs; `report` is the launcher's
+    final output, empty after a success.
     """
 
     host: str
@@ -85,7 +85,7 @@ class KeptReport(NamedTuple):
 
 
 class _Ended(NamedTuple):
-    """One worker, as far as the loop has to look at it."""
+    """One worker, with the data from the loop."""
 
     rank: int
     local_rank: int
@@ -96,19 +96,19 @@ class _Ended(NamedTuple):
 
 
 class ReportKeeper:
-    """Keeps the reports of one agent. All is called on its loop's thread."""
+    """Keeps the reports of one agent. For its loop's thread."""
 
     def __init__(self, workers: WorkerController) -> None:
         self._workers = workers
         self._round = -1
         self._context: PContext | None = None
-        """The last workers that were started; those of the controller may already be none."""
+        """The last started workers; the controller may already have none."""
         self._ranks: Mapping[int, int] = {}
         """Their global ranks, by local rank."""
         self._thread: threading.Thread | None = None
 
     def on_workers_started(self, round_: int) -> None:
-        """The workers of a round have been started: keep the end of those before them, if that was a failure."""
+        """The workers of a round have started: keep the end of their predecessors, if that was a failure."""
         if self._context is not None and (found := self._context.poll()) is not None and found.failures:
             spec, ended = self._workers.group.spec, self._ended(self._context)
             failures = {self._ranks.get(rank, rank): failure for rank, failure in found.failures.items()}
@@ -122,10 +122,10 @@ class ReportKeeper:
         self._ranks = dict(self._workers.global_ranks())
 
     def keep(self, error: BaseException | None) -> None:
-        """The launch has ended, with this error or without one. Raises nothing."""
+        """The launch has ended, with this error or without one. Never raises."""
         if self._thread is not None:
             self._thread.join(_PATIENCE)
-            if self._thread.is_alive():  # the disk does not answer; and what it writes would replace what we write
+            if self._thread.is_alive():  # the disk does not answer; and its file would replace ours
                 return
         if self._context is not None:
             _quietly(self._writer(self._ended(self._context), error))
@@ -145,7 +145,7 @@ class ReportKeeper:
         ]
 
     def _writer(self, ended: Sequence[_Ended], error: BaseException | None) -> Callable[[], None]:
-        """What reads the outputs and writes the file, for any thread."""
+        """Return the function that reads the outputs and writes the file, for any thread."""
         round_, name = self._round, _name(self._workers.began_at, os.getpid())
 
         def write() -> None:
@@ -197,7 +197,7 @@ def _path(path: str) -> str:
 
 
 def _end(data: bytes, most: int) -> tuple[str, ...]:
-    """The last lines of an output, of so many bytes at most."""
+    """The last lines of an output, at most `most` bytes."""
     kept: list[str] = []
     for line in reversed(_printable(clean_lines(data))):
         most -= len(line.encode(errors="replace")) + 1
@@ -212,7 +212,7 @@ def _printable(lines: Iterable[str]) -> tuple[str, ...]:
 
 
 def _clean(now: float) -> None:
-    """Remove the oldest files, and those that are too old."""
+    """Remove the oldest and the expired files."""
     with user_folders(os.geteuid()) as folders:
         found: list[tuple[float, str, int]] = []
         for folder, owner in folders:
@@ -247,7 +247,7 @@ def _text_field(name: str, lines: Iterable[str]) -> list[str]:
 
 
 def kept_report(job: LocalJob) -> KeptReport | None:
-    """What the agent of a job of this user has kept; None for nothing."""
+    """The record of a job of this user; None without one."""
     with user_folders(os.geteuid()) as folders:
         for folder, owner in folders:
             with suppress(OSError, ValueError, LookupError), opened(folder, _name(job.began, job.pid), owner) as file:
@@ -256,7 +256,7 @@ def kept_report(job: LocalJob) -> KeptReport | None:
 
 
 def _report_in(fd: int) -> KeptReport:
-    """Raises OSError, ValueError or LookupError: it cannot be read, is too large, or is no report of ours."""
+    """Read a report. Raises OSError, ValueError or LookupError if it is unreadable, too large, or not ours."""
     with open(os.dup(fd), "rb") as file:
         data = file.read(_LARGEST + 1)
     lines = data.decode().removesuffix("\n").split("\n")

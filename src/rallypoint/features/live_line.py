@@ -1,11 +1,11 @@
-"""The line of an agent that waits for others, rewritten in place where standard error is a terminal.
+"""The status line of a waiting agent, rewritten in place if standard error is a terminal.
 
 Laws:
 
-1. Other writers erase it first (`base.stderr.OutputLock`), so that no line of theirs is mixed with it.
-2. It does not wait for a terminal that accepts nothing at the moment: the line is left out.
-3. A background job of the shell draws nothing.
-4. Where it cannot be drawn, the log has what it would show.
+1. Other writers erase it first (`base.stderr.OutputLock`), so that their lines are not mixed with it.
+2. It does not wait for a blocked terminal: the line is skipped.
+3. A background job of a shell draws nothing.
+4. If it cannot be drawn, the log has its content.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 _STDERR = 2
 _LOCK_TIMEOUT = 0.1
-"""Seconds to wait for other writers; after that the line is left out this time."""
+"""Seconds to wait for other writers before skipping the line this time."""
 _LEAST_WIDTH = 20
 _EVERY = 1.0
-"""Seconds between two times that the line is drawn, and that the coordinator is asked who is missing."""
+"""Seconds between two redraws, and between two requests to the coordinator for missing nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class ShowLine(FeatureStep):
 
 
 class WaitingLine(Feature, Source):
-    """Shows what is waited for in one line, in place of a line in the log each time that it changes."""
+    """Shows the wait in one live line, instead of a log line for each change."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -68,7 +68,7 @@ class WaitingLine(Feature, Source):
     def observe(self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...]) -> None:
         self._stops_workers = bool(after.stopping)
         if before.phase is Phase.FORMING and after.phase is not Phase.FORMING:
-            self.close()  # before workers start: they may write to the same terminal
+            self.close()  # before workers start, which may write to the same terminal
 
     def close(self) -> None:
         line, self._line, self._draw_at = self._line, None, math.inf
@@ -84,7 +84,7 @@ class WaitingLine(Feature, Source):
             return
         self._draw_at = now + _EVERY
         self._line.redraw(now)
-        if not self._stops_workers:  # else this node waits for its own workers
+        if not self._stops_workers:  # otherwise this node waits for its own workers
             self.workers.rendezvous.send(ProgressRequest())
 
     def _show(self, step: ShowLine) -> None:
@@ -113,7 +113,7 @@ class LiveLine:
         """Nothing is shown yet.
 
         Args:
-            since: the moment from which time is counted, on the clock of the other methods' `now`.
+            since: the start of the elapsed time, on the clock of the other methods' `now`.
         """
         self._since = since
         self._words = ("", "")
@@ -125,7 +125,7 @@ class LiveLine:
         self.redraw(now)
 
     def redraw(self, now: float) -> None:
-        """Show the same texts with the time that has passed until now."""
+        """Show the same texts with the current elapsed time."""
         if self._words[0]:
             self._shown = True
             draw(partial(_write, composed(self._words, now - self._since, _width())), needed=False)
@@ -139,10 +139,10 @@ class LiveLine:
 
 
 def composed(words: tuple[str, str], seconds: float, width: int) -> str:
-    """The line in at most this many columns."""
+    """The line, in at most `width` columns."""
     before, after = words
     text = f"{before}, {_elapsed(seconds)}{f', {after}' if after else ''}"
-    most = max(_LEAST_WIDTH, width - 1)  # a terminal wraps behind its last column
+    most = max(_LEAST_WIDTH, width - 1)  # a terminal wraps after its last column
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -161,7 +161,7 @@ def _width() -> int:
 def _in_foreground() -> bool:
     try:
         return os.tcgetpgrp(_STDERR) == os.getpgrp()
-    except OSError:  # a terminal that is not the one of our session has no jobs
+    except OSError:  # a terminal of another session has no jobs
         return True
 
 
@@ -171,7 +171,7 @@ def _erase() -> None:
 
 
 def _write(text: str) -> None:
-    """Replace the line by this text, or erase it if that is empty."""
+    """Replace the line with this text, or erase it if empty."""
     if not _in_foreground():
         return
     writable = select.poll()

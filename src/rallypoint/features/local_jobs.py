@@ -1,20 +1,20 @@
-"""What commands find of the jobs of this machine: a file of each agent that runs, and one of each agent that has ended.
+"""The jobs on this machine for commands: a file for each running agent, and one for each ended agent.
 
 Both are in one folder for each user (`job_folders`). A file has a line for each field, `name: value`. Laws:
 
-1. A user reads their own folder; root reads all users' folders. What another user has written is bounded in size and
-   number, its fields are checked, and its process must belong to that user.
-2. The agent holds its file by `flock` while it runs, so the kernel says whether it does: a file that nobody holds was
-   left by an agent that was killed. It is removed by the next command or agent of its user, which leaves a record if
-   there is none: the reaper, which would have written it, was killed too.
-3. No name is used twice, and a file is complete and held before it has its name, so that it can be removed by name.
-4. A job's token is in the file, and never in log lines or in lists of jobs.
-5. No job fails, waits or ends by any of this. The disk is used on a thread of its own. What fails is tried again later,
-   and logged once.
+1. A user reads their own folder; root reads all users' folders. Another user's files are bounded in size and number,
+   their fields are checked, and the process must belong to that user.
+2. A running agent locks its file with `flock`: an unlocked file was left by a killed agent. The next command or agent
+   of its user removes it, and writes a record if there is none: the reaper, which would have written it, was killed
+   too.
+3. No name is used twice, and a file is complete and locked before it gets its name, so it can be removed by name.
+4. A job's token is in the file, but never in log lines or lists of jobs.
+5. No job fails, waits or ends because of this. A separate thread uses the disk. Failures are logged once, and retried
+   later.
 6. There are at most `_MOST_ENDED` files of ended agents, of at most `_LARGEST` bytes, none older than `_KEPT` seconds:
-   the agent that writes one removes the others. Nothing is removed whose name is not of a form that is written here.
-7. An agent that ends imports nothing for it but this file, and what this file imports with the first workers.
-8. An agent that is killed writes nothing: its reaper has the text of its last file, from the first start of workers on.
+   the agent that writes one removes the others. Files with names of any other form are never removed.
+7. An ending agent imports only this file for it, and the modules that this file imports with the first workers.
+8. A killed agent writes nothing: from the first start of workers on, its reaper has the text for its record.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _log = get_logger(__name__)
 
 _LARGEST = 16 * 1024
 _LONGEST = 1024
-"""Characters of a text."""
+"""The most characters of a text."""
 _NUMBER = re.compile(r"[0-9]{1,10}")
 _LAST_MOMENT = 253402214400.0
 """The year 9999, in seconds since 1970."""
 
 
 def _fields_in(fd: int) -> dict[str, str]:
-    """Raises OSError or ValueError: it is too large, or not lines of printable text."""
+    """Read a file's fields. Raises OSError, or ValueError if it is too large or not lines of printable text."""
     data = os.read(fd, _LARGEST + 1)
     lines = data.decode().removesuffix("\n").split("\n")
     if len(data) > _LARGEST or not all(line.isprintable() for line in lines):
@@ -69,7 +69,7 @@ def _text(fields: Mapping[str, object]) -> str:
 
 
 def _job_in(fields: Mapping[str, str], user: int) -> LocalJob:
-    """Raises ValueError or LookupError: a field is missing, or has a value that cannot be."""
+    """The job in a file's fields. Raises ValueError or LookupError if a field is missing or invalid."""
     pid, began = fields["pid"], float(fields["began"])
     if not (_NUMBER.fullmatch(pid) and 0 < int(pid) < 2**31 and 0 <= began <= _LAST_MOMENT):
         raise ValueError("it has a number or a time that cannot be")
@@ -78,23 +78,23 @@ def _job_in(fields: Mapping[str, str], user: int) -> LocalJob:
     )
 
 
-# Those that run
+# Running agents
 
 _RUNNING = re.compile(r"running-[0-9]+-[0-9a-f]{16}")
 _DAY = 86400.0
-"""Seconds until the file gets a new time: programs that clean temporary folders go by that."""
+"""Seconds until the file gets a new time, for programs that clean temporary folders."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 600.0
-"""Seconds until what has failed is tried again, at first and at most."""
+"""The first and the longest pause before a retry, in seconds."""
 _SOON = 0.05
-"""Seconds until the coordinator is looked for again, at first: a node check may come before it."""
+"""The first pause before looking for the coordinator again: a node check may come first."""
 _PATIENCE = 1.0
 """Seconds that the end of a job waits for its file to be removed."""
 
 
 class LocalJobs(Feature):
-    """Shows the job of one agent to commands on this machine, and at last how it has ended.
+    """Shows the job of one agent, and finally its end, to commands on this machine.
 
-    The file is opened after the first look at events, so that no worker waits for it.
+    The file opens after the first look at events, so that no worker waits for it.
     """
 
     def __init__(self, agent: Agent) -> None:
@@ -103,15 +103,15 @@ class LocalJobs(Feature):
         self._reports: ReportKeeper | None = None
         """None before the first start of workers."""
         self._folder = ""
-        """Where the reaper leaves a record if this agent is killed; empty before the first start of workers."""
-        if self.workers.rendezvous.local_job() is not None:  # else no command could reach it
+        """The folder for the reaper's record if this agent is killed; empty before the first start of workers."""
+        if self.workers.rendezvous.local_job() is not None:  # otherwise no command could reach it
             self._file.open()
 
     def messages(self) -> Mapping[type, Callable[[Any], None]]:
         return {WorkersStarted: self._on_workers_started}
 
     def close(self) -> None:
-        if not self.workers.is_launched:  # else a command must find one of the two: see `finish`
+        if not self.workers.is_launched:  # otherwise a command must find one of the two: see `finish`
             self._file.close()
 
     def _on_workers_started(self, event: WorkersStarted) -> None:
@@ -124,17 +124,17 @@ class LocalJobs(Feature):
             self._folder = record_if_killed(self.workers, self._folder)
 
     def finish(self, error: BaseException | None) -> None:
-        if self._reports is not None:  # before the record, by which commands find it
+        if self._reports is not None:  # before the record, through which commands find it
             self._reports.keep(error)
         record_end(self.workers, error)
         self._file.close()
 
 
 class LocalFile:
-    """The file of this agent, and the socket at which commands reach its coordinator while that has no server.
+    """The file of this agent, and the socket for commands to its coordinator while that has no server.
 
     A server takes 9 MB and 50 ms of imports, and most jobs never need one. A listening socket costs nothing: the server
-    starts when somebody connects.
+    starts when a command connects.
     """
 
     def __init__(self, workers: WorkerController) -> None:
@@ -144,11 +144,11 @@ class LocalFile:
         """Readable from `close` on."""
         self._thread = threading.Thread(target=self._run, name="rallypoint-local-file", daemon=True)
         self._file, self._path = -1, ""
-        """The descriptor by which the file is held; -1 for none."""
+        """The descriptor with the file's lock; -1 for none."""
         self._serves = False
 
     def open(self) -> None:
-        """Have the file written, on a thread of its own. Raises nothing."""
+        """Write the file on a separate thread. Never raises."""
         try:
             self._ends = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._thread.start()
@@ -156,7 +156,7 @@ class LocalFile:
             _log.warning("%s: %s", _NOT_FOUND, error)
 
     def close(self) -> None:
-        """Have the file removed. Idempotent, and raises nothing."""
+        """Remove the file. Idempotent; never raises."""
         if self._ends >= 0 and self._thread.ident is not None:
             os.eventfd_write(self._ends, 1)
             self._thread.join(_PATIENCE)
@@ -190,14 +190,14 @@ class LocalFile:
         self._remove()
 
     def _keep(self) -> bool:
-        """Write the file, unless it is there; give it a new time if it is. Returns False while it is not known where
-        the job's coordinator is. Raises OSError.
+        """Write the file, or give an existing one a new time. Returns False while the coordinator's place is unknown.
+        Raises OSError.
         """
         if self._file >= 0:
             os.utime(self._file)
             if os.fstat(self._file).st_nlink:
                 return True
-            self._remove()  # somebody else has removed it
+            self._remove()  # another process has removed it
         job = job_of(self._workers)
         if job is None or not job.endpoint:
             return False
@@ -214,7 +214,7 @@ class LocalFile:
             self._remove()
             raise
         self._path = path
-        for _ in _running(os.geteuid()):  # removes what killed agents have left
+        for _ in _running(os.geteuid()):  # removes killed agents' files
             pass
         return True
 
@@ -230,7 +230,7 @@ _NOT_FOUND = "commands on this machine cannot find this job, which continues"
 
 
 def _readable(fds: Iterable[int], seconds: float) -> set[int]:
-    """Wait until a descriptor is readable, at most this many seconds. Returns those that are; -1 is ignored."""
+    """Wait until a descriptor is readable, at most `seconds`. Returns the readable ones; -1 is ignored."""
     poller = select.poll()
     for fd in fds:
         if fd >= 0:
@@ -239,14 +239,14 @@ def _readable(fds: Iterable[int], seconds: float) -> set[int]:
 
 
 def job_of(workers: WorkerController) -> LocalJob | None:
-    """The job of an agent, as commands here find it; None if they cannot."""
+    """The job of an agent, for commands on this machine; None if they cannot reach it."""
     found = workers.rendezvous.local_job()
     script = printable(workers.group.spec.get_program_name(), _LONGEST)
     return None if found is None else found._replace(script=script, began=workers.began_at, user=os.geteuid())
 
 
 def local_jobs(*, own: bool = False) -> Iterator[LocalJob]:
-    """The jobs of the agents that run on this machine: of this user; for root, unless `own`, of all users."""
+    """The jobs of running agents on this machine: this user's or, for root without `own`, all users'."""
     user = os.geteuid() if own or os.geteuid() else None
     return (job for job, _ in _running(user))
 
@@ -268,7 +268,7 @@ def _token_of(job: str) -> str:
 
 
 def _running(user: int | None) -> Iterator[tuple[LocalJob, str]]:
-    """The jobs of a user's agents that run, or of all users (None), with their tokens."""
+    """The jobs of a user's running agents, or of all users' (None), with their tokens."""
     here = _network()
     with user_folders(user) as folders:
         for folder, owner in folders:
@@ -285,7 +285,7 @@ def _running(user: int | None) -> Iterator[tuple[LocalJob, str]]:
 
 
 def _network() -> str:
-    """The network namespace of this process: a folder may be shared with others, in which loopback is another."""
+    """The network namespace of this process: several may share a folder, each with its own loopback."""
     try:
         return str(os.stat("/proc/self/ns/net").st_ino)
     except OSError:
@@ -301,13 +301,13 @@ def _is_held(file: int) -> bool:
 
 
 def _is_of(pid: int, user: int) -> bool:
-    """Whether a process is of this user. Another user's file may name any process. Raises OSError."""
+    """Whether a process belongs to this user: another user's file may name any process. Raises OSError."""
     with open(f"/proc/{pid}/status", "rb") as status:
         uids = next((line for line in status if line.startswith(b"Uid:")), b"")
     return b"%d" % user in uids.split()[1:]
 
 
-# Those that have ended
+# Ended agents
 
 _MOST_ENDED, _KEPT = 100, 30 * 86400.0
 _ALL_KILLED = (
@@ -316,7 +316,7 @@ _ALL_KILLED = (
 )
 _NOT_KEPT = "how the job has ended is not kept on this machine: %s"
 _ENDED = re.compile(r"([0-9]{14})-[0-9]+")
-"""The milliseconds since 1970 at which an agent ended, and its pid."""
+"""An agent's end in milliseconds since 1970, and its pid."""
 
 OUTCOMES = frozenset({"succeeded", "failed", "stopped", "left", "killed"})
 _OF_ERRORS: tuple[tuple[type[BaseException], str], ...] = (
@@ -325,15 +325,15 @@ _OF_ERRORS: tuple[tuple[type[BaseException], str], ...] = (
     (KeyboardInterrupt, "stopped"),
     (JobPreempted, "stopped"),
 )
-"""The outcomes of errors; that of any other is `failed`, and without one the job has succeeded."""
+"""The outcomes of errors; `failed` for any other error, and a success without one."""
 
 
 class EndedJob(NamedTuple):
-    """How a job has ended as one agent knows it.
+    """The end of a job as one agent knows it.
 
-    `outcome` is succeeded, failed, stopped, or how this node has gone, so that the job can have continued without it:
-    left, killed. `detail` says why, and who has stopped it. `ended` is in seconds since 1970, `round` -1 if none has
-    begun, `log_dir` empty without logs, `ending` the name of an `Ending`, empty if it is not known.
+    `outcome` is succeeded, failed or stopped; or left or killed, if only this node ended and the job may have
+    continued. `detail` is the reason, and the operator of a stop. `ended` is in seconds since 1970; `round` is -1 if
+    none began; `log_dir` is empty without logs; `ending` is the name of an `Ending`, empty if unknown.
     """
 
     job: LocalJob
@@ -348,7 +348,7 @@ class EndedJob(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long the agent has run."""
+        """How long the agent ran."""
         return max(0.0, self.ended - self.job.began)
 
 
@@ -356,8 +356,8 @@ _RECORDED = (*LocalJob._fields, *EndedJob._fields[1:])
 
 
 def record_end(workers: WorkerController, error: BaseException | None) -> None:
-    """Record how the job of this agent has ended: with that error, or without one. The file that shows it as running
-    has to be removed after that.
+    """Record the end of this agent's job, with an error or without. The caller must then remove the file of the running
+    agent.
     """
     try:
         outcome, detail, restarts = "succeeded", "", workers.group.restarts
@@ -368,15 +368,16 @@ def record_end(workers: WorkerController, error: BaseException | None) -> None:
         path = os.path.join(folder, f"{int(1000 * ended.ended):014}-{ended.job.pid}")
         replace_file(path, f"{_record(ended)}ended: {ended.ended}\n".encode())
         _clean(ended.ended)
-    except Exception as trouble:  # such as a full disk, or a handler of others
+    except Exception as trouble:  # such as a full disk, or a third party's handler
         _log.debug(_NOT_KEPT, trouble)
 
 
 def record_if_killed(workers: WorkerController, folder: str) -> str:
-    """Have the reaper leave a record in this folder if this agent is killed; empty for the user's, which is made.
+    """Let the reaper write a record in this folder if this agent is killed; empty for the user's folder, which is
+    created.
 
     Returns:
-        The folder; empty if it could not be made.
+        The folder; empty if it could not be created.
     """
     try:
         folder = folder or make_folder()
@@ -389,7 +390,7 @@ def record_if_killed(workers: WorkerController, folder: str) -> str:
 
 
 def _record_lost(job: LocalJob) -> None:
-    """Record that an agent was killed and so was its reaper, unless there is a record. Raises OSError."""
+    """Record that an agent and its reaper were killed, unless there is a record. Raises OSError."""
     if any((ended.job.pid, ended.job.began) == (job.pid, job.began) for ended in ended_jobs()):
         return
     ended = EndedJob(job, time.time(), "killed", _ALL_KILLED, -1, 0, 0, "")
@@ -398,7 +399,7 @@ def _record_lost(job: LocalJob) -> None:
 
 
 def ended_jobs() -> Iterator[EndedJob]:
-    """What agents of this user have left here, the newest first."""
+    """The records of this user's agents on this machine, the newest first."""
     with user_folders(os.geteuid()) as folders:
         for name, folder in sorted(_ended_in(folders), reverse=True):
             with suppress(OSError, ValueError, LookupError), opened(folder, name, os.geteuid()) as file:
@@ -410,7 +411,7 @@ def _ended_in(folders: Iterable[tuple[int, int]]) -> Iterator[tuple[str, int]]:
 
 
 def _record(ended: EndedJob) -> str:
-    """The lines of a record but that with the moment."""
+    """The lines of a record, except the time."""
     return _text(
         {name: value for name, value in zip(_RECORDED, (*ended.job, *ended[1:]), strict=True) if name != "ended"}
     )
@@ -440,7 +441,7 @@ def _end_of(workers: WorkerController, outcome: str, detail: str, restarts: int,
 
 
 def _ending_of(error: BaseException | None) -> str:
-    """The name of the `Ending` that `--exit-codes=classified` goes by, empty if that is not known."""
+    """The name of the `Ending` for `--exit-codes=classified`; empty if unknown."""
     if isinstance(error, SignalException):
         return (Ending.PREEMPTED if error.saved else Ending.INFRASTRUCTURE).name
     if isinstance(error, JobPreempted):
@@ -452,7 +453,7 @@ def _ending_of(error: BaseException | None) -> str:
 
 
 def _of_error(error: BaseException, restarts: int) -> tuple[str, str, int]:
-    """Outcome, reason and restarts used, as far as the error knows these."""
+    """Outcome, reason and used restarts, as far as the error has them."""
     from rallypoint.failures.texts import first_line
 
     outcome = next((word for kind, word in _OF_ERRORS if isinstance(error, kind)), "failed")
@@ -467,7 +468,7 @@ def _of_error(error: BaseException, restarts: int) -> tuple[str, str, int]:
 
 
 def _clean(now: float) -> None:
-    """Remove the oldest records, and those that are too old."""
+    """Remove the oldest and the expired records."""
     with user_folders(os.geteuid()) as folders:
         for place, (name, folder) in enumerate(sorted(_ended_in(folders), reverse=True)):
             found = _ENDED.fullmatch(name)
@@ -477,7 +478,7 @@ def _clean(now: float) -> None:
 
 
 def _ended_job_in(fields: Mapping[str, str]) -> EndedJob:
-    """Raises ValueError or LookupError: it is no record of ours."""
+    """Parse a record. Raises ValueError or LookupError if it is not ours."""
     if fields["outcome"] not in OUTCOMES or fields["ending"] not in {"", *Ending.__members__}:
         raise ValueError("it has an unknown outcome")
     job, ended = _job_in(fields, os.geteuid()), float(fields["ended"])

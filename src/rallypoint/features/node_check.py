@@ -3,8 +3,8 @@
 Laws:
 
 1. Nothing here waits: the loop sleeps on `fds` until `wake_at` and calls `step`, as for a stop.
-2. Nothing is left of it afterwards: processes that the command has started are ended, like those that workers leave.
-3. Its output is read as it arrives and goes to the log; only the end of it is kept.
+2. It leaves nothing behind: child processes of the command are ended, like leftovers of workers.
+3. Its output is read as it arrives and logged; only the end is kept.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ log = get_logger(__name__)
 
 _SHELL = "/bin/sh"
 _GRACE = 5.0
-"""Seconds between SIGTERM and SIGKILL for a check that is ended."""
+"""Seconds between SIGTERM and SIGKILL when a check is ended."""
 _WARN_AFTER = 10.0
-"""Seconds until it is logged that the check still runs; each interval is twice the one before."""
+"""Seconds until a log line says that the check still runs; each interval is twice the previous one."""
 _READ, _READS = 64 * 1024, 4
-"""Bytes of a read, and reads at once: a command that writes endlessly must not keep the loop from everything else."""
+"""Bytes per read, and reads at once: a command that writes endlessly must not block the loop."""
 _KEPT = 8 * 1024
-"""Bytes of its output that are kept, and the longest line that is logged whole."""
+"""The most bytes of output kept, and the longest line logged whole."""
 _SHOWN_LINES, _SHOWN_WIDTH, _SHOWN_COMMAND = 3, 200, 200
 
 
 class NodeChecks(Feature):
-    """Has this node checked before it requests a place, and again after a failure of its own workers."""
+    """Checks this node before it requests a place, and again after a failure of its own workers."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -59,9 +59,9 @@ class NodeCheck(Gate):
 
     Args:
         command: a command for the shell.
-        timeout: seconds after which it has failed.
+        timeout: seconds after which the check has failed.
         reaper: starts it.
-        clock: of `wake_at`.
+        clock: the clock of `wake_at`.
 
     Raises:
         ResourceError: this machine has no room for another process.
@@ -75,7 +75,7 @@ class NodeCheck(Gate):
         self._reaper = reaper
         self._tail = self._line = b""
         self._why = ""
-        """The reason why it has not passed, once that is known."""
+        """The reason for a failure, once known."""
         self._stopped = False
         self._process: WorkerProcess | None = None
         self._ending: Stop | None = None
@@ -94,7 +94,7 @@ class NodeCheck(Gate):
             os.set_blocking(self._output, False)
             argv = [_SHELL, "-c", command]
             self._process = WorkerProcess(self._reaper, argv, os.environ, writing, writing, stdin=nothing)
-        except UserError as error:  # there is no shell, or the command is too long for it
+        except UserError as error:  # no shell, or the command is too long
             self._why = f"could not be started: {error}"
         except BaseException:
             self._close_output()
@@ -120,31 +120,31 @@ class NodeCheck(Gate):
         return 0.0 if self._process is None else min(self._deadline, self._warn_at)
 
     def step(self) -> Iterator[NodeChecked | WorkersStopped]:
-        """Do what is due. Yields the result once the check has finished and nothing of it is left."""
+        """Do due work. Yields the result once the check has finished and left no processes."""
         self._read(_READS)
         if self._process is not None:
             if self._ending is None:
                 self._look(self._process)
             if self._ending is None or not self._ending.step():
                 return
-            self._read(_READS)  # all writers are gone: read what the pipe holds
+            self._read(_READS)  # all writers are gone: read the rest of the pipe
             self._log_lines(b"\n" if self._line else b"")
             self._process.release()
         self._close_output()
         yield self._outcome()
 
     def begin_stop(self, number: int) -> None:
-        """End it by this signal: its exit code then says nothing about the node."""
+        """End the check with this signal; its exit code then says nothing about the node."""
         self._stopped = True
-        self._begin_end(number if number == SIGKILL else SIGTERM)  # a shell that waits for a command may ignore others
+        self._begin_end(number if number == SIGKILL else SIGTERM)  # a shell waiting for a command may ignore others
 
     def kill_now(self) -> None:
-        """Give no more time: SIGKILL to all that is left."""
+        """Send SIGKILL to all remaining processes."""
         if self._ending is not None:
             self._ending.kill_now()
 
     def end(self, number: int) -> None:
-        """End it by this signal, and return when it is gone."""
+        """End the check with this signal, and return when it is gone."""
         self.begin_stop(number)
         while not any(self.step()):
             until_readable(self.fds(), self.wake_at() - self._clock.monotonic())
@@ -213,7 +213,7 @@ class NodeCheck(Gate):
 
 
 def failure_sentence(command: str, why: str, output: bytes) -> str:
-    """The sentence about a check that has not passed.
+    """The sentence about a failed check.
 
     Args:
         command: the command as shown.

@@ -2,10 +2,10 @@
 
 Laws:
 
-1. The agent's loop only passes on events, which are counted there; everything else happens on the serving thread, or in
-   threads of its own, and is imported on the first request.
-2. Of the workers they know what the loop has seen last (`WorkerController.seen`): they never ask a worker themselves.
-3. The state of the whole job is requested from its coordinator, by a session that is never a node.
+1. The agent's loop only passes on events, which it counts; everything else happens on the serving or separate threads,
+   and is imported on the first request.
+2. The pages show workers as the loop last saw them (`WorkerController.seen`), and never ask a worker.
+3. The state of the whole job comes from its coordinator, in a session that belongs to no node.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOKEN_FILE = "RALLYPOINT_HTTP_TOKEN_FILE"
 
 
 def begin_pages(workers: WorkerController, options: Mapping[str, Any]) -> tuple[Handler, Access]:
-    """Begin the pages of an agent. Returns what answers, and who may see them. Raises as `AgentPages.begin`."""
+    """Begin the pages of an agent. Returns the handler and the access. Raises like `AgentPages.begin`."""
     return AgentPages(workers, options).begin()
 
 
@@ -42,7 +42,7 @@ class AgentPages:
 
     Args:
         workers: the workers of its node.
-        options: the options of the rendezvous, which say how its coordinator is reached.
+        options: the options of the rendezvous, with which to reach its coordinator.
     """
 
     def __init__(self, workers: WorkerController, options: Mapping[str, Any]) -> None:
@@ -54,13 +54,13 @@ class AgentPages:
         self._site: Site | None = None
         self._source: RemoteJob
         self.access = Access()
-        """Who may see the pages, from `begin` on."""
+        """The clients that may see the pages, from `begin` on."""
 
     def begin(self) -> tuple[Handler, Access]:
-        """The agent begins: count its events from here on. Returns what answers, and who may see it.
+        """Begin to count the agent's events. Returns the handler and the access.
 
         Raises:
-            UsageError: the file with the token cannot be used.
+            UsageError: the file with the token is unusable.
         """
         path = os.environ.get(TOKEN_FILE, "")
         self.access = Access(http_token(path, TOKEN_FILE) if path else "")
@@ -130,7 +130,7 @@ class AgentPages:
         )
 
     async def _job_metrics(self) -> Sequence[Family]:
-        """The metrics of the whole job, served once: by the agent whose process has the coordinator."""
+        """The metrics of the whole job, served only by the agent with the coordinator."""
         from rallypoint.base.errors import RallypointError
         from rallypoint.observe.metrics import job_families
         from rallypoint.observe.watching.messages import Snapshot

@@ -1,23 +1,22 @@
-"""What the workers of a round have to wait for, as features need it: this node's interface, and what nodes have to know
-of each other.
+"""The setup of a round before its workers start, for features: this node's interface, and the exchange between nodes.
 
-The steps of a round run one after the other on a thread of its own, then the loop takes what they have found:
+The steps of a round run one after the other on a separate thread; then the loop takes the results:
 
     InterfaceChoice   the network interface for gloo and NCCL (`socket_ifname`), with `--socket-ifname=auto`
     PeerExchange      records of other nodes, over the round's worker store, for its users: a framework's variables
                       that name every worker (`worker_env`), and the mesh of `--preflight`
     MeshDialer        this node dials others (`preflight/mesh`)
 
-A placement holds a node's own place only: so each agent writes one small record, and reads the ones it needs.
+A placement has only a node's own place, so each agent writes one small record, and reads those that it needs.
 
 Laws:
 
 1. Without steps, nothing happens: no connection, no thread.
 2. The agent's loop never waits: the thread connects, dials and waits, and the loop is woken when it is done.
-3. A round that ends meanwhile is dropped with its thread's connection. A node that dies meanwhile is handled by its
-   lease. A store that cannot be reached, or a record that does not arrive, is a failure of this node.
-4. What comes from the store is checked once, in `decode_record`.
-5. Only the required records are read: reading all on each of n nodes costs n times n reads.
+3. A round that ends meanwhile is dropped with its thread's connection. The lease handles a node that dies meanwhile. An
+   unreachable store or a missing record is a failure of this node.
+4. Data from the store is checked once, in `decode_record`.
+5. Only the required records are read: reading all on each of n nodes would cost n times n reads.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 TIMEOUT = 60.0
-"""Seconds within which the store must be reached and the records of the other nodes be written."""
+"""Seconds within which the store must be reached and the other nodes' records must be written."""
 _LATE = 5.0
-"""Seconds after a deadline for which the thread may still be busy: with a name server, say."""
+"""Seconds after a deadline for which the thread may still be busy, such as with a name server."""
 _WARN_AFTER = 10.0
-"""Seconds until it is logged that the workers have to wait for records."""
+"""Seconds until a log line says that the workers wait for records."""
 _MAX_SENTENCE = 1000
 _FEW = 8
-"""The number of missing nodes that are named."""
+"""The most missing nodes that are named."""
 FIRST_ROUNDS = ("0", "restart0")
 """The names that `round_scope` gives the first round of a job."""
 
@@ -67,7 +66,7 @@ class Unprepared(Exception):
     Args:
         why: the sentence.
         node: the name of the node that has failed; empty for this one.
-        ends_job: whether this ends the job, whatever restarts are left.
+        ends_job: whether this ends the job, regardless of restarts left.
     """
 
     def __init__(self, why: str, node: str = "", *, ends_job: bool = False) -> None:
@@ -77,7 +76,7 @@ class Unprepared(Exception):
 
 
 class RoundInSetup:
-    """One round, for the thread that prepares it; what `cancel` ends, whatever the thread waits for."""
+    """One round, for the thread that prepares it; `cancel` ends any wait of the thread."""
 
     def __init__(self, group: WorkerGroup, clock: Clock) -> None:
         assert group.placement is not None
@@ -87,26 +86,26 @@ class RoundInSetup:
         self.store_endpoint = Endpoint(self.place.store_address, self.place.store_port)
         self.clock = clock
         self.over = threading.Event()
-        """Set when the round is over, or its steps are done."""
+        """Set when the round has ended or its steps are done."""
         self.step: SetupStep | None = None
-        """The step that the thread is at."""
+        """The thread's current step."""
         self.seconds = math.inf
         self.deadline = Deadline.after(math.inf, clock)
         self.failure: Unprepared | None = None
         self.records: Mapping[int, PeerRecord] = {}
-        """The records that the exchange has read, by group rank, and this node's own."""
+        """The records from the exchange by group rank, including this node's own."""
         self.own: PeerRecord | None = None
         """This node's record, if nodes exchange any."""
         self._lock = threading.Lock()
         self._close: list[Callable[[], None]] = []
 
     def limit(self, seconds: float) -> None:
-        """What the thread does from here on takes so many seconds at most."""
+        """Limit the thread's further work to this many seconds."""
         self.seconds = seconds
         self.deadline = Deadline.after(seconds, self.clock)
 
     def at_end(self, close: Callable[[], None]) -> None:
-        """Call this when the round is over, or at once if it is."""
+        """Call `close` when the round has ended, or at once if it has."""
         with self._lock:
             if not self.over.is_set():
                 self._close.append(close)
@@ -114,7 +113,7 @@ class RoundInSetup:
         close()
 
     def end(self) -> None:
-        """Let go of everything, also while the thread uses it. Idempotent."""
+        """Release everything, even while the thread uses it. Idempotent."""
         with self._lock:
             self.over.set()
             closing, self._close = self._close, []
@@ -123,8 +122,8 @@ class RoundInSetup:
 
     @cached_property
     def store(self) -> Store:
-        """The round's store, for its thread alone, opened at the first use. One of ours is new in each round; one from
-        a third party's handler may serve all rounds.
+        """The round's store, only for its thread, opened on first use. Our stores are new in each round; a third
+        party's handler may have one store for all rounds.
         """
         seconds = self.deadline.remaining()
         if isinstance(self.group.spec.rdzv_handler, ElasticHandler):
@@ -143,7 +142,7 @@ class RoundInSetup:
         return cloned
 
     def key(self, name: object) -> str:
-        """A key of this round; that of a node's record has the group rank as its name."""
+        """A key of this round; a node's record has the group rank as its name."""
         return f"rallypoint/peers/{self.scope}/{name}"
 
     def wait(self, keys: list[str]) -> None:
@@ -152,36 +151,36 @@ class RoundInSetup:
 
 
 class SetupStep(Protocol):
-    """One step of what a round has to wait for. All but `run`, and what that calls, is called on the loop's thread; all
-    but `sentence` and `close` raises Unprepared if the workers cannot start.
+    """One step of a round's setup. All methods but `run` and its callees run on the loop's thread; all but `sentence`
+    and `close` raise Unprepared if the workers cannot start.
     """
 
     def begin(self, round_: RoundInSetup) -> bool:
-        """Reserve what the round needs. Returns whether `run` has something to do."""
+        """Reserve the round's resources. Returns whether `run` has work."""
         return True
 
     def run(self, round_: RoundInSetup) -> None:
-        """Find out what the round needs, for as long as that takes."""
+        """Do the slow part of the step."""
 
     def missed(self, round_: RoundInSetup, why: str) -> None:
-        """It has not come in time, for this reason."""
+        """The result did not come in time, for this reason."""
 
     def sentence(self, round_: RoundInSetup, why: str) -> str:
-        """A sentence on what is not known, and why."""
+        """A sentence about the missing result, with the reason."""
 
     def take(self, round_: RoundInSetup) -> None:
-        """Take what was found."""
+        """Take the result."""
 
     def close(self) -> None:
-        """The run is over. Idempotent."""
+        """The run has ended. Idempotent."""
 
 
 class RoundSetup(Preparation):
-    """The steps of one agent, which each round waits for.
+    """The steps of one agent, for which each round waits.
 
     Args:
         steps: in the order in which they run.
-        clock: of the deadlines.
+        clock: the clock of the deadlines.
     """
 
     def __init__(self, steps: Sequence[SetupStep] = (), clock: Clock = SYSTEM_CLOCK) -> None:
@@ -196,7 +195,7 @@ class RoundSetup(Preparation):
 
     @classmethod
     def of(cls, workers: WorkerController) -> RoundSetup:
-        """That of an agent that has not run yet; made on the first call."""
+        """The setup of an agent that has not run yet; created on the first call."""
         for preparation in workers.preparations:
             if isinstance(preparation, cls):
                 return preparation
@@ -239,7 +238,7 @@ class RoundSetup(Preparation):
         if round_ is None or round_.step is None:
             return
         if now >= self._look_at:
-            self._look_at = now + _WARN_AFTER  # the thread may have got another deadline meanwhile
+            self._look_at = now + _WARN_AFTER  # the thread may have a new deadline
             if not self._warned and not round_.records:
                 self._warned = True
                 log.warning(
@@ -286,14 +285,14 @@ NO_THREAD = "this machine allows no further thread; raise the limit of processes
 
 
 def _run(round_: RoundInSetup, due: Sequence[SetupStep]) -> RoundInSetup:
-    """On the thread of one round."""
+    """Run the due steps, on the thread of one round."""
     try:
         for step in due:
             round_.step = step
             step.run(round_)
     except Unprepared as failure:
         round_.failure = failure
-    except Exception as error:  # else the loop would wait for this thread until the deadline
+    except Exception as error:  # or the loop would wait for this thread until the deadline
         log.exception("the workers cannot be prepared: a defect of Rallypoint, please report it")
         round_.failure = Unprepared(f"the workers cannot be prepared: {error!r}")
     finally:
@@ -302,14 +301,14 @@ def _run(round_: RoundInSetup, due: Sequence[SetupStep]) -> RoundInSetup:
 
 
 def missed_by(step: SetupStep, round_: RoundInSetup, error: Exception) -> None:
-    """The `run` of a step was ended by an error of the store, which may be a third party's and raise anything."""
+    """An error of the store, which may be a third party's and raise anything, ended a step's `run`."""
     if not round_.over.is_set():
         step.missed(round_, step.sentence(round_, printable(f"{error}" or type(error).__name__, _MAX_SENTENCE)))
 
 
 def round_scope(group: WorkerGroup, placement: Placement) -> str:
     """A name of the round, the same for all its agents. Agents with a third party's handler may number rounds
-    differently: what they have in common is the number of restarts, larger in each round.
+    differently, but share the number of restarts, which grows with each round.
     """
     if isinstance(group.spec.rdzv_handler, ElasticHandler):
         return str(placement.round)
@@ -320,45 +319,45 @@ def round_scope(group: WorkerGroup, placement: Placement) -> str:
 
 
 class PeerUser(Protocol):
-    """Needs the records of other nodes. Its methods are called on the loop's thread, or on that of the round, which the
-    loop waits for.
+    """A user of other nodes' records. Its methods run on the loop's thread, or on that of the round, for which the loop
+    waits.
     """
 
     use: str
     """The name of its ports: lower-case letters, digits and hyphens."""
 
     def takes_part(self, round_: RoundInSetup) -> bool:
-        """Whether it needs them in this round; else nothing more is asked of it."""
+        """Whether it needs records in this round; otherwise no other method is called."""
         return True
 
     def reserve(self, round_: RoundInSetup) -> Sequence[int]:
-        """Reserve ports of this node for the round, and release those of the last one. Raises OSError."""
+        """Reserve ports of this node for the round, and release those of the last round. Raises OSError."""
 
     def wanted(self, round_: RoundInSetup) -> Collection[int]:
-        """The group ranks of the nodes whose records it needs."""
+        """The group ranks of the needed records."""
 
     def missed(self, round_: RoundInSetup, why: str) -> None:
-        """There are no records, for this reason. Raises Unprepared if the workers cannot start without."""
+        """There are no records, for this reason. Raises Unprepared if the workers need them."""
         raise Unprepared(why)
 
     def take(self, round_: RoundInSetup) -> None:
-        """The round has the records of all nodes that any user wants, and this node's own.
+        """The round now has all wanted records, and this node's own.
 
         Raises:
-            ValueError: they do not fit; the text is a sentence.
+            ValueError: the records do not fit; the text is a sentence.
         """
 
     def close(self) -> None:
-        """The run is over: release the ports. Idempotent."""
+        """The run has ended: release the ports. Idempotent."""
 
 
 def exchange_of(workers: WorkerController, nodes: int, why: str) -> PeerExchange:
-    """The exchange of an agent that has not run yet, whose `users` can be extended; created on the first call.
+    """The exchange of an agent that has not run yet, with extensible `users`; created on the first call.
 
     Args:
-        workers: of the agent.
-        nodes: the maximal number of nodes of the job.
-        why: what needs it, for messages.
+        workers: the agent's workers.
+        nodes: the maximum number of nodes of the job.
+        why: the reason for the exchange, for messages.
 
     Raises:
         UserError: the rounds have no store before their workers run.
@@ -464,7 +463,7 @@ class PeerExchange(SetupStep):
 
 
 def stated_address(round_: RoundInSetup) -> str:
-    """Where others reach this node, by its own flag or as the place of the store; empty if neither says."""
+    """This node's address for others, from its own flag or the store's place; empty if unknown."""
     place = round_.place
     return round_.group.spec.local_addr or (place.store_address if place.group_rank == 0 else "")
 
@@ -481,8 +480,8 @@ _USE = re.compile(r"[a-z][a-z0-9-]{0,31}")
 class PeerRecord(NamedTuple):
     """The record that a node shares with the others.
 
-    `address` is the address at which others reach it, `ports` are those that it has reserved there for this round, by
-    use. `base_rank` and `local_world_size` say which global ranks are there.
+    `address` is where others reach it; `ports` are its reserved ports for this round, by use. `base_rank` and
+    `local_world_size` give its global ranks.
     """
 
     group_rank: int
@@ -499,15 +498,15 @@ def encode_record(record: PeerRecord) -> bytes:
 
 
 def decode_record(data: bytes, group_rank: int, world_size: int) -> PeerRecord:
-    """The record that another node has written.
+    """Decode another node's record.
 
     Args:
         data: the value.
-        group_rank: the group rank of the node under whose key it was.
+        group_rank: the group rank in the key.
         world_size: the number of workers of the round.
 
     Raises:
-        ValueError: it is not a record, or has invalid values; the text is a sentence.
+        ValueError: the data is no record, or has invalid values; the text is a sentence.
     """
     try:
         if len(data) > _MAX_RECORD:

@@ -1,8 +1,8 @@
 """Chooses the network interface for gloo and NCCL (`--socket-ifname`).
 
-Otherwise both choose one themselves: gloo the one that the host's name resolves to, which may be the loopback or a
-management network. `auto` is the one by which this node reaches the node of the worker store, looked up in each round:
-that node's address is the one known from the control plane, on the network of the rendezvous endpoint.
+Otherwise both choose one themselves: gloo takes the one of the host's name, which may be the loopback or a management
+network. `auto` is the interface on the way to the worker store's node, looked up in each round: that node's address
+comes from the control plane, on the network of the rendezvous endpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TIMEOUT = 60.0
 
 
 class SocketIfname(Feature):
-    """Tells the workers of each round which interface to use."""
+    """Sets the interface for the workers of each round."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -47,7 +47,7 @@ class SocketIfname(Feature):
 
 
 class Choice(NamedTuple):
-    """The interface of a round and this node's address there, or the sentence that says why there is none.
+    """The interface of a round and this node's address on it, or a sentence with the reason for none.
 
     `others` are the other interfaces that are up, with one address each.
     """
@@ -71,10 +71,10 @@ class InterfaceChoice:
         self._chosen = "" if asked == AUTO else asked
         self._logged = Choice()
         self._found: dict[RoundInSetup, Choice] = {}
-        """What the threads of rounds have found."""
+        """The choices of the rounds' threads."""
 
     def variables(self, worker: Worker, environment: Mapping[str, str]) -> Mapping[str, str]:
-        """See `VariableSource`. What the user has set stands."""
+        """See `VariableSource`. The user's settings stay."""
         wanted = {GLOO: self._chosen, NCCL: f"={self._chosen}"}  # NCCL takes names as prefixes, unless "=" is given
         return {name: value for name, value in wanted.items() if not os.environ.get(name)}
 
@@ -108,10 +108,10 @@ class InterfaceChoice:
 
 
 def _find(host: str, nodes: int) -> Choice:
-    """The interface towards the node of the worker store. On a thread: resolving the name may take long."""
+    """The interface on the way to the worker store's node. On a thread: resolving the name may take long."""
     try:
         source = source_address(Endpoint(host, 1))
-        # If this is that node itself, its own name may resolve to the loopback, which no other node can reach.
+        # On that node itself, its own name may resolve to the loopback, which no other node can reach.
         if is_loopback(source) and not is_loopback(host) and host != "localhost" and nodes > 1:
             source = outward_address()
         return choose(interfaces(), source)
@@ -120,11 +120,11 @@ def _find(host: str, nodes: int) -> Choice:
 
 
 def choose(there: Sequence[Interface], source: str) -> Choice:
-    """The interface that has this address. Pure.
+    """The interface with this address. Pure.
 
     Args:
         there: the interfaces that are up.
-        source: the address of this node towards the others.
+        source: this node's address on the way to the others.
     """
     holders = [interface for interface in there if source in interface.addresses]
     if not holders:

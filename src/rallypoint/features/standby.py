@@ -1,17 +1,18 @@
-"""Standby workers of this node (`--standby`): processes that have run everything up to their place in a round.
+"""Standby workers of this node (`--standby`): processes that have run everything except their round.
 
-Imported with the flag only. Each is started as a worker is, without a rank, and waits in `rallypoint.inprocess` as one
-that goes on waits between two rounds; the coordinator and other nodes know nothing of it.
+Imported only with the flag. Each starts like a worker, without a rank, and waits in `rallypoint.inprocess` like a
+worker between two rounds. The coordinator and other nodes know nothing of it.
 
 Laws:
 
-1. One is started only where a worker has said that its function has a `prepare`, or, on a node that waits for its first
-   round, where the script's text does: any other script would train by itself, without a rank.
-2. It is in no round before it enters: no sweep touches it, and its end is no failure. From then on it is a worker.
-3. It is started when the present workers have made progress, or `START_AFTER` after their start, at a low priority if
-   that can be taken back; what they import is preloaded first.
-4. Each that ends or is stuck is told. After `MAX_LOST` of which none has entered meanwhile, no more are started.
-5. Nothing here waits, except for the milliseconds that a process takes to start or to be killed.
+1. One starts only if a worker has announced that its function has a `prepare` or, on a node that waits for its first
+   round, if the script's text has one: any other script would train by itself, without a rank.
+2. It is in no round before it enters one: no sweep touches it, and its end is no failure. After that, it is a worker.
+3. It starts when the present workers have made progress, or `START_AFTER` after their start, with a low priority if
+   that can be restored; their imports are preloaded first.
+4. Each standby worker that ends or gets stuck is logged. After `MAX_LOST` of them without an entry in between, no more
+   start.
+5. Nothing here waits, except for the milliseconds in which a process starts or is killed.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ from rallypoint.workers.context import HeldWorker, PContext, SubprocessContext, 
 log = get_logger(__name__)
 
 START_AFTER = 10.0
-"""Seconds from the start of workers that report no progress to that of standby workers."""
+"""Seconds from the start of workers that report no progress to the start of standby workers."""
 PREPARE_TIMEOUT = 600.0
-"""Seconds in which one has to be prepared; then it is stuck."""
+"""Seconds within which one must be prepared; after that, it is stuck."""
 MAX_LOST = 3
 _FIRST_LOOK, _LONGEST_LOOK, _LONGEST_WHILE_ONE_PREPARES = 0.5, 60.0, 2.0
-"""Seconds between looks at the folder while something is awaited there; each is twice the one before."""
+"""Seconds between looks at the folder while waiting; each is twice the previous one."""
 _NICE = 10
-"""How much lower the priority is: about a tenth of a processor that others want."""
+"""The nice value: about a tenth of a contended processor."""
 _KILL_TIMEOUT = 1.0
-"""Seconds in which the end of one that is killed is waited for; the reaper ends what is left when the run is over."""
+"""Seconds to wait for the end of a killed one; at the end of the run, the reaper ends leftovers."""
 _MAX_SCRIPT = 1024 * 1024
 
 
@@ -68,13 +69,13 @@ class StandbyWorkers(Feature, Source):
         super().__init__(agent)
         self._group = self.workers.group
         self._count = self.workers.group.spec.features.recovery.standby
-        """How many are kept."""
+        """The number to keep."""
         self._waiting: list[_Standby] = []
         self._next = self._group.spec.local_world_size
-        """The next one's number in the folder, above those of workers, and never used again."""
+        """The next one's number in the folder, above those of workers, and never reused."""
         self._lost = 0
         self._asked = False
-        """Whether the script is known to prepare what a standby worker can run."""
+        """Whether the script is known to support standby workers."""
         self._start_at = SYSTEM_CLOCK.monotonic() + START_AFTER
         self._pause = _FIRST_LOOK
         self._progress = False
@@ -112,7 +113,7 @@ class StandbyWorkers(Feature, Source):
         return self._start_at if self._one_prepares() or self._may_start() else math.inf
 
     def step(self) -> None:
-        """Look after those that wait, and start what is missing if that is due."""
+        """Check the waiting ones, and start missing ones if due."""
         now = SYSTEM_CLOCK.monotonic()
         for standby in tuple(self._waiting):
             if (ended := standby.context.poll()) is not None:
@@ -131,7 +132,7 @@ class StandbyWorkers(Feature, Source):
             self._start()
 
     def _preload(self) -> Any:
-        """The feature that imports ahead; None without it."""
+        """The preload feature; None without it."""
         return self.agent.find("preload")
 
     def _preload_is_busy(self) -> bool:
@@ -139,7 +140,7 @@ class StandbyWorkers(Feature, Source):
         return preload is not None and preload.is_busy
 
     def _may_start(self) -> bool:
-        """Whether one is missing while workers run, or while this node waits for its first round."""
+        """Whether one is missing, while workers run or this node waits for its first round."""
         runs = self._group.state is WorkerState.HEALTHY or self._group.placement is None
         return runs and len(self._waiting) < self._count and self._lost < MAX_LOST
 
@@ -179,7 +180,7 @@ class StandbyWorkers(Feature, Source):
             **self.workers.constant_environment(),
             NOTICES_VARIABLE: self._group.notices,
             STANDBY_VARIABLE: str(self._next),
-            "TORCHELASTIC_RESTART_COUNT": "standby",  # the name of its folder for logs
+            "TORCHELASTIC_RESTART_COUNT": "standby",  # the name of its log folder
         }
         options = self.workers.process_options()._replace(waits_for_place=True)
         args, logs = tuple(macros.substitute(spec.args, "0")), self.workers.logs_specs
@@ -221,7 +222,7 @@ class StandbyWorkers(Feature, Source):
             log.warning("[%s] no standby workers: %s", self._group.spec.role, why)
 
     def _name_early_readers(self) -> None:
-        """Say what has read a rank before there was one. It goes on with that in a standby worker."""
+        """Log modules that read a rank before there was one: in a standby worker, they keep that value."""
         preload = self._preload()
         for reader in () if preload is None else preload.early_readers:
             if reader not in self._told:
@@ -260,8 +261,8 @@ class StandbyWorkers(Feature, Source):
     def _takes_place(self, standby: _Standby, rank: int, channel: WorkerChannel, context: PContext) -> bool:
         seen = read_stat(standby.pid)
         if standby.context.poll() is not None or seen is None or seen.state in "Tt":
-            return False  # `step` finds out about one that has ended; one that is stopped may continue later
-        if not channel.become(standby.place, rank):  # it has not come that far
+            return False  # `step` notices one that has ended; a stopped one may continue later
+        if not channel.become(standby.place, rank):  # it is not that far yet
             return False
         assert self._group.placement is not None
         round_, held = self._group.placement.round, standby.context.hand_over(0)
@@ -289,7 +290,7 @@ class StandbyWorkers(Feature, Source):
 
 
 def _priority_can_be_restored() -> bool:
-    """Whether this process may raise a priority again that it has lowered, tried on a thread that ends then."""
+    """Whether this process may restore a lowered priority, tried on a temporary thread."""
     may = []
 
     def attempt() -> None:
@@ -306,7 +307,7 @@ def _priority_can_be_restored() -> bool:
 
 
 def _bind(pid: int, cpus: Collection[int]) -> None:
-    """Bind all threads of a process to these processors, where they still exist."""
+    """Bind all threads of a process to these processors, if they still exist."""
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.sched_setaffinity(int(thread), cpus)

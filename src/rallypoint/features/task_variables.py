@@ -1,4 +1,4 @@
-"""Variables by which an MPI launcher knows this agent as one of its tasks are taken away from the workers.
+"""Removes the variables that make a process a task of an MPI launcher from the workers' environment.
 
     started by         says who this process is            and how it reaches its launcher
     -----------------  ----------------------------------  ------------------------------------------------
@@ -8,17 +8,17 @@
     Flux               FLUX_TASK_RANK, PMI_RANK            PMI_FD
     srun --mpi=...     PMIX_RANK or PMI_RANK               SLURM_PMIX*, PMI_FD
 
-Why, with two workers below a `mpirun` that has started one agent:
+The reason, with two workers below an `mpirun` that has started one agent:
 
 1. both inherit PMIX_RANK=0, and each calls MPI_Init: two processes are rank 0 of 1;
-2. one dies, and both are started again;
-3. MPI_Init asks the launcher for a rank that has been there already, and waits for ever. With Hydra it fails at once.
+2. one dies, and both are restarted;
+3. MPI_Init asks the launcher for a rank that was already there, and waits forever. With Hydra it fails at once.
 
-Without these variables MPI_Init makes each worker a world of its own, as it does where no MPI launcher is.
+Without these variables, MPI_Init makes each worker its own world, as without an MPI launcher.
 
-Workers keep settings (`OMPI_MCA_btl`), compilers (`OMPI_CC`) and installations (`PMIX_HOME`). They keep Slurm's own
-variables too, such as SLURM_PROCID: programs read them, torchrun passes them on, and with one task a node that is the
-number of the node, also after a restart.
+Workers keep settings (`OMPI_MCA_btl`), compilers (`OMPI_CC`) and installations (`PMIX_HOME`). They also keep Slurm's
+own variables, such as SLURM_PROCID: programs read them, torchrun passes them on, and with one task per node that is the
+number of the node, even after a restart.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ _SETTINGS = re.compile(
     r"|OMPI_(?:ALLOW_\w+|(?:CC|CXX|FC|F77|F90|MPICC|MPICXX|MPIFC)|(?:C|CXX|FC|F|CPP|LD)FLAGS|LIBS)$"
     r"|(?:OMPI|PMIX|PMI|PRTE)_(?:HOME|ROOT|DIR|PREFIX|INSTALL_PREFIX|LIB|INC|PATH)$"
 )
-"""Names with one of the prefixes that a user or a module file sets."""
+"""Names with one of the prefixes that are settings of a user or a module file."""
 
 _RANKS = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "FLUX_TASK_RANK")
 
 
 def of_the_task(names: Iterable[str]) -> list[str]:
-    """Those of these variables by which a process is a task of an MPI launcher."""
+    """The variables among these that make a process a task of an MPI launcher."""
     return sorted(name for name in names if name.startswith(_PREFIXES) and not _SETTINGS.match(name))
 
 
 def take_away(config: LaunchConfig, _parameters: RendezvousParameters) -> None:
-    """Take them out of the environment, before anything inherits it, and say so once for all tasks."""
+    """Remove them from the environment before anything inherits it, and log this once for all tasks."""
     if _is_the_task(config, os.environ):
         return
     rank = next((os.environ[name] for name in _RANKS if name in os.environ), "0")
@@ -72,13 +72,13 @@ def take_away(config: LaunchConfig, _parameters: RendezvousParameters) -> None:
 
 
 def _is_the_task(config: LaunchConfig, environ: Mapping[str, str]) -> bool:
-    """Whether the one worker can be the task in place of this agent: it is alone, is not started twice, and reaches the
-    launcher by an address.
+    """Whether the worker can be the task instead of this agent: it is the only one, is never restarted, and reaches the
+    launcher at an address.
     """
     return config.nproc_per_node == 1 and config.max_restarts == 0 and "PMI_FD" not in environ
 
 
 def _summary(names: list[str]) -> str:
-    """`PMIX_RANK and 12 more`: which rank this was, if any says that."""
+    """`PMIX_RANK and 12 more`: the variable with the rank first, if any."""
     shown = next((name for name in _RANKS if name in names), names[0])
     return shown if len(names) == 1 else f"{shown} and {len(names) - 1} more of its kind"

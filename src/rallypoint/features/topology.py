@@ -1,5 +1,5 @@
-"""The domain of a node (`--node-domain`), by which the coordinator keeps well connected nodes together, and how many of
-them (`--segment`).
+"""The domain of a node (`--node-domain`), by which the coordinator keeps well-connected nodes together, in segments of
+a given size (`--segment`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_segment(config: LaunchConfig, parameters: RendezvousParameters) -> None:
-    """Give the segment to the rendezvous, in place of one in `--rdzv-conf`."""
+    """Pass the segment to the rendezvous, replacing one in `--rdzv-conf`."""
     if config.features.topology.segment != 1:
         parameters.config["segment"] = config.features.topology.segment
 

@@ -1,29 +1,29 @@
-"""Variables that frameworks other than torch look for in a worker's environment (`--worker-env`).
+"""Variables for frameworks other than torch in a worker's environment (`--worker-env`).
 
 `KINDS` is the table; each kind is a pure function. Ports are reserved and addresses exchanged in each round before its
 workers start (`round_setup`).
 
 jax: the variables that `jax.distributed.initialize()` reads without arguments.
 
-Of these variables jax itself reads the coordinator's address and the local devices only. It takes number and rank of
-processes from the first cluster that it detects; the first one it looks for is that of Open MPI's mpirun, by the
-variable `OMPI_MCA_orte_hnp_uri`. So a worker gets that and the three numbers which jax then reads. `JAX_NUM_PROCESSES`
-and `JAX_PROCESS_ID` are for programs that pass them on themselves (Kubeflow Trainer sets the same).
+Of these, jax itself reads only the coordinator's address and the local devices. It takes the number and rank of
+processes from the first cluster that it detects, and first looks for Open MPI's mpirun, with the variable
+`OMPI_MCA_orte_hnp_uri`. So a worker gets that and the three numbers that jax then reads. `JAX_NUM_PROCESSES` and
+`JAX_PROCESS_ID` are for programs that pass them on themselves (Kubeflow Trainer sets the same).
 
-Under Slurm, the numbers of the agent's task are replaced by the worker's: another version of jax may look there first,
-and other programs read them too.
+Under Slurm, the worker's numbers replace those of the agent's task: another version of jax may look there first, and
+other programs read them too.
 
-inherit: no variable of ours, but those of the MPI launcher that has started this agent (`task_variables`).
+inherit: no variables of ours, but those of the MPI launcher that started this agent (`task_variables`).
 
-tf: `TF_CONFIG`, which TensorFlow's `TFConfigClusterResolver` and the multi-worker strategies read.
+tf: `TF_CONFIG`, for TensorFlow's `TFConfigClusterResolver` and the multi-worker strategies.
 
 It names every worker, so each node needs the record of every other one: n times n reads in a round of n nodes.
 
-Ports that are kept for the workers of a round: chosen by the kernel, bound here, and never listened on here.
+Ports reserved for the workers of a round: chosen by the kernel, bound here, but never listened on here.
 
-A worker can bind them nevertheless: gRPC, which jax and TensorFlow listen with, allows others of the same user at its
-port (SO_REUSEPORT, SO_REUSEADDR), and so do these sockets. No other process gets the port meanwhile: the kernel does
-not use it for outgoing connections, and refuses it to sockets that do not allow sharing.
+A worker can still bind them: gRPC, with which jax and TensorFlow listen, shares its port with sockets of the same user
+(SO_REUSEPORT, SO_REUSEADDR), and so do these sockets. No other process can get the port: the kernel does not use it for
+outgoing connections, and refuses it to sockets without sharing.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ if TYPE_CHECKING:
 class WorkerPlace(NamedTuple):
     """One worker in its round.
 
-    `local_rank` is the one that the worker sees, 0 for each if local ranks are virtual; then `gpus` is 1.
+    `local_rank` is the worker's view, 0 for each with virtual local ranks; then `gpus` is 1.
 
     Args:
-        rank: among all workers of the round.
+        rank: the rank among all workers of the round.
         world_size: the number of these.
         local_rank: the rank on its node.
         local_world_size: the number of workers on its node.
-        records: the records of the nodes that its kinds require, by group rank.
+        records: the nodes' records that its kinds require, by group rank.
         inherited: the environment of the agent.
-        gpus: the number of GPUs visible to the workers of the node; 0 if that is not known.
-        shares_gpus: whether the workers of the node divide those among themselves.
+        gpus: the number of GPUs visible to the workers of the node; 0 if unknown.
+        shares_gpus: whether the workers of the node divide these GPUs.
     """
 
     rank: int
@@ -75,10 +75,10 @@ class Kind(NamedTuple):
     """The variables of one framework.
 
     Args:
-        names: the names of all variables that it may set.
-        variables: makes the variables of one worker.
-        ports: the number of ports that a node reserves, by its group rank and its number of workers.
-        wanted: the nodes whose records it needs, by the number of nodes.
+        names: the names of all its variables.
+        variables: returns the variables of one worker.
+        ports: returns the number of ports of a node, from its group rank and number of workers.
+        wanted: returns the nodes whose records it needs, from the number of nodes.
     """
 
     names: frozenset[str]
@@ -119,7 +119,7 @@ _LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
 
 
 def _jax_variables(place: WorkerPlace) -> Mapping[str, str]:
-    """The coordinator is the worker of rank 0, at the port that its node has reserved."""
+    """The coordinator is the worker of rank 0, at its node's reserved port."""
     host = place.records[0]
     coordinator = Endpoint(host.address, host.ports[_JAX][0])
     found = {
@@ -139,9 +139,9 @@ def _jax_variables(place: WorkerPlace) -> Mapping[str, str]:
 
 
 def _local_devices(place: WorkerPlace) -> str:
-    """The GPUs of this worker: an equal share each. Empty for jax's own choice: one by local rank.
+    """The GPUs of this worker, an equal share. Empty for jax's own choice: one GPU by local rank.
 
-    Without this, the only worker of a node with several GPUs would see the first alone.
+    Without this, the only worker of a node with several GPUs would see only the first.
     """
     workers = place.local_world_size if place.shares_gpus else 1
     share = place.gpus // workers
@@ -173,7 +173,7 @@ _TENSORFLOW = "tf"
 
 
 def _tensorflow_variables(place: WorkerPlace) -> Mapping[str, str]:
-    """All are of the job `worker`, the first of which is the chief; its index is the rank."""
+    """All belong to the job `worker`, the first as the chief; the index is the rank."""
     records = sorted(place.records.values(), key=lambda record: record.base_rank)
     workers = [str(Endpoint(record.address, port)) for record in records for port in record.ports[_TENSORFLOW]]
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": place.rank}}
@@ -188,7 +188,7 @@ _TENSORFLOW_KIND = Kind(
 )
 
 
-# Those by which an MPI launcher knows this agent: `task_variables` takes them away, unless this kind was asked for.
+# The MPI launcher's variables of this agent: `task_variables` removes them, unless this kind was requested.
 
 _INHERITED_KIND = Kind(frozenset(), lambda _place: {})
 
@@ -202,14 +202,14 @@ KINDS: Mapping[str, Kind] = {
     "ompi": _OMPI_KIND,
     "inherit": _INHERITED_KIND,
 }
-"""The kinds besides torch's variables, which every worker gets."""
+"""The kinds, in addition to torch's variables, which every worker gets."""
 
 
 # For an agent
 
 
 class WorkerEnv(Feature):
-    """Gives the kinds of variables that were asked for to the workers of each round."""
+    """Gives the requested kinds of variables to the workers of each round."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -290,7 +290,7 @@ class ReservedPorts:
             for _ in range(count):
                 self._sockets.append(_bound())
         finally:
-            for holder in previous:  # after that, so that no round gets a port of the one before
+            for holder in previous:  # after that, so that no round gets a port of the previous one
                 holder.close()
         return tuple(int(holder.getsockname()[1]) for holder in self._sockets)
 
@@ -300,7 +300,7 @@ class ReservedPorts:
 
 
 def _bound() -> socket.socket:
-    """A socket bound to a port of all addresses, over IPv6 and IPv4, or, if there is no IPv6, over IPv4."""
+    """A socket bound to a port on all addresses, over IPv6 and IPv4 or, without IPv6, over IPv4."""
     try:
         return _bind(socket.AF_INET6, "::")
     except OSError as error:

@@ -40,7 +40,7 @@ _FAILURES = ("failure", "lost")
 _LAST_RESORT = "-"
 
 RoundKey = tuple[str, int]
-"""The coordinator that completed a round, and its number: together a name for good."""
+"""The coordinator that completed a round, and its number: a permanent name."""
 
 
 # The agents

@@ -1,4 +1,4 @@
-"""Equal teed lines of several ranks are shown once (`--tee-collapse`)."""
+"""Shows equal teed lines of several ranks once (`--tee-collapse`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Collapse(Feature):
-    """Has the outputs of one agent's workers collapsed."""
+    """Collapses the outputs of one agent's workers."""
 
     def process_options(self, options: ProcessOptions) -> ProcessOptions:
         seconds = self.workers.group.spec.features.output.tee_collapse

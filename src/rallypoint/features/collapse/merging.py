@@ -2,10 +2,10 @@
 
 `LineGroups` is pure: lines and `now` in, groups of ranks with a line out. Laws:
 
-1. No line is lost and none is shown twice: each is in one group, with its rank.
-2. The lines of one source come out in the order in which they went in.
-3. No line waits for longer than the time that was given, nor when more than `_MOST_WAITING` bytes wait. A line that has
-   not ended, such as a prompt, comes here when a tee shows it, and waits as any other: ranks may prompt alike.
+1. No line is lost or shown twice: each is in one group, with its rank.
+2. The lines of one source keep their order.
+3. No line waits longer than the given time, or while more than `_MOST_WAITING` bytes wait. An unfinished line, such as
+   a prompt, arrives when a tee shows it, and waits like any other: several ranks may show the same prompt.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 _MOST_WAITING = 1024 * 1024
 _LONGEST_LINE = 64 * 1024
-"""Bytes of a line; one that is longer is shown in parts that are never compared."""
+"""The most bytes of a line; a longer one is shown in parts that are never compared."""
 
 
 class Group(NamedTuple):
-    """A line, with its newline, and the ranks that have written it."""
+    """A line, with its newline, and the ranks that wrote it."""
 
     text: bytes
     ranks: tuple[int, ...]
 
 
 class _Waiting:
-    """A line that waits. `place` orders those of one rank; whatever has the same rank goes in this order."""
+    """A waiting line. `place` is its position among lines with a common rank."""
 
     __slots__ = ("place", "ranks", "since", "text")
 
@@ -48,18 +48,18 @@ class _Waiting:
 
 _PLACE = attrgetter("place")
 _GAP = 1 << 40
-"""Between two places at first, so that many lines find a place between."""
+"""The initial distance of two places, which leaves room for many lines between."""
 
 
 class LineGroups:
-    """The lines of several ranks that wait for the same line of others.
+    """Waiting lines of several ranks, which may be equal to lines of other ranks.
 
-    A new line takes the first place behind the last one of its rank, so that lines that are a rank's own come before
-    those that it has yet to share.
+    A new line takes the first place after the last line of its rank, so a rank's own lines come before those that it
+    may still share.
 
     Args:
-        seconds: that a line waits at most.
-        ranks: how many there are; a line that all have written waits only for those before it.
+        seconds: the longest wait of a line.
+        ranks: the number of ranks; a line that all have written waits only for earlier lines.
     """
 
     def __init__(self, seconds: float, ranks: int) -> None:
@@ -67,12 +67,12 @@ class LineGroups:
         self._ranks = ranks
         self._order: list[_Waiting] = []
         self._by_age: deque[_Waiting] = deque()
-        """The same, and those of which the ranks were taken away since they have been shown."""
+        """The waiting lines by age; entries already shown have no ranks left."""
         self._by_text: dict[bytes, list[_Waiting]] = {}
         self._last: dict[int, _Waiting] = {}
-        """The last line of each rank that waits."""
+        """The last waiting line of each rank."""
         self.waiting = 0
-        """Bytes of the lines that wait."""
+        """Bytes of the waiting lines."""
 
     def add(self, rank: int, text: bytes, now: float) -> None:
         last = self._last.get(rank)
@@ -129,7 +129,7 @@ class LineGroups:
         return self._by_age[0]
 
     def _up_to(self, group: _Waiting) -> list[_Waiting]:
-        """What has to be shown for this one to be: before it, the earlier lines of its ranks, and what those need."""
+        """The lines to show up to this one: before it, the earlier lines of its ranks, and recursively theirs."""
         needed, ranks = [group], set(group.ranks)
         for earlier in reversed(self._order[: bisect_left(self._order, group.place, key=_PLACE)]):
             if not ranks.isdisjoint(earlier.ranks):
@@ -153,14 +153,14 @@ class LineGroups:
 
 
 class CollapsingSink:
-    """One console stream on which several workers' lines are collapsed. For the sink's thread only.
+    """One console stream with several workers' collapsed lines. For the sink's thread only.
 
     Args:
         seconds: within which lines are collapsed.
         stream: where lines are written.
         ranks: local rank to global rank.
-        prefixes: by local rank, what stands before a line that one worker alone has written.
-        sources: local ranks of the workers whose lines come here.
+        prefixes: by local rank, the text before a line that only one worker wrote.
+        sources: local ranks of the workers whose lines arrive here.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class CollapsingSink:
         self.stream = stream
         self._ranks = dict(ranks)
         self._prefixes = {local: os.fsencode(prefix) for local, prefix in prefixes.items()}
-        host = f"{os.uname().nodename}: "  # as `specs.with_host` has it
+        host = f"{os.uname().nodename}: "  # as in `specs.with_host`
         self._label = os.fsencode(host if all(prefix.startswith(host) for prefix in prefixes.values()) else "")
         self.groups = LineGroups(seconds, len(sources))
 
@@ -208,7 +208,7 @@ class CollapsingSink:
 
 
 class CollapsedStream:
-    """One worker's stream on a `CollapsingSink`: what a `ConsoleStream` is to a followed file whose prefix is empty."""
+    """One worker's stream on a `CollapsingSink`, in place of a followed file's `ConsoleStream` with an empty prefix."""
 
     def __init__(self, sink: CollapsingSink, local_rank: int, prefix: bytes) -> None:
         self._sink = sink
@@ -216,20 +216,19 @@ class CollapsedStream:
         self._own_prefix = prefix
         self._line = bytearray()
         self._long = False
-        """Whether the line that has not ended is shown in parts."""
+        """Whether the unfinished line is shown in parts."""
 
     def write_or_queue(self, data: bytes, now: float) -> None:
         for part in _lines(data):
             self._take(part, now)
-        if not self._long:  # nothing comes into the middle of a line
+        if not self._long:  # no text goes into the middle of a line
             self._sink.write_due(now)
 
     def write_or_queue_chunk(self, chunk: Chunk, now: float) -> None:
         self.write_or_queue(b"".join(chunk.parts), now)
 
     def relabel(self, prefix: str, rank: int | None = None) -> None:
-        """Start the lines that this worker alone has written with another prefix; it has another global rank now, too,
-        if one is given."""
+        """Set another prefix for lines that only this worker wrote, and its new global rank, if given."""
         self._own_prefix = self._sink.relabel(self._rank, prefix, rank)
 
     def backlog(self) -> int:
@@ -239,7 +238,7 @@ class CollapsedStream:
         self._line += part
         ended = part.endswith(b"\n")
         if len(self._line) > _LONGEST_LINE or self._long:
-            if not self._long:  # what came before it goes before it
+            if not self._long:  # earlier lines go first
                 self._sink.flush(now)
                 self._sink.stream.write_or_queue(self._own_prefix, now)
             self._sink.stream.write_or_queue(bytes(self._line), now)
@@ -251,6 +250,6 @@ class CollapsedStream:
 
 
 def _lines(data: bytes) -> list[bytes]:
-    """Lines cut at newlines only."""
+    """Split data into lines at newlines only."""
     parts = data.split(b"\n")
     return [part + b"\n" for part in parts[:-1]] + ([parts[-1]] if parts[-1] else [])

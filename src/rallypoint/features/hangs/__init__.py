@@ -1,1 +1,1 @@
-"""A job none of whose ranks gives a sign of life: found, explained, and reported, restarted or ended."""
+"""A job whose ranks are all inactive: detected, explained, and reported, restarted or ended."""

@@ -1,4 +1,4 @@
-"""What workers do besides writing output, as far as /proc shows it: files that grow, and children that compute."""
+"""Activity of workers besides their output, from /proc: growing files, and computing children."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rallypoint.workers.stop import WriteProgress, write_progress
 
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _BUSY = 0.5
-"""The number of processors in use from which on children count as busy: a logger or a monitor uses less."""
+"""Children that use at least this many processors count as busy: a logger or a monitor uses less."""
 
 
 class Activity(NamedTuple):
-    """`grown` changes when a worker, or a process below one, has written as much to a file as only a save writes, and
-    when it begins or ends to announce a save. `is_busy`: processes below the workers compute.
+    """`grown` changes when a worker or a process below it has written as much to a file as only a save does, or begins
+    or stops to announce a save. `is_busy`: processes below the workers compute.
     """
 
     grown: int = 0
@@ -27,10 +27,10 @@ class Activity(NamedTuple):
 
 
 class ActivityProbe:
-    """Looks at some workers again and again. It touches no file system but /proc, and may be used on any one thread.
+    """Looks at workers repeatedly. It uses no file system but /proc, and may be used on any single thread.
 
     Args:
-        pids: of the workers. Another process in the place of one that has ended would only be read.
+        pids: the workers' pids. A process with a reused pid would only be read.
         clock: CLOCK_MONOTONIC, except in tests.
     """
 
@@ -43,8 +43,8 @@ class ActivityProbe:
         self._last = Activity()
 
     def look(self) -> Activity:
-        """The present activity. `is_busy` is about the time since the last look."""
-        with suppress(OSError):  # no descriptor is free: nothing new is known
+        """The current activity. `is_busy` refers to the time since the last look."""
+        with suppress(OSError):  # no descriptor is free: there is no new information
             self._last = self._look()
         return self._last
 
@@ -55,8 +55,8 @@ class ActivityProbe:
         below = set[int]().union(*(descendants(pid, parents) for pid in self.pids)) - self.pids
         writes = {pid: write_progress(pid) for pid in (*self.pids, *below)}
         grown = any(found.has_grown(self._writes[pid]) for pid, found in writes.items() if pid in self._writes)
-        # What a worker itself uses says nothing, since one that waits in a collective may spin; what its ended children
-        # have used says that they have run.
+        # A worker's own processor time shows nothing, since it may spin in a collective; its ended children's time
+        # shows that they ran.
         ticks = {pid: ticks_of(pid)[1] for pid in self.pids} | {pid: sum(ticks_of(pid)) for pid in below}
         used = sum(max(0, number - self._ticks[pid]) for pid, number in ticks.items() if pid in self._ticks)
         is_busy = used > _BUSY * _TICKS_A_SECOND * (now - self._looked_at)
@@ -65,6 +65,6 @@ class ActivityProbe:
 
 
 def ticks_of(pid: int) -> tuple[int, int]:
-    """The processor time of a process, and that of its children that have ended; zero if it has ended itself."""
+    """The processor time of a process, and of its ended children; zero if it has ended."""
     fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])) if len(fields) > 14 else (0, 0)

@@ -1,5 +1,5 @@
-"""The part of one agent in a hang, and in a silence that nobody has asked to be found: it looks for signs of life, and
-tells what its workers do.
+"""One agent's part in a hang, and in a silence (which is only reported): it looks for activity, and reports its
+workers' state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Hangs(Feature):
-    """The part of one node. Without a timeout it never counts as quiet, and only reports."""
+    """One node's part. Without a timeout, the node never counts as quiet, and only reports."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)

@@ -1,4 +1,4 @@
-"""The evidence of a hang: what this node collects of its workers, and the report that one node makes of all."""
+"""The evidence of a hang: this node's collection from its workers, and one node's report about all."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ log = get_logger(__name__)
 
 
 Render = Callable[[Mapping[str, bytes], Sequence[str], int], str]
-"""Makes the report of what nodes have sent, by name, of the names of nodes that have not, and how many more those are.
+"""Creates the report from nodes' data by name, the names of nodes without data, and the number of further such
+nodes.
 """
 
 
 def collect(facts: NodeFacts, context: PContext | None, on_hang: str) -> bytes:
-    """The evidence of this node, encoded. A worker whose stacks cannot be read writes them when it is ended, if all
-    will be. Not on the loop's thread.
+    """The encoded evidence of this node. A worker whose stacks cannot be read writes them when it is ended, if all will
+    be. Not on the loop's thread.
 
     Args:
-        facts: what the loop knows.
+        facts: the loop's information.
         context: the node's workers.
-        on_hang: the action that follows.
+        on_hang: the subsequent action.
     """
     from rallypoint.features.hangs.living import notes_of
     from rallypoint.observe.hangs.dumps import recorder_of
@@ -64,15 +65,15 @@ def collect(facts: NodeFacts, context: PContext | None, on_hang: str) -> bytes:
 _NOT_SHOWN = "what the workers are doing could not be shown; see the log of the node that hosts the coordinator"
 
 _MAX_TOTAL = 64 * 1024 * 1024
-"""Bytes of the nodes' reports that are kept."""
+"""The most bytes kept of the nodes' reports."""
 
 
 class HangReporter:
-    """Gathers the parts, and makes the report in a thread of its own.
+    """Gathers the parts, and creates the report on a separate thread.
 
     Args:
-        send: takes the report, from any thread, and word that all of a node was read.
-        render: makes the report.
+        send: takes the report, from any thread, and acknowledgements of nodes' parts.
+        render: creates the report.
     """
 
     def __init__(self, send: Callable[[HangReport | Taken], None], render: Render | None = None) -> None:
@@ -85,7 +86,7 @@ class HangReporter:
         self._size = 0
 
     def add(self, message: CollectedPart | CollectionEnded) -> None:
-        """Add what a node has reported, or note that nothing more will arrive; then the report is made and sent."""
+        """Add a node's part, or note the end of the collection; then create and send the report."""
         if message.number != self._number:
             self._number, self._told, self._complete, self._size = message.number, {}, set(), 0
         if isinstance(message, CollectionEnded):
@@ -121,9 +122,9 @@ def render_report(told: Mapping[str, bytes], silent: Sequence[str], more: int = 
     """The report as text.
 
     Args:
-        told: the data of each node, as `CollectedPart`s carry it.
-        silent: the names of nodes that have not answered.
-        more: how many others have not.
+        told: the data of each node, from its `CollectedPart`s.
+        silent: the names of nodes without an answer.
+        more: the number of further such nodes.
     """
     from rallypoint.observe.hangs.report import report_lines
 
@@ -132,7 +133,7 @@ def render_report(told: Mapping[str, bytes], silent: Sequence[str], more: int = 
 
 
 def render_silence(seconds: float, job: str, told: Mapping[str, bytes], silent: Sequence[str], more: int = 0) -> str:
-    """The report in one line, where nobody has asked for more; `seconds` without a sign of life, and the job's name."""
+    """The report in one line, if only that is wanted; `seconds` is the length of the silence."""
     from rallypoint.observe.hangs.report import silence_line
 
     found, missing = _read(told, silent)
@@ -140,13 +141,13 @@ def render_silence(seconds: float, job: str, told: Mapping[str, bytes], silent: 
 
 
 def _read(told: Mapping[str, bytes], silent: Sequence[str]) -> tuple[list[NodeEvidence], list[str]]:
-    """The evidence of nodes, and the names of those of which there is none."""
+    """The evidence of nodes, and the names of nodes without any."""
     from rallypoint.observe.hangs.messages import EvidenceReader
 
     reader, found, missing = EvidenceReader(), [], list(silent)
     for node, data in sorted(told.items()):
         try:
             found.append(reader.read(data))
-        except ValueError:  # nothing could be collected there, or these bytes are invalid
+        except ValueError:  # the node could not collect, or the bytes are invalid
             missing.append(node)
     return found, missing

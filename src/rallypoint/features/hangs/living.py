@@ -1,7 +1,7 @@
-"""Workers that have raised and not ended: one line for each, and what others are told of it.
+"""Workers that raised but still run: a line for each, and notes for reports.
 
-Nothing waits for such a worker but its peers: it is in a thread that never ends, in atexit, or in the tear-down of a
-process group. A whole traceback as the last that it has written, or an error file of this start, says so.
+Only its peers wait for such a worker: it is in a thread that never ends, in atexit, or in the tear-down of a process
+group. A complete traceback as its last output, or an error file of this start, shows it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _SILENT_FOR = 5.0
-"""Seconds after its last word from which on a worker counts as one that has not ended."""
+"""Seconds after its last output before a worker counts as one that does not end."""
 _UNREAD_FOR = 30.0
-"""Seconds without a reader after which a console is worth a line."""
+"""Seconds without a reader before a console is worth a line."""
 
 
 def raised(context: PContext, local_rank: int) -> tuple[str, float] | None:
-    """The exception that a worker has written, which has not ended, and the seconds since then; None if there is none.
-    Reads files, so it is not for the loop's thread.
+    """The exception that a running worker wrote, and the seconds since then; None without one. Reads files, so not for
+    the loop's thread.
     """
     failure, ago = raised_failure(context, local_rank)
     return None if ago is None or ago < _SILENT_FOR else (first_line(message_and_traceback(failure)[0]), ago)
 
 
 class RaisedWorkers:
-    """Those of one round, each told once. Only `begin_round` is for the loop's thread."""
+    """Logs such workers of one round, each once. Only `begin_round` is for the loop's thread."""
 
     def __init__(self, workers: WorkerController) -> None:
         self._workers = workers
@@ -46,11 +46,11 @@ class RaisedWorkers:
         self._told_of_console = False
 
     def begin_round(self) -> None:
-        """The workers of a round have been started."""
+        """The workers of a round have started."""
         self._context, self._told = self._workers.pcontext, set()
 
     def look(self) -> None:
-        """Look once."""
+        """Look at the workers once."""
         context, told = self._context, self._told
         if context is None:
             return
@@ -67,7 +67,7 @@ class RaisedWorkers:
         self._look_at_console(context)
 
     def _look_at_console(self, context: PContext) -> None:
-        """Say once, each time, that a console takes nothing: in our own log, which may go elsewhere."""
+        """Log each time a console blocks, once, in our own log, which may go elsewhere."""
         blocked = context.console_blocked_for()
         if blocked < _UNREAD_FOR:
             self._told_of_console = False
@@ -79,8 +79,8 @@ class RaisedWorkers:
 
 
 def notes_of(context: PContext, by_rank: Mapping[int, int], running: Collection[int]) -> Mapping[int, str]:
-    """What is known of the end of workers, and of those of these local ranks that should have ended, by global rank.
-    Not on the loop's thread.
+    """Notes about ended workers, and about those of these local ranks that should have ended, by global rank. Not on
+    the loop's thread.
     """
     now = time.monotonic()
     ended = ((by_rank.get(rank), context.ended_at(rank)) for rank in context.exit_codes)

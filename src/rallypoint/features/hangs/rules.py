@@ -1,10 +1,10 @@
-"""What a node does about a job that hangs. Pure.
+"""A node's reaction to a hung job. Pure.
 
 Laws:
 
-1. First all evidence about the workers is collected and shown, then the agent acts: no worker is ended before.
-2. The action is the one that this node was started with, and a hang costs a restart as a failure does. The first node
-   to request it decides for all. Events of any other round than the one that runs here change nothing.
+1. All evidence about the workers is collected and shown before the agent acts: no worker is ended before that.
+2. The action is this node's own setting, and a hang costs a restart like a failure. The first node to request an action
+   decides for all. Events of other rounds than the running one change nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class OnHang(StrEnum):
 
 
 GRACE = 3
-"""The number of timeouts that a round has until a worker has reported progress twice."""
+"""The factor of the timeout until a worker has reported progress twice."""
 _CAUSE = "the job hangs: no rank has given a sign of life for {:g} s (--hang-timeout)"
 _THEN = {
     OnHang.REPORT: "nothing else is done (--on-hang=report)",
@@ -37,18 +37,18 @@ _THEN = {
 
 
 class HangRules(NamedTuple):
-    """What follows from the coordinator's words about a hang.
+    """The rules for the coordinator's messages about a hang.
 
     Args:
-        timeout: seconds, for messages; 0 where nobody has asked for hangs to be found: the report is all then.
-        reaction: what this node does besides reporting.
+        timeout: seconds, for messages; 0 without hang detection, when only the report follows.
+        reaction: this node's action besides reporting.
     """
 
     timeout: float
     reaction: OnHang
 
     def rules(self) -> Rules:
-        """By the types of events."""
+        """The rules by type of event."""
         return {HangFound: self._on_found, HangReport: self._on_report}
 
     def _on_found(self, status: PolicyState, event: HangFound) -> Decision:

@@ -1,23 +1,23 @@
-"""Tracks since when the workers of this node have given no sign of life, and tells the coordinator (`--hang-timeout`;
-without it, `--silence-timeout`).
+"""Tracks how long this node's workers have been inactive, and reports it to the coordinator (`--hang-timeout`; without
+it, `--silence-timeout`).
 
-A sign is whatever a worker writes to its standard output or error, a call of `notices.progress` (with the same step
-too), a change of the progress file, a file that grows as one does in which a checkpoint is saved, and the end of a
-worker. The load of a processor or a GPU proves nothing: a worker that waits for a collective may well spin. Where only
-the silence is reported, so is any change of a worker's Python calls and their variables: it computes something.
+Signs of activity are: any output of a worker, a call of `notices.progress` (even with the same step), a change of the
+progress file, a file that grows like a checkpoint being saved, and the end of a worker. The load of a processor or a
+GPU proves nothing: a worker may spin while it waits for a collective. If only silence is reported, any change of a
+worker's Python calls or their variables is also a sign: it computes something.
 
 Laws:
 
-1. Log files and the progress file may be on a disk that hangs: a thread looks at them, and the loop takes its results.
-2. No sign may be missed: a node is quiet only after a look that was made when its time was over. A look that has not
-   returned for as long as the timeout counts as having found nothing.
-3. Until a worker has reported progress twice, a round has three times the timeout from its start: first steps are slow,
-   and a first report may come before them.
-4. Time without looks (a machine that was suspended) does not count.
-5. If the workers' output cannot be seen and they report no progress, this node is never quiet.
-6. The coordinator is told of changes only: quiet, and not quiet any more.
-7. Processes that workers have started, and that compute, are waited for (a compiler, a tokenizer), but for no more than
-   three times the timeout after the last sign: they may be ranks of an inner launcher, which spin too.
+1. Log files and the progress file may be on a hung disk: a thread looks at them, and the loop takes its results.
+2. No sign may be missed: a node is quiet only after a look that began after the timeout. A look that has not returned
+   for the length of the timeout counts as having found nothing.
+3. Until a worker has reported progress twice, a round has three times the timeout from its start: the first steps are
+   slow, and a first report may come before them.
+4. Time without looks (a suspended machine) does not count.
+5. If the workers' output is not visible and they report no progress, this node is never quiet.
+6. Only changes are reported to the coordinator: quiet, and no longer quiet.
+7. Computing child processes of workers (a compiler, a tokenizer) also count, but for at most three times the timeout
+   after the last sign: they may be ranks of an inner launcher, which spin too.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _LOOKS = 8
-"""Looks within one timeout."""
+"""The number of looks within one timeout."""
 _SHORTEST, _LONGEST = 0.05, 15.0
-"""Seconds between two looks: at least, and at most."""
+"""The least and the most seconds between two looks."""
 
 
 class Seen(NamedTuple):
     """The visible traces of the workers."""
 
     output: object
-    """None if it cannot be seen."""
+    """None if it is not visible."""
     calls: tuple[Reached | None, ...]
     file: object
-    """None if there is no progress file, or it has not been looked at yet."""
+    """None without a progress file, or before the first look at it."""
     activity: Activity = Activity()
     python: object = None
-    """Changes when the Python calls of a worker do, or their variables; None if that is not looked at."""
+    """Changes with the Python calls of a worker and their variables; None if not examined."""
 
     @property
     def signs(self) -> object:
-        """A value of which any difference between two looks is a sign of life."""
+        """A value that changes between two looks if there was a sign of activity."""
         return self.output, self.calls, self.file, self.activity.grown, self.python
 
 
 class RoundSigns:
-    """The signs of life of the workers of one round. All times are in seconds on the monotonic clock."""
+    """The activity of one round's workers. All times are in seconds on the monotonic clock."""
 
     def __init__(
         self, round_: int, look: Callable[[], Seen], timeout: float, now: float, patience: int = GRACE
@@ -75,19 +75,19 @@ class RoundSigns:
         self._look = look
         self._timeout = timeout
         self._patience = patience
-        """The number of timeouts that a round has until its workers report progress."""
+        """The factor of the timeout until the workers report progress."""
         self._started_at = self._sign_at = self._looked_at = now
         self._looking_since: float | None = None
         self._busy_at = -math.inf
-        """When children of workers were last seen to compute."""
+        """When children of workers last computed."""
         self._reported = False
         """Whether any worker has reported progress."""
         self._progressed = False
-        """Whether one has done so again."""
+        """Whether a worker has reported progress again."""
         self._seen: Seen | None = None
 
     def look(self, clock: Clock) -> None:
-        """Look once; may hang with the disk."""
+        """Look once; may hang if the disk does."""
         self._looking_since = clock.monotonic()
         seen, before = self._look(), self._seen
         now = clock.monotonic()
@@ -102,16 +102,16 @@ class RoundSigns:
         self._looked_at, self._looking_since = now, None
 
     def sign(self, now: float) -> None:
-        """A worker has given a sign of life that no look shows."""
+        """Note a sign of activity that no look shows."""
         self._sign_at = now
 
     def skip(self, seconds: float, now: float) -> None:
-        """Skip this many seconds without looks, unless the thread has found a sign meanwhile."""
+        """Do not count this many seconds without looks, unless the thread has found a sign."""
         self._started_at = min(self._started_at + seconds, now)
         self._sign_at = min(self._sign_at + seconds, now)
 
     def is_quiet(self, now: float) -> bool:
-        """Whether the workers have given no sign of life for the timeout."""
+        """Whether the workers have been inactive for the timeout."""
         over_at = self._sign_at + self._timeout
         over_at = max(over_at, min(self._busy_at + self._timeout, self._sign_at + GRACE * self._timeout))
         if not self._progressed:
@@ -126,13 +126,13 @@ class RoundSigns:
 
 
 class HangWatch(Source):
-    """The hang watch of one agent, stepped by its loop. Nothing here waits.
+    """The hang watch of one agent, stepped by its loop. Never waits.
 
     Args:
-        timeout: seconds without a sign of life after which this node is quiet.
+        timeout: seconds of inactivity after which this node is quiet.
         workers: the workers of this node.
-        reports_only: whether nothing but a line follows: then Python that runs is a sign too, and no start is waited
-            for.
+        reports_only: whether only a log line follows: then running Python code is also a sign, and the start gets no
+            extra time.
         clock: CLOCK_MONOTONIC, except in tests.
     """
 
@@ -169,11 +169,11 @@ class HangWatch(Source):
             self._thread = start_thread(self._run, "rallypoint-hangs")
 
     def end_round(self) -> None:
-        """The workers are about to be stopped: no signs are expected any more. Idempotent."""
+        """The workers are about to stop: expect no more signs. Idempotent."""
         self._signs, self._step_at = None, math.inf
 
     def close(self) -> None:
-        """The run is over. Idempotent; does not wait for a disk that may hang."""
+        """The run has ended. Idempotent; does not wait for a disk that may hang."""
         self.end_round()
         self._ending.set()
 
@@ -183,12 +183,12 @@ class HangWatch(Source):
         return self._step_at
 
     def step(self) -> None:
-        """Tell the coordinator if the workers have become quiet, or are no longer."""
+        """Report to the coordinator when the workers become quiet or active again."""
         now = self._clock.monotonic()
         signs = self._signs
         if signs is None or now < self._step_at:
             return
-        self._start_looking()  # where no thread could be started before
+        self._start_looking()  # if no thread could start before
         late = now - self._stepped_at - 2 * self._every
         if late > max(1.0, self._every):
             signs.skip(late, now)
@@ -205,7 +205,7 @@ class HangWatch(Source):
     # Inside
 
     def _looker(self) -> Callable[[], Seen]:
-        """The function that looks at the workers of this round, on the thread."""
+        """Return the function that looks at the workers of this round, on the thread."""
         workers, group = self._workers, self._workers.group
         context, folder, ranks = workers.pcontext, group.notices, len(group.workers)
         marks = None if context is None else context.output_marks()
@@ -245,8 +245,8 @@ class HangWatch(Source):
 
 
 def _python_marks(pids: Collection[int]) -> tuple[object, ...]:
-    """A value for each process that changes with its main thread's Python calls, and with those of all threads where
-    the main one waits for others; of what cannot be read, with the processor time that it uses.
+    """A value for each process that changes with its main thread's Python calls, or with all threads' if the main
+    thread waits for others; for an unreadable process, with its processor time.
     """
     from rallypoint.base.python_memory import Unreadable, read_python
 
@@ -263,6 +263,6 @@ def _python_marks(pids: Collection[int]) -> tuple[object, ...]:
 
 
 _WAITING = ("/threading.py", "/queue.py", "/concurrent/futures/_base.py")
-"""Where a main thread is that leaves the work to other threads."""
+"""Places of a main thread that leaves the work to other threads."""
 _NOTICED = 100
-"""Ticks of processor time (a second) that count as a sign of a program that cannot be read."""
+"""Ticks of processor time (a second) that count as activity of an unreadable program."""

@@ -1,6 +1,6 @@
 """Workers of this node that keep their processes when a round ends (`rallypoint.inprocess`).
 
-Imported when a worker may have announced that it can. In each round
+Imported when a worker may have announced this. In each round:
 
     begin_release      the round is over: workers that can are told to leave it, the others end (`workers/stop.py`)
     (a Preparation)    they wait; if not all workers of the job can, they are ended before the new ones start
@@ -8,15 +8,16 @@ Imported when a worker may have announced that it can. In each round
 
 Laws:
 
-1. A worker keeps its process only if one of each local rank of its node has announced itself in this run: otherwise all
-   workers of the job are restarted anyway, and none is asked to leave.
-2. A worker that dies while it waits is restarted, and does not count as failed in any round.
-3. Processes that it has left are ended before another worker starts in its place.
-4. A program whose process cannot enter another round is not tried again. Where a library keeps the world of the round
-   before (a singleton of accelerate, say), the function of each survivor fails at once:
-       1. rank 0 is killed; rank 1 survives, and fails at the first line of its next round: a failure like any other;
-       2. now rank 0, which was new, would survive, and fail: and so on, until no restart is left.
-   So the first such failure ends this for the run: all workers of the job are new in each further round.
+1. A worker keeps its process only if a worker of each local rank of its node has announced itself in this run:
+   otherwise all workers of the job are restarted anyway, and none is asked to leave.
+2. A worker that dies while it waits is restarted, and does not count as a failure in any round.
+3. Its leftover processes are ended before another worker starts in its place.
+4. A program whose process cannot enter another round is not tried again. If a library keeps the previous round's world,
+   such as a singleton in accelerate, the function of each survivor fails at once:
+       1. rank 0 is killed; rank 1 survives, and fails at the first line of its next round, which is a failure like any
+          other;
+       2. now rank 0, which was new, would survive and fail, and so on, until no restart is left. So the first such
+          failure disables this for the run: all workers of the job are new in each further round.
 """
 
 from __future__ import annotations
@@ -40,14 +41,15 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _ENTRY_SECONDS = 10.0
-"""Seconds from the start of a round in which a survivor's failure counts as that of its entry; two of them are spent on
-waiting whether the failure is the echo of another's (`inprocess.rounds`)."""
+"""Seconds from the start of a round within which a survivor's failure counts as a failed entry. Two of them pass while
+it waits to see whether the failure is a consequence of another one (`inprocess.rounds`).
+"""
 _FROM_OUTSIDE = frozenset((SIGHUP, SIGINT, SIGKILL, SIGTERM))
-"""Signals that end a worker from outside, and say nothing about it."""
+"""Signals that end a worker from outside, which are not its fault."""
 
 
 class InProcess(Feature):
-    """Has workers of one agent continue in their processes, once one has announced that it can."""
+    """Lets workers of one agent continue in their processes, once one has announced that it can."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -72,11 +74,11 @@ class InProcess(Feature):
 
 
 class HeldWorkers(Preparation):
-    """The workers of one agent that keep their processes. A `Preparation` of each round.
+    """The workers of one agent that keep their processes; a `Preparation` of each round.
 
     Args:
         group: all workers of the agent.
-        grace: how long workers have to end.
+        grace: the time for workers to end.
         possible: whether any of them can keep its process.
     """
 
@@ -99,12 +101,12 @@ class HeldWorkers(Preparation):
         return self._announced.issuperset(range(self._group.spec.local_world_size))
 
     def note_failures(self, failures: Mapping[int, ProcessFailure], seconds: float, *, progress: bool) -> None:
-        """Workers have failed: find out whether one could not enter another round in its process.
+        """Workers have failed: check whether one could not enter another round in its process.
 
         Args:
-            failures: by local rank.
+            failures: the failures by local rank.
             seconds: from the start of the round to now.
-            progress: whether a worker of this node has reported progress in it.
+            progress: whether a worker of this node reported progress in the round.
         """
         if progress or seconds > _ENTRY_SECONDS or not self._possible:
             return
@@ -119,7 +121,7 @@ class HeldWorkers(Preparation):
 
     @staticmethod
     def make_ready() -> None:
-        """Import what the end of a round needs now, while nothing waits for it."""
+        """Import the modules for the end of a round now, while nothing waits for them."""
         import rallypoint.base.inotify  # noqa: F401
 
     # The end of a round
@@ -127,12 +129,12 @@ class HeldWorkers(Preparation):
     def begin_release(
         self, context: PContext, death_sig: Signals, grace: float, limit: float, *, sent: bool
     ) -> Stop | None:
-        """Let those workers leave their round that can, and end the others; see `PContext.begin_close`.
+        """Let workers leave their round if they can, and end the others; see `PContext.begin_close`.
 
         Returns:
-            The stop, which may be done: those that are held may have left their round before. None without one.
+            The stop, which may be done already, if the workers have left their round. None without one.
         """
-        if context is self._context:  # the round is over before it has begun here
+        if context is self._context:  # the round ended before it began here
             return context.stopping
         assert self._group.placement is not None
         channel = WorkerChannel(self._group.notices)
@@ -156,12 +158,12 @@ class HeldWorkers(Preparation):
         context.begin_close(SIGTERM, self._grace.seconds(failed=True))
 
     def preparing(self) -> bool:
-        """Whether something of the previous round has to end first, as its owner has last seen it."""
+        """Whether processes of the previous round must end first, as of the last look."""
         stop = None if self._context is None else self._context.stopping
         return stop is not None and not stop.done
 
     def cancel(self) -> None:
-        """Do nothing: what has begun to end continues to."""
+        """Do nothing: a begun stop continues."""
 
     def close(self) -> None:
         self._context = None
@@ -169,7 +171,7 @@ class HeldWorkers(Preparation):
     # The next round
 
     def enter(self, context: PContext) -> tuple[int, ...]:
-        """Let the waiting workers enter the round of a context that is not started yet, which takes them over.
+        """Let the waiting workers enter the round of a context that has not started yet and takes them over.
 
         Returns:
             Their local ranks.

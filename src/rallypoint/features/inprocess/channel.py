@@ -1,6 +1,6 @@
-"""The agent's end of the channel to workers that continue in the next round (`rallypoint.inprocess`).
+"""The agent's side of the channel to workers that continue in the next round (`rallypoint.inprocess`).
 
-It is the notice directory, with these files for the worker of each local rank:
+The channel is the notice directory, with these files for the worker of each local rank:
 
     inprocess.<rank>     a FIFO, made and read by the worker: it can continue. Lines: `leave <round>`, `enter <round>`,
                          and `rank <rank>` to a standby worker, whose FIFO is then renamed
@@ -10,9 +10,9 @@ It is the notice directory, with these files for the worker of each local rank:
 
 Laws:
 
-1. The files are only hints: a worker counts as ready to continue only while its process runs, and one that does not
-   answer is ended by the stop that waits for it. Those in a folder that is not ours alone count for nothing.
-2. Nothing here waits, for a worker or for a full pipe.
+1. The files are only hints: a worker counts as ready to continue only while its process runs, and the waiting stop ends
+   one that does not answer. Files in a folder that is not private are ignored.
+2. Nothing here waits for a worker or a full pipe.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class WorkerChannel:
     """The channel of all workers of one node.
 
     Args:
-        folder: its path; empty for none.
+        folder: the path of the directory; empty for none.
     """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
 
     def announced(self) -> set[int]:
-        """Local ranks whose worker, the present one or an earlier one, has announced that it can continue."""
+        """Local ranks whose present or earlier worker has announced that it can continue."""
         return {rank for rank, rest in self._entries(FIFO_PREFIX) if not rest}
 
     def left(self, round_: int) -> set[int]:
@@ -59,7 +59,7 @@ class WorkerChannel:
         return {rank for rank, rest in self._entries(PREPARED_PREFIX) if not rest}
 
     def become(self, place: int, rank: int) -> bool:
-        """Give a standby worker a local rank in place of the one that it was started with; whether it has it now."""
+        """Give a standby worker a local rank instead of its placeholder number. Returns whether this succeeded."""
         if not self._send(place, f"rank {rank}\n"):
             return False
         try:
@@ -78,7 +78,7 @@ class WorkerChannel:
         Args:
             rank: its local rank.
             round_: the round.
-            environment: the variables that the agent sets; None for one that it had set and no longer sets.
+            environment: the variables that the agent sets; None for one that it no longer sets.
         """
         if not self.folder:
             return False
@@ -87,8 +87,8 @@ class WorkerChannel:
         path = os.path.join(self.folder, f"{ROUND_PREFIX}{rank}.json")
         try:
             make_private(self.folder)
-            # ext4 writes a file to the disk before it takes the place of another: up to 0.8 s of every hundredth round,
-            # while others write. Nobody reads the old one any more, so it goes first.
+            # ext4 writes a file to the disk before it replaces another: up to 0.8 s in every hundredth round, while
+            # others write. Nobody reads the old file any more, so delete it first.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             replace_file(path, json.dumps({"round": round_, "environment": dict(environment)}).encode())
@@ -98,7 +98,7 @@ class WorkerChannel:
         return self._send(rank, f"enter {round_}\n")
 
     def remove(self, ranks: Collection[int]) -> None:
-        """Remove all files that workers of these local ranks have made here, and those made for them."""
+        """Remove all files by and for workers of these local ranks."""
         for prefix in (FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX, PREPARED_PREFIX, PROGRESS_PREFIX, ACK_PREFIX):
             for name in self._names(prefix, ranks):
                 with contextlib.suppress(OSError):
@@ -112,7 +112,7 @@ class WorkerChannel:
             return False
         try:
             fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:  # no reader: the process has ended, or cannot continue any more
+        except OSError:  # no reader: the process has ended or can no longer continue
             return False
         try:
             return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, line.encode()) == len(line)
@@ -122,7 +122,7 @@ class WorkerChannel:
             os.close(fd)
 
     def _entries(self, prefix: str) -> Iterator[tuple[int, str]]:
-        """Local rank, and the rest of the name, of each file with this prefix."""
+        """The local rank and the rest of the name of each file with this prefix."""
         try:
             listing = os.listdir(self.folder) if self.folder and is_private(self.folder) else []
         except OSError:
@@ -139,11 +139,11 @@ class WorkerChannel:
 
 
 class ReleasedWorkers:
-    """A request to workers to leave a round: which of them have received it, and which have left. What a stop needs of
-    its `LeavingWorkers`.
+    """A request to workers to leave a round: which of them have received it, and which have left. The `LeavingWorkers`
+    of a stop.
 
     Args:
-        channel: to them.
+        channel: the channel to them.
         ranks: the local ranks to ask.
         round_: the round that has ended.
     """
@@ -159,11 +159,11 @@ class ReleasedWorkers:
 
     @property
     def must_be_polled(self) -> bool:
-        """Whether no descriptor shows when a worker has left."""
+        """Whether no descriptor shows that a worker has left."""
         return self._news is None
 
     def left(self) -> set[int]:
-        """Those of the told workers that have left the round."""
+        """The notified workers that have left the round."""
         if self._news is not None:
             self._news.changed()
         return self._channel.left(self._round) & self.told

@@ -1,1 +1,1 @@
-"""A job that is taken away as a whole: its workers save, then it ends, and the scheduler may start it again."""
+"""The preemption of a whole job: its workers save, then it ends, and the scheduler may start it again."""

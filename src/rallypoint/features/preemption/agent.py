@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from rallypoint.workers.context import ProcessOptions
 
 DEFAULT_NOTICE = 60.0
-"""Seconds that workers have after a signal, where `notice_timeout` does not say."""
+"""Seconds for workers after a signal, unless `notice_timeout` is set."""
 _MARGIN = 5.0
-"""Seconds that the stop of workers may take beyond their grace period: for stacks, sweep, verdict and requeue."""
+"""Seconds for the stop of workers besides their grace period: for stacks, sweep, verdict and requeue."""
 
 
 class WholeJobPreemption(Feature):
-    """The preemption of one node's job. Without options of its own, the node follows others that have them."""
+    """The preemption of one node's job. A node without its own options follows others that have them."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -77,12 +77,12 @@ class WholeJobPreemption(Feature):
         return PreemptionRequested(seconds, f"received {signal_name(number)}")
 
     def notice(self, left: float) -> float:
-        """Seconds that workers have to save when so many are left of the job's time."""
+        """Seconds for workers to save when `left` seconds remain of the job's time."""
         seconds = round(max(0.0, left - min(self._stop, left / 2)), 1)
         return min(seconds, self._notice_timeout or math.inf)
 
     def _leads(self) -> bool:
-        """Whether this node is the one that looks at the job's end."""
+        """Whether this node watches the job's end."""
         return not self.workers.group.group_rank
 
     def _requeue(self, _step: RequeueJob) -> None:

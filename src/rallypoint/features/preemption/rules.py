@@ -1,16 +1,16 @@
-"""What a node does about a job that is preempted as a whole: its workers save, then it ends. Pure.
+"""A node's rules for the preemption of the whole job: its workers save, then it ends. Pure.
 
 Laws:
 
-1. A node that is notified tells the coordinator, and notifies its own workers at once; the coordinator tells the
-   others.
-2. From then on only the verdict ends the job: changes of membership do not, and no failure restarts it.
-3. A node that knows of it ends so, whatever happens to the control plane. If no verdict has arrived some time after
-   the workers' time is over, none will.
-4. Workers that have acknowledged have saved and not finished, whatever their exit code; those that end with success
-   without acknowledging are done.
-5. No workers are started any more: a node with a place that has not begun consents at once.
-6. SIGTERM means that the time is over. The node then ends, and requeues nothing: the user may have cancelled the job.
+1. A notified node informs the coordinator, and notifies its own workers at once; the coordinator informs the other
+   nodes.
+2. From then on, only the verdict ends the job: changes of membership do not, and no failure restarts it.
+3. A notified node ends as preempted, whatever happens to the control plane. If no verdict has arrived some time after
+   the workers' deadline, none will.
+4. Workers that acknowledged have saved but not finished, whatever their exit code; those that succeed without
+   acknowledging are done.
+5. No more workers start: a node with a place in a round that it has not begun consents at once.
+6. SIGTERM means that the time is up. The node then ends without a requeue: the user may have cancelled the job.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ from rallypoint.failures.cause import Ending
 from rallypoint.notices import PREEMPTION
 
 NOTED = "preemption"
-"""The key in `PolicyState.noted`: which node was told that the job will be taken away, and how."""
+"""The key in `PolicyState.noted` of the notified node, and how it was notified."""
 _VERDICT_COMES = 5.0
-"""Seconds that the verdict may come after the time of the workers. It takes a moment, unless a node or the control
-plane was lost meanwhile: then it takes a lease."""
+"""Seconds for the verdict after the workers' deadline. It takes a moment, or a lease if a node or the control plane was
+lost.
+"""
 _WITHOUT_WORKERS = frozenset({Phase.FORMING, Phase.CHECKING})
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionRequested(FeatureEvent):
-    """This node was told that the whole job will be taken away, in the way that `why` says ("received SIGUSR2").
+    """This node was notified that the whole job will be preempted, as `why` describes ("received SIGUSR2").
 
     The workers have `seconds` to save.
     """
@@ -61,7 +62,7 @@ class PreemptionRequested(FeatureEvent):
 
 @dataclass(frozen=True, slots=True)
 class RequeueJob(FeatureStep):
-    """Ask the scheduler to start the preempted job again, if that is requested."""
+    """Ask the scheduler to start the preempted job again, if requested."""
 
 
 def _note(status: PolicyState, text: str) -> PolicyState:
@@ -69,12 +70,12 @@ def _note(status: PolicyState, text: str) -> PolicyState:
 
 
 def _consent(status: PolicyState) -> Drain:
-    """End the round in order: this is the node's consent."""
+    """This node's consent to a graceful end of the round."""
     return Drain(status.round, needs_consent=True)
 
 
 def _on_preemption_requested(status: PolicyState, event: PreemptionRequested) -> Decision:
-    """This node was told that the whole job will be taken away."""
+    """This node was notified that the whole job will be preempted."""
     if NOTED in status.noted or status.phase in LEAVES:
         return status, ()
     status = _note(status, f"this node {event.why}")
@@ -87,10 +88,10 @@ def _on_preemption_requested(status: PolicyState, event: PreemptionRequested) ->
 
 
 def _on_job_preempted(status: PolicyState, event: messages.Preempted) -> Decision | None:
-    """A node was told that the whole job will be taken away; it may be this one."""
-    if not event.whole_job:  # one node leaves, which matters no more once the whole job does
+    """A node, perhaps this one, was notified that the whole job will be preempted."""
+    if not event.whole_job:  # one node leaves, which no longer matters once the whole job ends
         return (status, ()) if NOTED in status.noted else None
-    if status.phase in _WITHOUT_WORKERS:  # it has a place in a round whose workers it will never start
+    if status.phase in _WITHOUT_WORKERS:  # it will never start the workers of its round
         line = warning(f"{event.node} {event.why}: the job is preempted; no workers run here")
         forming = _note(status, f"{event.node} {event.why}")._replace(pending_placement=None)
         return forming, (line, _await_verdict(event.seconds), Drain(event.round, needs_consent=True))
@@ -179,7 +180,7 @@ def _ignore(status: PolicyState, _event: steps.Event) -> Decision:
 
 
 def _on_job_ended(status: PolicyState, event: JobEnded) -> Decision | None:
-    """The job ends, and this node, which knew of no preemption, is the one that requeues it."""
+    """The job ends, and this node, which knew of no preemption, must requeue it."""
     if not event.is_delegate:
         return None
     return end(
@@ -202,7 +203,7 @@ _WHEN_PREEMPTED: dict[type, Rule] = {
     messages.Placed: _ignore,
     steps.DrainArrived: _ignore,
 }
-"""Asked only once the job is known to be preempted."""
+"""Rules that apply once the job is known to be preempted."""
 
 
 def _once_preempted(rule: Rule, otherwise: Rule | None = None) -> Rule:

@@ -1,9 +1,9 @@
 """The requeue of a job of Slurm.
 
-The job is put into the queue again by the one node that the verdict names, beside the stop of its workers. Once it is
-requeued, Slurm ends the job's step; and `srun --kill-on-bad-exit` does so when the first of the other nodes has ended
-with the code of a preempted job. So the request must not die of the SIGTERM that all processes of the step are sent
-then: it is blocked in `scontrol`, and the agent passes nothing on to it.
+The node named in the verdict requeues the job, in parallel with the stop of its workers. Slurm ends the job's step
+after a requeue; `srun --kill-on-bad-exit` ends it when the first other node exits with the code of a preempted job. All
+processes of the step then get SIGTERM, which must not kill the request: it is blocked in `scontrol`, and the agent does
+not pass it on.
 """
 
 from __future__ import annotations
@@ -19,28 +19,29 @@ from rallypoint.features.preemption.limits import job_name
 log = get_logger(__name__)
 
 _REQUEUE_TIMEOUT = 20.0
-"""Seconds that `scontrol` may take, beside the stop of the workers; it takes a hundredth of one, unless the controller
-of the cluster is away."""
+"""Seconds for `scontrol`, in parallel with the stop of the workers; it takes a hundredth of a second unless the
+cluster's controller is away.
+"""
 REQUEST = """case "$(squeue --noheader --jobs="$1" --format=%T 2>/dev/null)" in
 COMPLETING*) echo "it is ending already, cancelled or requeued by somebody else"; exit 1 ;;
 esac
 exec scontrol requeue "$1"
 """
-"""`scontrol` would bring back a job that was cancelled a moment ago."""
+"""Checks the state first: `scontrol` would bring back a job that was just cancelled."""
 
 
 def times_requeued(environ: Mapping[str, str]) -> int:
-    """How often Slurm has started the job again, for whatever reason."""
+    """How often Slurm has started the job again, for any reason."""
     text = environ.get("SLURM_RESTART_COUNT", "")
     return int(text) if text.isdecimal() and text.isascii() else 0
 
 
 class SlurmRequeue:
-    """One request to Slurm, which is under way from the beginning. Nothing waits but `finish`.
+    """One request to Slurm, which starts at once. Only `finish` waits.
 
     Args:
         limit: how often the job may be requeued.
-        environ: of this process, by which the job is known.
+        environ: this process's environment, which identifies the job.
     """
 
     def __init__(self, limit: int, environ: Mapping[str, str]) -> None:
@@ -59,7 +60,7 @@ class SlurmRequeue:
             self._failed(f"it could not be asked for: {error.strerror}")
 
     def finish(self) -> str:
-        """Wait for the answer, and say in words what it is."""
+        """Wait for the answer, and return it in words."""
         request, self._request = self._request, None
         if request is not None:
             code, lines = request.answer(_REQUEUE_TIMEOUT)

@@ -1,4 +1,4 @@
-"""`--preflight`: the checks of this node, before it joins. Imported only if they are requested."""
+"""`--preflight`: the checks of this node before it joins. Imported only on request."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def check_node(mode: str, log_dir: str, workers: int, parameters: RendezvousPara
         mode: `WARN` or `REQUIRE`.
         log_dir: see `inputs_of`.
         workers: the number of workers of this node.
-        parameters: of the rendezvous.
+        parameters: the rendezvous parameters.
 
     Raises:
-        PreflightError: a check has failed, and `--preflight` requires all to pass.
+        PreflightError: a check failed, and `--preflight` requires all to pass.
         UserError: `--preflight` is not a known mode.
     """
     if mode not in (WARN, REQUIRE):
@@ -44,16 +44,16 @@ def check_node(mode: str, log_dir: str, workers: int, parameters: RendezvousPara
 
 
 def admit_node(config: LaunchConfig, parameters: RendezvousParameters) -> None:
-    """Check this node before it joins. Raises as `check_node`."""
+    """Check this node before it joins. Raises like `check_node`."""
     log_dir = "" if config.logs_specs is None else str(config.logs_specs.root_log_dir or "")
     check_node(config.features.checks.preflight, log_dir, config.nproc_per_node, parameters)
 
 
 def await_log_dir(log_dir: str, mode: str) -> None:
-    """Check that the folder answers, before a call that would block forever is made on it.
+    """Check that the folder answers, before a call that could block forever.
 
     Raises:
-        PreflightError: it does not, and `mode` requires that it does.
+        PreflightError: it does not answer, and `mode` requires it.
     """
     results = run_checks(CheckInputs(log_dir), checks=(LOG_SPACE,))
     if results == LOG_SPACE.for_all_names(LOG_SPACE.silence):
@@ -64,7 +64,7 @@ def inputs_of(parameters: RendezvousParameters, log_dir: str) -> CheckInputs:
     """The inputs of the checks for this rendezvous; `log_dir` is empty if logs go to the temporary folder.
 
     Raises:
-        UserError: the endpoint, or an option of the backend, cannot work.
+        UserError: the endpoint or an option of the backend cannot work.
     """
     places = [endpoint for endpoint in _endpoints(parameters) if endpoint.port]  # without one, no other node joins
     ask = partial(coordinators, parameters) if places and parameters.backend in BACKENDS else None

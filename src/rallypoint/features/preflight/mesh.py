@@ -2,11 +2,11 @@
 
 Laws:
 
-1. It is done in the job's first round only, which all nodes know by its number: a later node would dial nodes that have
-   done it. If that round ends early, it is not done.
-2. Every node listens before another can know its address, and does so until it has the result, or its round is over.
-3. All nodes get the same result (`clusters.preflight.mesh`), over the round's worker store. If it is required that all
-   are reached, group rank 0 announces the failure, and the others wait for the verdict.
+1. It is done only in the job's first round, which all nodes recognize by its number: a later node would dial nodes that
+   are finished with it. If that round ends early, it is skipped.
+2. Every node listens before others can know its address, until it has the result or its round has ended.
+3. All nodes get the same result (`clusters.preflight.mesh`) through the round's worker store. If all nodes must be
+   reached, group rank 0 reports the failure, and the others wait for the verdict.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ from rallypoint.features.round_setup import (
 log = get_logger(__name__)
 
 _FINDINGS, _LINES = 10.0, 20.0
-"""Seconds that group rank 0 waits for the findings of the others, beyond the time in which all have dialled; and that
-these wait for its summary.
+"""Seconds that group rank 0 waits for the others' findings after the time for dialling; and seconds that these wait for
+its summary.
 """
 _VERDICT = 30.0
-"""Seconds that a node waits for the job's verdict before it announces the failure of the mesh itself."""
+"""Seconds that a node waits for the job's verdict before it reports the failure of the mesh itself."""
 
 
 class Mesh(Feature):
-    """Has one agent dial the others. If that is required and impossible, the agent does not start."""
+    """Lets one agent dial the others. If this is required and impossible, the agent does not start."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -76,7 +76,7 @@ class Mesh(Feature):
 
 
 class MeshDialer(PeerUser, SetupStep):
-    """Dials other nodes once their records are there: a user of the exchange, and the step after it.
+    """Dials other nodes once it has their records: a user of the exchange, and the step after it.
 
     Args:
         mode: `WARN` or `REQUIRE`.
@@ -87,7 +87,7 @@ class MeshDialer(PeerUser, SetupStep):
     def __init__(self, mode: str) -> None:
         self._required = mode == REQUIRE
         self._listeners: dict[RoundInSetup, MeshListener] = {}
-        """What greets those who dial this node, in the round that was begun last. The thread of one before may ask."""
+        """The listeners for nodes that dial this one, by round: an earlier round's thread may still ask."""
 
     # For the exchange
 
@@ -101,7 +101,7 @@ class MeshDialer(PeerUser, SetupStep):
         return [listener.port]
 
     def listen(self, round_: RoundInSetup) -> MeshListener:
-        """Listen for those who dial this node, where they can know its address without a name server."""
+        """Listen for other nodes, at an address that needs no name server."""
         store, address = round_.store_endpoint, stated_address(round_)
         if not address and (":" in store.host or store.host.replace(".", "").isdigit()):
             address = own_address(store)
@@ -127,7 +127,7 @@ class MeshDialer(PeerUser, SetupStep):
         self._judge(round_, lines, total)
 
     def missed(self, round_: RoundInSetup, why: str) -> None:
-        """The records, or what the nodes have found, have not come."""
+        """The records or the findings have not arrived."""
         if self._required:
             raise Unprepared(why, ends_job=True)
         if round_.records:
@@ -140,7 +140,7 @@ class MeshDialer(PeerUser, SetupStep):
         return f"{socket.gethostname()} cannot exchange what it has found over the worker store at {where}: {why}"
 
     def take(self, round_: RoundInSetup) -> None:
-        """Do nothing: the thread has logged what was found."""
+        """Do nothing: the thread has logged the findings."""
 
     def close(self) -> None:
         """Do nothing: each round closes its listener."""
@@ -149,7 +149,8 @@ class MeshDialer(PeerUser, SetupStep):
         """Dial the other nodes, and exchange the findings.
 
         Returns:
-            The first lines about nodes that do not reach each other, the same on all nodes, and the number of all.
+            The first lines about nodes that do not reach each other, the same on all nodes, and the number of all
+                lines.
         """
         began = round_.clock.monotonic()
         place, own, store = round_.place, round_.records[round_.place.group_rank], round_.store
@@ -182,7 +183,7 @@ class MeshDialer(PeerUser, SetupStep):
         return lines, total
 
     def _judge(self, round_: RoundInSetup, lines: Sequence[MeshLine], total: int) -> None:
-        """The nodes have been dialled."""
+        """Judge the result of dialling."""
         rank = round_.place.group_rank
         for line in lines:
             if is_logged_by(line, rank) and not (self._required and rank == 0 and line is lines[0]):
@@ -200,7 +201,7 @@ class MeshDialer(PeerUser, SetupStep):
 
 
 def _findings(round_: RoundInSetup, absent: Collection[int]) -> Mapping[int, Finding]:
-    """The findings of all nodes except absent ones, as far as they arrive in time."""
+    """The findings of all nodes except absent ones that arrive in time."""
     count, store = round_.place.group_world_size, round_.store
     keys = {rank: round_.key(f"mesh/{rank}") for rank in range(count) if rank not in absent}
     with suppress(Exception):  # missing ones are seen below

@@ -1,4 +1,4 @@
-"""Preloaded workers: a zygote imports what is slow to import once, and restarted workers are forked from it.
+"""Preloaded workers: a zygote imports slow modules once, and restarted workers are forked from it.
 
     agent             the feature of an agent: when the imports begin, and what waits for them
     client            the zygotes of one agent, one after the other, and their copies that wait to become workers
@@ -9,9 +9,9 @@
 
 Laws:
 
-1. A zygote is the worker's own command line, held in its `site` phase: argv, flags, `sys.path`, `__main__` and the way
-   to the exit code are the interpreter's own and not an imitation.
-2. A worker that could differ from a fresh one starts without preloading, with one line that says why.
+1. A zygote is the worker's own command line, stopped in its `site` phase: argv, flags, `sys.path`, `__main__` and the
+   way to the exit code are the interpreter's own, not an imitation.
+2. A worker that could differ from a fresh one starts without preloading, and one log line gives the reason.
 3. A zygote never runs the script: on any error it ends.
-4. A worker's parent is the reaper, as that of one that is not forked; with the zygote's death, no worker ends.
+4. A worker's parent is the reaper, as without forking; the zygote's death ends no worker.
 """

@@ -1,4 +1,4 @@
-"""Workers are forked from a process that has imported what is slow to import (`--preload`, and `--standby`)."""
+"""Forks workers from a process that has imported slow modules (`--preload` and `--standby`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = get_logger(__name__)
 
 
 class Preload(Feature, Preparation):
-    """The preloading of one agent. Workers that are to be forked wait until all is imported."""
+    """The preloading of one agent. Workers to be forked wait until everything is imported."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -29,19 +29,19 @@ class Preload(Feature, Preparation):
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is being imported, or will be soon."""
+        """Whether an import is in progress or about to begin."""
         return self._manager is not None and self._manager.busy
 
     @property
     def early_readers(self) -> Collection[str]:
-        """What reads, while it is imported, a variable that each worker has of its own, as far as is known."""
+        """The known modules that read a per-worker variable during import."""
         return () if self._manager is None else self._manager.read_too_early
 
     def preparations(self) -> Iterable[Preparation]:
         return (self,)
 
     def prepare(self) -> None:
-        """Begin to import, with the variables that all workers have."""
+        """Begin to import, with the variables common to all workers."""
         workers, spec = self.workers, self.workers.group.spec
         if not isinstance(spec.entrypoint, str):
             log.warning("Workers start without preloading: they are functions, and --preload forks scripts only")
@@ -86,11 +86,11 @@ _PER_WORKER = frozenset(
 
 
 def per_worker_variables(spec: WorkerSpec, constant: Collection[str]) -> frozenset[str]:
-    """Names of the variables that each worker has of its own.
+    """Names of the per-worker variables.
 
     Args:
-        spec: what the workers are.
-        constant: names of those that are the same for all of this node in all rounds.
+        spec: the description of the workers.
+        constant: names of variables that are the same for all workers of this node in all rounds.
     """
     others: Collection[str] = ()
     if spec.virtual_local_rank and spec.local_world_size > 1:

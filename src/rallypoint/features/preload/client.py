@@ -1,24 +1,22 @@
 """Preloading for one agent: keeps one zygote at a time, and decides whether a worker is forked from it.
 
-If the first zygote is still importing when the first workers are due to start, they wait for it (`importing`), at most
-`IMPORT_TIMEOUT` for each module: it imports what they would and has begun before them, and it imports once and not once
-for each worker. Workers that start while a later zygote imports are not forked. A zygote that takes its imports from
-the script (`AUTO`) is for restarted workers: it begins when the first workers make progress, or `AUTO_DELAY` after they
-were started, and no worker waits for it.
+If the first zygote is still importing when the first workers are due, they wait for it (`importing`), at most
+`IMPORT_TIMEOUT` for each module: it began before them, and imports once instead of once per worker. Workers that start
+while a later zygote imports are not forked. A zygote with the script's imports (`AUTO`) is for restarted workers: it
+begins when the first workers make progress, or `AUTO_DELAY` after their start, and no worker waits for it.
 
 Laws:
 
-1. Nothing here blocks, except for the milliseconds that a copy takes if none is waiting. One that does not arrive in
-   time breaks the connection: the zygote ends, and so do the waiting copies.
-2. If anything fails in a zygote, workers start without preloading, and one log line says why.
-3. A zygote that has ended is replaced by another in the background, until preloading has failed `_MAX_FAILURES` times
-   without a worker forked in between. One that can never be used is closed at once; another follows it if that has
-   something left to import.
-4. As many copies wait as workers start at a time: they are made when the imports are done, and again `REFILL_DELAY`
-   after workers were started, so that no start waits for the kernel to copy a zygote's page tables.
-5. A zygote and its copies live below one reaper, and are spared by that reaper's sweeps. A copy counts as a worker
-   before it is sent its request, so that none can end before its end is waited for.
-6. Descriptors belong to the messages that bring them, in order, also if several are read at once.
+1. Nothing here blocks, except for the milliseconds of a copy if none is waiting. A copy that does not arrive in time
+   breaks the connection: the zygote and the waiting copies end.
+2. If anything fails in a zygote, workers start without preloading, and one log line gives the reason.
+3. A zygote that has ended is replaced in the background, until preloading has failed `_MAX_FAILURES` times without a
+   forked worker in between. An unusable zygote is closed at once; another follows if there are other modules to import.
+4. As many copies wait as workers start at a time. They are created after the imports, and again `REFILL_DELAY` after a
+   start of workers, so that no start waits for the kernel to copy a zygote's page tables.
+5. A zygote and its copies live below one reaper, whose sweeps spare them. A copy counts as a worker before it gets its
+   request, so that its end cannot be missed.
+6. Descriptors belong to their messages, in order, even if several are read at once.
 """
 
 from __future__ import annotations
@@ -63,21 +61,21 @@ from rallypoint.workers.reaper.protocol import Connection, parse
 log = get_logger(__name__)
 
 AUTO = "auto"
-"""In place of a module: the modules that the script imports."""
+"""Instead of a module: the modules that the script imports."""
 AUTO_DELAY = 10.0
-"""Seconds from the start of workers that report no progress to the import of what their script imports: by then they
-have most likely finished their own imports, so that it takes no processor from them while they start.
+"""Seconds from the start of workers that report no progress to the import of their script's modules: by then they have
+most likely finished their own imports, and do not compete for processors.
 """
 IMPORT_TIMEOUT = 20.0
-"""Seconds that the first start of workers waits for the import of a module."""
+"""Seconds that the first start of workers waits for one module's import."""
 REFILL_DELAY = 2.0
-"""Seconds from a start of workers until the copies for the next workers are made."""
+"""Seconds from a start of workers to the creation of copies for the next ones."""
 FORK_TIMEOUT = 5.0
-"""Seconds for a copy to be made. It takes some milliseconds unless the machine is overloaded."""
+"""Seconds to create a copy, which takes some milliseconds unless the machine is overloaded."""
 _MAX_FAILURES = 3
-"""Zygotes that end, and workers that cannot be forked for good, without a worker forked in between."""
+"""The most failures (ended zygotes, and workers that can never be forked) without a forked worker in between."""
 _MAX_LEFT_OUT = 5
-"""The number of a script's modules that may turn out unforkable, one zygote after the other."""
+"""The most modules of a script that may turn out unforkable, one zygote after another."""
 _MAX_SHOWN = 8
 _MAX_STATUS_TEXT = 200
 _HOOK = os.path.join(os.path.dirname(__file__), "hook")
@@ -87,13 +85,13 @@ class PreloadManager:
     """The zygotes of one agent.
 
     Args:
-        modules: what they import; `AUTO` among these stands for the imports of the script.
+        modules: the modules to import; `AUTO` stands for the script's imports.
         argv: the command of a worker.
-        environ: the environment that all workers have in common.
-        own: names of the variables that each worker has of its own: a zygote whose imports read one cannot be used.
-        workers: how many start at a time.
-        clock: of `wake_at`.
-        progress: whether the present workers have made progress.
+        environ: the common environment of all workers.
+        own: names of per-worker variables: a zygote whose imports read one is unusable.
+        workers: the number of workers that start at a time.
+        clock: the clock of `wake_at`.
+        progress: returns whether the present workers have made progress.
     """
 
     def __init__(
@@ -114,7 +112,7 @@ class PreloadManager:
         self._clock = clock
         self._progress = progress
         self._reaper: ReaperClient | None = None
-        """The reaper below which the next zygote begins at `_begin_at`."""
+        """The reaper of the next zygote, which begins at `_begin_at`."""
         self._begin_at = self._refill_at = math.inf
         self._progress_at = 0.0
         self._zygote: Zygote | None = None
@@ -123,11 +121,11 @@ class PreloadManager:
         self._given_up = False
         self._warned: set[str] = set()
         self.read_too_early: list[str] = []
-        """Which modules read what each worker has of its own while they are imported, and where."""
+        """Modules that read per-worker variables during import, with the place."""
 
     @property
     def pid(self) -> int | None:
-        """The process id of the present zygote, for people; None if there is none."""
+        """The process id of the present zygote, for people; None for none."""
         return None if self._zygote is None else self._zygote.pid
 
     def ensure_zygote(self, reaper: ReaperClient) -> None:
@@ -141,12 +139,12 @@ class PreloadManager:
 
     @property
     def importing(self) -> bool:
-        """Whether workers that are about to start must wait."""
+        """Whether workers about to start must wait."""
         return self._first and self._zygote is not None and self._zygote.phase is ZygotePhase.IMPORTING
 
     @property
     def busy(self) -> bool:
-        """Whether a zygote is about to begin, or imports."""
+        """Whether a zygote is about to begin, or is importing."""
         return self._reaper is not None or (
             self._zygote is not None and self._zygote.phase in (ZygotePhase.IMPORTING, ZygotePhase.UNFORKABLE)
         )
@@ -158,7 +156,7 @@ class PreloadManager:
         return self._progress_at + IMPORT_TIMEOUT if self.importing else min(self._refill_at, self._begin_at)
 
     def step(self) -> None:
-        """Start the zygote if that is due, handle its events, and let workers wait for it no longer than is due."""
+        """Start the zygote if due, handle its events, and limit the workers' wait for it."""
         reaper = self._reaper
         if reaper is not None and (self._clock.monotonic() >= self._begin_at or self._progress()):
             self._reaper, self._begin_at = None, math.inf
@@ -179,10 +177,10 @@ class PreloadManager:
         stderr: int | None,
         cpus: Collection[int] = (),
     ) -> ProcessHandle | None:
-        """Fork a worker, if it can be like a fresh interpreter; None if it must start without preloading.
+        """Fork a worker if it would be like a fresh interpreter; None if it must start without preloading.
 
         Raises:
-            UserError: as `ReaperClient.spawn` raises it.
+            UserError: see `ReaperClient.spawn`.
             ReaperLost: the reaper has ended.
         """
         self._poll()
@@ -211,7 +209,7 @@ class PreloadManager:
     # A zygote's beginning and end
 
     def _begin_later(self, reaper: ReaperClient) -> None:
-        """Begin when the workers that are about to start have started, if they can be forked at all."""
+        """Begin after the next workers have started, if they can be forked at all."""
         try:
             parse_command(self._argv)
         except NotForkable as reason:
@@ -228,7 +226,7 @@ class PreloadManager:
         try:
             self._zygote = Zygote(reaper, self._argv, self._environ, self._imports)
         except ReaperLost:
-            return  # another one follows, and `ensure_zygote` with it
+            return  # another one follows, with `ensure_zygote`
         except (NotForkable, ResourceError) as reason:
             self._give_up(str(reason))
         except OSError as error:
@@ -257,7 +255,7 @@ class PreloadManager:
             zygote.request_copies(self._workers)
 
     def _tell_found(self, zygote: Zygote) -> None:
-        """Log which imports were read from the script, and which of these failed."""
+        """Log the imports found in the script, and those that failed."""
         names = ", ".join(zygote.found[:_MAX_SHOWN]) or "nothing but modules of the standard library"
         more = len(zygote.found) - _MAX_SHOWN
         failed = "".join(f"; not {module}, for {why}" for module, why in zygote.failures[:_MAX_SHOWN])
@@ -280,7 +278,7 @@ class PreloadManager:
             self._begin(zygote.reaper)
 
     def _retry_without_module(self, zygote: Zygote) -> None:
-        """Import the others without the module that makes a zygote unforkable, if that leaves any."""
+        """Retry without the module that makes a zygote unforkable, if others are left."""
         self._zygote, self._first = None, False
         if not zygote.module:
             self._give_up(zygote.reason)
@@ -326,9 +324,9 @@ class ZygotePhase(Enum):
     IMPORTING = "importing"
     READY = "ready"
     UNFORKABLE = "unforkable"
-    """It must not be forked; `reason` says what the imports did."""
+    """It must not be forked; `reason` describes what the imports did."""
     LOST = "lost"
-    """It has ended, or does not answer; `reason` says how, as far as that is known."""
+    """It has ended or does not answer; `reason` describes it, if known."""
 
 
 class ZygoteImports(NamedTuple):
@@ -349,17 +347,18 @@ class _Copy(NamedTuple):
 
 
 class Zygote:
-    """The agent's end of one zygote, and of its copies that wait to become workers. Creating one does not wait for it.
+    """The agent's side of one zygote, and of its copies that wait to become workers. The constructor does not wait for
+    it.
 
     Args:
         reaper: starts it, and ends it with everything else.
         argv: the command of a worker.
-        environ: the environment of the imports: what all workers will have in common.
-        imports: what it imports, and how.
+        environ: the environment of the imports: the common one of all workers.
+        imports: its imports.
 
     Raises:
         NotForkable: workers of this command cannot be forked.
-        OSError: it cannot be started.
+        OSError: it cannot start.
         ReaperLost: the reaper has ended.
     """
 
@@ -369,22 +368,22 @@ class Zygote:
         self.phase = ZygotePhase.IMPORTING
         self.reason = ""
         self.imported = 0
-        """The number of modules that it has imported."""
+        """The number of imported modules."""
         self.found: tuple[str, ...] = ()
-        """Once it is ready: what it has imported, for messages."""
+        """Once it is ready, its imports for messages."""
         self.failures: tuple[tuple[str, str], ...] = ()
-        """Imports of the script that failed, and why."""
+        """Failed imports of the script, with reasons."""
         self.module = ""
         """The module that makes it unforkable."""
         self.packages: tuple[str, ...] = ()
-        """If it is unforkable: packages that it could have imported instead."""
+        """If it is unforkable, packages that it could have imported instead."""
         self.ends_by_itself = False
-        """Whether it is lost because it ended during the imports, as another would."""
+        """Whether it ended during the imports, as another zygote would."""
         self.reaper = reaper
         self.copies: deque[_Copy] = deque()
-        """Those that wait; each ends when it is dropped, or the agent is gone."""
+        """The waiting copies; each ends when it is dropped or the agent is gone."""
         self._expected = 0
-        """The number of copies that were requested and have not arrived."""
+        """The number of requested copies that have not arrived."""
         self._copies_error = 0
         self._descriptors: list[int] = []
         command = parse_command(argv)
@@ -420,7 +419,8 @@ class Zygote:
         environ = {**self._environ, "PYTHONPATH": _HOOK + (os.pathsep + path if path else "")}
         output = memory_file("rallypoint-zygote-stdout")
         try:
-            # A scheduler's signals to all processes must not end it; its copies get the mask of their own request.
+            # A scheduler's signals to all processes must not end it; its copies get the signal mask of their own
+            # request.
             command = Command(argv, stdio=(link, output, self._status_text))
             (self._process,) = self.reaper.spawn([command], environ, excluded=True, blocked=SENT_TO_ALL)
         finally:
@@ -431,7 +431,7 @@ class Zygote:
         return [] if self._link.socket.fileno() < 0 else [self._link.socket.fileno()]
 
     def poll(self) -> ZygotePhase:
-        """Read its messages, or its end, without waiting. Returns its phase now."""
+        """Read its messages, or its end, without waiting. Returns its current phase."""
         while self._link.socket.fileno() >= 0 and (self._link.buffer or readable(self._link.socket.fileno())):
             try:
                 self._handle(self._next_message())
@@ -462,7 +462,7 @@ class Zygote:
     # Copies
 
     def request_copies(self, count: int) -> None:
-        """Request copies, if fewer than this number wait or are on their way. Does not wait for them."""
+        """Request copies if fewer than `count` wait or were requested. Does not wait for them."""
         missing = count - len(self.copies) - self._expected
         if missing <= 0 or self.phase is not ZygotePhase.READY:
             return
@@ -474,13 +474,13 @@ class Zygote:
 
     def _add_copy(self, pid: int) -> None:
         self._expected -= 1
-        if not self._descriptors:  # the kernel drops those for which we have no room
+        if not self._descriptors:  # the kernel drops descriptors if we have no room
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         link = socket(fileno=self._descriptors.pop(0))
         link.settimeout(FORK_TIMEOUT)
         handle = None
         try:
-            with contextlib.suppress(ReaperLost):  # then nothing is left of what was below it
+            with contextlib.suppress(ReaperLost):  # then all its processes are gone
                 handle = self.reaper.adopt_waiting(pid)
         finally:
             if handle is None:
@@ -495,12 +495,12 @@ class Zygote:
         stdio: tuple[int | None, int | None, int | None],
         cpus: Collection[int] = (),
     ) -> ProcessHandle:
-        """Fork a worker from it; the arguments are those of `ReaperClient.spawn`.
+        """Fork a worker; for the arguments see `ReaperClient.spawn`.
 
         Raises:
-            NotForkable: this worker would differ from a fresh interpreter, or none could be made; in the latter case
-                the zygote may be lost.
-            UserError: as `ReaperClient.spawn` raises it.
+            NotForkable: this worker would differ from a fresh interpreter, or could not be created; then the zygote may
+                be lost.
+            UserError: see `ReaperClient.spawn`.
             ReaperLost: the reaper has ended.
         """
         self._check(argv, environ, cpus)
@@ -515,7 +515,7 @@ class Zygote:
             places = standard_descriptors(sent, *stdio)
             settings = worker_settings(ignored=self.reaper.ignored)
             message = (*command, list(variables.items()), settings, places, sorted(cpus))
-            for _ in range(2):  # a copy that has waited for long may have been killed
+            for _ in range(2):  # a copy that waited long may have been killed
                 self._await_copy()
                 handle = self._use_copy(message, [*sent])
                 if handle is not None:
@@ -537,7 +537,7 @@ class Zygote:
             raise NeverForkable(why)
 
     def _await_copy(self) -> None:
-        """Wait until there is a waiting copy. Raises NotForkable."""
+        """Wait for a copy. Raises NotForkable."""
         self._copies_error = 0
         self.request_copies(1)
         while not self.copies and self.phase is ZygotePhase.READY and not self._copies_error:
@@ -551,13 +551,13 @@ class Zygote:
             raise NotForkable(f"no copy could be made: {os.strerror(self._copies_error)}")
 
     def _use_copy(self, message: tuple[Any, ...], descriptors: Sequence[int]) -> ProcessHandle | None:
-        """Turn a copy into the worker that this request describes; None if all waiting ones have ended."""
+        """Turn a copy into the worker of this request; None if all waiting copies have ended."""
         while self.copies:
             handle, link = self.copies.popleft()
             used = False
             try:
-                # The connection shows that the copy lives after it was adopted. So its pid was its own when it was
-                # adopted, both times, and its handle is too: the reaper opens that by the pid.
+                # The connection shows that the copy still lives after its adoption. So its pid was not reused before,
+                # and its handle, which the reaper opens by the pid, is right.
                 if self.reaper.adopt(handle.pid) and not readable(link.socket.fileno(), events=0):
                     with contextlib.suppress(OSError):  # it has ended
                         link.send(message, descriptors)
@@ -586,7 +586,7 @@ class Zygote:
         self._descriptors, self._status_text = [], -1
 
     def _disconnect(self, silent: bool = False) -> None:
-        """Break the connection to a zygote that has ended or does not answer, and record why."""
+        """Break the connection to a zygote that has ended or does not answer, and record the reason."""
         if self.phase is ZygotePhase.LOST:
             return
         importing = self.phase is ZygotePhase.IMPORTING

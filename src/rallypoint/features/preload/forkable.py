@@ -1,14 +1,14 @@
-"""Which workers can be forked from a zygote. Pure, except for a look at the program and the script.
+"""Decides which workers can be forked from a zygote. Pure, except for a look at the program and the script.
 
-By its command: `python [flags] script [arguments]`, or `-m module` in place of the script.
+The command must be `python [flags] script [arguments]`, or `-m module` instead of the script.
 
-By its variables: a worker's must be the same as the zygote's where that matters, for two kinds of them:
+Two kinds of a worker's variables must equal the zygote's:
 
-- those that the imports have read through `os.environ`, which the zygote records by name, set or not; a loop over all
-  variables has read all that the zygote has;
-- those that the interpreter, the loader and C libraries read themselves, which cannot be recorded: `UNTRACKED_READS`.
+- those that the imports read through `os.environ`, which the zygote records by name, set or not; a loop over all
+  variables reads all that the zygote has;
+- those that the interpreter, the loader and C libraries read, which cannot be recorded: `UNTRACKED_READS`.
 
-`RANK`, `LOCAL_RANK` and the like differ from worker to worker and matter only if an import has read them.
+`RANK`, `LOCAL_RANK` and the like differ between workers, and matter only if an import has read them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 _FLAGS = frozenset("bBdOPqsuvR")
-"""Flags of an interpreter without a value, under which a worker can be forked."""
+"""An interpreter's flags without a value that allow forking."""
 _FLAGS_WITH_VALUE = frozenset("WX")
 _REFUSED = {
     "c": "-c gives a command, and only scripts and modules are forked",
@@ -34,7 +34,7 @@ class NotForkable(Exception):
 
     Args:
         text: the reason.
-        about: its subject, if it is logged only once although the text may differ the next time.
+        about: its subject, if it is logged only once even with a different text.
     """
 
     def __init__(self, text: str, about: str = "") -> None:
@@ -43,7 +43,7 @@ class NotForkable(Exception):
 
 
 class NeverForkable(NotForkable):
-    """The reason why a worker that the zygote was not made for is not forked, nor the next one like it."""
+    """The reason why this worker, and others like it, can never be forked from the zygote."""
 
 
 class PreloadCommand(NamedTuple):
@@ -53,7 +53,7 @@ class PreloadCommand(NamedTuple):
     is_module: bool
     target: str
     length: int
-    """The number of its words; the rest are the script's own."""
+    """The number of its words; the rest belong to the script."""
 
     @property
     def path0(self) -> str:
@@ -66,7 +66,7 @@ class PreloadCommand(NamedTuple):
 
     @property
     def main_file(self) -> str | None:
-        """The future value of `__main__.__file__`, if that is known before it runs."""
+        """The future value of `__main__.__file__`, if known before it runs."""
         return None if self.is_module or os.path.isdir(self.target) else os.path.join(os.getcwd(), self.target)
 
 
@@ -111,7 +111,7 @@ def _checked(command: PreloadCommand) -> PreloadCommand:
 
 
 def _is_interpreter(program: str) -> bool:
-    """Whether this is an interpreter's own file: a wrapper may change the environment that a zygote needs."""
+    """Whether this is an interpreter itself: a wrapper may change the environment that a zygote needs."""
     folders = [""] if os.path.dirname(program) else os.get_exec_path()
     path = next(
         (candidate for candidate in (os.path.join(folder, program) for folder in folders) if os.path.isfile(candidate)),
@@ -167,7 +167,7 @@ UNTRACKED_READS = {
     "JAX_": "JAX",
     "TF_": "TensorFlow",
 }
-"""Prefixes of names, and which library reads such variables without being seen."""
+"""Prefixes of names, with the library that reads such variables unrecorded."""
 
 _READ_LATER = frozenset(
     (
@@ -176,9 +176,9 @@ _READ_LATER = frozenset(
         *("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_WORKER_SERVER_SOCKET"),
     )
 )
-"""Names among these that no import reads: the position of a process among others is read when it connects to them, by
-jax and TensorFlow through `os.environ` as well, and by NCCL when the first communicator is made. The settings of its
-flight recorders' dumps torch reads with a process group, a dump or its worker server.
+"""Names among these that no import reads. A process's position among others is read when it connects to them, by jax
+and TensorFlow through `os.environ`, and by NCCL with the first communicator. torch reads the settings of flight
+recorders' dumps with a process group, a dump or its worker server.
 """
 
 
@@ -198,7 +198,7 @@ def first_difference(
     Args:
         zygote: the environment that the imports saw.
         worker: the environment of the worker.
-        read: names that the imports have read, there or not, with the file and line that did.
+        read: names that the imports have read, set or not, with the file and line.
     """
     for name in sorted({*zygote, *worker}):
         if zygote.get(name) == worker.get(name):
@@ -212,13 +212,13 @@ def first_difference(
 
 
 def untracked_read(names: Iterable[str]) -> str | None:
-    """A text about the first of these variables that something reads without being seen; None if there is none."""
+    """A text about the first of these variables with an unrecorded reader; None if there is none."""
     return next((f"{who} reads {name}" for name in sorted(names) if (who := _untracked_reader(name))), None)
 
 
 def affinity_conflict(zygote: Collection[int], worker: Collection[int], environ: Mapping[str, str]) -> str | None:
-    """Why a worker bound to some processors cannot use what imports have set up for all, as text; None if it can.
-    OpenMP and BLAS count processors when they are loaded, if nothing else sets the number of threads.
+    """Why a worker bound to some processors cannot use imports set up for all processors; None if it can. OpenMP and
+    BLAS count processors on loading if nothing else sets the number of threads.
 
     Args:
         zygote: the processors that the imports saw.

@@ -1,31 +1,30 @@
-"""Imports the modules to preload, and reports at once which module prevents this process from being forked, and why.
+"""Imports the modules to preload, and reports at once a module that makes this process unforkable, with the reason.
 
-A fork copies memory and one thread. It copies no other thread (a lock that one held stays held forever), no
-accelerator's context, and no child; and sockets, pipes, event loops and shared memory (so the locks and queues of
-`multiprocessing`) would be one for all copies.
-
-Laws:
-
-1. The process is checked after each module, so that the module which makes it unforkable is known by name.
-2. No worker sees what is switched off for the imports alone.
-3. What was read from the script is imported as the script does it; an import that raises here raises there too.
-4. Variables that every worker has of its own must not be read. A reader is reported at once, since nothing that is
-   imported afterwards would help. They are not there, so code that copies all variables does not find them.
-5. Threads that their own library ends before each fork (OpenBLAS does, by pthread_atfork) are no obstacle, and are
-   recognised by a trial fork: they are gone after it.
-
-For `auto` it finds the imports of a script in its source, without executing any of it. It reads the script
-and the user's own modules that it imports, recursively: the top level, with everything that is executed there (`if`,
-`try`, classes, ...), and functions whose names are used by anything that is read. It finds two kinds of modules: those
-of the standard library and of installed distributions, which may be imported ahead, and the user's own, which never
-are: they may do anything when they are imported, and change from start to start.
+A fork copies memory and one thread. It copies no other thread (their locks stay locked forever), no accelerator's
+context, and no child. All copies would share sockets, pipes, event loops and shared memory, and so the locks and queues
+of `multiprocessing`.
 
 Laws:
 
-1. Imports under `if TYPE_CHECKING`, or in a function that nothing names, are not imported ahead.
+1. The process is checked after each module, so that the name of a harmful module is known.
+2. No worker sees features that are disabled only for the imports.
+3. Modules found in the script are imported as the script does it; an import that raises here raises there too.
+4. Per-worker variables must not be read. A reader is reported at once, since no later import could help. They are
+   unset, so code that copies all variables does not find them.
+5. Threads that their own library ends before each fork (as OpenBLAS does with pthread_atfork) are no obstacle. A trial
+   fork shows this: they are gone after it.
+
+For `auto`, it finds a script's imports in the source, without executing it. It reads the script and the user's own
+modules, recursively: the top level with everything that is executed there (`if`, `try`, classes, ...), and functions
+whose names are used in the code that was read. Modules of the standard library and of installed distributions may be
+imported ahead. The user's own modules never are: importing them may do anything, and they change between starts.
+
+Laws:
+
+1. Imports under `if TYPE_CHECKING`, or in an unused function, are not imported ahead.
 2. Reading never raises: a file that is not Python has no imports.
 3. At most `MAX_FILES` files are read, each of at most `MAX_SIZE` bytes.
-4. Modules that are not built in are imported where they are used: the zygote imports this file and must not have them.
+4. Modules that are not built in are imported where they are used: the zygote imports this file, and must not have them.
 """
 
 from __future__ import annotations
@@ -43,18 +42,18 @@ if TYPE_CHECKING:
 
 
 ALSO_IMPORTED = {
-    # `DistributedDataParallel()`, `fully_shard()` and each optimizer import the first when they are first made.
-    # The first `torch.save` and `torch.load` import the other.
+    # `DistributedDataParallel()`, `fully_shard()` and each optimizer import the first module on first use; `torch.save`
+    # and `torch.load` import the second.
     "torch": ("torch._dynamo", "torch.utils.serialization"),
 }
-"""Packages, and what these import on first use: that is preloaded if the package has been."""
+"""Packages, and the modules that they import on first use, which are preloaded with the package."""
 
 THREAD_SWITCHES = {
-    # Arrow's own jemalloc has a thread that gives memory back, in pyarrow and so in pandas, datasets, scikit-learn. A
-    # copy has none in any case; without it, the threads that free memory give it back.
+    # Arrow's own jemalloc has a thread that returns memory, in pyarrow and so in pandas, datasets, scikit-learn. A copy
+    # never has it; without it, the freeing threads return memory.
     b"JE_ARROW_MALLOC_CONF": (b"background_thread", b"background_thread:false"),
 }
-"""Variables that keep C libraries from starting threads: the option of the library, and its value for off."""
+"""Variables that keep C libraries from starting threads: the library's option, and its value for off."""
 
 _SIGKILL = 9
 _FORK_TEST_TIMEOUT = 5.0
@@ -68,16 +67,16 @@ _SHARED = (
     *("anon_inode:[eventfd]", "anon_inode:[timerfd]", "anon_inode:[signalfd]"),
 )
 _STANDARD = (0, 1, 2)
-"""The standard descriptors, which are replaced in each copy."""
+"""The standard descriptors, replaced in each copy."""
 _OPENMP_REGISTRATION = "/dev/shm/__KMP_REGISTERED_LIB_"
-"""The file by which LLVM's and Intel's OpenMP detect a second one in a process; they recreate it in each copy."""
+"""The file with which LLVM's and Intel's OpenMP detect a second one in a process; they recreate it in each copy."""
 _INITIALIZED = (("torch", "cuda"), ("torch", "xpu"), ("torch", "npu"), ("torch", "hpu"))
 _MAX_THREADS = 3
-"""Threads that are named in a message."""
+"""The most threads named in a message."""
 
 
 READ_TOO_EARLY = "while it is imported, and each worker has its own"
-"""The end of the reason where a module reads a variable that each worker has of its own."""
+"""The end of the reason if a module reads a per-worker variable."""
 
 
 class Unforkable(Exception):
@@ -98,13 +97,12 @@ class Imports:
     """The imports of one process.
 
     Args:
-        modules: the modules that the flag names.
-        left_out: modules that are not imported ahead, because they were found unforkable before.
+        modules: the modules from the flag.
+        left_out: modules that earlier proved unforkable, and are not imported ahead.
         path0: the entry that the interpreter will put first on `sys.path`.
-        main_file: the future value of `__main__.__file__`, if that is known.
-        ours: descriptors that the imports have not opened.
-        script: the script or module that is run, and whether it is a module, if its imports are to be imported too;
-            else None.
+        main_file: the future value of `__main__.__file__`, if known.
+        ours: descriptors not opened by the imports.
+        script: the script or module to run, and whether it is a module, to import its imports too; otherwise None.
     """
 
     def __init__(
@@ -119,26 +117,26 @@ class Imports:
         self._named = modules
         self._script = script
         self._read: dict[str, list[str]] = {}
-        """The imports of the script: modules, and the names that are imported from each."""
+        """The script's imports: modules, with the names imported from each."""
         self.failures: list[tuple[str, str]] = []
-        """Those of these that could not be imported, and what they raised."""
+        """The script's failed imports, with their errors."""
         self._left_out = left_out
         self._path0 = path0
         self._main_file = main_file
         self._ours = ours
         self._threads: dict[str, str] = {}
-        """For each thread, the module after whose import it was first seen."""
+        """For each thread, the module whose import started it."""
         self.importing = ""
         """The module that is being imported."""
 
     def run(
         self, own: Collection[str], refused: Callable[[Unforkable], None], imported: Callable[[], None]
     ) -> EnvironRecorder:
-        """Import with `sys.path` and `__main__` as the script's own imports find them.
+        """Import with the `sys.path` and `__main__` of the script's own imports.
 
         Args:
-            own: variables that each worker has of its own.
-            refused: called when one of them is read, which no later import can undo.
+            own: the per-worker variables.
+            refused: called when one of them is read, which is final.
             imported: called after each module.
 
         Raises:
@@ -172,7 +170,7 @@ class Imports:
         return recording
 
     def check_threads(self) -> None:
-        """Check what a fork would lose: call this when the output of the imports has been read.
+        """Check what a fork would lose. Call this after the output of the imports was read.
 
         Raises:
             Unforkable: this process must not be forked.
@@ -184,11 +182,11 @@ class Imports:
             raise Unforkable(modules[-1] if modules else self.importing, why)
 
     def packages(self) -> list[str]:
-        """Imported modules that were not named, and that are known to be worth preloading."""
+        """Imported modules that were not named, but are known to be worth preloading."""
         return [name for name in ALSO_IMPORTED if name in sys.modules and name not in self._named]
 
     def shown(self) -> list[str]:
-        """The imports in a readable form: packages that are not of the standard library, and what they import later."""
+        """The imports in readable form: packages outside the standard library, and their later imports."""
         found = [name.partition(".")[0] for name in self._read]
         also = [name for more in ALSO_IMPORTED.values() for name in more]
         names = [name for name in (*found, *also) if name in sys.modules and name not in sys.stdlib_module_names]
@@ -201,7 +199,7 @@ class Imports:
             raise Unforkable("", f"what {target} imports cannot be read ({error})") from None
         for module, names in found:
             if not self._is_left_out(module):
-                self._read.setdefault(module.partition(".")[0], [])  # so that errors of a package are its own
+                self._read.setdefault(module.partition(".")[0], [])  # so that a package's errors count as its own
                 self._read.setdefault(module, []).extend(names)
 
     def _is_left_out(self, module: str) -> bool:
@@ -238,7 +236,7 @@ def _reading(where: str, what: str) -> str:
 
 
 def _without_threads() -> list[bytes]:
-    """Switch off what `THREAD_SWITCHES` names, unless the user has decided. Returns the changed variables."""
+    """Apply `THREAD_SWITCHES`, unless the user has set them. Returns the changed variables."""
     changed = []
     for name, (option, switched_off) in THREAD_SWITCHES.items():
         given = os.environb.get(name, b"")
@@ -249,26 +247,26 @@ def _without_threads() -> list[bytes]:
 
 
 def _put_c_variable(name: bytes, value: bytes | None) -> None:
-    """Set a variable for C code only, which Python code does not see in `os.environ`."""
+    """Set a variable for C code only, invisible in `os.environ`."""
     if value is None:
         posix.unsetenv(name)
     else:
         posix.putenv(name, value)
 
 
-# What they read and change in the environment
+# The environment during the imports
 
 
 class EnvironRecorder:
-    """Records, while it is entered, each variable that Python code reads from `os.environ`.
+    """While entered, records each variable that Python code reads from `os.environ`.
 
-    `read` holds names, whether set or not, each with the file and line of its first reader; a loop over the variables
-    has read all that are there. `changed` is what the imports have set (None: removed), known at the end. Reads by C
-    code are not seen.
+    `read` has the names, set or not, with the file and line of the first reader; a loop over the variables reads all
+    existing ones. `changed` has the variables that the imports set (None: removed), known at the end. Reads by C code
+    are invisible.
 
     Args:
-        own: names of variables that each worker has of its own.
-        refuse: called when one of these is read, with file and line and a text that says what was read.
+        own: names of the per-worker variables.
+        refuse: called when one of these is read, with file and line and a text about the read.
     """
 
     def __init__(self, own: Collection[str], refuse: Callable[[str, str], None]) -> None:
@@ -315,7 +313,7 @@ class EnvironRecorder:
             self._refuse(where, f"reads {name}")
 
     def _reader(self) -> FrameType:
-        """The reader: the first frame that is neither here nor in the modules that implement `os.environ`."""
+        """The reader: the first frame outside this module and the implementation of `os.environ`."""
         frame = sys._getframe(2)
         while frame.f_back is not None and frame.f_code.co_filename in (*self._theirs, __file__):
             frame = frame.f_back
@@ -323,7 +321,7 @@ class EnvironRecorder:
 
 
 def _location(frame: FrameType) -> str:
-    """File and line that a frame executes; the file relative to the folder of `sys.path` that it is in."""
+    """The file and line of a frame; the file is relative to its folder of `sys.path`."""
     path = frame.f_code.co_filename
     roots = [root for root in sys.path if root and path.startswith(f"{root.rstrip('/')}/")]
     root = max(roots, key=len, default="").rstrip("/")
@@ -331,7 +329,7 @@ def _location(frame: FrameType) -> str:
 
 
 def replace(environ: Iterable[tuple[bytes, bytes]], changed: dict[bytes, bytes | None]) -> None:
-    """Replace the variables of this process by these, with the changes of the imports on top."""
+    """Replace this process's variables with these, and apply the changes of the imports."""
     os.environ.clear()
     for name, value in environ:
         os.environb[name] = value
@@ -346,10 +344,10 @@ def replace(environ: Iterable[tuple[bytes, bytes]], changed: dict[bytes, bytes |
 
 
 def fork_obstacle(ours: Collection[int] = ()) -> str | None:
-    """What the imports did that prevents a fork, as text; None if nothing is known. Does not fork.
+    """Why the imports prevent a fork, as text; None if no reason is known. Does not fork.
 
     Args:
-        ours: descriptors that the imports have not opened.
+        ours: descriptors not opened by the imports.
     """
     return _accelerator() or _child() or _descriptor(ours) or _memory()
 
@@ -397,9 +395,9 @@ def _memory() -> str | None:
 
 
 def thread_obstacle() -> str | None:
-    """Whether there are threads that stay when this process is forked, or prevent that; a text as above.
+    """A text about threads that remain at a fork or prevent it; None if there are none.
 
-    Hooks that run at a fork may write something: the output of the imports should have been read before.
+    Fork hooks may write output: read the output of the imports before.
     """
     if len(threads()) == 1:
         return None
@@ -430,13 +428,13 @@ def _open() -> dict[int, str]:
     for name in posix.listdir("/proc/self/fd"):
         try:
             found[int(name)] = posix.readlink(f"/proc/self/fd/{name}")
-        except OSError:  # the descriptor by which they were listed
+        except OSError:  # the descriptor used for listing
             continue
     return found
 
 
 def _describe_threads() -> str:
-    """All threads except the main one: their names, and the line of those that Python code has started."""
+    """All threads except the main one: their names, and the line of Python threads."""
     main = posix.getpid()
     found = [int(task) for task in posix.listdir("/proc/self/task") if int(task) != main]
     words = [_python_thread(thread_id) or _thread_name(thread_id) for thread_id in found[:_MAX_THREADS]]
@@ -452,7 +450,7 @@ def _thread_name(thread: int) -> str:
 
 
 def _python_thread(thread: int) -> str:
-    """The name of a thread that Python code has started, and the file and line where its own code is."""
+    """The name of a Python thread, and the file and line of its own code."""
     threading = sys.modules.get("threading")
     if threading is None:
         return ""
@@ -475,7 +473,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec as _Spec
 
     Found = list[tuple[str, list[str]]]
-    """Modules, and the names that are imported from each: a name may be a module too."""
+    """Modules, with the names imported from each, which may be modules too."""
 
 MAX_FILES = 200
 MAX_SIZE = 1 << 20
@@ -484,23 +482,23 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 class Reader:
-    """Finds the imports of the sources that it is given; looks at each node of these once."""
+    """Finds the imports in given sources; visits each node once."""
 
     def __init__(self) -> None:
         self._used: set[str] = set()
-        """Names that are used in anything that is executed."""
+        """Names used in executed code."""
         self._waiting: dict[str, list[tuple[list[ast.stmt], str]]] = {}
-        """Functions that nothing has named yet, each with its package."""
+        """Functions not yet used, each with its package."""
 
     def read(self, text: bytes, package: str = "") -> list[tuple[str, list[str]]]:
-        """The modules that are imported now, in order, each with the names that are imported from it.
+        """The modules imported now, in order, each with the names imported from it.
 
         Args:
             text: the contents of a file.
-            package: the package that its relative imports start from; empty for a script.
+            package: the base of its relative imports; empty for a script.
 
         Raises:
-            SyntaxError, ValueError: it is not Python.
+            SyntaxError, ValueError: the text is not Python.
         """
         import ast
 
@@ -523,7 +521,7 @@ class Reader:
         return found
 
     def _executed(self, node: ast.AST, package: str, owner: str) -> list[ast.AST]:
-        """The parts of a node that are executed, as far as that is known; `owner` is the class whose body it is in."""
+        """The executed parts of a node, as far as known; `owner` is the class around it."""
         import ast
 
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -557,10 +555,10 @@ def installed_imports(target: str, is_module: bool, known: Iterable[str] = ()) -
     Args:
         target: the path of a script or of a folder with a `__main__.py`, or the name of a module.
         is_module: whether it is the latter.
-        known: packages that count as installed wherever they are.
+        known: packages that always count as installed.
 
     Raises:
-        OSError, SyntaxError, ValueError: it cannot be read, so its imports are unknown.
+        OSError, SyntaxError, ValueError: the script is unreadable, so its imports are unknown.
     """
     files = _Files(frozenset(known))
     files.add_main(target, is_module)
@@ -573,13 +571,13 @@ def installed_imports(target: str, is_module: bool, known: Iterable[str] = ()) -
 
 
 class _Files:
-    """The files that are read, and how they are found."""
+    """The files to read, and how to find them."""
 
     def __init__(self, known: frozenset[str]) -> None:
         from collections import deque
 
         self.imports: deque[tuple[str, list[str]]] = deque()
-        """Imports that were read and have not been followed."""
+        """Imports that were found and not yet followed."""
         self._reader = Reader()
         self._read: set[str] = set()
         self._known = known
@@ -587,7 +585,7 @@ class _Files:
         self._stdlib = os.path.dirname(os.__file__)
 
     def add_main(self, target: str, is_module: bool) -> None:
-        """Read the main file. Raises as `installed_imports` does."""
+        """Read the main file. Raises like `installed_imports`."""
         path, package = target, ""
         if is_module:
             path, package = self._main_module(target)
@@ -611,7 +609,7 @@ class _Files:
 
         Args:
             module: its name.
-            names: what is imported from it; those that are modules are read too.
+            names: the names imported from it; modules among them are read too.
         """
         installed = self._follow_one(module)
         if installed is False:
@@ -620,7 +618,7 @@ class _Files:
         return bool(installed)
 
     def _follow_one(self, name: str) -> bool | None:
-        """Whether a module is an installed one; None if there is none."""
+        """Whether a module is an installed one; None if it does not exist."""
         if name not in self._seen:
             chain = _find(name)
             if not chain:
@@ -654,7 +652,7 @@ class _Files:
 
 
 def _find(name: str) -> list[_Spec]:
-    """The specs of the packages that a module is in, the outermost first, and its own; empty if there is none."""
+    """The specs of a module's packages, the outermost first, and its own; empty if it does not exist."""
     found: list[_Spec] = []
     path: list[str] | None = None
     there: list[str] = []
@@ -666,7 +664,8 @@ def _find(name: str) -> list[_Spec]:
             found.append(spec)
             path = spec.submodule_search_locations
             if path is not None and not spec.has_location and spec.name not in sys.modules:
-                # A namespace package: its members are looked up by the outer package, which must be in `sys.modules`.
+                # A namespace package: its members are looked up through the outer package, which must be in
+                # `sys.modules`.
                 path = list(getattr(path, "_path", ()))
                 sys.modules[spec.name] = module = type(sys)(spec.name)
                 setattr(module, "__path__", path)  # noqa: B010
@@ -681,7 +680,7 @@ def _find_one(name: str, path: list[str] | None) -> _Spec | None:
     for finder in sys.meta_path:
         try:
             spec: _Spec | None = finder.find_spec(name, path)
-        except Exception:  # whatever a foreign finder does
+        except Exception:  # a foreign finder may raise anything
             continue
         if spec is not None:
             return spec
@@ -697,10 +696,10 @@ def _text(path: str) -> bytes:
 
 
 def in_a_copy(work: Callable[[], Found]) -> Found:
-    """Call a function in a copy of this process, so that it leaves nothing here, and return its result.
+    """Call a function in a fork of this process, so that it leaves no traces here, and return its result.
 
     Raises:
-        ValueError: it has raised an exception, whose text this has; or it has ended the copy.
+        ValueError: it raised an exception, whose text this has, or ended the copy.
     """
     import marshal
 

@@ -1,8 +1,8 @@
-"""The zygote: imports, checks, and then makes a copy of itself for each worker that is requested.
+"""The zygote: imports, checks, and then forks a copy of itself for each requested worker.
 
-It is an interpreter with a worker's own command line, held in its `site` phase (see `hook/sitecustomize`); its standard
-input is the connection to the agent, its standard output and standard error are files in memory. Messages, in frames of
-`reaper.protocol`:
+It is an interpreter with a worker's own command line, stopped in its `site` phase (see `hook/sitecustomize`). Its
+standard input is the connection to the agent; its standard output and standard error are files in memory. Messages, in
+frames of `reaper.protocol`:
 
     first      (modules, those to leave out, variables that each worker has of its own, path0, main file or None,
                PYTHONPATH or None, ignored signals, what is run and whether that is a module, if its imports are to be
@@ -14,18 +14,18 @@ input is the connection to the agent, its standard output and standard error are
     a request  (how many copies)
     answers    ("copy", pid) for each, with a connection to it; ("failed", errno) for all that are missing
 
-A copy is sent on its connection: (command line, number of its words that the interpreter takes, environment, settings,
-places, processors), the last three and the descriptors as for SPAWN in `reaper.protocol`.
+A copy receives on its connection: (command line, number of words for the interpreter, environment, settings, places,
+processors), the last three and the descriptors as for SPAWN in `reaper.protocol`.
 
 Laws:
 
-1. It forks with one thread, checked each time.
-2. It ends when the agent closes the connection; so does a copy that is not yet a worker.
-3. Copies are made concurrently: an intermediate process makes them all and ends, so that their parent is the reaper,
-   which adopts orphans and finds their exit codes. Each copy initializes itself, when that parent has ended.
-4. Each thing that a new process gets and a fork does not is named once, in `_become_worker`.
-5. Only the worker may see modules: this and `imports` use built-in ones and each other, and leave
-   nothing in `sys.modules`.
+1. It forks with a single thread, checked each time.
+2. It ends when the agent closes the connection, and so does a copy that is not yet a worker.
+3. Copies are created concurrently: an intermediate process forks them all and ends, so that their parent is the reaper,
+   which adopts orphans and collects their exit codes. Each copy initializes itself after that process has ended.
+4. `_become_worker` handles every difference between a new process and a fork.
+5. A worker sees only its own modules: this file and `imports` use built-in ones and each other, and leave nothing in
+   `sys.modules`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _NAMES = ("stdin", "stdout", "stderr")
 
 
 def serve() -> None:
-    """Run the zygote. Returns in its copies only, in each of them as a worker."""
+    """Run the zygote. Returns only in its copies, as a worker."""
     link = _take_connection()
     name = _own_name()
     (modules, left_out, own, path0, main_file, python_path, ignored, script), _ = _read(link)
@@ -72,7 +72,7 @@ def serve() -> None:
     except Unforkable as unforkable:
         refuse(unforkable)
     gc.collect()
-    gc.freeze()  # so that no collection in a copy writes to, and so copies, the pages of all that is shared
+    gc.freeze()  # so that a collection in a copy does not write to, and so copy, shared pages
     _send(link, "ready", recording.read, imports.shown(), imports.failures)
     copy = None
     while copy is None:
@@ -85,7 +85,7 @@ def serve() -> None:
 
 
 def _fork_copies(link: Connection, count: int) -> Connection | None:
-    """Make copies, and answer the request. Returns None here, and in each of them the connection to it."""
+    """Create copies, and answer the request. Returns None here, and in each copy its connection."""
     if len(threads()) > 1:
         _send(link, "failed", _EAGAIN)
         return None
@@ -97,7 +97,7 @@ def _fork_copies(link: Connection, count: int) -> Connection | None:
     if between:
         try:  # noqa: SIM105 - contextlib may not have been imported
             posix.waitpid(between, 0)
-        except OSError:  # reaped by a handler that the imports have set; the answer comes from that process in any case
+        except OSError:  # reaped by a handler from the imports; that process answers in any case
             pass
         return None
     between = posix.getpid()
@@ -118,7 +118,7 @@ def _fork_copies(link: Connection, count: int) -> Connection | None:
 
 
 def _take_connection() -> Connection:
-    """Move the connection to another number, and put /dev/null in its place."""
+    """Move the connection to another descriptor, and replace it with /dev/null."""
     fd = posix.dup(0)
     null = posix.open("/dev/null", posix.O_RDONLY)
     posix.dup2(null, 0)
@@ -135,7 +135,7 @@ def _own_name() -> bytes:
 
 
 def _remove_hook(python_path: bytes | None) -> None:
-    """Remove the hook from the environment of this process, and so of any process that the imports may start."""
+    """Remove the hook from the environment of this process, and so from any child of the imports."""
     environ = {name: value for name, value in posix.environ.items() if name != b"PYTHONPATH"}
     if python_path is not None:
         environ[b"PYTHONPATH"] = python_path
@@ -143,7 +143,7 @@ def _remove_hook(python_path: bytes | None) -> None:
 
 
 def _read(link: Connection) -> tuple[tuple[Any, ...], list[int]]:
-    """The next message, and the descriptors that came with it. Ends the process at the connection's end."""
+    """The next message and its descriptors. Ends the process at the connection's end."""
     try:
         return link.read()
     except (OSError, EOFError):
@@ -151,7 +151,7 @@ def _read(link: Connection) -> tuple[tuple[Any, ...], list[int]]:
 
 
 def _send(link: Connection, *message: object, descriptors: tuple[int, ...] = ()) -> None:
-    """Send the agent a message; does nothing if the agent is gone."""
+    """Send a message to the agent; does nothing if the agent is gone."""
     try:  # noqa: SIM105 - contextlib may not have been imported
         link.send(message, descriptors)
     except OSError:
@@ -185,7 +185,7 @@ class _ForkRequest:
 
 
 class _CapturedOutput:
-    """Output of the imports on standard output and standard error: each worker writes it, as if it had imported."""
+    """The imports' output on standard output and standard error, which each worker repeats as its own."""
 
     def __init__(self) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -207,7 +207,7 @@ def _become_worker(
         request: the description of the worker.
         captured: the output of the imports.
         changed: the changes of the imports to the environment.
-        born_ignoring: the signals that the zygote ignored when it was started.
+        born_ignoring: the signals that the zygote ignored at its start.
         name: the original name of this process in the kernel.
     """
     _forget_signals()
@@ -242,14 +242,14 @@ def _set_process_name(name: bytes) -> None:
 
 
 def _forget_signals() -> None:
-    """Discard signals that arrived while this process waited: they are blocked, and were not meant for the worker."""
+    """Discard blocked signals that arrived while this process waited, as they were not for the worker."""
     signal = __import__("_signal")
     for number in signal.sigpending():
         signal.sigtimedwait([number], 0)
 
 
 def _set_standard_streams(request: _ForkRequest) -> None:
-    # The descriptors that were sent have numbers above 2.
+    # The received descriptors have numbers above 2.
     for target, place in enumerate(request.places):
         if place == CLOSED:
             posix.close(target)
@@ -258,7 +258,7 @@ def _set_standard_streams(request: _ForkRequest) -> None:
 
 
 def _reopen_stream(fd: int, name: str) -> None:
-    """Recreate a standard stream in place, since it remembers what its descriptor was: a file, a terminal."""
+    """Recreate a standard stream in place, since it remembers the kind of its descriptor: a file, a terminal."""
     stream = getattr(sys, f"__{name}__")
     try:
         posix.fstat(fd)
@@ -275,17 +275,17 @@ def _reopen_stream(fd: int, name: str) -> None:
     if buffered:
         buffer = io.BufferedWriter(raw) if fd else io.BufferedReader(raw)
     lines = (fd == 2 or raw.isatty()) and not through
-    # In place: handlers that the imports have made for logging hold these very objects.
+    # In place: logging handlers from the imports refer to these objects.
     encoding, errors = stream.encoding, stream.errors
     io.TextIOWrapper.__init__(
         stream, buffer, encoding, errors, newline="\n", line_buffering=lines, write_through=through
     )
-    setattr(raw, "name", f"<{name}>")  # noqa: B010 - as the interpreter does; its type says that it cannot be set
+    setattr(raw, "name", f"<{name}>")  # noqa: B010 - as the interpreter does; the type declares it read-only
     setattr(stream, "mode", "w" if fd else "r")  # noqa: B010
 
 
 def _reseed() -> None:
-    """Reseed the random state that each process draws for itself; `random` does so at every fork."""
+    """Reseed the random state of each process; `random` does so itself at every fork."""
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
         numpy.seed()

@@ -1,4 +1,4 @@
-"""Reports about the workers of a node, on request: what takes time is collected off the loop, in threads."""
+"""Reports about a node's workers, on request; threads collect slow data off the loop."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PROGRAMS = {"rallyrun", "torchrun"}
 _LONGEST_COMMAND, _LONGEST_FOLDER = 1000, 4096
 _MOST_REMARKS = 16
 _HERE = ("127.", "[::1]:")
-"""How endpoints begin that no other machine reaches; what is on etcd is for those who can read there."""
+"""Prefixes of endpoints that no other machine can reach; etcd controls access by itself."""
 
 
 def _stacks(request: CollectRequested, workers: WorkerController) -> Callable[[], bytes]:
@@ -56,12 +56,12 @@ def _stacks_of(pids: Mapping[int, int]) -> bytes:
 
 
 def command_line(words: Sequence[str], program: Sequence[object], *, hides: bool) -> str:
-    """The command that has started an agent, secrets masked.
+    """The command that started an agent, with secrets masked.
 
     Args:
-        words: of the command.
-        program: what its workers run, with which the command ends if it is ours.
-        hides: whether to leave out what belongs to the program: its arguments may have secrets that none can recognize.
+        words: the words of the command.
+        program: the workers' program, with which our own command ends.
+        hides: whether to omit the program's arguments, which may have unrecognizable secrets.
     """
     from shlex import join
 
@@ -71,7 +71,7 @@ def command_line(words: Sequence[str], program: Sequence[object], *, hides: bool
     kept = len(words) if not hides else 2
     if hides and is_ours:
         same = takewhile(lambda both: both[0] == both[1], zip(reversed(words), reversed(program), strict=False))
-        kept = max(2, len(words) - sum(1 for _ in same) + 1)  # the first of them is the script, or -m
+        kept = max(2, len(words) - sum(1 for _ in same) + 1)  # the first one is the script, or -m
         kept += words[kept - 1] == "-m"
     words = [printable(word, len(word)) for word in ([os.path.basename(words[1]), *words[2:]] if is_ours else words)]
     shown = join(mask_command(words[: kept - is_ours]))
@@ -79,9 +79,9 @@ def command_line(words: Sequence[str], program: Sequence[object], *, hides: bool
 
 
 class Reports(Feature):
-    """Answers watchers of the workers of one node. Nothing here waits.
+    """Answers watchers about one node's workers. Never waits.
 
-    Reports are completed with information that only log files have, which may be on a disk that hangs.
+    Reports include information from log files, which may be on a hung disk.
     """
 
     def __init__(self, agent: Agent) -> None:
@@ -95,7 +95,7 @@ class Reports(Feature):
         return {ReportRequested: self._on_report_requested, CollectRequested: self._collect}
 
     def on_workers_gone(self) -> None:
-        """Send the rest to those who follow the output of the workers."""
+        """Send the rest of the output to followers."""
         if self._outputs is not None:
             self._outputs.close()
 
@@ -156,7 +156,7 @@ class Reports(Feature):
         return self._command
 
     def _report(self, report: NodeReport) -> None:
-        """Send a report; without the ages of outputs while the last query of those has not returned."""
+        """Send a report, without the ages of outputs while their last query has not returned."""
         if self._thread is not None and self._thread.is_alive():
             self._send(report)
             return

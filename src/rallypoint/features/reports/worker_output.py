@@ -1,11 +1,11 @@
-"""Reads what workers have written, for `rallyctl logs`: log files, what passes through this agent, or its own console
-if that is a file.
+"""Reads workers' output for `rallyctl logs`: log files, output that passes through this agent, or its own console if
+that is a file.
 
 Laws:
 
-1. An answer never has more bytes than it may. Who follows is sent the rest with the next answers, and nothing twice.
-2. Who follows is sent whole lines; of an output that has ended, all that is left, when the agent ends at the latest.
-3. How far followers have read is known of a few of them: a forgotten one begins with the last lines again.
+1. An answer never exceeds its size. A follower gets the rest with the next answers, and nothing twice.
+2. A follower gets whole lines; when an output or the agent ends, it gets the rest.
+3. The positions of only a few followers are kept: a forgotten one begins with the last lines again.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from rallypoint.observe.worker_logs import CONSOLE, OVERHEAD, OVERHEAD_OF_PIECE,
 from rallypoint.workers.logs.outputs import Relay
 
 _LONGEST_WAIT, _LOOK_EVERY = 10.0, 0.2
-"""Seconds until a follower is answered if nothing is new, and between looks. Only while somebody follows."""
+"""Seconds until a follower is answered without news, and between looks; only while there are followers."""
 _MOST_FOLLOWERS = 8
 _FINISH = 2.0
 """Seconds that the agent's end waits for the last answers."""
 _LEAST_SHARE = 512
-"""Bytes of one output that are read at a time, at least."""
+"""The least bytes of one output to read at a time."""
 _NOT_HERE = (
     "some workers write to the console of their node, which is not a file; "
     "to see all of it here, start the job with --tee=3"
 )
 
 Read = Callable[[int | None, int], tuple[int, bytes]]
-"""Takes a position, None for near the end, and the most bytes; returns where the bytes begin, and these."""
+"""Takes a position (None: near the end) and the most bytes; returns the bytes and their position."""
 
 
 class _Output(NamedTuple):
@@ -51,7 +51,7 @@ class _Output(NamedTuple):
 
 
 class _Tail:
-    """An output, and how much of it was read."""
+    """An output, and the position read so far."""
 
     def __init__(self, output: _Output, at: int | None) -> None:
         self.rank = output.rank
@@ -59,7 +59,7 @@ class _Tail:
         self._at = at
 
     def take(self, lines: int, most: int, *, whole: bool) -> bytes:
-        """What is new, or at first its last lines; without the beginning of a line that has not ended if `whole`."""
+        """New output, or at first the last lines; with `whole`, without an unfinished line."""
         begin, data = self._read(self._at, most)
         if whole and (len(data) < most or b"\n" in data):
             data = data[: data.rfind(b"\n") + 1]
@@ -79,7 +79,9 @@ class OutputReader:
         self._threads: list[threading.Thread] = []
 
     def begin(self, request: CollectRequested) -> Callable[[], bytes]:
-        """Look at the workers, on the loop's thread. Returns what reads their outputs, on another one."""
+        """Look at the workers, on the loop's thread. Returns the function that reads their outputs on another
+        thread.
+        """
         found, notes = _outputs_of(self._workers, request.ranks)
         cursor = request.cursor
         if not cursor:
@@ -92,11 +94,11 @@ class OutputReader:
         return partial(self._follow, follower, request, found, notes, lambda: self._workers.pcontext is not context)
 
     def watch(self, thread: threading.Thread) -> None:
-        """This thread reads: `close` waits for it."""
+        """Register a reading thread, for which `close` waits."""
         self._threads = [*(running for running in self._threads if running.is_alive()), thread]
 
     def close(self) -> None:
-        """The workers are gone: answer all that follow."""
+        """The workers are gone: answer all followers."""
         self._ended.set()
         until = monotonic() + _FINISH
         for thread in self._threads:
@@ -121,13 +123,13 @@ class OutputReader:
 
 
 class _Follower:
-    """How far one follower has read. `read` is called from one thread at a time."""
+    """The positions of one follower. `read` is called from one thread at a time."""
 
     def __init__(self) -> None:
         self._tails: dict[tuple[object, ...], _Tail] = {}
         self._lock = threading.Lock()
         self._begin: int | None = None
-        """Where an output is read from that is new: an output of a later start from its beginning."""
+        """Where to begin a new output: an output of a later start is read from its beginning."""
         self._told: Sequence[str] = ()
 
     def read(
@@ -156,7 +158,7 @@ class _Follower:
             if share + OVERHEAD_OF_PIECE > left:
                 return
             tail = self._tails.pop(key)
-            self._tails[key] = tail  # the last ones are the first to be read the next time
+            self._tails[key] = tail  # the last ones come first the next time
             try:
                 data = tail.take(request.lines, share, whole=key in growing)
             except OSError as error:
@@ -173,11 +175,11 @@ def _cannot_be_read(why: str, found: Sequence[int]) -> str:
     return f"{who} cannot be read: {why}"
 
 
-# Where workers write
+# The outputs of workers
 
 
 def _outputs_of(workers: WorkerController, ranks: Sequence[int]) -> tuple[list[_Output], list[str]]:
-    """The outputs of the workers of some ranks, of all if there are none; and what cannot be read, in sentences."""
+    """The outputs of the workers of `ranks`, or of all if empty; and sentences about unreadable ones."""
     found: dict[tuple[object, ...], _Output] = {}
     notes: list[str] = []
     context = workers.pcontext

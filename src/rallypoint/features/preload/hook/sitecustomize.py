@@ -1,8 +1,8 @@
 """The module that an interpreter which becomes a zygote imports in its `site` phase, from a folder first on PYTHONPATH.
 
-Any error in here ends the process: continuing would run the user's script outside of a round. In a copy that has
-become a worker the call returns, the real `sitecustomize` (if there is one) takes this module's place, and the
-interpreter goes on to the script as it always does. Written so that every version of Python understands it.
+Any error here ends the process: continuing would run the user's script outside a round. In a copy that has become a
+worker the call returns, the real `sitecustomize` (if any) replaces this module, and the interpreter continues to the
+script as usual. The code must be valid in every version of Python.
 """
 
 import os
@@ -24,7 +24,7 @@ def _serve():
     finders = dict(sys.path_importer_cache)
     del finders[hook]
     there = _take_ours()
-    # The packages are empty here: loading them takes long, and the worker must not see anything of them.
+    # The packages are empty here: loading them takes long, and the worker must not see them.
     for name in packages:
         package = type(sys)(name)
         package.__path__ = [os.path.join(top, *name.split(".")[1:])]
@@ -54,6 +54,6 @@ except BaseException as error:
     finally:
         os._exit(70)
 
-# From here on this is a worker. What stands in `sys.modules` under our name when this ends is what is imported.
+# From here on this is a worker. The entry of `sys.modules` under our name at the end is the imported module.
 del sys.modules["sitecustomize"]
 __import__("sitecustomize")  # the real one; `site` gets the ImportError if there is none
