@@ -108,7 +108,7 @@ class Incident(NamedTuple):
 
 
 class IncidentFacts(NamedTuple):
-    """This node and its running processes, by rank: unlike pids, handles never refer to other processes.
+    """This node and its running processes, by rank: unlike pids, these entries never refer to other processes.
 
     Standby workers have no rank, and get negative numbers.
     """

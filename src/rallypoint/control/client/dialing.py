@@ -122,8 +122,11 @@ class ClientSession:
             self.writer.write(frame(payload if self.signers is None else self.signers.outgoing.sign(payload)))
 
     async def receive(self) -> bytes:
-        """Receive the next message.: OSError: the connection broke, or the server closed it. FrameError: the bytes are
-        not our frames, or the signature is wrong.
+        """Receive the next message.
+
+        Raises:
+            OSError: the connection broke, or the server closed it.
+            FrameError: the bytes are not our frames, or the signature is wrong.
         """
         payload = await self.next_frame()
         return payload if self.signers is None else self.signers.incoming.verify(payload)

@@ -34,7 +34,11 @@ class Shares:
         self._tenants: dict[str, _Tenant] = {}
 
     def enter(self, tenant: str) -> None:
-        """A session of this tenant begins.: HandshakeError: the tenant has too many sessions."""
+        """A session of this tenant begins.
+
+        Raises:
+            HandshakeError: the tenant has too many sessions.
+        """
         most = connection_limit() // 2
         record = self._tenants.get(tenant, _Tenant(0, 0.0, self._clock.monotonic()))
         if record.sessions >= most:

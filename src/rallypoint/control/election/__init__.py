@@ -1,1 +1,3 @@
-"""The election on etcd: which agent coordinates the job, where its successor continues, and how others find it."""
+"""The election on etcd: it chooses the agent that coordinates the job, hands over the state, and announces the
+address.
+"""

@@ -1,22 +1,21 @@
-"""Writes the coordinator's state to etcd, so that one that is no longer the coordinator cannot write, and reads what
-the previous one has left. Pure.
+"""Writes the coordinator's state to etcd, so that a deposed coordinator cannot write, and reads a predecessor's state.
+Pure.
 
 Laws of writing:
 
-1. Each write is one transaction. It holds only while our own key exists, with the revision that it was created with
-   (our lease is alive, so no other candidate was elected), and while the state is as we last wrote or read it.
-2. A state that is too large for one transaction is written in parts, each behind the same fence, which count only when
-   the state's own key names them.
-3. There is one write at a time. Changes meanwhile are written together, so that the cost of a round does not grow with
-   the number of nodes that join while etcd is writing. A state for which nobody waits is written `LATER`.
-4. A write whose answer was lost is done if the state in etcd has our name and its number, and we are still the
-   coordinator: a successor uses our name, and may have written the same. So the write is repeated unchanged.
-5. While etcd is away, nothing is given up: it is retried for as long as we are not known to be deposed.
+1. Each write is one transaction. It succeeds only while our own key exists with its original revision (our lease is
+   alive, so no other candidate was elected), and while the state is as we last wrote or read it.
+2. A state that is too large for one transaction is written in parts, each with the same fence. The parts count only
+   once the state's own key names them.
+3. There is one write at a time. Changes during a write are written together, so the cost of a round does not grow with
+   the number of nodes that join while etcd writes. A state for which nobody waits is written `LATER`.
+4. A write whose answer was lost has succeeded if the state in etcd has our name and the write's number, and we are
+   still the coordinator: a successor uses our name, and may have written the same. So the write is repeated unchanged.
+5. While etcd is unreachable, writes are retried as long as we are not known to be deposed.
 
-Law of a takeover: a coordinator continues with the state and the name of the previous one. Only if none of its nodes
-has a key, and ours was not one of them, does its state belong to an earlier launch of the job, and this one begins with
-nothing. But if a round ran then, no round is formed until its nodes, if they are alive after all, have had the time to
-come back.
+Law of a takeover: a coordinator continues with the state and the name of the previous one. If none of that state's
+nodes has a key, and ours is not among them, the state belongs to an earlier launch of the job, and this launch begins
+empty. But if a round ran then, no round is formed until its nodes, if still alive, have had time to return.
 """
 
 from __future__ import annotations
@@ -44,36 +43,38 @@ from rallypoint.control.protocol.codec import decode_state, encode_state
 from rallypoint.control.protocol.errors import RendezvousStateError
 
 LATER = 1.0
-"""Seconds that a state may wait for the next one, if nobody waits for it: etcd keeps each that is written."""
+"""Seconds that a state may wait for the next one, if nobody waits for it: etcd keeps every written state."""
 
 
 class Written(NamedTuple):
-    """The state of that number is in etcd: nodes may be notified of what follows from it."""
+    """The state of that number is in etcd: its notifications may be sent."""
 
     number: int
 
 
 class NotYet(NamedTuple):
-    """The same write has to be made again, a little later."""
+    """The same write must be repeated a little later."""
 
     why: str
 
 
 class CannotWrite(NamedTuple):
-    """Writing is not possible any more."""
+    """Writing is no longer possible."""
 
     why: str
 
 
 class PartWritten(NamedTuple):
-    """A part of it is in etcd: the next write has to be made."""
+    """A part of the state is in etcd: make the next write."""
 
 
 Outcome: TypeAlias = Written | PartWritten | NotYet | CannotWrite
 
 
 class _Write(NamedTuple):
-    """A write in progress: the coordinator's number of the state, the value, its parts, and how many are there."""
+    """A write in progress: the coordinator's number of the state, the value, its parts, and the number of written
+    parts.
+    """
 
     number: int
     value: bytes
@@ -88,9 +89,9 @@ class Journal:
         """Begin.
 
         Args:
-            keys, fence, incarnation: of the job, of this agent's candidacy, and of the coordinator.
-            takeover: the state as it is in etcd. It is attached to a lease, so that a job whose agents all die at once
-                is removed some day.
+            keys, fence, incarnation: those of the job, of this agent's candidacy, and of the coordinator.
+            takeover: the state in etcd. It is attached to a lease, so that a job whose agents all die at once is
+                removed some day.
         """
         self.fence = fence
         self._keys = keys
@@ -110,28 +111,28 @@ class Journal:
             self._newest = (number, state)
 
     def write_now(self) -> None:
-        """Nothing may wait any more."""
+        """Write everything without delay."""
         self._awaited = 0 if self._newest is None else self._newest[0]
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was appended is written."""
+        """Whether everything appended is written."""
         return self._newest is None or self._newest[0] <= self._done
 
     @property
     def is_awaited(self) -> bool:
-        """Whether there is something to write that cannot wait."""
+        """Whether there is an urgent state to write."""
         return self._awaited > self._done
 
     @property
     def writing(self) -> int:
-        """The number of the state that is being written; 0 if there is none."""
+        """The number of the state being written; 0 for none."""
         return 0 if self._write is None else self._write.number
 
     def next_write(self) -> Txn | None:
-        """The transaction to make now, whose result goes to `on_answer` or `on_error`; None where there is none.
+        """The next transaction, whose result goes to `on_answer` or `on_error`; None if there is none.
 
-        The same one is made until one of them has said that it is written (law 4).
+        The same one is repeated until it is known to be written (law 4).
         """
         if self._write is None:
             if self._newest is None or self.is_idle:
@@ -160,7 +161,7 @@ class Journal:
         return self._explain(self._write, stored, own)
 
     def on_error(self, error: EtcdError) -> Outcome:
-        """The transaction was not answered, or refused."""
+        """The transaction got no answer, or was refused."""
         if isinstance(error, EtcdUnreachable):
             return NotYet(str(error))
         return CannotWrite("the lease of the job's state has ended" if isinstance(error, EtcdLeaseGone) else str(error))
@@ -173,7 +174,7 @@ class Journal:
         return Written(write.number)
 
     def _explain(self, write: _Write, stored: RangeResult, own: RangeResult) -> Outcome:
-        """A comparison did not hold: because the write was made already (law 4), or because we are deposed."""
+        """A comparison failed, because the write was already made (law 4) or because we are deposed."""
         elected = any(kv.create_revision == self.fence[1] for kv in own.kvs)
         if elected and stored.kvs:
             if stored.kvs[0].value == write.value:
@@ -191,15 +192,15 @@ def takeover_from(
     """The state to start from.
 
     Args:
-        stored: the values under the state's key and those of its parts, by name.
-        nodes: the numbers of the nodes that have a key.
-        met: the coordinator that this node was last in a session with.
-        keys, settings: of the job.
+        stored: the values of the state's key and its parts' keys, by name.
+        nodes: the numbers of the nodes with a key.
+        met: the coordinator of this node's last session.
+        keys, settings: those of the job.
 
     Raises:
-        RendezvousStateError: the stored state is not one that we can read.
+        RendezvousStateError: the stored state is unreadable.
     """
-    if not stored or stored[0].key != keys.state:  # there may be parts of a state that was never complete
+    if not stored or stored[0].key != keys.state:  # there may be parts of an incomplete state
         return Takeover("", State(), 0, 0, 0)
     entry = stored[0]
     snapshot = decode_snapshot(keys.state, entry.value)
@@ -213,7 +214,7 @@ def takeover_from(
     known = known_to(state)
     if snapshot.incarnation == met or any(node.number in nodes for node in known):
         return Takeover(snapshot.incarnation, state, snapshot.number, entry.mod_revision, entry.lease)
-    # If they are alive after all, and only their leases have ended, they have the time to report.
+    # If they are still alive and only their leases have ended, give them time to report.
     ran = state.verdict is None and bool(known)
     anew = State(restart_delay=recovery_timeout(settings) if ran else 0.0)
     return Takeover("", anew, snapshot.number, entry.mod_revision, entry.lease, forgets=True)

@@ -1,4 +1,4 @@
-"""Writes the states of a coordinator to etcd, on a thread of its own, so that no node waits for a slow etcd."""
+"""Writes a coordinator's states to etcd on a separate thread, so that no node waits for a slow etcd."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rallypoint.control.membership.state import State
 log = get_logger(__name__)
 
 _PAUSE = 0.2
-"""Seconds until a write that could not be made is tried again."""
+"""Seconds before a failed write is tried again."""
 
 
 class JournalWriter:
-    """Writes the newest state, on a thread of its own. A `dispatcher.JournalSink`."""
+    """Writes the newest state on a separate thread. A `dispatcher.JournalSink`."""
 
     def __init__(self, client: EtcdClient, journal: Journal, deposed: Callable[[str], None]) -> None:
-        """Nothing is written before `start`; `deposed` is called once, with the reason, when we cannot write."""
+        """Nothing is written before `start`; `deposed` is called once, with the reason, when writing is impossible."""
         self._client = client
         self._journal = journal
         self._deposed = deposed
@@ -31,7 +31,7 @@ class JournalWriter:
         self._thread: threading.Thread | None = None
 
     def start(self, written: Callable[[int], None]) -> None:
-        """Write what is appended; `written` is called with the number of each state that is written."""
+        """Write appended states; `written` is called with the number of each written state."""
         self._thread = threading.Thread(target=self._run, args=(written,), name="rallypoint-etcd-journal", daemon=True)
         self._thread.start()
 
@@ -55,21 +55,21 @@ class JournalWriter:
         try:
             while (write := self._next_write()) is not None:
                 self._act_on(self._write_once(write), written)
-        except Exception as error:  # otherwise we would seem to coordinate, and no node would be notified of anything
+        except Exception as error:  # otherwise we would seem to coordinate, without notifying any node
             log.exception("the coordinator's state cannot be written")
             self._deposed(f"its state cannot be written ({type(error).__name__}: {error})")
 
     def _next_write(self) -> Txn | None:
-        """Wait for something to write; None when there will be nothing more."""
+        """Wait for the next write; None after the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not self._journal.is_idle)
             self._changed.wait_for(lambda: self._closed or self._journal.is_awaited, timeout=LATER)
             if self._closed:
                 return None
-        # Without the lock, since only this thread makes writes:
+        # Without the lock, since only this thread creates writes:
         #   1. encoding the state of 12,500 nodes takes a tenth of a second;
-        #   2. meanwhile the coordinator's loop appends the next state, for which it needs the lock;
-        #   3. if it had to wait for that, so would the heartbeats of all nodes.
+        #   2. meanwhile the coordinator's loop appends the next state, which needs the lock;
+        #   3. if the loop had to wait, so would the heartbeats of all nodes.
         return self._journal.next_write()
 
     def _write_once(self, write: Txn) -> Outcome:

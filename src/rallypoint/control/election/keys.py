@@ -7,10 +7,10 @@
 
 Everything but the state is JSON, for people with `etcdctl`.
 
-The state is compressed, to a third or a half: etcd keeps each one that was written until somebody compacts it. Parts
-are what sets no limit to the size of a job: etcd takes 1.5 MiB in a request, and names may be random, so that 65,536
-nodes need 2 to 5 MB. They are written first, each behind the fence; the state's own key then says how many there are,
-by the same transaction that deletes those of the state before.
+The state is compressed to a third or a half: etcd keeps every written state until a compaction. Parts allow jobs of any
+size: etcd takes 1.5 MiB in a request, and names may be random, so 65,536 nodes need 2 to 5 MB. Parts are written first,
+each with the fence. The transaction that then sets the state's own key, with the number of parts, also deletes the
+parts of the previous state.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from rallypoint.control.protocol.errors import RendezvousStateError
 
 _STATE = b"rallypoint-etcd-2 "
 _NAME = 32
-"""Characters that the name of a coordinator may have."""
+"""The most characters of a coordinator's name."""
 _NUMBERS = range(1 << 63)
 """The valid numbers of a stored state."""
 PART_SIZE, _PARTS = 1 << 20, range(65)
-"""Bytes in one value, and how many parts there may be."""
+"""The most bytes of a value, and the possible numbers of parts."""
 
 _Small = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -62,7 +62,7 @@ _leader = msgspec.json.Decoder(_LeaderValue)
 
 
 SEATS = 8
-"""How many agents of a job stand for election. Each costs etcd a request a second; all others cost next to nothing."""
+"""The number of candidates of a job. Each costs etcd a request a second; other agents cost next to nothing."""
 
 
 class ElectionKeys(NamedTuple):
@@ -74,12 +74,12 @@ class ElectionKeys(NamedTuple):
 
     @classmethod
     def for_job(cls, prefix: str, run_id: str) -> ElectionKeys:
-        """The keys of the job `run_id` under `prefix`, with any slashes. Raises UserError if that is not text."""
+        """The keys of the job `run_id` under `prefix`, with any slashes. Raises UserError if `prefix` is not text."""
         try:
             prefix.encode()
         except UnicodeEncodeError:
             raise UserError(f"rendezvous option prefix={prefix!r} is not UTF-8 text; choose another") from None
-        job = quote(run_id, safe="", errors="surrogatepass")  # ids may be any bytes, as with every backend
+        job = quote(run_id, safe="", errors="surrogatepass")  # as with every backend, ids may be any bytes
         return cls(f"{'/' + prefix.strip('/') if prefix.strip('/') else ''}/{job}/")
 
     @property
@@ -88,7 +88,7 @@ class ElectionKeys(NamedTuple):
         return f"{self.root}candidates/".encode()
 
     def seat(self, number: int) -> bytes:
-        """The key of the candidate that has this seat."""
+        """The key of this seat's candidate."""
         return self.candidates + f"{number}".encode()
 
     def free_seats(self, taken: Iterable[KeyValue]) -> list[bytes]:
@@ -98,25 +98,25 @@ class ElectionKeys(NamedTuple):
 
     @property
     def leader(self) -> bytes:
-        """The key that says where the coordinator is."""
+        """The key with the coordinator's address."""
         return f"{self.root}leader".encode()
 
     @property
     def state(self) -> bytes:
-        """The key of what the coordinator knows, and the prefix of the keys of its parts."""
+        """The key of the coordinator's state, and the prefix of its parts' keys."""
         return f"{self.root}state".encode()
 
     def parts(self, number: int) -> bytes:
-        """The prefix of the keys of the parts of the state of that number."""
+        """The prefix of the parts' keys for the state of that number."""
         return self.state + f"/{number:016x}/".encode()
 
     def part(self, number: int, index: int) -> bytes:
-        """The key of one of them."""
+        """The key of one part."""
         return self.parts(number) + f"{index:02}".encode()
 
 
 class LeaderRecord(NamedTuple):
-    """Where the coordinator is: its machine's addresses, the likeliest first; its lease; and the job's secret."""
+    """The coordinator's place: its machine's addresses, the likeliest first; its lease; and the job's secret."""
 
     addresses: tuple[str, ...]
     port: int
@@ -125,8 +125,8 @@ class LeaderRecord(NamedTuple):
 
 
 class StoredSnapshot(NamedTuple):
-    """The data that a coordinator stores for its successor: its name, the number of writes, and the packed state, or in
-    how many `parts` that is stored.
+    """A coordinator's data for its successor: its name, the number of writes, and the packed state or the number of its
+    `parts`.
     """
 
     incarnation: str
@@ -136,10 +136,10 @@ class StoredSnapshot(NamedTuple):
 
 
 def state_of(keys: ElectionKeys, snapshot: StoredSnapshot, stored: Iterable[KeyValue]) -> bytes:
-    """The encoded state, from the values under its key and those of its parts.
+    """The encoded state, from the values of its key and its parts' keys.
 
     Raises:
-        RendezvousStateError: they do not hold a state of a size that it may have.
+        RendezvousStateError: they have no state of a valid size.
     """
     values = {kv.key: kv.value for kv in stored}
     part_keys = [keys.part(snapshot.number, index) for index in range(snapshot.parts)]
@@ -155,12 +155,12 @@ def state_of(keys: ElectionKeys, snapshot: StoredSnapshot, stored: Iterable[KeyV
 
 
 def encode_node(node: NodeId) -> bytes:
-    """The value of a candidate's key: who it is, but for its address."""
+    """The value of a candidate's key: its identity without the address."""
     return json.dumps({"node": node.number, "pid": node.pid, "host": node.host}).encode()
 
 
 def decode_node(value: bytes) -> NodeId | None:
-    """The agent that wrote this, without its address; None if it is not one of ours."""
+    """The agent in a candidate's key, without its address; None if the value is not ours."""
     try:
         fields = _node.decode(value)
     except (ValueError, RecursionError):
@@ -174,7 +174,7 @@ def encode_leader(record: LeaderRecord) -> bytes:
 
 
 def decode_leader(value: bytes) -> LeaderRecord | None:
-    """Where the coordinator is; None if a coordinator of ours did not write this."""
+    """The coordinator's place; None if the value is not ours."""
     try:
         fields = _leader.decode(value)
     except (ValueError, RecursionError):
@@ -184,8 +184,8 @@ def decode_leader(value: bytes) -> LeaderRecord | None:
 
 
 def encode_snapshot(keys: ElectionKeys, incarnation: str, number: int, state: bytes) -> tuple[bytes, list[bytes]]:
-    """The value of the state's key for this encoded state, and those of its parts, if it needs any."""
-    packed = zlib.compress(state, level=1)  # more than that takes twice as long and saves a tenth
+    """The value of the state's key for this encoded state, and the values of its parts, if any."""
+    packed = zlib.compress(state, level=1)  # a higher level takes twice as long and saves a tenth
     parts: list[bytes] = []
     if len(packed) > keys.part_size:
         parts = [packed[at : at + keys.part_size] for at in range(0, len(packed), keys.part_size)]
@@ -194,10 +194,10 @@ def encode_snapshot(keys: ElectionKeys, incarnation: str, number: int, state: by
 
 
 def decode_snapshot(key: bytes, value: bytes) -> StoredSnapshot:
-    """Decode what a coordinator has stored.
+    """Decode a coordinator's stored data.
 
     Raises:
-        RendezvousStateError: this was not written by a coordinator of this version.
+        RendezvousStateError: the writer was no coordinator of this version.
     """
     try:
         header, incarnation, number, parts, packed = value.split(b" ", 4)

@@ -1,4 +1,4 @@
-"""The last announced place of the elected coordinator, for the link that looks for it."""
+"""The last announced place of the elected coordinator, for the link."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class LeaderResolver(EndpointResolver):
-    """Written by the threads of the election, read by the link's."""
+    """Written by the election's threads, read by the link's."""
 
     def __init__(self, where: str, tls: ControlTls | None = None) -> None:
-        """Nobody is known yet.
+        """Begin without a known coordinator.
 
         Args:
             where: the endpoints of etcd, for messages.
-            tls: the TLS of the control plane, if it has any.
+            tls: the TLS of the control plane, if any.
         """
         self.tls = tls
         self._where = where
@@ -34,34 +34,34 @@ class LeaderResolver(EndpointResolver):
         self._revision = 0
         self._turn = 0
         self._refusing: set[str] = set()
-        """Addresses of the coordinator's at which the last attempt was refused."""
+        """The coordinator's addresses that refused the last attempt."""
         self._refused: LeaderRecord | None = None
         self.met = ""
-        """The coordinator of the last session, by its incarnation."""
+        """The incarnation of the last session's coordinator."""
         self.lost = False
-        """Whether the last attempt to open a session has failed."""
+        """Whether the last attempt to open a session failed."""
         self.trouble = ""
-        """Why etcd cannot be asked at the moment."""
+        """Why etcd is unavailable now."""
         self.permanent_error = ""
-        """Why etcd cannot be used until a user changes something."""
+        """Why etcd is unusable until a user changes something."""
         self.on_move: Callable[[], None] = do_nothing
-        """Called, from any thread, when the coordinator is elsewhere, or will never be found."""
+        """Called on any thread when the coordinator has moved, or will never be found."""
         self.on_news: Callable[[], None] = do_nothing
-        """Called, from any thread, when the link knows something new."""
+        """Called on any thread when the link has news."""
 
     def __str__(self) -> str:
         return f"etcd ({self._where})"
 
-    # What the election says and asks
+    # For the election
 
     def learn(self, kvs: Sequence[KeyValue], revision: int) -> None:
-        """Take the value of the leader's key at this revision of etcd; a foreign value is skipped."""
+        """Take the value of the leader's key at this revision of etcd; ignore a foreign value."""
         record = decode_leader(kvs[0].value) if kvs else None
         if record is not None:
             self.update(record, revision)
 
     def update(self, record: LeaderRecord | None, revision: int) -> None:
-        """The coordinator is there, as of this revision of etcd; None for nowhere."""
+        """Set the coordinator's place as of this revision of etcd; None for none."""
         with self._lock:
             if revision <= self._revision:
                 return
@@ -74,7 +74,7 @@ class LeaderResolver(EndpointResolver):
             self.on_move()
 
     def reset_revision(self) -> None:
-        """Forget what was seen so far: it belongs to an etcd that no longer exists."""
+        """Forget all revisions so far: they belong to an etcd that no longer exists."""
         with self._lock:
             self._revision = 0
 
@@ -87,11 +87,11 @@ class LeaderResolver(EndpointResolver):
 
     @property
     def refusing_lease(self) -> int:
-        """The lease of the coordinator whose machine is reachable but whose port has no listener; 0 for none."""
+        """The lease of a coordinator with a reachable machine but no listener on its port; 0 for none."""
         with self._lock:
             return self._refused.lease if self._refused is not None and self._refused == self._record else 0
 
-    # What the link asks and says
+    # For the link
 
     @property
     def advice(self) -> str:
@@ -121,10 +121,10 @@ class LeaderResolver(EndpointResolver):
             self.on_news()
 
     def on_failure(self, target: DialTarget, error: Exception) -> None:
-        """No session could be opened there: the next attempt is made at the coordinator's next address.
+        """No session could be opened there: the next attempt uses the coordinator's next address.
 
-        Only a coordinator that refuses at all its addresses is one whose port is shut: one of them may be loopback, and
-        then it is our own machine that refuses.
+        A coordinator's port counts as shut only if all its addresses refuse: one of them may be loopback, and then our
+        own machine refuses.
         """
         with self._lock:
             if self._record is None or self._record.secret.encode() != target.key:

@@ -1,4 +1,4 @@
-"""An agent's part in the election: its candidacy, and its turn to be the coordinator. Pure: events in, effects out.
+"""An agent's part in the election: its candidacy, and its terms as the coordinator. Pure: events in, effects out.
 
     RESTING the goal (to register, to take over) waits for the end of its pause
     ASKING the goal is in progress
@@ -9,27 +9,26 @@
     GONE       has left etcd
 
 A lasting state is a phase; a sequence of requests is a `Procedure`, of which one runs at a time: the goal, a chore
-(such as keeping the lease alive), or the end. One table has the time of each chore. A goal may take longer than
-the lease lives, where etcd is slow: the lease is kept alive between two of its requests, none of which may take longer
-than half the lease.
+(such as keeping the lease alive), or the end. One table has the time of each chore. With a slow etcd, a goal may take
+longer than the lease: the lease is kept alive between two of its requests, none of which may take longer than half the
+lease.
 
 Laws:
 
-1. A few agents are candidates, each with a key that lives as long as its lease. The one whose key is the oldest is the
+1. A few agents are candidates, each with a key that lives as long as its lease. The one with the oldest key is the
    coordinator.
-2. Each candidate sees the keys of all, and takes over when no older one is left.
-3. While etcd is away nothing is given up, here or elsewhere. A lease counts as ended when etcd says so; then the agent
-   takes another, and is the youngest.
-4. A coordinator whose machine refuses connections at its port is dead, though its lease is still alive: the next in
-   line ends that lease. If it is wrong, it has deposed a live coordinator, which costs a new term, and the agent its
-   place in the round. So an agent that stops coordinating and is alive ends its lease before its port refuses
-   connections.
-5. The last agent to leave leaves nothing of the job in etcd. One that is only refused for a while does not leave. Where
-   agents without a key may remain, the state stays until its own lease has ended.
-6. Any error, expected or not, is an event: everything is given up, and begun again after a pause.
-7. An agent without a key holds one watch, on the leader's key, and looks for a free seat: soon while there is no
-   coordinator, or none that can be reached, so that the job survives the death of all candidates; else so rarely that
-   all agents together make a few requests a second. Agents that have the same reason look at different times.
+2. Each candidate sees the keys of all, and takes over when no older key is left.
+3. While etcd is unreachable, nobody gives up anything. A lease has ended only when etcd says so; then the agent
+   registers again, last in line.
+4. A coordinator whose machine refuses connections to its port is dead, even if its lease is alive: the next in line
+   ends that lease. An error here deposes a live coordinator, which costs a new term and the agent's place in the round.
+   So a live agent that stops coordinating ends its lease before its port refuses connections.
+5. The last agent to leave deletes the job's keys. Being refused temporarily is not leaving. If agents without a key may
+   remain, the state stays until its own lease has ended.
+6. Any error, expected or not, is an event: the agent gives up everything, and begins again after a pause.
+7. An agent without a key has one watch, on the leader's key, and looks for a free seat. It looks soon while there is no
+   reachable coordinator, so that the job survives the death of all candidates; otherwise so rarely that all agents
+   together make a few requests a second. Agents with the same reason look at different times.
 """
 
 from __future__ import annotations
@@ -66,16 +65,19 @@ from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol.errors import RendezvousStateError
 
 PAUSE, LONG_PAUSE = 0.25, 4.0
-"""Seconds until etcd is asked again that did not answer, at first and at most: a thousand agents may do the same."""
+"""The first and the longest pause before etcd is asked again after no answer, in seconds: a thousand agents may do the
+same.
+"""
 
 LEAVE_TIMEOUT = 2.0
 """Seconds for each of the last requests to etcd."""
 
 ARRIVALS = 16384
-"""How many agents of a job that begins look in a second: where all come at once, the first few of them stand."""
+"""Agents of a new job that look per second: if all come at once, the first few become candidates."""
 LOOKS_SOON, LOOK_SOON = 4096, 1.0
-"""How many agents of a job without a coordinator look in a second, and how many seconds each waits at most before that
-if they are fewer: the next candidate takes over meanwhile."""
+"""Agents of a job without a coordinator that look per second, and the longest wait in seconds of each if they are
+fewer: the next candidate takes over meanwhile.
+"""
 LOOKS_LATE, LOOK_LATE = 8, 30.0
 """The same while there is a coordinator."""
 
@@ -83,15 +85,17 @@ _Method: TypeAlias = "Callable[[Election], Procedure[None]]"
 
 
 class Election:
-    """One agent in etcd. `step` it with each event, do what that returns, in order, and `Tick` it at `wake_at`."""
+    """One agent in etcd. Call `step` with each event, carry out the returned effects in order, and send a `Tick` at
+    `wake_at`.
+    """
 
     def __init__(self, keys: ElectionKeys, settings: Settings, own: NodeId, rng: Random) -> None:
-        """Nothing is asked before the first step.
+        """Prepare; there are no requests before the first step.
 
         Args:
-            keys, settings: of the job.
-            own: who this node is.
-            rng: for pauses that differ from those of other agents.
+            keys, settings: those of the job.
+            own: this node.
+            rng: for pauses different from other agents'.
         """
         self.phase = CandidatePhase.RESTING
         self._keys = keys
@@ -111,11 +115,11 @@ class Election:
         self._due: dict[Chore, float] = {}  # when chores are due
         self._link = steps.LinkNews()
         self._addresses: tuple[str, ...] = ()
-        self._seen = 0  # the latest revision at which anything was seen of a coordinator
-        self._led = False  # whether there is a coordinator, by the leader's key
+        self._seen = 0  # the latest revision with information about a coordinator
+        self._led = False  # whether the leader's key shows a coordinator
         self._place: Registration | None = None
-        self._looks_soon = False  # whether the look that is planned is for want of a coordinator
-        self._stood = False  # whether we have had a place since we last found none free
+        self._looks_soon = False  # whether the planned look is for lack of a coordinator
+        self._stood = False  # whether we had a seat since we last found none free
 
     @property
     def is_leader(self) -> bool:
@@ -124,19 +128,19 @@ class Election:
 
     @property
     def lease(self) -> int:
-        """The lease that this agent's key hangs on; 0 if it has none."""
+        """The lease of this agent's key; 0 without a key."""
         return 0 if self._place is None else self._place.lease
 
     @property
     def wake_at(self) -> float:
-        """When to step with a `Tick`, on the clock of `now`; infinity while waiting for an answer or a watch."""
+        """When to send a `Tick`, on the clock of `now`; infinity while waiting for an answer or a watch."""
         if self._runner.busy or self.phase is CandidatePhase.GONE:
             return math.inf
         resting = self._rest_until if self.phase in _PAUSES else math.inf
         return min(*self._due.values(), resting, self._presence.wake_at if self.is_leader else math.inf)
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        """Something has happened at `now`; returns what to do about it. A request among that is the last."""
+        """Handle an event at `now`; returns the effects. A request among them is the last."""
         self._context.now = now
         self._context.pop_effects()
         self._handle(event)
@@ -158,7 +162,7 @@ class Election:
                 self._runner.go_on(event)
             case steps.Broken(error):
                 self._runner.drop()
-                self._context.unwatch_all()  # one of them may never have begun
+                self._context.unwatch_all()  # a watch may never have begun
                 self._give_up(error)
             case steps.LinkNews():
                 self._link = event
@@ -180,7 +184,7 @@ class Election:
             self._presence.change(event.events, self._context.now + min_absence(self._settings))
 
     def _on_unwatched(self, event: steps.Unwatched) -> None:
-        """A watch that etcd refuses is not begun again at once, but when the lease is next kept alive."""
+        """A watch that etcd refuses begins again when the lease is next kept alive, not at once."""
         kind = self._context.watched(event.watch)
         if kind is None:
             return
@@ -216,7 +220,7 @@ class Election:
         return self._CHORES[chore](self), chore
 
     def _urgent(self) -> tuple[Procedure[None], Chore] | None:
-        """Keeping the lease alive, if it is due while a goal is in progress."""
+        """The keep-alive of the lease, if due while a goal is in progress."""
         if self.phase is CandidatePhase.ENDING or self._due.get(Chore.KEEP_LEASE, math.inf) > self._context.now:
             return None
         del self._due[Chore.KEEP_LEASE]
@@ -227,17 +231,17 @@ class Election:
 
         While we hold a lease, it is kept alive only after the request in progress (law 3):
 
-            1. A watch is lost, and a chore reads again what it showed. etcd goes away for a moment; the answer is lost.
-            2. etcd is back. Our lease has its whole time again, and is due to be kept alive.
-            3. If the chore waited for its answer as long as the client does, that would be longer than the lease: the
-               coordinator would be deposed, and its node lost, because etcd was away for a moment.
+            1. A watch is lost, and a chore reads the keys again. etcd is away for a moment, and the answer is lost.
+            2. etcd is back. Our lease has its full time again, and a keep-alive is due.
+            3. If the chore waited as long as the client does, that would exceed the lease: the coordinator would be
+               deposed, and its node lost, because etcd was away for a moment.
         """
         if self.phase is CandidatePhase.ENDING:
             return LEAVE_TIMEOUT
         return None if self._place is None else self._ttl / 2
 
     def _on_procedure_error(self, error: Exception, chore: Chore | None) -> None:
-        """A procedure could not be gone through: law 3 where etcd is away, and else law 6."""
+        """A procedure failed: law 3 applies if etcd is unreachable, otherwise law 6."""
         if not isinstance(error, EtcdUnreachable) or self.phase is CandidatePhase.ENDING:
             self._give_up(error)
             return
@@ -245,7 +249,7 @@ class Election:
         if chore is None:
             self._wait_before_retry(self._pause)
             self._pause = min(2 * self._pause, LONG_PAUSE)
-        else:  # keeping the lease alive has its own time
+        else:  # the keep-alive has its own time
             later = self._context.now + PAUSE
             self._due.setdefault(chore, later)
             self._due = {chore: at if chore is Chore.KEEP_LEASE else max(at, later) for chore, at in self._due.items()}
@@ -258,7 +262,7 @@ class Election:
             self._runner.begin(self._end(error))
 
     def _set_goal(self, goal: _Method, phase: CandidatePhase = CandidatePhase.ASKING) -> None:
-        """Set the next goal; the previous one was reached."""
+        """Set the next goal after the previous one was reached."""
         self._context.set_trouble("")
         self._goal, self._pause, self.phase = goal, PAUSE, phase
 
@@ -269,14 +273,14 @@ class Election:
     # Goals
 
     def _draw_start(self) -> Procedure[None]:
-        """Look at a time of our own."""
+        """Look at a random time."""
         self._set_goal(Election._register, CandidatePhase.RESTING)
         seconds = self._settings.max_nodes / ARRIVALS if self._settings.max_nodes > self._keys.seats else 0.0
         self._rest_until = self._context.now + seconds * self._rng.random()
         yield from ()
 
     def _register(self) -> Procedure[None]:
-        """Become a candidate, if there are not candidates enough."""
+        """Become a candidate, if there are too few."""
         seen = self._seen
         view = yield from procedures.read_election(self._keys)
         if view.revision < seen:
@@ -310,9 +314,9 @@ class Election:
         return None if self._place is None else self._presence.last_before(self._place.fence[1])
 
     def _plan_look(self, *, anew: bool = False) -> None:
-        """Plan when to look for a free seat, at a time of our own; if it is planned, only where it can wait no longer.
+        """Plan a look for a free seat at a random time. An existing plan only becomes earlier.
 
-        A soon look is made even if there is a coordinator by then: many seats may be free.
+        An early look takes place even if there is a coordinator by then: many seats may be free.
         """
         soon = not self._led or self._link.lost
         if self.phase is not CandidatePhase.STANDBY or not (anew or (soon and not self._looks_soon)):
@@ -327,8 +331,8 @@ class Election:
         yield from self._leadership.take_over(
             self._place, self._addresses, self._link.met, self._deposing.dead, self._presence
         )
-        self._deposing.dead = frozenset()  # the term knows them; a node that comes back is alive
-        self._due[Chore.KEEP_STATE] = self._context.now  # it is not known when the last one did it
+        self._deposing.dead = frozenset()  # the term knows them; a returning node is alive
+        self._due[Chore.KEEP_STATE] = self._context.now  # the last keep-alive is unknown
         self._set_goal(Election._take_over, CandidatePhase.LEADING)
 
     # Chores
@@ -338,7 +342,7 @@ class Election:
         self._due[Chore.KEEP_LEASE] = asked_at + PAUSE
         if (yield from number_of(steps.RenewLease(self.lease))) == 0:
             raise EtcdLeaseGone("its lease was not kept alive in time")
-        # Not at once, even if etcd is slow: the goal makes its next request in between.
+        # Not at once, even if etcd is slow: the goal must make its next request in between.
         self._due[Chore.KEEP_LEASE] = max(asked_at + self._ttl / 3, self._context.now + PAUSE)
         self._deposing.lease_kept(asked_at, self._ttl)
         self._look_at_link()
@@ -364,13 +368,13 @@ class Election:
         Chore.KEEP_STATE: _keep_state_alive,
         Chore.FIND_LEADER: _find_leader,
         Chore.FIND_NODES: _find_candidates,
-        Chore.DEPOSE: _depose,  # due again when our lease is next kept alive
+        Chore.DEPOSE: _depose,  # due again after our lease's next keep-alive
     }
 
     # The end, for a while or for good
 
     def _end(self, why: Exception | None) -> Procedure[None]:
-        """Give up what we have, because of an error or of `LeaveElection`."""
+        """Give up everything, after an error or `LeaveElection`."""
         self.phase, for_good = CandidatePhase.ENDING, self._closed
         if self._leadership.term:
             yield from self._leadership.step_down(self.lease, lives=not for_good)
@@ -399,7 +403,7 @@ class Election:
             self._wait_before_retry(pause)
 
     def _look_at_link(self) -> None:
-        """Check whether the link's state makes a chore, or a look, due now."""
+        """Check whether the link's state makes a chore or a look due."""
         predecessor = self._predecessor
         if predecessor is not None and predecessor.lease == self._link.refused:
             self._due.setdefault(Chore.DEPOSE, self._deposing.earliest())

@@ -1,21 +1,20 @@
-"""What a candidate does in etcd, as sequences of requests: it registers and waits, takes over, leads, and leaves. Pure.
+"""A candidate's actions in etcd as sequences of requests: register and wait, take over, lead, and leave. Pure.
 
 Laws of a term as the coordinator:
 
-1. The address is published only when the server listens and no other agent is coordinator: our key still exists.
-2. Of a node that is in the state, its session is the best evidence. One that is known to be dead is not waited for. One
-   that we have seen lose its key shortly before is awaited for a moment only: its lease may have ended because etcd was
-   away. All others, most of which have never had a key, are awaited as long as the nodes of a lost control plane are
-   (`Coordinator.restore`).
-3. An agent that stops coordinating and is alive ends its lease before its port refuses connections: other agents take
-   one whose port refuses for dead.
-4. From the moment that we step down, we know nothing about further events: the next coordinator has to find them out.
+1. The address is published only when the server listens and no other agent is the coordinator: our key still exists.
+2. For a node in the state, its session is the best evidence. A node known to be dead is not awaited. A node that has
+   just lost its key is awaited only for a moment: its lease may have ended because etcd was away. All others, most of
+   which never had a key, are awaited like the nodes of a lost control plane (`Coordinator.restore`).
+3. A live agent that stops coordinating ends its lease before its port refuses connections: other agents consider an
+   agent with a refusing port dead.
+4. After stepping down, we ignore further events: the next coordinator discovers them.
 
 Laws of leaving:
 
-1. The last agent to leave leaves nothing of the job in etcd, even if its lease has ended just before. Keys of another
-   launch of the job stay.
-2. An agent that may not write may still end its lease.
+1. The last agent to leave deletes the job's keys, even if its lease has just ended. Keys of another launch of the job
+   stay.
+2. An agent without permission to write may still end its lease.
 """
 
 from __future__ import annotations
@@ -83,11 +82,11 @@ from rallypoint.control.protocol.codec import decode_state
 from rallypoint.control.protocol.errors import RendezvousStateError
 
 _WARN_INTERVAL = 300.0
-"""Seconds until the log says again what is wrong with etcd, for weeks perhaps."""
+"""Seconds before a problem with etcd is logged again, perhaps for weeks."""
 
 
 class StepContext:
-    """The time of a step and its effects, in order. Repeats no complaint."""
+    """The time of a step and its effects, in order. Does not repeat warnings."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -97,37 +96,37 @@ class StepContext:
         self._count = 0
         self._trouble = ""
         self._warned_of: tuple[type[Exception], float] | None = None
-        """The last problem that was logged, and until when it is not logged again."""
+        """The last logged problem, and until when it is not logged again."""
 
     def add(self, effect: Effect) -> None:
-        """One more."""
+        """Queue an effect."""
         self._effects.append(effect)
 
     def pop_effects(self) -> list[Effect]:
-        """All since the last time."""
+        """Return all effects since the last call."""
         effects, self._effects = self._effects, []
         return effects
 
     def log(self, level: int, text: str, *args: object) -> None:
-        """A line of the log; `level` as `logging` has it."""
+        """Log a line; `level` is as in `logging`."""
         self.add(WriteLog(level, text, args))
 
     # Watches: one of each kind at most
 
     def watch(self, kind: Watched, key: bytes, revision: int, *, prefix: bool = False) -> None:
-        """Watch from after that revision on, instead of what was watched before."""
+        """Watch from the next revision on, replacing an earlier watch of this kind."""
         self.unwatch(kind)
         self._count += 1
         self._watches[kind] = self._count
         self.add(WatchKeys(kind, self._count, key, revision + 1, prefix))
 
     def unwatch(self, kind: Watched) -> None:
-        """End the watch of that kind, if it is on."""
+        """End the watch of that kind, if any."""
         if self._watches.pop(kind, None) is not None:
             self.add(EndWatch(kind))
 
     def unwatch_all(self) -> None:
-        """End all watches that are on."""
+        """End all watches."""
         for kind in list(self._watches):
             self.unwatch(kind)
 
@@ -136,17 +135,17 @@ class StepContext:
         return next((kind for kind, watch in self._watches.items() if watch == number), None)
 
     def has_ended(self, kind: Watched) -> None:
-        """The watch of that kind has ended on its own."""
+        """Note that the watch of that kind has ended on its own."""
         del self._watches[kind]
 
     def watches(self, kind: Watched) -> bool:
-        """Whether that is watched."""
+        """Whether there is a watch of that kind."""
         return kind in self._watches
 
-    # Complaints
+    # Warnings
 
     def set_trouble(self, sentence: str) -> None:
-        """Why etcd cannot be asked; "" when it could be."""
+        """Set why etcd is unavailable; "" if it is available."""
         if sentence != self._trouble:
             self._trouble = sentence
             self.add(EtcdTrouble(sentence))
@@ -162,7 +161,7 @@ class StepContext:
 
 
 class _Running(NamedTuple):
-    """The procedure that waits for the answer to the request of that number; which chore it is, if it is one."""
+    """A procedure that waits for the answer to the request of that number, and its chore, if it is one."""
 
     number: int
     procedure: Procedure[None]
@@ -170,7 +169,7 @@ class _Running(NamedTuple):
 
 
 class Runner:
-    """The procedure in progress, if there is one; between two of its requests, one that cannot wait for its end."""
+    """Runs one procedure at a time; an urgent one may run between two of its requests."""
 
     def __init__(
         self,
@@ -179,13 +178,13 @@ class Runner:
         urgent: Callable[[], tuple[Procedure[None], Chore] | None],
         timeout: Callable[[], float | None],
     ) -> None:
-        """Nothing is in progress.
+        """Begin without a procedure.
 
         Args:
             context: takes the requests.
-            on_failure: called when a procedure has ended in an error; it may begin another.
-            urgent: returns the chore that is due and cannot wait for the end of the procedure in progress, if any.
-            timeout: returns the seconds that a request may take; None for the client's.
+            on_failure: called when a procedure ends with an error; it may begin another.
+            urgent: returns a due chore that cannot wait for the end of the procedure in progress, if any.
+            timeout: returns the seconds for a request; None for the client's.
         """
         self._context = context
         self._on_failure = on_failure
@@ -198,20 +197,20 @@ class Runner:
 
     @property
     def busy(self) -> bool:
-        """Whether an answer is waited for."""
+        """Whether a procedure waits for an answer."""
         return self._running is not None
 
     def begin(self, procedure: Procedure[None], chore: Chore | None = None) -> None:
-        """Begin this procedure instead of the one in progress."""
+        """Begin this procedure, replacing one in progress."""
         self.drop()
         self._advance(procedure, chore, lambda: next(procedure))
 
     def drop(self) -> None:
-        """Drop what is in progress; a late answer is ignored."""
+        """Drop the procedure in progress; a late answer is ignored."""
         self._running = self._held = None
 
     def go_on(self, event: Answered | Failed) -> None:
-        """The request of that number is done, or could not be."""
+        """Continue after the request of that number succeeded or failed."""
         running = self._running
         if running is None or running.number != event.number:
             return
@@ -246,14 +245,14 @@ class Runner:
 
 
 class Registration(NamedTuple):
-    """A live key of ours: its lease, and the fence that it makes."""
+    """Our own live key: its lease and its fence."""
 
     lease: int
     fence: Fence
 
 
 class ElectionView(NamedTuple):
-    """The candidates' keys and the leader's key at that revision."""
+    """The candidates' keys and the leader's key at a revision."""
 
     candidates: tuple[KeyValue, ...]
     leader: tuple[KeyValue, ...]
@@ -261,10 +260,10 @@ class ElectionView(NamedTuple):
 
 
 def find_addresses(known: tuple[str, ...]) -> Procedure[tuple[str, ...]]:
-    """This machine's addresses, looked up unless they are known well enough."""
+    """This machine's addresses, looked up unless known well enough."""
     if known and not is_loopback(known[0]):
         return known
-    addresses = yield FindAddresses()  # again, after loopback: etcd's name may not have been known yet
+    addresses = yield FindAddresses()  # again after a loopback: etcd's name may not have resolved before
     assert isinstance(addresses, Addresses)
     return addresses.found
 
@@ -274,7 +273,7 @@ def _looking(keys: ElectionKeys) -> tuple[Range, Range]:
 
 
 def read_election(keys: ElectionKeys) -> Procedure[ElectionView]:
-    """See who stands for election, and who leads."""
+    """Read the candidates and the leader."""
     result = yield from transact((), _looking(keys))
     candidates, leader = result.ranges
     return ElectionView(candidates.kvs, leader.kvs, result.revision)
@@ -283,14 +282,14 @@ def read_election(keys: ElectionKeys) -> Procedure[ElectionView]:
 def register(
     keys: ElectionKeys, own: NodeId, ttl_s: int, view: ElectionView, rng: Random
 ) -> Procedure[tuple[Registration | None, ElectionView]]:
-    """Take a lease, and hang a key on it; None if others have taken all seats before us."""
+    """Take a lease, and attach a key to it; None if others have taken all seats."""
     lease = yield from number_of(Grant(ttl_s))
     while free := keys.free_seats(view.candidates):
         key = rng.choice(free)
         is_free, looking = Compare(key, "create_revision", "==", 0), _looking(keys)
         result = yield from transact((is_free,), (Put(key, encode_node(own), lease), *looking), looking)
         view = ElectionView(result.ranges[0].kvs, result.ranges[1].kvs, result.revision)
-        for candidate in view.candidates:  # it may not be the seat that we asked for last, if an answer was lost
+        for candidate in view.candidates:  # if an answer was lost, it may not be the last requested seat
             if candidate.lease == lease:
                 return Registration(lease, Fence((candidate.key, candidate.create_revision))), view
     yield Revoke(lease)
@@ -298,17 +297,17 @@ def register(
 
 
 MIN_ABSENCE = 1.0
-"""Seconds that a node without a key has at least, however short the lease is: a packet may have to be sent again."""
+"""The least seconds for a node without a key, even with a short lease: a packet may have to be sent again."""
 
 
 def min_absence(settings: Settings) -> float:
-    """Seconds for which a node is awaited that has lost its key."""
+    """Seconds for which a node without its key is awaited."""
     return max(MIN_ABSENCE, settings.lease / 3)
 
 
 class Presence:
-    """The candidates' keys as we have seen them since we have one; and the nodes that have lost theirs meanwhile, by
-    their numbers, with the time until which each is awaited.
+    """The candidates' keys as seen since we have one; and nodes that have since lost theirs, by number, with the time
+    until which each is awaited.
     """
 
     def __init__(self, kvs: Iterable[KeyValue] = ()) -> None:
@@ -326,12 +325,12 @@ class Presence:
         return min(self._absent.values(), default=float("inf"))
 
     def last_before(self, revision: int) -> KeyValue | None:
-        """The youngest of the keys that were created before that revision."""
+        """The youngest key created before that revision."""
         older = (kv for kv in self._keys.values() if kv.create_revision < revision)
         return max(older, key=lambda kv: kv.create_revision, default=None)
 
     def change(self, events: Iterable[WatchEvent], until: float) -> None:
-        """Keys have changed; a node that has none any more is awaited until then."""
+        """Apply changes of keys; a node without a key is awaited until then."""
         before = self.nodes
         for event in events:
             if event.kind == "put":
@@ -341,18 +340,18 @@ class Presence:
         self._note_absent(before, until)
 
     def replace(self, kvs: Iterable[KeyValue], until: float) -> None:
-        """These are all keys now; nodes whose keys are gone are awaited until then."""
+        """Replace all keys; nodes whose keys are gone are awaited until then."""
         before, self._keys = self.nodes, {kv.key: kv for kv in kvs}
         self._note_absent(before, until)
 
     def await_anew(self, since: float, until: float) -> None:
-        """Await the absent nodes until then, but for those whose time was over before `since`: a node that has done
-        without a key for long is no more likely to be lost than any other.
+        """Await absent nodes until then, except those whose deadline passed before `since`: a node long without a key
+        is no more likely to be lost than any other.
         """
         self._absent = {node: until for node, at in self._absent.items() if at >= since}
 
     def overdue(self, now: float) -> frozenset[int]:
-        """Absent nodes whose time is over; each is returned once."""
+        """Absent nodes whose deadline has passed; each is returned once."""
         over = frozenset(node for node, until in self._absent.items() if until <= now)
         for node in over:
             del self._absent[node]
@@ -376,22 +375,21 @@ class Deposing:
         self._kept_at, self._from = math.inf, -math.inf
 
     def lease_kept(self, asked_at: float, ttl: float) -> None:
-        """Our lease was granted, or kept alive, by a request of that moment.
+        """Our lease was granted or kept alive by a request at that time.
 
-        If etcd was away for longer than a lease, it may hold leases that their owners have given up meanwhile: a
-        coordinator that stepped down by its own clock refuses connections and is alive. It has the time of a lease to
-        come back.
+        If etcd was away for longer than a lease, it may have leases that their owners have given up: a coordinator that
+        stepped down by its own clock refuses connections but is alive. It gets the time of a lease to return.
         """
         if asked_at - self._kept_at > ttl:
             self._from = self._context.now + ttl
         self._kept_at = asked_at
 
     def earliest(self) -> float:
-        """The earliest time at which a port that refuses connections counts as that of a dead coordinator."""
+        """The earliest time at which a refusing port counts as a dead coordinator's."""
         return max(self._context.now, self._from)
 
     def depose(self, predecessor: KeyValue) -> Procedure[None]:
-        """End its lease."""
+        """End the predecessor's lease."""
         if (node := decode_node(predecessor.value)) is not None:
             text = "no process listens any more at the address of the coordinator %s; its lease is ended"
             self._context.log(DEBUG if node.number in self.dead else WARNING, text, node)
@@ -403,20 +401,20 @@ class Deposing:
 
 
 CLOSE_LINGER = 2.0
-"""Seconds that nodes have to read the last notifications of a coordinator that leaves."""
+"""Seconds for nodes to read the last notifications of a leaving coordinator."""
 STATE_TTL = 600
-"""Seconds for which the state outlives the last coordinator that kept it alive."""
+"""Seconds for which the state outlives the last coordinator."""
 
 
 class Leadership:
     """This agent's terms, one after another."""
 
     def __init__(self, keys: ElectionKeys, settings: Settings, context: StepContext) -> None:
-        """No term is on."""
+        """Begin without a term."""
         self.term = 0
-        """The number of the term that is on; 0 for none."""
+        """The number of the present term; 0 for none."""
         self.deposed = ""
-        """Why this term has to end."""
+        """Why this term must end."""
         self._keys = keys
         self._settings = settings
         self._context = context
@@ -426,17 +424,17 @@ class Leadership:
     def take_over(
         self, place: Registration, addresses: tuple[str, ...], met: str, dead: frozenset[int], presence: Presence
     ) -> Procedure[None]:
-        """Read what the previous coordinator has left, serve, and publish the address.
+        """Read the previous coordinator's state, serve, and publish the address.
 
         Args:
-            place: the place of this agent.
+            place: this agent's registration.
             addresses: the addresses of this machine.
-            met: the coordinator that this node was last in a session with.
+            met: the coordinator of this node's last session.
             dead: the numbers of nodes whose death is certain.
-            presence: which nodes have a key, and which have lost theirs.
+            presence: the nodes with a key, and those that have lost theirs.
 
         Raises:
-            EtcdLeaseGone: another candidate was elected meanwhile. After any error, there is no term.
+            EtcdLeaseGone: another candidate was elected. After any error, there is no term.
         """
         keys, fence = self._keys, place.fence
         read = yield from transact((fence.comparison(),), (Range(keys.state, prefix=True),))
@@ -472,7 +470,7 @@ class Leadership:
             raise EtcdLeaseGone("its lease has ended")
 
     def step_down(self, lease: int, *, lives: bool) -> Procedure[None]:
-        """Stop coordinating; `lives` tells whether this agent continues, as a candidate (law 3)."""
+        """Stop coordinating; `lives`: this agent continues as a candidate (law 3)."""
         self.term = 0
         if lives:
             try:
@@ -482,7 +480,7 @@ class Leadership:
         yield EndTerm(0.0 if lives else CLOSE_LINGER)
 
     def keep_state_alive(self) -> Procedure[None]:
-        """Keep the lease alive that the state hangs on."""
+        """Keep the state's lease alive."""
         yield from number_of(RenewLease(self._state_lease))
 
     def remove_lost(self, nodes: frozenset[int], detail: str) -> None:
@@ -494,15 +492,15 @@ class Leadership:
 def leave(
     keys: ElectionKeys, place: Registration | None, own: NodeId, met: str, context: StepContext, *, may_be_last: bool
 ) -> Procedure[None]:
-    """Give up our lease; where etcd cannot be reached, the lease runs out.
+    """Give up our lease; if etcd cannot be reached, it expires.
 
     Args:
-        keys: of the job.
-        place: ours, None if there is none.
-        own: who this node is.
-        met: the coordinator that this node was last in a session with, "" for none.
-        context: takes lines of the log.
-        may_be_last: whether this agent leaves the job, which others may have left before.
+        keys: the keys of the job.
+        place: our registration, None for none.
+        own: this node.
+        met: the coordinator of this node's last session, "" for none.
+        context: logs lines.
+        may_be_last: whether this agent leaves the job, perhaps as the last one.
     """
     try:
         if may_be_last and (place or met):
@@ -516,34 +514,34 @@ def leave(
 def _delete_if_last(
     keys: ElectionKeys, place: Registration | None, own: NodeId, met: str, context: StepContext
 ) -> Procedure[None]:
-    """If we are the last, take away what the job has kept."""
+    """If we are the last agent, delete the job's keys."""
     key: tuple[Operation, ...] = () if place is None else (Delete(place.fence[0]),)
     ranges = (Range(keys.candidates, prefix=True, limit=1), Range(keys.state, prefix=True))
     try:
         others, state = (yield from transact((), (*key, *ranges))).ranges
         if not others.kvs and state.kvs and _is_left_to_us(keys, state.kvs, own, met):
             yield from _delete_job_keys(keys, state.kvs[0])
-    except EtcdRefused as error:  # etcd may refuse to write, and end leases all the same
+    except EtcdRefused as error:  # etcd may refuse writes but still end leases
         context.log(INFO, "what the job has written to etcd stays there until its lease ends: %s", error)
 
 
 def _is_left_to_us(keys: ElectionKeys, stored: tuple[KeyValue, ...], own: NodeId, met: str) -> bool:
-    """Whether it is the state of the job that we were in, and no agent without a key may need it any more."""
+    """Whether the state belongs to our job, and no agent without a key may still need it."""
     if stored[0].key != keys.state:
-        return True  # only parts: the state was never complete, so nobody can use them
+        return True  # only parts of an incomplete state, which nobody can use
     try:
         snapshot = decode_snapshot(keys.state, stored[0].value)
         state = decode_state(state_of(keys, snapshot, stored))
     except RendezvousStateError:
         return False
     others = sum(node.number != own.number for node in known_to(state))
-    # Those that have still to read how the job has ended have left their keys, or never had one.
+    # Agents that still have to read how the job ended have given up their keys, or never had one.
     return snapshot.incarnation == met and others < (keys.seats if state.verdict is not None else 1)
 
 
 def _delete_job_keys(keys: ElectionKeys, state: KeyValue) -> Procedure[None]:
-    """Delete the state, or its parts if `state` is one of those, unless anything has changed since it was read."""
-    # One that has registered meanwhile may have read the state already, to continue with it.
+    """Delete the state, or its parts if `state` is one, unless anything has changed since it was read."""
+    # An agent that has just registered may already have read the state, to continue with it.
     alone = Compare(keys.candidates, "create_revision", "==", 0, prefix=True)
     unchanged = Compare(keys.state, "mod_revision", "==", state.mod_revision if state.key == keys.state else 0)
     cleared = yield from transact((alone, unchanged), (Delete(keys.state, prefix=True),))

@@ -3,10 +3,9 @@
 Laws:
 
 1. All events go into one queue, including the answers to requests; the thread takes one after the other.
-2. Any error here is an event for the machine, and the thread continues: without it the lease would not be kept, and no
-   one would notice.
+2. Any error here is an event for the machine, and the thread continues: without it, the lease would end unnoticed.
 
-The effects without waiting and without a term (watches, news for the link, lines of the log) are `EffectRunner`'s.
+`EffectRunner` handles the effects without waiting and without a term (watches, news for the link, log lines).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ log = get_logger(__name__)
 Listen: TypeAlias = "Callable[[Sequence[str]], list[socket.socket]]"
 
 _LAST_WRITES = 1.0
-"""Seconds that the last writes of a coordinator may take."""
+"""Seconds for the last writes of a coordinator."""
 
 
 _DIVERGES = (
@@ -59,7 +58,7 @@ _DIVERGES = (
 
 
 class _Term(NamedTuple):
-    """This agent's time as the coordinator."""
+    """This agent's term as the coordinator."""
 
     dispatcher: Dispatcher
     writer: JournalWriter
@@ -67,7 +66,7 @@ class _Term(NamedTuple):
 
 
 class Watcher(Protocol):
-    """A client of etcd, as far as it watches."""
+    """The part of the etcd client that watches keys."""
 
     def watch(
         self,
@@ -81,8 +80,8 @@ class Watcher(Protocol):
 
 
 class EffectRunner:
-    """Effects of one candidate. What stands under the leader's key goes to the link at once, also while a request of
-    the election is under way.
+    """Runs effects of one candidate. The value of the leader's key goes to the link at once, even during a request of
+    the election.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class EffectRunner:
         put: Callable[[Event], None],
         log: Callable[[steps.WriteLog], None],
     ) -> None:
-        """`put` is called from any thread with events for the election, `log` with lines of the log."""
+        """`put` is called on any thread with events for the election, `log` with log lines."""
         self._watcher = watcher
         self._resolver = resolver
         self._put = put
@@ -100,12 +99,12 @@ class EffectRunner:
         self._watches: dict[Watched, Any] = {}
 
     def run(self, effect: Effect) -> None:
-        """Do any effect but a request and `NodesLost`."""
+        """Run any effect except a request and `NodesLost`."""
         match effect:
             case steps.WatchKeys():
                 self._watch(effect)
             case steps.EndWatch(kind):
-                if (watch := self._watches.pop(kind, None)) is not None:  # else it could not be begun
+                if (watch := self._watches.pop(kind, None)) is not None:  # otherwise it never began
                     watch.close()
             case steps.Publish(kvs, revision):
                 self._resolver.learn(kvs, revision)
@@ -149,15 +148,15 @@ class Candidate:
         listen: Listen,
         own: NodeId,
     ) -> None:
-        """Put the parts together.
+        """Connect the parts.
 
         Args:
-            connect: makes the client; called on the candidate's thread, since it costs imports.
-            keys, settings: of the job.
-            resolver: what this node knows of the coordinator, shared with its link.
-            find_addresses: those of this machine as others may reach it, the likeliest first; may look up names.
-            listen: opens sockets at these addresses, all on one port.
-            own: who this node is.
+            connect: creates the client; called on the candidate's thread, since it costs imports.
+            keys, settings: those of the job.
+            resolver: this node's knowledge of the coordinator, shared with its link.
+            find_addresses: returns this machine's addresses for others, the likeliest first; may look up names.
+            listen: opens sockets on these addresses, all on one port.
+            own: this node.
         """
         self._connect = connect
         self._keys = keys
@@ -176,7 +175,7 @@ class Candidate:
         self._thread = threading.Thread(target=self._run, name="rallypoint-etcd", daemon=True)
 
     def start(self) -> None:
-        """Stand for election; returns at once."""
+        """Begin the candidacy; returns at once."""
         self._thread.start()
 
     @property
@@ -186,12 +185,12 @@ class Candidate:
 
     @property
     def coordinator(self) -> Dispatcher | None:
-        """The coordinator, if this agent has been elected; from any thread."""
+        """The coordinator, if this agent is elected; from any thread."""
         term = self._term
         return None if term is None else term.dispatcher
 
     def close(self) -> None:
-        """Give the coordinator's place to the next, and leave etcd; waits until that is done. Idempotent."""
+        """Hand over the coordination, and leave etcd; waits until that is done. Idempotent."""
         self._closed.set()
         self._inbox.put(steps.LeaveElection())
         if self._thread.is_alive():
@@ -214,7 +213,7 @@ class Candidate:
             event: Event = steps.Tick()
             while self._step(event):
                 event = self._next_event()
-            self._end_term(0.0)  # none is on, unless a step went wrong
+            self._end_term(0.0)  # there is none, unless a step failed
 
     def _next_event(self) -> Event:
         at = self._election.wake_at
@@ -224,7 +223,7 @@ class Candidate:
             return steps.Tick()
 
     def _step(self, event: Event) -> bool:
-        """Step the machine and do what it says; returns whether to continue."""
+        """Step the machine and run its effects; returns whether to continue."""
         try:
             for effect in self._election.step(event, SYSTEM_CLOCK.monotonic()):
                 if isinstance(effect, steps.Ask):
@@ -266,7 +265,7 @@ class Candidate:
             case steps.RenewLease(lease):
                 asked_at = self._lead.now()
                 seconds = client.lease_keep_alive(lease, timeout_s=timeout_s)
-                if lease == self._election.lease:  # and not that of the job's state
+                if lease == self._election.lease:  # not that of the job's state
                     self._kept_alive(asked_at, seconds)
                 return seconds
             case steps.Revoke(lease):
@@ -280,7 +279,7 @@ class Candidate:
         return None
 
     def _kept_alive(self, asked_at: float, seconds: int) -> None:
-        """Our lease lives for so many seconds from that time on; 0 if it is gone."""
+        """Our lease lives for `seconds` from that time on; 0 if it is gone."""
         if not seconds:
             self._lead.end()
         else:
@@ -289,10 +288,10 @@ class Candidate:
                 self._term.dispatcher.turns.call(self._term.dispatcher.tick)
 
     def _start_term(self, request: StartTerm) -> Listening:
-        """Coordinate the job from what was taken over. Raises OSError: no socket can be opened; UserError: the address
-        to listen at is none of this machine's.
+        """Coordinate the job from the takeover. Raises OSError if no socket can be opened, and UserError if the address
+        to listen on is not this machine's.
         """
-        self._end_term(0.0)  # none is on, unless a step went wrong
+        self._end_term(0.0)  # there is none, unless a step failed
         if version := self._client.diverging_version:
             log.warning(_DIVERGES, version)
         takeover, settings = request.takeover, self._settings
@@ -314,11 +313,11 @@ class Candidate:
         return Listening(request.addresses, server.port, secret)
 
     def _end_term(self, linger_s: float) -> None:
-        """Coordinate no more; nodes have `linger_s` seconds to read the last notifications and disconnect."""
+        """Stop coordinating; nodes have `linger_s` seconds to read the last notifications and disconnect."""
         term, self._term = self._term, None
         if term is not None:
             self._lead.end()
-            # Nodes disconnect when the server ends, and that must not be taken for their departure.
+            # Nodes disconnect when the server ends, which must not count as their departure.
             term.writer.close(_LAST_WRITES if linger_s else 0.0)
             term.server.close(linger_s, f"{host_name()} no longer hosts it")
 

@@ -1,7 +1,7 @@
 """The events of a candidate, and its effects: plain data. Pure.
 
 A *request* may take time, and is answered (`Ask`, `Answered`, `Failed`); the machine has at most one in progress. All
-other *effects* are carried out at once, in order, and not answered.
+other *effects* run at once, in order, without an answer.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rallypoint.control.membership.state import State
 T = TypeVar("T")
 
 DEBUG, INFO, WARNING = 10, 20, 30
-"""Levels of lines of the log, as `logging` has them."""
+"""Levels of log lines, as in `logging`."""
 
 
 class Fence(tuple[bytes, int]):
-    """Our own key, and the revision that it was created with."""
+    """Our own key, and the revision of its creation."""
 
     def comparison(self) -> Compare:
         """The condition that we are still the elected candidate."""
@@ -46,11 +46,11 @@ class Chore(Enum):
     KEEP_LEASE = auto()
     """Keep our lease alive."""
     KEEP_STATE = auto()
-    """Keep the lease alive that the state hangs on."""
+    """Keep the state's lease alive."""
     FIND_LEADER = auto()
-    """Read where the coordinator is, and watch on."""
+    """Read the coordinator's place, and continue to watch it."""
     FIND_NODES = auto()
-    """Read which candidates there are, and watch on."""
+    """Read the candidates, and continue to watch them."""
     DEPOSE = auto()
     """End the lease of a coordinator whose port refuses (law 4)."""
 
@@ -59,7 +59,7 @@ class Watched(Enum):
     """The kinds of watches: at most one of each."""
 
     LEADER = auto()
-    """The key that says where the coordinator is."""
+    """The key with the coordinator's address."""
     NODES = auto()
     """The keys of all candidates, watched by each of them."""
 
@@ -68,7 +68,7 @@ class Watched(Enum):
 
 
 class Txn(NamedTuple):
-    """One transaction, which may be sent again when its answer was lost; answered with a `TxnResult`."""
+    """One transaction, which may be sent again if its answer is lost; answered with a `TxnResult`."""
 
     compares: tuple[Compare, ...]
     then: tuple[Operation, ...]
@@ -88,7 +88,7 @@ class RenewLease(NamedTuple):
 
 
 class Revoke(NamedTuple):
-    """End a lease and all that hangs on it; answered with None."""
+    """End a lease and delete its keys; answered with None."""
 
     lease: int
 
@@ -98,10 +98,10 @@ class FindAddresses(NamedTuple):
 
 
 class Takeover(NamedTuple):
-    """The state that a term begins with, and its version in etcd.
+    """The initial state of a term, and its version in etcd.
 
-    `incarnation`: the coordinator's name that we now use, "" for a new one. `number`, `revision` and `lease`: of the
-    state in etcd, 0 if there is none. `forgets`: whether that state was from an earlier launch.
+    `incarnation`: the coordinator's name to use, "" for a new one. `number`, `revision` and `lease`: those of the state
+    in etcd, 0 for none. `forgets`: that state was from an earlier launch.
     """
 
     incarnation: str
@@ -113,7 +113,7 @@ class Takeover(NamedTuple):
 
 
 class StartTerm(NamedTuple):
-    """Coordinate the job from what was taken over; answered with `Listening`. The number identifies the term."""
+    """Coordinate the job from the takeover; answered with `Listening`. The number identifies the term."""
 
     number: int
     fence: Fence
@@ -137,7 +137,7 @@ class Addresses(NamedTuple):
 
 
 class Listening(NamedTuple):
-    """Where a term's server listens, and the secret that its nodes prove."""
+    """The address of a term's server, and the secret of its nodes."""
 
     addresses: tuple[str, ...]
     port: int
@@ -146,13 +146,13 @@ class Listening(NamedTuple):
 
 Answer: TypeAlias = TxnResult | Listening | Addresses | int | None
 Procedure: TypeAlias = Generator[Request, Answer, T]
-"""Requests in a row: each is yielded, its answer is sent back or its error thrown in."""
+"""A sequence of requests: each is yielded; its answer is sent back, or its error thrown in."""
 
 # Effects
 
 
 class Ask(NamedTuple):
-    """Do a request, and step with what comes of it and this number.
+    """Perform a request, and step with its result and this number.
 
     etcd has `timeout_s` seconds to answer; None leaves that to the client.
     """
@@ -163,7 +163,7 @@ class Ask(NamedTuple):
 
 
 class WatchKeys(NamedTuple):
-    """Watch a key, or with `prefix` all that begin with it, from a revision on; `number` identifies the watch."""
+    """Watch a key, or with `prefix` all keys that begin with it, from a revision on; `number` identifies the watch."""
 
     kind: Watched
     number: int
@@ -186,7 +186,7 @@ class Publish(NamedTuple):
 
 
 class ResetRevision(NamedTuple):
-    """Tell the link that what it knows is from an etcd that no longer exists: its revisions are invalid."""
+    """Tell the link that its revisions are from an etcd that no longer exists."""
 
 
 class PermanentError(NamedTuple):
@@ -196,20 +196,20 @@ class PermanentError(NamedTuple):
 
 
 class EtcdTrouble(NamedTuple):
-    """The link gets why etcd cannot be asked just now; "" takes it back."""
+    """Tell the link why etcd is unavailable now; "" withdraws that."""
 
     sentence: str
 
 
 class NodesLost(NamedTuple):
-    """The term gets that the nodes of these numbers are lost, and how that is known."""
+    """Tell the term that the nodes of these numbers are lost, with the evidence."""
 
     nodes: frozenset[int]
     detail: str
 
 
 class WriteLog(NamedTuple):
-    """A line of the log; with an error, its traceback too."""
+    """Log a line; with an error, also its traceback."""
 
     level: int
     text: str
@@ -233,28 +233,28 @@ class LeaveElection(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """The request of that number is done."""
+    """The request of that number succeeded."""
 
     number: int
     answer: Answer
 
 
 class Failed(NamedTuple):
-    """The request of that number could not be done."""
+    """The request of that number failed."""
 
     number: int
     error: Exception
 
 
 class Broken(NamedTuple):
-    """A step, or an effect, has failed unexpectedly."""
+    """A step or an effect failed unexpectedly."""
 
     error: Exception
 
 
 class LinkNews(NamedTuple):
-    """What the link knows: the coordinator that it met last, the lease of one whose port refuses, and whether the last
-    attempt to reach one has failed.
+    """The link's knowledge: the coordinator of the last session, the lease of one whose port refuses, and whether the
+    last attempt failed.
     """
 
     met: str = ""
@@ -277,7 +277,7 @@ class Unwatched(NamedTuple):
 
 
 class Deposed(NamedTuple):
-    """The journal of that term can write no more."""
+    """The journal of that term can no longer write."""
 
     term: int
     why: str
@@ -298,7 +298,7 @@ def transact(
 
 
 def number_of(request: Grant | RenewLease) -> Procedure[int]:
-    """Make a request that is answered with a number."""
+    """Make a request with a number as the answer."""
     number = yield request
     assert isinstance(number, int)
     return number

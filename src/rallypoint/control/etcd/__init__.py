@@ -1,1 +1,1 @@
-"""etcd's v3 API: a thin, typed client that changes members by itself and never hangs. See decision 18."""
+"""etcd's v3 API: a thin, typed client that switches members automatically and never hangs. See decision 18."""

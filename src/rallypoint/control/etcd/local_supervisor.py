@@ -2,8 +2,8 @@
 
     local_supervisor.py PID FOLDER COMMAND...
 
-It runs the command, kills it when the process PID has ended, in whatever way, or on SIGTERM, and removes FOLDER. Should
-it be killed itself, the kernel kills the command.
+It runs the command, kills it on SIGTERM or when the process PID has ended in any way, and removes FOLDER. If the
+supervisor is killed, the kernel kills the command.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 
-if __name__ == "__main__":  # run without site-packages, it finds the package by its own place
+if __name__ == "__main__":  # without site-packages, it finds the package from its own path
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
 
 
@@ -34,9 +34,9 @@ def main(owner: int, folder: str, command: list[str]) -> int:
     ends = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     for number in (*ends, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the owner may have blocked them, and etcd would inherit that
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the owner may have blocked signals, and etcd would inherit that
     libc = ctypes.CDLL(None)
-    # A SIGCHLD when the owner ends; also when only the thread ends that has started us.
+    # Get SIGCHLD when the owner ends, or only the thread that started us.
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGCHLD)
     try:
         if os.getppid() != owner:

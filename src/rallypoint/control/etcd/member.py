@@ -1,11 +1,11 @@
 """One member of the cluster, over one connection: login, requests, streams.
 
-What went wrong is raised as a `MemberTrouble`; after one that `ends` it, a member is of no further use: open a new one.
-No call has a limit of its own but `greet`: the caller sets them.
+Errors are raised as `MemberTrouble`; after one that `ends` it, a member is unusable: open a new one. Only `greet` has
+its own time limit; the caller limits all other calls.
 
-All of it runs on the loop. grpclib is imported by this module only. It cancels the task that waits when a connection
-ends, and turns that into an error; after that, `asyncio.timeout` in the same task would no longer know its own
-cancellation. So each use of it runs in a task of its own (`shielded`).
+Everything runs on the loop. Only this module imports grpclib. When a connection ends, grpclib cancels the waiting task
+and turns this into an error; after that, `asyncio.timeout` in the same task would not recognize its own cancellation.
+So each use of grpclib runs in a separate task (`shielded`).
 """
 
 from __future__ import annotations
@@ -32,14 +32,16 @@ T = TypeVar("T")
 
 
 def start_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task whose failure need not be looked at."""
+    """Start a task whose failure may be ignored."""
     task = asyncio.get_running_loop().create_task(work)
     task.add_done_callback(lambda done: None if done.cancelled() else done.exception() and None)
     return task
 
 
 async def shielded(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns, from a task of its own. Whoever waits can be cancelled even if the work would not be."""
+    """Run `work` in a separate task and return its result. The waiting task can be cancelled even if the work
+    cannot.
+    """
     task = start_task(work)
     try:
         await asyncio.wait({task})
@@ -52,8 +54,8 @@ class MemberTrouble(Exception):
     """Something went wrong with a member.
 
     Attributes:
-        ends: whether the connection is of no further use.
-        broke: whether it ended in the midst, so that what listens there may be something else (`_detect_service`).
+        ends: whether the connection is unusable.
+        broke: whether the connection broke mid-exchange; the peer may not be etcd (`_detect_service`).
     """
 
     def __init__(self, endpoint: Endpoint, diagnosis: Diagnosis, ends: bool, broke: bool = False) -> None:
@@ -69,13 +71,13 @@ class MemberTrouble(Exception):
 
     @property
     def sentence(self) -> str:
-        """What went wrong, and what to do."""
+        """The problem and the remedy."""
         remedy = f"; {self.diagnosis.remedy}" if self.diagnosis.remedy else ""
         return f"etcd at {self.endpoint} {self.diagnosis.problem}{remedy}"
 
 
 class _Bytes(CodecBase):
-    """Messages are made and read by `messages`."""
+    """Passes bytes through: `messages` encodes and decodes."""
 
     __content_subtype__ = "proto"
 
@@ -93,9 +95,9 @@ class Member:
         self.endpoint = endpoint
         self.closed = False
         self.version = ""
-        """That of etcd, if it has said so."""
+        """The version of etcd, if known."""
         self.heard_at = 0.0
-        """When it has last said anything, by the loop's clock."""
+        """The time of its last message, on the loop's clock."""
         self._credentials = credentials
         self._tls = tls
         self._channel = Channel(endpoint.host, endpoint.port, codec=_Bytes(), ssl=tls)
@@ -103,7 +105,7 @@ class Member:
         self._login: asyncio.Task[None] | None = None
 
     async def greet(self, timeout_s: float) -> None:
-        """Connect, and see that this member is there, has a leader and knows us. Raises MemberTrouble otherwise."""
+        """Connect, and check that this member answers, has a leader and accepts us. Raises MemberTrouble otherwise."""
         try:
             async with asyncio.timeout(timeout_s):
                 await shielded(self._greet())
@@ -122,13 +124,13 @@ class Member:
         except MemberTrouble as trouble:
             if trouble.outcome is not RequestOutcome.REFUSED or trouble.ends or self._credentials is not None:
                 raise
-            return  # it knows its users and does not say more; what it is asked for next shows who may do that
+            return  # it has users and reveals no more; the next request shows our permissions
         if not status.leader:
             raise self.trouble(RequestOutcome.RETRY, "has no leader", "see whether most of its members run")
         self.version = status.version
 
     async def log_in(self) -> None:
-        """Fetch a new token, once for all who ask at the same time.
+        """Fetch a new token, once for all simultaneous callers.
 
         Raises:
             MemberTrouble: the user is refused, or the member is gone.
@@ -147,19 +149,19 @@ class Member:
         except MemberTrouble as trouble:
             if trouble.outcome is not RequestOutcome.NO_USERS:
                 raise
-            return  # as etcd's own clients do: whoever may do everything may also give a password
+            return  # like etcd's own clients: a password is optional for anybody with full access
         self._token = messages.decode_token(answer)
 
     async def ask(self, method: Method, request: bytes) -> bytes:
-        """The answer to one request, however long it takes. Raises MemberTrouble if there is none."""
+        """Send a request and wait for the answer without a limit. Raises MemberTrouble if there is none."""
         return await shielded(self._exchange(method, request))
 
     @contextlib.asynccontextmanager
     async def stream(self, method: Method) -> AsyncIterator[Stream[bytes, bytes]]:
-        """A stream on which both sides say what they like, until the block is left; in a task of its own.
+        """A bidirectional stream until the end of the block; use it in a separate task.
 
         Raises:
-            MemberTrouble: it cannot be opened, or ends.
+            MemberTrouble: the stream cannot be opened, or ends.
         """
         call = StreamStreamMethod(self._channel, method.path, bytes, bytes)
         with self._as_trouble():
@@ -188,18 +190,18 @@ class Member:
         return answer
 
     def _metadata(self) -> dict[str, str | bytes]:
-        metadata: dict[str, str | bytes] = {"hasleader": "true"}  # a member that is cut off from the others says so
+        metadata: dict[str, str | bytes] = {"hasleader": "true"}  # a member that is cut off from the others reports it
         if self._token is not None:
             metadata["token"] = self._token
         return metadata
 
     def note_heard(self) -> None:
-        """It has said something."""
+        """Note that the member has sent something."""
         self.heard_at = asyncio.get_running_loop().time()
 
     @contextlib.contextmanager
     def _as_trouble(self) -> Iterator[None]:
-        """Whatever goes wrong in the block, as a `MemberTrouble`."""
+        """Turn any error in the block into a `MemberTrouble`."""
         try:
             yield
         except MemberTrouble:
@@ -227,21 +229,21 @@ class Member:
             broken = isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
             remedy = "see whether it speaks TLS" if self._tls and broken else ""
             raise self.trouble(RequestOutcome.RETRY, f"cannot be reached ({_reason(error)})", remedy) from None
-        except Exception as error:  # grpclib and h2 let through whatever they trip over in what the other side sends
+        except Exception as error:  # grpclib and h2 pass on any error caused by the peer's data
             problem = f"broke the connection ({type(error).__name__}: {error})"
             raise self.trouble(RequestOutcome.RETRY, problem, broke=True) from error
         finally:
-            if self.closed:  # while this was still connecting, which closing the channel does not prevent
+            if self.closed:  # closed while connecting, which closing the channel does not prevent
                 self._channel.close()
 
     def trouble(
         self, outcome: RequestOutcome, problem: str, remedy: str = "", *, ends: bool = True, broke: bool = False
     ) -> MemberTrouble:
-        """Something that went wrong with this member."""
+        """An error of this member."""
         return MemberTrouble(self.endpoint, Diagnosis(outcome, problem, remedy), ends, broke)
 
     async def _diagnose(self, trouble: MemberTrouble, timeout_s: float) -> MemberTrouble:
-        """The connection broke before it was of any use: a reason that waiting will not change, if there is one."""
+        """The connection broke before any use: find a permanent reason, if there is one."""
         service = await _detect_service(self.endpoint, self._tls, timeout_s)
         if service is None:
             remedy = "see whether it requires TLS" if self._tls is None else trouble.diagnosis.remedy
@@ -257,17 +259,17 @@ class Member:
 
 def _reason(error: OSError) -> str:
     if error.errno is not None and error.errno > 0:
-        return os.strerror(error.errno)  # asyncio puts other words into `strerror`
+        return os.strerror(error.errno)  # asyncio changes `strerror`
     return error.strerror or str(error) or type(error).__name__
 
 
 def _ssl_reason(error: ssl.SSLError) -> str:
-    """OpenSSL's name of it, as words."""
+    """OpenSSL's name of the error, in words."""
     return (error.reason or str(error)).lower().replace("_", " ")
 
 
-# What answers at an endpoint where a connection broke: gRPC hides what was sent. It is opened anew with HTTP/2's first
-# words, and the first thing that comes back is looked at.
+# Identifies the service behind a broken connection, whose data gRPC hides: opens another with HTTP/2's first bytes, and
+# examines the first answer.
 
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 """The preface, and empty settings (RFC 9113, section 3.4)."""
@@ -277,7 +279,7 @@ _NOT_ETCD = "check the endpoint"
 
 
 async def _detect_service(endpoint: Endpoint, tls: ssl.SSLContext | None, timeout_s: float) -> tuple[str, str] | None:
-    """Why what listens there will never speak gRPC with us, and what to do; None if that is not known."""
+    """Why the service there will never speak gRPC with us, and the remedy; None if unknown."""
     try:
         async with asyncio.timeout(timeout_s):
             first = await _first_bytes(endpoint, tls)

@@ -1,8 +1,7 @@
 """etcd's messages (rpc.proto, kv.proto) as far as we speak them: requests to bytes, bytes to answers and errors. Pure.
 
-Three parts: protocol buffers on the wire (numbers, byte strings, and messages in messages), the messages, and what
-etcd's errors mean. The input may be anything: what is not a message raises `DecodingError`, and unknown fields are
-skipped.
+Three parts: protocol buffers on the wire (numbers, byte strings, nested messages), the messages, and the meaning of
+etcd's errors. The input may be anything: invalid messages raise `DecodingError`, and unknown fields are skipped.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MAX_VARINT = 10
 
 
 class DecodingError(ValueError):
-    """Bytes that are no message."""
+    """The bytes are no message."""
 
 
 def number(field: int, value: int) -> bytes:
@@ -43,7 +42,7 @@ def string(field: int, value: bytes) -> bytes:
 
 
 def message(field: int, value: bytes) -> bytes:
-    """A field with a message, which may be empty and is there all the same."""
+    """A field with a message, which is present even if empty."""
     return _varint(field << 3 | _BYTES) + _varint(len(value)) + value
 
 
@@ -51,7 +50,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Each field of a message with its number, in the order of the wire. Fixed-width fields are skipped.
 
     Raises:
-        DecodingError: this is no message.
+        DecodingError: the data is no message.
     """
     at = 0
     while at < len(data):
@@ -84,25 +83,25 @@ class Fields:
         return field in self._found
 
     def number(self, field: int) -> int:
-        """An int64, 0 if it is not there."""
+        """An int64, 0 if missing."""
         value = self._last_value(field, 0)
         if not isinstance(value, int):
             raise DecodingError(f"field {field} should be a number")
         return value - (1 << 64) if value >> 63 else value
 
     def string(self, field: int) -> bytes:
-        """Bytes or a message, empty if it is not there."""
+        """Bytes or a message, empty if missing."""
         value = self._last_value(field, b"")
         if not isinstance(value, bytes):
             raise DecodingError(f"field {field} should be bytes")
         return value
 
     def text(self, field: int) -> str:
-        """Text, empty if it is not there."""
+        """Text, empty if missing."""
         return self.string(field).decode(errors="replace")
 
     def strings(self, field: int) -> Iterator[bytes]:
-        """All of a repeated field with bytes or messages."""
+        """All values of a repeated field with bytes or messages."""
         for value in self._found.get(field, ()):
             if not isinstance(value, bytes):
                 raise DecodingError(f"field {field} should be bytes")
@@ -138,7 +137,7 @@ def _slice(data: bytes, at: int, size: int) -> bytes:
 
 
 class Method(NamedTuple):
-    """A procedure of etcd. `both_stream`: both sides may say more than one thing."""
+    """A procedure of etcd. `both_stream`: both sides may send several messages."""
 
     path: str
     both_stream: bool = False
@@ -155,7 +154,7 @@ STATUS = Method("/etcdserverpb.Maintenance/Status")
 
 
 def range_end(key: bytes, prefix: bool) -> tuple[bytes, bytes]:
-    """Where a range begins and ends: for a prefix, before the first key that no longer begins with it."""
+    """The beginning and end of a range: a prefix ends before the first key that no longer begins with it."""
     if not prefix:
         return key, b""
     for index in range(len(key) - 1, -1, -1):
@@ -200,13 +199,13 @@ _FIELDS = {
     "value": (3, 7),
     "lease": (4, 8),
 }
-"""What is compared: its enum, and the field that the operand is in."""
+"""The enum of each comparison, and the field of its operand."""
 
 
 def _encode_compare(compare: Compare) -> bytes:
     target, field = _FIELDS[compare.field]
     operand = compare.operand
-    # The operand is one of a `oneof`: it must be there even where it is zero, which `number` would leave out.
+    # The operand is in a `oneof`: it must be present even if zero, which `number` would omit.
     encoded = (
         message(field, operand) if isinstance(operand, bytes) else number(field, operand) or bytes([field << 3, 0])
     )
@@ -225,7 +224,7 @@ def _encode_operation(operation: Operation) -> bytes:
 
 
 def encode_grant(ttl_s: int, lease: int) -> bytes:
-    """LeaseGrantRequest, with the id that the lease shall have."""
+    """LeaseGrantRequest, with the id for the lease."""
     return number(1, ttl_s) + number(2, lease)
 
 
@@ -279,7 +278,7 @@ def decode_token(data: bytes) -> str:
 
 
 class StatusResponse(NamedTuple):
-    """The status of a member; `leader` is 0 if it knows of none."""
+    """The status of a member; `leader` is 0 if it knows none."""
 
     version: str
     leader: int
@@ -292,7 +291,7 @@ def decode_status(data: bytes) -> StatusResponse:
 
 
 class WatchResponse(NamedTuple):
-    """One message of a watch. `compacted` is 0 unless the watch ended because what it wants is no longer kept."""
+    """One message of a watch. `compacted` is 0 unless the watch ended because its revision is no longer kept."""
 
     revision: int
     created: bool
@@ -336,27 +335,27 @@ def _revision(read: Fields) -> int:
 
 
 class RequestOutcome(Enum):
-    """What an error means for the request.
+    """The meaning of an error for the request.
 
-    etcd's status codes are coarse, so most is read off the text, which etcd's own clients rely on too.
+    etcd's status codes are coarse, so most comes from the text, on which etcd's own clients rely too.
     """
 
     RETRY = auto()
-    """Another member may do it, or this one later. It may have been done."""
+    """Another member may succeed, or this one later. The request may have been carried out."""
     LOGIN = auto()
     """The member wants a new token."""
     DONE = auto()
-    """It was done by an earlier sending, whose answer was lost."""
+    """An earlier sending, whose answer was lost, was carried out."""
     LEASE_GONE = auto()
     """Its lease is gone."""
     NO_USERS = auto()
-    """There are no users in this cluster, so a login is not possible."""
+    """This cluster has no users, so a login is impossible."""
     REFUSED = auto()
-    """Asking again cannot help."""
+    """Retrying cannot help."""
 
 
 class Diagnosis(NamedTuple):
-    """The outcome of a request, what was wrong, and what to do."""
+    """The outcome of a request, the problem, and the remedy."""
 
     outcome: RequestOutcome
     problem: str
@@ -378,18 +377,18 @@ _BY_TEXT: tuple[tuple[str, RequestOutcome, str], ...] = (
     ("authentication is not enabled", RequestOutcome.NO_USERS, "leave out user and password"),
     ("permission denied", RequestOutcome.REFUSED, _GRANT),
     ("requested lease not found", RequestOutcome.LEASE_GONE, "grant a new one"),
-    ("lease already exists", RequestOutcome.DONE, ""),  # ids are our own choice
+    ("lease already exists", RequestOutcome.DONE, ""),  # we choose the ids
     ("database space exceeded", RequestOutcome.REFUSED, "compact and defragment it, then disarm its alarm"),
     ("request is too large", RequestOutcome.REFUSED, "raise its --max-request-bytes"),
 )
 
 _UNIMPLEMENTED = 12
 _BROKEN_CODES = frozenset({1, 2, 4, 10, 13, 14})
-"""Cancelled, unknown, deadline exceeded, aborted, internal, unavailable: somewhere on the way, something broke."""
+"""Cancelled, unknown, deadline exceeded, aborted, internal, unavailable: something broke on the way."""
 
 
 def classify(code: int, text: str, named: bool) -> Diagnosis:
-    """What the status `code` of gRPC with `text` means, said to somebody who gave a user's name or did not."""
+    """The meaning of gRPC's status `code` with `text`; `named`: the user gave a user name."""
     for part, outcome, remedy in _BY_TEXT:
         if part in text:
             return Diagnosis(outcome, _in_quotes(text), _GIVE_USER if remedy is _GRANT and not named else remedy)

@@ -332,7 +332,11 @@ def encode_state(state: State) -> bytes:
 
 
 def decode_state(data: bytes) -> State:
-    """Decode a state.: RendezvousStateError: the bytes are no state, or one of another version."""
+    """Decode a state.
+
+    Raises:
+        RendezvousStateError: the bytes are no state, or one of another version.
+    """
     if not data.startswith(_VERSION):
         raise RendezvousStateError(
             f"the shared rendezvous state starts with {data[:24]!r}, which this version of Rallypoint did not write; "

@@ -330,9 +330,9 @@ class ZygotePhase(Enum):
 
 
 class ZygoteImports(NamedTuple):
-    """What a zygote imports: the named modules and, if `reads_script`, those that it finds in the script's source.
+    """A zygote's imports: the named modules and, with `reads_script`, those in the script's source.
 
-    `left_out` is what it would import automatically and leaves out; `own` names the variables that it must not read.
+    `left_out` are automatic imports to omit; `own` names the variables that it must not read.
     """
 
     modules: tuple[str, ...]
