@@ -1,12 +1,10 @@
 """The grace period of a scheduler: seconds between its SIGTERM to all processes of a job and its SIGKILL.
 
-Slurm         KillWait of its slurm.conf, if that can be read, else 30, its default
-Kubernetes    30, the default of terminationGracePeriodSeconds, which no pod can look up
-PBS           10, the default of a queue's kill_delay
-              https://github.com/openpbs/openpbs/blob/master/doc/man1/pbs_queue_attributes.7B
-LSF           10, the default of JOB_TERMINATE_INTERVAL
-              https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=lsbparams-job-terminate-interval
-SageMaker     120: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StopTrainingJob.html
+Slurm         KillWait of its slurm.conf if readable, otherwise its default of 30 Kubernetes    30, the default of
+terminationGracePeriodSeconds, which no pod can look up PBS           10, the default of a queue's kill_delay
+https://github.com/openpbs/openpbs/blob/master/doc/man1/pbs_queue_attributes.7B LSF           10, the default of
+JOB_TERMINATE_INTERVAL https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=lsbparams-job-terminate-interval SageMaker
+120: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StopTrainingJob.html
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ _DEFAULT = 30.0
 """The defaults of Slurm's KillWait and Kubernetes' terminationGracePeriodSeconds."""
 _OTHERS = {"TRAINING_JOB_NAME": 120.0, "PBS_JOBID": 10.0, "LSB_JOBID": 10.0}
 _SLURM_CONFS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
-"""Paths of slurm.conf if `SLURM_CONF` is not set: the usual one, and that of a node without its own file."""
+"""Paths of slurm.conf without `SLURM_CONF`: the usual one, and that of a node without its own file."""
 
 
 def scheduler_grace_period(environ: Mapping[str, str]) -> float:
@@ -38,7 +36,7 @@ def _slurm_kill_wait(environ: Mapping[str, str]) -> float:
 
 
 def kill_wait(lines: Iterable[str]) -> float:
-    """The value of `KillWait` in the lines of a slurm.conf, in seconds; Slurm's default if there is none."""
+    """The value of `KillWait` in a slurm.conf, in seconds; Slurm's default without one."""
     for line in lines:
         name, _, value = line.partition("#")[0].partition("=")
         if name.strip().lower() == "killwait" and value.strip().isdecimal():

@@ -1,8 +1,8 @@
-"""Slurm's lists of hosts: `n[1-3,07],rack[1-2]gpu[01-16],login` and what they stand for.
+"""Expands Slurm's lists of hosts, such as `n[1-3,07],rack[1-2]gpu[01-16],login`.
 
 Laws:
 
-1. A list that `scontrol show hostnames` accepts in this grammar becomes the same hosts in the same order:
+1. A list that `scontrol show hostnames` accepts in this grammar expands to the same hosts in the same order:
 
        list   = [item] { separator [item] }       separators: comma, space, tab, line end, outside of brackets
        item   = text | { text "[" ranges "]" } [text]
@@ -11,9 +11,9 @@ Laws:
 
    The zeros before the first number of a range are its width: `[08-10]` is 08, 09, 10. Steps (`[1-9/2]`) there are
    none, for scontrol neither. A text after the last bracket is accepted here, though not by every version of Slurm.
-2. With several brackets the last one counts fastest; of those before it the one nearer to the end counts slowest, which
-   is odd, and Slurm's order.
-3. The text is foreign: whatever it is, the work and the result are bounded.
+2. With several brackets, the last one counts fastest; of the others, the one nearest to the end counts slowest. This is
+   odd, but Slurm's order.
+3. The text is foreign: work and result are bounded for any text.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from itertools import product
 
 MAX_HOSTS = 65536
-"""Hosts that one list may stand for, as in Slurm."""
+"""The most hosts in a list, as in Slurm."""
 MAX_TEXT = 1 << 17
-"""Characters of a list: no environment variable is longer."""
+"""The most characters of a list: no environment variable is longer."""
 MAX_BRACKETS = 16
 
 _PART = re.compile(r"\[([^\[\]]*)\]")
@@ -37,8 +37,8 @@ class HostlistError(ValueError):
 
 
 def expand(text: str) -> list[str]:
-    """The hosts that a list stands for, in its order, each as often as it is named. Raises HostlistError: the text is
-    no such list, or stands for more than `MAX_HOSTS` hosts.
+    """The hosts of a list in order, each as often as it is named. Raises HostlistError if the text is no such list, or
+    has more than `MAX_HOSTS` hosts.
     """
     if len(text) > MAX_TEXT:
         raise HostlistError(f"it has {len(text)} characters, and {MAX_TEXT} are allowed")

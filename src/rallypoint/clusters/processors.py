@@ -1,4 +1,4 @@
-"""How many processors this process and its workers may use, and whether that is fewer than there are workers."""
+"""Counts the processors for this process and its workers, and detects a shortage."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rallypoint.failures.failure import own_cgroup_path
 
 
 class Processors(NamedTuple):
-    """Processors by the affinity of this process, of the machine, and by the quota of its control groups.
+    """Processors in this process's affinity, in the machine, and in the quota of its control groups.
 
-    `quota` is infinite if there is none; 1.5 means the time of one and a half processors.
+    `quota` is infinite without one; 1.5 means the time of one and a half processors.
     """
 
     allowed: int
@@ -22,17 +22,17 @@ class Processors(NamedTuple):
 
 
 def processors(root: str = "/") -> Processors:
-    """Read them; `root` is the folder of `sys` and `proc`, which have the quota."""
+    """Count the processors; `root` is the folder with `sys` and `proc`, which have the quota."""
     allowed = len(os.sched_getaffinity(0))
     return Processors(allowed, max(os.cpu_count() or 1, allowed), min(_quotas(root), default=float("inf")))
 
 
 def _quotas(root: str) -> Iterator[float]:
-    """The quota of this control group and of those above it."""
+    """The quotas of this control group and its parents."""
     folder, second = own_cgroup_path("cpu", os.path.join(root, "proc"))
     top = os.path.join(root, "sys/fs/cgroup" if second else "sys/fs/cgroup/cpu")
     path = top + folder.rstrip("/")
-    if not os.path.isdir(path):  # a container sees its own group at the top, by the name that it has outside
+    if not os.path.isdir(path):  # a container sees its own group at the top, with its outside name
         path = top
     while path.startswith(top):
         if second:
@@ -45,9 +45,9 @@ def _quotas(root: str) -> Iterator[float]:
 
 
 def shortage(workers: int, found: Processors, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """What several workers share, and how to change it; None if each can have a processor, or nothing limits them.
+    """The shortage that several workers share, and the remedy; None if each can have a processor or there is no limit.
 
-    A machine that has fewer processors than there are workers limits nothing: its user knows it.
+    Fewer processors in the machine than workers are no limit: the user knows the machine.
     """
     if workers < 2 or workers <= min(found.allowed, found.quota):
         return None

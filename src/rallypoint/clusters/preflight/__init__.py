@@ -1,1 +1,1 @@
-"""Whether this node can run a job, found out before it joins one: `rallyctl check`, and `--preflight` of `rallyrun`."""
+"""Checks whether this node can run a job before it joins one: `rallyctl check`, and `rallyrun --preflight`."""

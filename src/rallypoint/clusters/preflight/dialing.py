@@ -1,4 +1,4 @@
-"""The network side of checks, with its own time limits: look-ups, connections, and how a node greets who dials it."""
+"""The network side of checks, with its own time limits: look-ups, connections, and greetings between nodes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rallypoint.base.endpoint import is_local_address, listening_address, listen
 from rallypoint.clusters.preflight.mesh import MAX_GREETING, MeshNode, greeting, why_another
 
 LOOK_UP = 6.0
-"""Seconds that a look-up may take. The C library waits 5 for a DNS server before it asks the next one."""
+"""Seconds for a look-up. The C library waits 5 for a DNS server before it asks the next one."""
 SLOW = 2.0
-"""Seconds from which on a look-up is slow: some DNS server does not answer."""
+"""A look-up of at least this many seconds is slow: some DNS server does not answer."""
 CONNECT = 3.0
 """Seconds for a TCP connection."""
 DIAL_TIMEOUT = 5.0
@@ -34,12 +34,12 @@ class LookUp(NamedTuple):
 
     @property
     def unanswered(self) -> bool:
-        """Whether there was no answer about the name, not even that it does not exist."""
+        """Whether there was no answer about the name, not even that it is unknown."""
         return not self.addresses and not self.error
 
 
 def look_up(host: str, seconds: float = LOOK_UP) -> LookUp:
-    """Look a name up, for so long; the C library has no such limit."""
+    """Look up a name within `seconds`; the C library has no such limit."""
     began = SYSTEM_CLOCK.monotonic()
     answers = queue.SimpleQueue[LookUp]()
 
@@ -63,7 +63,7 @@ class DialOutcome(StrEnum):
     SILENT = "silent"
     UNREACHABLE = "unreachable"
     NO_ROUTE = "no route"
-    """This machine has no way to such an address, as to one of IPv6 where it has none."""
+    """This machine has no route to such an address, such as an IPv6 address without IPv6 here."""
 
 
 _OUTCOMES = {
@@ -76,17 +76,17 @@ _OUTCOMES = {
 
 
 class Attempt(NamedTuple):
-    """One address, and how the attempt to connect to it has ended; `words` are the kernel's."""
+    """One address, and the outcome of the attempt to connect to it; `words` are the kernel's."""
 
     address: str
     outcome: DialOutcome
     words: str = ""
     greeting: bytes | None = None
-    """The bytes that have come from there by themselves; None if nothing has, and the connection is still open."""
+    """The peer's unsolicited bytes; None if there were none and the connection is still open."""
 
 
 def attempt_all(addresses: Sequence[tuple[str, int]], seconds: float = CONNECT, *, greeted: int = 0) -> list[Attempt]:
-    """Connect to all addresses at once, and close each connection; `greeted` bytes of a line are read from each."""
+    """Connect to all addresses at once, read a line of up to `greeted` bytes from each, and close the connections."""
     deadline = Deadline.after(seconds)
     attempts = [Attempt(address, DialOutcome.SILENT) for address, _ in addresses]
     with ExitStack() as opened, selectors.DefaultSelector() as selector:
@@ -103,7 +103,7 @@ def attempt_all(addresses: Sequence[tuple[str, int]], seconds: float = CONNECT, 
                 connection = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
                 connection.setblocking(False)
                 code = connection.connect_ex((address, port))
-            except OSError as error:  # there is no such family here
+            except OSError as error:  # this machine lacks the address family
                 attempts[number] = Attempt(address, DialOutcome.NO_ROUTE, error.strerror or str(error))
                 continue
             if code == errno.EINPROGRESS:
@@ -137,7 +137,9 @@ class Target(NamedTuple):
 
 
 def dial_all(targets: Sequence[Target], own: MeshNode, timeout: float = DIAL_TIMEOUT) -> dict[int, str]:
-    """Dial nodes of the round of `own`, all at once, and wait for their greetings. Returns why each was not reached."""
+    """Dial nodes of the round of `own`, all at once, and wait for their greetings. Returns the reasons for unreached
+    nodes.
+    """
     failures: dict[int, str] = {}
     places: list[tuple[MeshNode, tuple[str, int]]] = []
     for target in targets:
@@ -164,9 +166,9 @@ def _why_not_reached(who: MeshNode, own: MeshNode, attempt: Attempt) -> str:
 
 
 class MeshListener:
-    """Greets the nodes that dial this one; those who come before `serve` wait in the kernel's queue.
+    """Greets the nodes that dial this one; early ones wait in the kernel's queue until `serve`.
 
-    `host` is where others reach this node, as far as known. OSError if no port is free.
+    `host` is where others reach this node, if known. Raises OSError if no port is free.
     """
 
     def __init__(self, host: str, *, only_here: bool) -> None:
@@ -175,11 +177,11 @@ class MeshListener:
         self.port = int(self._sock.getsockname()[1])
 
     def serve(self, own: MeshNode) -> None:
-        """Greet as this node until `close` is called, on a thread of its own."""
+        """Greet as this node until `close`, on a separate thread."""
         while True:
             try:
                 visitor, _ = self._sock.accept()
-            except ConnectionAbortedError:  # who came has gone again
+            except ConnectionAbortedError:  # the client has left again
                 continue
             except OSError:
                 return
@@ -188,7 +190,7 @@ class MeshListener:
                 visitor.send(greeting(own))
 
     def close(self) -> None:
-        """Listen no more. Idempotent; from any thread."""
+        """Stop listening. Idempotent; from any thread."""
         with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # which ends an `accept`
+            self._sock.shutdown(socket.SHUT_RDWR)  # this ends an `accept`
         self._sock.close()

@@ -1,7 +1,7 @@
-"""Checks of this machine: room for files, limits, processors, and accelerators, of which NVIDIA's GPUs are asked.
+"""Checks of this machine: room for files, limits, processors, and accelerators, with details for NVIDIA's GPUs.
 
-Each check reads its facts, and a pure function judges them. A dead network file system, or a driver, may hold up
-whoever reads (`Check.may_hang`).
+Each check reads its facts, and a pure function judges them. A dead network file system or a driver may block the reader
+(`Check.may_hang`).
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ def kernel(_inputs: CheckInputs) -> Iterator[CheckResult]:
 
 SHARED_MEMORY = "/dev/shm"
 MIN_SHARED, ENOUGH_SHARED = 64 * MEBIBYTE + 1, GIBIBYTE
-"""Docker gives a container 64 MiB unless told otherwise, which is too little."""
+"""By default, Docker gives a container 64 MiB, which is too little."""
 MIN_SPACE, ENOUGH_SPACE = 64 * MEBIBYTE, GIBIBYTE
 MIN_INODES, ENOUGH_INODES = 100, 10_000
 _PROBE = 4096
 
 
 class Room(NamedTuple):
-    """The room of a folder: bytes, and files that can still be made (-1: not counted).
+    """The room in a folder: bytes, and files that can still be created (-1: not counted).
 
-    `trouble` is why nothing can be written there; empty if something was, and taken away again.
+    `trouble` is why nothing can be written there; empty after a successful trial.
     """
 
     folder: str
@@ -86,12 +86,12 @@ def shared_memory(_inputs: CheckInputs) -> Iterator[CheckResult]:
 
 
 def temp_space(_inputs: CheckInputs) -> Iterator[CheckResult]:
-    """Look at the temporary folder that is wanted. (`tempfile` silently takes another if this one cannot be used.)"""
+    """Check the intended temporary folder. (`tempfile` silently uses another if this one is unusable.)"""
     yield judge_space(room(next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp")))
 
 
 def log_space(inputs: CheckInputs) -> Iterator[CheckResult]:
-    """Look at the log folder, or the nearest one above it that is there."""
+    """Check the log folder, or its nearest existing parent."""
     if inputs.log_dir in ("", os.devnull):
         yield skipped("no log folder was given: logs go to the temporary folder")
         return
@@ -102,7 +102,7 @@ def log_space(inputs: CheckInputs) -> Iterator[CheckResult]:
 
 
 def room(folder: str) -> Room:
-    """How much room a folder has, and whether a file can be made there; the file has no name and ends at once."""
+    """Measure a folder's room, and try to create a file, which has no name and is deleted at once."""
     try:
         disk = os.statvfs(folder)
     except OSError as error:
@@ -118,7 +118,7 @@ def room(folder: str) -> Room:
 
 
 def judge_shared_memory(space: Room) -> CheckResult:
-    """NCCL and data loaders put large buffers there, and die of a bus error where it is full."""
+    """Judge the room for large buffers of NCCL and data loaders, which die of a bus error if it is full."""
     larger = "make it larger: --shm-size of a container, an emptyDir of medium Memory at /dev/shm in Kubernetes"
     if space.trouble:
         return failed(f"{space.folder} cannot be written to ({space.trouble})", larger)
@@ -127,7 +127,7 @@ def judge_shared_memory(space: Room) -> CheckResult:
 
 
 def judge_space(space: Room) -> CheckResult:
-    """Logs, error files and sockets are made there."""
+    """Judge the room for logs, error files and sockets."""
     remedy = "make room there, or name another folder"
     if space.trouble:
         return failed(f"{space.folder} cannot be written to ({space.trouble})", remedy)
@@ -150,13 +150,13 @@ def _size(count: int) -> str:
 
 NO_LIMIT = resource.RLIM_INFINITY
 MIN_FILES, ENOUGH_FILES, _PLENTY_OF_FILES = 256, 4096, 65536
-"""Of the soft limit: an agent raises its own, and leaves that of its workers."""
+"""Values of the soft limit: an agent raises its own, but not its workers'."""
 MIN_LOCKED = 64 * MEBIBYTE
 MIN_PROCESSES, ENOUGH_PROCESSES = 256, 2048
 
 _CAP_IPC_LOCK, _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 14, 21, 24
 _USER_ROOT = 1 << 64
-"""Beside the capabilities: this is root, whose processes the kernel does not count."""
+"""An additional bit: this is root, whose processes the kernel does not count."""
 _FIRST_NAMESPACE = ["0", "0", "4294967295"]
 """The uid_map of the first user namespace; capabilities of others lift no limits."""
 
@@ -185,7 +185,7 @@ def judge_open_files(soft: int, hard: int) -> CheckResult:
 
 
 def judge_locked_memory(limit: int, infiniband: Sequence[str]) -> CheckResult:
-    """Only InfiniBand needs much of it: these are its devices. The limit is in bytes."""
+    """Only InfiniBand needs much locked memory; `infiniband` are its devices. The limit is in bytes."""
     if not infiniband:
         return skipped("there are no InfiniBand devices, which alone need it")
     if limit == NO_LIMIT:
@@ -196,7 +196,7 @@ def judge_locked_memory(limit: int, infiniband: Sequence[str]) -> CheckResult:
 
 
 def judge_processes(of_user: int, left_in_cgroup: int) -> CheckResult:
-    """Each worker is a process of many threads, and its data loaders are more of them; threads count too."""
+    """Each worker is a process with many threads and more processes for data loaders; threads count too."""
     left, what, remedy = of_user, "this user may have", "raise it: `ulimit -u`, TasksMax= of a service"
     if left_in_cgroup != NO_LIMIT and (left == NO_LIMIT or left_in_cgroup < left):
         left, what = left_in_cgroup, "this control group can still make"
@@ -211,7 +211,9 @@ def _limit(number: int) -> str:
 
 
 def _capabilities() -> int:
-    """The effective ones of this process, as bits, with `_USER_ROOT`; none if they lift nothing, or are unknown."""
+    """The effective capabilities of this process, as bits, with `_USER_ROOT`; none if they lift no limits or are
+    unknown.
+    """
     with suppress(OSError, ValueError):
         with open("/proc/self/uid_map", encoding="utf-8") as file:
             if file.read().split() != _FIRST_NAMESPACE:
@@ -230,14 +232,14 @@ def _infiniband() -> list[str]:
 
 
 def _left_in_cgroups() -> Iterator[int]:
-    """What is left of `pids.max` in this control group and those above it."""
+    """The rest of `pids.max` in this control group and its parents."""
     folder, second = own_cgroup_path("pids")
     top = "/sys/fs/cgroup" if second else "/sys/fs/cgroup/pids"
     path = top + folder.rstrip("/")
-    if not os.path.isdir(path):  # a container sees its own group at the top, by the name that it has outside
+    if not os.path.isdir(path):  # a container sees its own group at the top, with its outside name
         path = top
     while path.startswith(top):
-        with suppress(OSError, ValueError):  # ValueError: no limit, which is written `max`
+        with suppress(OSError, ValueError):  # ValueError: no limit, written `max`
             yield max(0, _number(f"{path}/pids.max") - _number(f"{path}/pids.current"))
         path = os.path.dirname(path)
 
@@ -258,20 +260,20 @@ def cpus(inputs: CheckInputs) -> Iterator[CheckResult]:
 
 
 def judge_cpus(found: Processors, workers: int, environ: Mapping[str, str]) -> CheckResult:
-    """Whether each of the workers can have a processor; `workers` is 0 if that is not known."""
+    """Whether each worker can have a processor; `workers` is 0 if unknown."""
     if short := shortage(workers, found, environ):
         return warned(*short)
     text = f"this process may run on {found.allowed} of {found.there} processors"
     return passed(f"{text}, for the time of {found.quota:.3g}" if found.quota < found.allowed else text)
 
 
-# GPUs: what NVML says, and what the kernel's log says of them
+# GPUs: information from NVML and the kernel's log
 
 _FEW = 8
-"""The number of processes that one result names."""
+"""The most processes named in one result."""
 XID_HOURS = 24
 PROGRAM_XIDS = frozenset({13, 31, 32, 43, 45, 68, 69})
-"""Those that a program's own mistakes cause (NVIDIA's catalogue of Xid errors); others may be the GPU's."""
+"""Errors caused by a program's own mistakes (NVIDIA's catalogue of Xid errors); others may be the GPU's."""
 _XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
 
 
@@ -290,8 +292,8 @@ def gpus(inputs: CheckInputs) -> Iterator[CheckResult]:
 def judge_gpus(health: NvmlHealth | None, listed: int = 0, visible: int = 0, workers: int = 0) -> CheckResult:
     """Whether the driver answers for all GPUs.
 
-    `listed` have the kernel's driver and a device file, `visible` are those that programs may use; `workers` is 0 if
-    that is not known.
+    `listed` GPUs have the kernel's driver and a device file, `visible` ones may be used by programs; `workers` is 0 if
+    unknown.
     """
     if health is None:
         return warned(
@@ -315,7 +317,7 @@ def judge_gpus(health: NvmlHealth | None, listed: int = 0, visible: int = 0, wor
 
 
 def judge_accelerators(row: Seen | None, trouble: str, advice: str, workers: int = 0) -> CheckResult:
-    """What is known of accelerators other than NVIDIA's, which are counted only; or why they cannot be."""
+    """Accelerators other than NVIDIA's, which are only counted; or why they cannot be."""
     if row is not None:
         text = f"{counted(len(row.devices), row.vendor)}, whose health is not checked"
         if workers > len(row.devices):
@@ -328,7 +330,7 @@ def judge_accelerators(row: Seen | None, trouble: str, advice: str, workers: int
 
 
 def memory_of_others(job: str) -> list[str]:
-    """What processes outside the job hold of the GPUs that programs may see, one text for each process."""
+    """The memory of processes outside the job on GPUs visible to programs, one text for each process."""
     gpus = visible_gpus(nvml_memory(), os.environ)
     if not pids_are_ours():
         return _unnamed(gpus)
@@ -342,7 +344,7 @@ def _large_shares(gpus: Mapping[int, GpuMemory]) -> list[Share]:
 
 
 def _unnamed(gpus: Mapping[int, GpuMemory]) -> list[str]:
-    """One text for each GPU, where NVML's pids mean nothing."""
+    """One text for each GPU, if NVML's pids mean nothing."""
     totals = Counter[int]()
     for share in _large_shares(gpus):
         totals[share.gpu] += share.used or 0
@@ -351,7 +353,7 @@ def _unnamed(gpus: Mapping[int, GpuMemory]) -> list[str]:
 
 
 def judge_gpu_memory(health: NvmlHealth | None, holders: Sequence[str] = ()) -> CheckResult:
-    """Whether the memory is sound and free; `holders` says what processes outside the job have of it."""
+    """Whether the memory is sound and free; `holders` describes that of processes outside the job."""
     known = [] if health is None else [gpu for gpu in health.gpus if not gpu.trouble]
     if not known:
         return skipped("there is no GPU")
@@ -382,7 +384,7 @@ def xid(_inputs: CheckInputs) -> Iterator[CheckResult]:
 
 
 class Xid(NamedTuple):
-    """An error that the NVIDIA driver has logged: how many seconds ago, at which address, of which number."""
+    """An error logged by the NVIDIA driver: seconds ago, address, and number."""
 
     ago: float
     address: str
@@ -390,13 +392,13 @@ class Xid(NamedTuple):
 
 
 def xid_errors(entries: Iterable[LogEntry], now: float) -> list[Xid]:
-    """The errors among entries of the log; `now` is on the same clock."""
+    """The errors in entries of the log; `now` is on the same clock."""
     matches = ((now - entry.moment, _XID.search(entry.text)) for entry in entries)
     return [Xid(ago, match[1], int(match[2])) for ago, match in matches if match]
 
 
 def judge_xid(errors: Iterable[Xid]) -> CheckResult:
-    """Errors of the last hours that a program's own mistakes do not cause."""
+    """Judge errors of the last hours that are not a program's own mistakes."""
     recent = [error for error in errors if error.ago < XID_HOURS * 3600 and error.number not in PROGRAM_XIDS]
     if not recent:
         return passed(f"none in the last {XID_HOURS} hours apart from those that programs cause")

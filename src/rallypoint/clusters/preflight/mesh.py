@@ -1,14 +1,15 @@
-"""The mesh: which node of a round dials which, how a node greets one that dials it, what each tells of it, and what
-is said of nodes that are not reached.
+"""The mesh: which nodes of a round dial each other, how they greet, what they report, and the lines about unreached
+nodes.
 
 Pure. Laws:
 
-1. Up to `FULL_MESH` nodes, each dials all others. Above that, node r dials r + 2^k and r - 2^k for all such k: each is
-   dialled by as many as it dials, in both directions of the same pairs, and no two nodes are far apart in that graph.
-2. All nodes are told the same lines, which group rank 0 makes of what each has found.
-3. What another node has written is checked once, in `decode_finding` and `decode_lines`.
-4. A node greets who dials it by a line with its group rank and a digest of the `scope`, which names the job, its
-   coordinator and the round: no other machine with its address is mistaken for it. It is no protection against people.
+1. With up to `FULL_MESH` nodes, each dials all others. With more, node r dials r + 2^k and r - 2^k for all such k: each
+   node is dialled by as many as it dials, the same pairs in both directions, and no two nodes are far apart in that
+   graph.
+2. All nodes get the same lines, which group rank 0 creates from all findings.
+3. Data from another node is checked once, in `decode_finding` and `decode_lines`.
+4. A node greets with a line of its group rank and a digest of the `scope`, which names the job, its coordinator and the
+   round: another machine with the same address is not mistaken for it. This is no protection against people.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from rallypoint.base.log import printable
 from rallypoint.control.membership.state import join_names
 
 FULL_MESH = 64
-"""Nodes, up to which each dials all others."""
+"""With up to this many nodes, each dials all others."""
 REMEDY = "look at firewalls and routes between them, or name the address to use by --local-addr"
 FEW = 4
-"""Nodes that are named one by one."""
+"""The most nodes named one by one."""
 MAX_LINES = 20
 _MAX_BYTES = 256 * 1024
 _MAX_TEXT = 255
@@ -35,7 +36,7 @@ _MAX_LINE = 2000
 
 
 class Finding(NamedTuple):
-    """What a node tells of itself: its name, where it was to be dialled, and whom it has not reached and why."""
+    """A node's report: its name, its address for dialling, and the nodes that it did not reach, with reasons."""
 
     node: str
     where: str
@@ -43,7 +44,7 @@ class Finding(NamedTuple):
 
 
 class MeshLine(NamedTuple):
-    """A sentence on nodes that are not reached; `ranks` are the nodes that it is about, `node` is the name of one."""
+    """A sentence about unreached nodes; `ranks` are the nodes concerned, `node` is the name of one."""
 
     text: str
     node: str
@@ -51,7 +52,7 @@ class MeshLine(NamedTuple):
 
 
 class MeshNode(NamedTuple):
-    """A node of the mesh: the scope is that of the round, the same on all."""
+    """A node of the mesh; the scope is the round's, the same on all nodes."""
 
     scope: str
     group_rank: int
@@ -59,7 +60,7 @@ class MeshNode(NamedTuple):
 
 
 def dialled_ranks(rank: int, count: int) -> list[int]:
-    """The group ranks that this one dials, in a round of so many nodes. As many dial it."""
+    """The group ranks that a node dials in a round of `count` nodes. As many dial it."""
     if count <= FULL_MESH:
         return [other for other in range(count) if other != rank]
     steps = [1 << power for power in range(count.bit_length()) if 1 << power < count]
@@ -67,9 +68,9 @@ def dialled_ranks(rank: int, count: int) -> list[int]:
 
 
 def mesh_lines(findings: Mapping[int, Finding], count: int, absent: Mapping[int, str] = {}) -> list[MeshLine]:
-    """What there is to say of a round of `count` nodes, the worst first; nothing if all reach those that they dial.
+    """The lines about a round of `count` nodes, the worst first; none if all nodes reach those that they dial.
 
-    Nodes missing in `findings` (by group rank) are told of too; `absent` names nodes that are known to take no part.
+    Nodes missing in `findings` (by group rank) are reported too; `absent` names nodes known to take no part.
     """
     names = _Names(findings, absent)
     lines = []
@@ -133,14 +134,14 @@ class _Names:
 
 
 def is_logged_by(line: MeshLine, rank: int) -> bool:
-    """Whether a node logs this line: all do that it is about, but of many only the one that they have in common."""
+    """Whether a node logs this line: all nodes concerned do, but of many only the one that they have in common."""
     return rank == 0 or rank in (line.ranks if len(line.ranks) <= FEW + 1 else line.ranks[:1])
 
 
 # How a node greets
 
 MAX_GREETING = 1100
-"""Bytes of a greeting at most."""
+"""The most bytes of a greeting."""
 _GREETING = re.compile(rb"rallypoint-mesh 2 ([0-9]{1,7}) ([0-9a-f]{32}) ([^\n]{1,1020})\n")
 
 
@@ -166,7 +167,7 @@ def _digest(node: MeshNode) -> bytes:
     return hashlib.sha256(node.scope.encode()).hexdigest()[:32].encode()
 
 
-# How it is written into the store
+# The form in the store
 
 
 def encode_finding(finding: Finding) -> bytes:
@@ -174,7 +175,7 @@ def encode_finding(finding: Finding) -> bytes:
 
 
 def decode_finding(data: bytes, rank: int, count: int) -> Finding:
-    """Raises ValueError, in a sentence, if it is no finding."""
+    """Decode a finding. Raises ValueError with a sentence if it is malformed."""
     try:
         node, where, failures = _loaded(data, 3)
         dialled = set(dialled_ranks(rank, count))
@@ -191,7 +192,7 @@ def encode_lines(lines: Collection[MeshLine]) -> bytes:
 
 
 def decode_lines(data: bytes, count: int) -> tuple[int, list[MeshLine]]:
-    """How many lines there are, and the first of them. Raises ValueError, in a sentence, if they are no lines."""
+    """The number of lines, and the first ones. Raises ValueError with a sentence if they are malformed."""
     try:
         total, lines = _loaded(data, 2)
         if type(total) is not int or not len(lines) <= total <= count * count or len(lines) > MAX_LINES:

@@ -1,7 +1,6 @@
-"""Checks of names, the endpoint, who answers there, clocks, and proxies.
+"""Checks of names, the endpoint, the service there, clocks, and proxies.
 
-Nothing here joins a job: the control plane is only greeted (`Hello.only_greets`). What is found out is judged by pure
-functions.
+Nothing here joins a job: checks only greet the control plane (`Hello.only_greets`). Pure functions judge the findings.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ if TYPE_CHECKING:
 ASK = 3.0
 """Seconds for the control plane's welcome."""
 MAX_OFFSET, HOPELESS_OFFSET = 1.0, 300.0
-"""Seconds by which clocks may differ. From five minutes on Kerberos, and much of what checks signatures, refuses."""
+"""Seconds by which clocks may differ. From five minutes on, Kerberos and many checks of signatures fail."""
 _MOST = 16
-"""Addresses of one name that are tried."""
+"""The most addresses of a name to try."""
 _SLOW_DNS = "take DNS servers that do not answer out of resolv.conf"
 
 
-# The name of this machine: what it stands for here is what many programs take for its address
+# The name of this machine, whose local resolution many programs take for its address
 
 
 def own_name(inputs: CheckInputs) -> Iterator[CheckResult]:
@@ -46,9 +45,9 @@ def own_name(inputs: CheckInputs) -> Iterator[CheckResult]:
 
 
 def judge_host_name(name: str, answer: LookUp, foreign: Sequence[str]) -> CheckResult:
-    """Gloo, and programs that call `socket.gethostname()`, give others the address that the name resolves to here.
+    """Gloo, and programs that call `socket.gethostname()`, give others the address of this name.
 
-    `foreign` are its addresses that are not of this machine.
+    `foreign` are its addresses on other machines.
     """
     remedy = f"give {name} the address by which other nodes reach this one, in DNS or /etc/hosts"
     if answer.unanswered:
@@ -71,7 +70,7 @@ def judge_host_name(name: str, answer: LookUp, foreign: Sequence[str]) -> CheckR
 
 
 class EndpointProbe(NamedTuple):
-    """One of the endpoints: what its name stands for, how the attempts to connect ended, whether it is this machine."""
+    """One endpoint: its addresses, the outcomes of attempts to connect, and whether it is this machine."""
 
     endpoint: Endpoint
     found: LookUp
@@ -88,9 +87,9 @@ _NO_ENDPOINT = "there is no endpoint to check"
 def endpoint(inputs: CheckInputs) -> Iterator[CheckResult]:
     places: list[EndpointProbe] = []
     if inputs.endpoints:
-        with ThreadPoolExecutor(len(inputs.endpoints)) as pool:  # none takes longer than `LOOK_UP` and `CONNECT`
+        with ThreadPoolExecutor(len(inputs.endpoints)) as pool:  # each takes at most `LOOK_UP` plus `CONNECT`
             places = list(pool.map(_place, (Endpoint(*given) for given in inputs.endpoints)))
-    is_ours = inputs.backend in ("c10d", "static")  # what listens there
+    is_ours = inputs.backend in ("c10d", "static")  # the service there
     yield judge_endpoint(places, is_ours=is_ours, joins=inputs.joins)
     answer = _ask(inputs, places) if places else Answer()
     yield judge_control_plane(answer)
@@ -105,10 +104,10 @@ def _place(endpoint: Endpoint) -> EndpointProbe:
 
 
 def judge_endpoint(places: Sequence[EndpointProbe], *, is_ours: bool = True, joins: bool = False) -> CheckResult:
-    """Whether its name resolves, and its host is reached.
+    """Whether the endpoint's name resolves and its host is reachable.
 
-    Where `is_ours` (what listens there is Rallypoint's), it is no fault that nobody does yet: nodes start in any
-    order. A node that `joins` waits for a name that does not resolve, and for etcd.
+    With `is_ours` (a service of Rallypoint), a missing listener is no fault: nodes start in any order. A node that
+    `joins` waits for an unresolved name and for etcd.
     """
     judged = [_judge_place(place, is_ours=is_ours, joins=joins) for place in places]
     if not judged:
@@ -134,7 +133,7 @@ def _judge_place(place: EndpointProbe, *, is_ours: bool, joins: bool) -> CheckRe
         return failed_yet(f"{where.host} does not resolve ({answer.error})", dns)
     reached = place.attempts_with(DialOutcome.ACCEPTED, DialOutcome.REFUSED)
     lost = place.attempts_with(DialOutcome.SILENT, DialOutcome.UNREACHABLE)
-    lost += [] if reached else place.attempts_with(DialOutcome.NO_ROUTE)  # else the other family does
+    lost += [] if reached else place.attempts_with(DialOutcome.NO_ROUTE)  # otherwise the other family works
     text = f"{where}{' (this machine)' if place.is_here else ''}: {_words(place.attempts, where.host)}"
     if not is_ours and reached and not place.attempts_with(DialOutcome.ACCEPTED):
         return failed_yet(text, "start etcd there, or take it out of the endpoint")
@@ -164,14 +163,14 @@ def _words(attempts: Sequence[Attempt], host: str) -> str:
     return ", ".join(f"{', '.join(addresses)} {words}" for words, addresses in groups.items())
 
 
-# Who answers there, and the clock
+# The service there, and the clock
 
 
 class Answer(NamedTuple):
     """The answer of the control plane; at most one of the first three is set.
 
-    `refusal` is the sentence that tells why it is of no use; `absent` that nobody is there now. The clock there is
-    `offset` seconds ahead of this one, give or take `uncertainty`.
+    `refusal` is the sentence with the reason why it is unusable; `absent` says that nobody is there now. The clock
+    there is `offset` seconds ahead of this one, plus or minus `uncertainty`.
     """
 
     welcome: str = ""
@@ -241,7 +240,7 @@ def judge_control_plane(answer: Answer) -> CheckResult:
 
 
 def judge_clock(answer: Answer) -> CheckResult:
-    """How far the clock at the endpoint is from this one. Rallypoint itself compares no clocks; people do."""
+    """The difference between the endpoint's clock and this one. Rallypoint itself compares no clocks; people do."""
     offset, uncertainty = answer.offset, answer.uncertainty
     if offset is None:
         return skipped("no control plane has reported the time of day")
@@ -271,9 +270,9 @@ def _port(place: EndpointProbe) -> CheckResult:
 def judge_port(
     port: int, trouble: str, ephemeral: tuple[int, int], reserved: Sequence[tuple[int, int]] = ()
 ) -> CheckResult:
-    """Whether an outgoing connection may take the port before the control plane listens there, or has.
+    """Whether an outgoing connection may take the port before the control plane listens there, or has taken it.
 
-    The kernel gives outgoing connections ports of the range `ephemeral` without those of `reserved`.
+    The kernel gives outgoing connections ports in the range `ephemeral`, except `reserved` ones.
     """
     if trouble:
         return failed(f"port {port} cannot be listened at ({trouble})", f"see who has it (`ss -tanp sport = :{port}`)")
@@ -290,11 +289,11 @@ def judge_port(
 
 
 def _trouble_with(place: EndpointProbe) -> str:
-    """Why the port cannot be bound; empty if it can be, or another agent of this machine listens there by now."""
+    """Why the port cannot be bound; empty if it can, or another agent on this machine listens there."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("", place.endpoint.port))  # and nobody can connect
+            probe.bind(("", place.endpoint.port))  # nobody can connect
     except OSError as error:
         again = attempt_all([(attempt.address, place.endpoint.port) for attempt in place.attempts])
         return "" if any(attempt.outcome is DialOutcome.ACCEPTED for attempt in again) else error.strerror or str(error)
@@ -317,8 +316,9 @@ def proxy(inputs: CheckInputs) -> Iterator[CheckResult]:
 
 
 def judge_proxy(environ: Mapping[str, str], hosts: Sequence[str]) -> CheckResult:
-    """Rallypoint itself takes no proxy; gRPC, requests and curl do, towards etcd and other nodes. Values of the
-    variables are not shown: they may hold a password."""
+    """Rallypoint itself uses no proxy; gRPC, requests and curl do, for etcd and other nodes. The variables' values are
+    not shown: they may contain a password.
+    """
     names = ", ".join(name for variable in VARIABLES for name in (variable, variable.upper()) if environ.get(name))
     if not names:
         return passed("no proxy variable is set")
@@ -336,7 +336,7 @@ def judge_proxy(environ: Mapping[str, str], hosts: Sequence[str]) -> CheckResult
 
 
 def is_spared(host: str, no_proxy: str) -> bool:
-    """Whether `no_proxy` spares a host: by its name, a domain that it ends with, its address or network, or `*`."""
+    """Whether `no_proxy` exempts a host: by its name, a domain at its end, its address or network, or `*`."""
     entries = [entry.strip().lower() for entry in no_proxy.split(",") if entry.strip()]
     return any(entry == "*" or _matches(host.lower().rstrip("."), entry) for entry in entries)
 

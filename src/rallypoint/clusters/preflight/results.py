@@ -1,10 +1,10 @@
-"""What a check is, the results of checks, and what follows from a list of them.
+"""Checks, their results, and the conclusions from a list of results.
 
 Laws:
 
-1. PASS: nothing is in the way. SKIP: the check does not apply here, or its fact cannot be known; the fact says why.
-2. WARN: the job may run, and something will be slow, unreliable or misleading. FAIL: it cannot work as it is.
-3. A check that is required has to pass: a SKIP is a FAIL then too.
+1. PASS: there is no obstacle. SKIP: the check does not apply, or its fact is unavailable; the fact gives the reason.
+2. WARN: the job may run, but something will be slow, unreliable or misleading. FAIL: the job cannot work like this.
+3. A required check must pass: then a SKIP counts as a FAIL.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ EXIT_CODES = {Status.PASS: 0, Status.SKIP: 0, Status.WARN: 1, Status.FAIL: 2}
 
 
 class CheckResult(NamedTuple):
-    """One line: the check's name, what was found, and what to do about it unless it has passed.
+    """One line: the check's name, the finding, and the remedy unless it has passed.
 
-    The functions that check leave the name empty: `Check` has it.
+    Checking functions leave the name empty: `Check` has it.
     """
 
     name: str
@@ -79,9 +79,9 @@ def by_amount(fact: str, amount: float, least: float, enough: float, remedy: str
 class CheckInputs(NamedTuple):
     """The inputs of the checks.
 
-    `log_dir` is empty where logs go to the temporary folder; `endpoints` are hosts and ports where nodes meet, none if
-    there is nothing to reach; `job` is the job's id, or empty; `workers` and `max_nodes` are how many this node
-    and the job will have, 0 if that is not known. A node that `joins` afterwards waits for what is not there yet.
+    `log_dir` is empty if logs go to the temporary folder; `endpoints` are the hosts and ports where nodes meet, none if
+    there is nothing to reach; `job` is the job's id, or empty; `workers` and `max_nodes` are the numbers for this node
+    and the job, 0 if unknown. A node that `joins` afterwards waits for missing services.
     """
 
     log_dir: str = ""
@@ -92,15 +92,16 @@ class CheckInputs(NamedTuple):
     max_nodes: int = 0
     joins: bool = False
     coordinators: Callable[[], list[DialTarget]] | None = None
-    """Says where the job's coordinator may be; None if there is no control plane to ask. May take seconds, and raises
-    as `coordinators` of the agent does."""
+    """Returns the possible places of the job's coordinator; None without a control plane. May take seconds; raises like
+    the agent's `coordinators`.
+    """
 
 
 class Check(NamedTuple):
-    """A function that checks, and the names of its results, in order: several where they need the same facts.
+    """A checking function, and the names of its results in order: several if they need the same facts.
 
-    `silence` is the result if there is none in time. Where the function may block in the kernel for ever it
-    `may_hang`, and runs in a process of its own; it waits for the network some seconds at most.
+    `silence` is the result if there is none in time. A function that may block in the kernel forever is marked
+    `may_hang`, and runs in a separate process; all others wait for the network for some seconds at most.
     """
 
     names: tuple[str, ...]
@@ -121,7 +122,7 @@ class Check(NamedTuple):
         return [result._replace(name=name) for name in self.names]
 
 
-# What follows from results
+# Conclusions from results
 
 
 def worst(results: Iterable[CheckResult]) -> Status:
@@ -130,7 +131,7 @@ def worst(results: Iterable[CheckResult]) -> Status:
 
 
 def with_required(results: Iterable[CheckResult], names: Collection[str]) -> list[CheckResult]:
-    """The results, where those of the checks that are required count as law 3 says."""
+    """The results with law 3 applied to the required checks."""
     return [_required(result) if result.name in names else result for result in results]
 
 
@@ -142,13 +143,13 @@ def _required(result: CheckResult) -> CheckResult:
 
 
 def counts(results: Sequence[CheckResult]) -> str:
-    """How many there are of each status, for people: `12 PASS, 1 WARN`."""
+    """The counts of each status, for people: `12 PASS, 1 WARN`."""
     numbers = [(sum(result.status is status for result in results), status.value) for status in Status]
     return ", ".join(f"{number} {status}" for number, status in numbers if number) or "no checks"
 
 
 VERSION = 2
-"""The version of the JSON. Fields are added within a version, never renamed or removed."""
+"""The version of the JSON. Within a version, fields are added, but never renamed or removed."""
 
 
 def results_json(results: Sequence[CheckResult]) -> str:
@@ -162,8 +163,8 @@ WARN, REQUIRE = "warn", "require"
 
 
 def admit(results: Sequence[CheckResult], mode: str) -> None:
-    """Log what has not passed, one line each, as a warning. Raises PreflightError: `mode` is `REQUIRE` and something
-    has failed; this node is to stay out of the job.
+    """Log each result that has not passed as a warning. Raises PreflightError if `mode` is `REQUIRE` and a check
+    failed: this node must stay out of the job.
     """
     failures = [result for result in results if result.status is Status.FAIL] if mode == REQUIRE else []
     told_by_error = failures if len(failures) == 1 else []

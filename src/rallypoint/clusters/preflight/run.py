@@ -1,11 +1,11 @@
-"""The table of all checks, and their run side by side, which never takes longer than `DEADLINE`.
+"""The table of all checks, and their parallel run, which never takes longer than `DEADLINE`.
 
 Laws:
 
-1. Checks that only wait for the network run on threads that are not waited for. Checks that may hang in the kernel (a
-   dead network file system, a driver) run in a process of their own: a thread that hangs there would keep this process
-   from ending.
-2. What has not answered by the deadline is a result as well (`Check.silence`).
+1. Checks that only wait for the network run on threads that nobody waits for. Checks that may hang in the kernel (a
+   dead network file system, a driver) run in a separate process: a thread hanging there would prevent this process from
+   ending.
+2. No answer by the deadline is a result too (`Check.silence`).
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ CHECKS = (
     ),
     Check(("xid",), machine.xid, skipped("the kernel's log could not be read in time")),
 )
-"""All checks, in the order in which their results are shown; `docs/how-to/preflight.md` describes each."""
+"""All checks, in the order of display; `docs/how-to/preflight.md` describes each."""
 
 NAMES = tuple(name for check in CHECKS for name in check.names)
 
 DEADLINE = 16.0
-"""Seconds that all checks together may take. Where nothing hangs they take some tenths of one."""
+"""Seconds for all checks together. If nothing hangs, they take some tenths of a second."""
 
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
 _BOOTSTRAP = (
@@ -77,13 +77,13 @@ _BOOTSTRAP = (
 )
 
 _Answers = queue.SimpleQueue[tuple[int, list[CheckResult]]]
-"""The number of each check that was made, with its results."""
+"""The number of each finished check, with its results."""
 
 
 def run_checks(
     inputs: CheckInputs, seconds: float = DEADLINE, checks: Sequence[Check] | None = None
 ) -> list[CheckResult]:
-    """Run all checks, or those of the table that are given; what has not answered after so long is given up.
+    """Run all checks, or the given ones; give up those that do not answer within `seconds`.
 
     Returns:
         One result for each name, in the order of the table.
@@ -96,7 +96,7 @@ def run_checks(
     for number in selected.keys() - hanging.keys():
         try:
             _start_thread(_answer, number, selected[number], inputs, answers)
-        except RuntimeError:  # there may be no more threads, which is one of the things to be told
+        except RuntimeError:  # there may be no more threads, which is one of the findings
             _answer(number, selected[number], inputs, answers)
     by_check: dict[int, list[CheckResult]] = {}
     while len(by_check) < len(selected):
@@ -124,7 +124,7 @@ def _start_thread(work: Any, *arguments: object) -> None:
     threading.Thread(target=work, args=arguments, daemon=True, name="preflight").start()
 
 
-# The process for what may hang
+# The process for checks that may hang
 
 
 def _start_child(inputs: CheckInputs, checks: dict[int, Check], answers: _Answers) -> subprocess.Popen[bytes] | None:
@@ -132,7 +132,7 @@ def _start_child(inputs: CheckInputs, checks: dict[int, Check], answers: _Answer
     try:
         child = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _FOLDER, arguments],
-            stdin=subprocess.PIPE,  # which ends with this process, and the child with it
+            stdin=subprocess.PIPE,  # it ends with this process, and ends the child
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
@@ -151,7 +151,7 @@ def _start_child(inputs: CheckInputs, checks: dict[int, Check], answers: _Answer
 def _read_child(child: subprocess.Popen[bytes], output: IO[bytes], checks: dict[int, Check], answers: _Answers) -> None:
     with output:
         for line in output:
-            if not line.endswith(b"\n"):  # it was ended in the middle of it
+            if not line.endswith(b"\n"):  # the child was killed in the middle of a line
                 break
             number, results = json.loads(line)
             answers.put((number, [CheckResult(name, Status(status), *rest) for name, status, *rest in results]))
@@ -165,8 +165,9 @@ def _give_up(why: str, remedy: str, checks: dict[int, Check], answers: _Answers)
 
 
 def main_of_child() -> None:
-    """The process: each check on a thread of its own, and a line of JSON for each that is done. It ends at the end of
-    its standard input at the latest, whatever hangs."""
+    """The child process: runs each check on a separate thread, and writes a line of JSON for each finished one. It ends
+    at the end of its standard input or before, even if checks hang.
+    """
     _start_thread(_end_with_parent)
     numbers, fields = json.loads(sys.argv[1])
     inputs = CheckInputs(*fields)

@@ -1,1 +1,1 @@
-"""Jobs that are started on other machines over ssh (`rallyctl launch`)."""
+"""Starts jobs on other machines over ssh (`rallyctl launch`)."""

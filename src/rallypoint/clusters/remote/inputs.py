@@ -1,4 +1,4 @@
-"""Hosts and variables as users of `rallyctl launch` write them. Pure.
+"""Parses hosts and variables from users of `rallyctl launch`. Pure.
 
     host                      as many workers as the command says
     host:8                    with 8 slots, each a worker; in a file also `host slots=8`
@@ -7,12 +7,12 @@
 
 Laws:
 
-1. A number after a colon is a number of slots, as for MPI and DeepSpeed, and never a port: `~/.ssh/config` has those.
-2. No name can be an option of ssh's: it begins with a letter, a digit or an underscore.
-3. What is not a list of hosts is refused in one sentence, which names the source and the line.
-4. Nothing of the environment here goes along unless it is named; patterns (`NCCL_*`) name what is set here.
-5. How the nodes meet is said by `PET_*` variables: flags of the command take precedence by rallyrun's own rules, and
-   scripts that call rallyrun need no arguments. What the user gives takes precedence over what is chosen here.
+1. A number after a colon is a number of slots, as in MPI and DeepSpeed, never a port: `~/.ssh/config` has ports.
+2. No name can be an option of ssh: it begins with a letter, a digit or an underscore.
+3. An invalid list of hosts is refused with one sentence, which names the source and the line.
+4. Only named variables of the local environment are passed on; patterns (`NCCL_*`) match variables set here.
+5. `PET_*` variables tell the nodes how to meet: by rallyrun's own rules, flags of the command take precedence, and
+   scripts that call rallyrun need no arguments. The user's values take precedence over those chosen here.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ MOST_SLOTS = 1024
 _NAME = re.compile(r"(?=.{1,253}\Z)\w[\w-]{0,62}(\.[\w-]{1,63})*\.?", re.ASCII)
 _USER = re.compile(r"[\w.\\][\w.@+\\-]{0,63}\$?", re.ASCII)
 _COMMA = re.compile(r",(?![^\[\]]*\])")
-"""One outside of brackets."""
+"""A comma outside brackets."""
 _NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _PATTERN = re.compile(r"[A-Za-z0-9_*?]+", re.ASCII)
 
 
 class Host(NamedTuple):
-    """A machine that ssh reaches.
+    """A machine reachable by ssh.
 
-    `slots` is the number of workers there, None where the command says; `user` is empty where ssh itself knows.
+    `slots` is the number of workers there, None if the command sets it; `user` is empty if ssh itself knows.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Host(NamedTuple):
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Read the list of `--hosts`, such as `node1:8,user@node2`. Raises UsageError: one is no host, or there twice."""
+    """Parse the list of `--hosts`, such as `node1:8,user@node2`. Raises UsageError for an invalid or duplicate host."""
     words = [word.strip() for word in _COMMA.split(text)]
     if words == [""]:
         raise UsageError("--hosts names no host; give it as a list: node1:8,node2:8")
@@ -63,7 +63,7 @@ def parse_hosts(text: str) -> list[Host]:
 
 
 def parse_hostfile(data: bytes, source: str) -> list[Host]:
-    """Read a host file: a host on each line, `#` begins a comment. Raises UsageError as `parse_hosts` does."""
+    """Parse a host file: a host on each line, `#` begins a comment. Raises UsageError like `parse_hosts`."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -106,7 +106,7 @@ def _slots_of(word: str, source: str) -> int:
 
 
 def _read_hosts(word: str, source: str) -> Iterator[Host]:
-    if "[" not in word.rpartition("@")[2][1:]:  # a bracket at the beginning is that of an IPv6 address
+    if "[" not in word.rpartition("@")[2][1:]:  # a leading bracket belongs to an IPv6 address
         yield _read_host(word, source)
         return
     try:
@@ -126,7 +126,7 @@ def _read_host(word: str, source: str) -> Host:
 
 
 def _split_place(text: str, source: str) -> tuple[str, str | None]:
-    """A host's name or address, without brackets, and what stands behind its colon, None where there is none."""
+    """A host's name or address without brackets, and the text after its colon, None without one."""
     if text.startswith("["):
         name, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")) or not _is_ipv6(name):
@@ -173,8 +173,8 @@ def labels(hosts: Iterable[Host]) -> Iterator[str]:
 
 
 def named_variables(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that `--env` selects by `NAME`, `NAME=VALUE` or a pattern each. Raises UsageError: a name is
-    invalid, or is not set here.
+    """The variables that `--env` selects with `NAME`, `NAME=VALUE` or a pattern. Raises UsageError if a name is invalid
+    or not set here.
     """
     variables: dict[str, str] = {}
     for word in words:
@@ -191,8 +191,8 @@ def named_variables(words: Sequence[str], environ: Mapping[str, str]) -> dict[st
 
 
 def file_variables(data: bytes, source: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Read a file of `NAME=VALUE` lines, as `docker run --env-file` does: `#` begins a comment line, values are taken
-    as they are, and a line with a name alone takes the value that it has here, if it has one.
+    """Parse a file of `NAME=VALUE` lines like `docker run --env-file`: `#` begins a comment line, values are taken
+    literally, and a line with only a name takes its value here, if any.
 
     Raises:
         UsageError: a line is neither.
@@ -220,7 +220,7 @@ def _checked(name: str, source: str) -> str:
 
 
 def node_variables(hosts: Sequence[Host], rank: int, endpoint: str, run_id: str) -> dict[str, str]:
-    """How the node of this rank meets the others; the control plane is at `endpoint`, the job is called `run_id`."""
+    """The variables with which the node of this rank meets the others; the control plane is at `endpoint`."""
     variables = {
         "PET_NNODES": str(len(hosts)),
         "PET_NODE_RANK": str(rank),

@@ -1,13 +1,12 @@
-"""One launch: all hosts are reached and made ready before anything is started on any; then one job, until it has ended
-on all of them.
+"""One launch: prepares all hosts before anything starts on any; then runs one job until it has ended on all of them.
 
 Laws of the exit code:
 
-1. If the command has ended with 0 on all hosts, it is 0.
-2. A host that was lost, or whose command was killed, decides nothing where the others have ended with 0: an elastic job
-   has gone on without it.
-3. Otherwise it is the first code other than 0 with which a command has ended by itself; failing that, 128 + the first
-   signal; and 1 where all hosts were lost.
+1. If the command ended with 0 on all hosts, it is 0.
+2. A lost host, or one whose command was killed, does not count if the others ended with 0: an elastic job continued
+   without it.
+3. Otherwise it is the first code other than 0 with which a command ended by itself; without one, 128 + the first
+   signal; or 1 if all hosts were lost.
 """
 
 from __future__ import annotations
@@ -43,22 +42,22 @@ from rallypoint.clusters.remote.output import LauncherConsole
 from rallypoint.clusters.remote.ssh import HostError, SshConnection, SshOptions
 
 _AT_ONCE = 64
-"""Hosts that are connected to at a time: sshd on one gateway, or name servers, would refuse hundreds."""
+"""The number of simultaneous connection attempts: a gateway's sshd or name servers would refuse hundreds."""
 _TRIES = 5
 """The number of tries for a host that refuses connections."""
 _KILL_AFTER = 5.0
-"""Seconds between a second ^C and SIGKILL to whatever is left."""
+"""Seconds between a second ^C and SIGKILL to all remaining processes."""
 _SETTLE = 3.0
-"""Seconds within which agents end one after the other when a job has ended."""
+"""Seconds within which all agents end when a job has ended."""
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class LaunchPlan(NamedTuple):
-    """What is asked for: the command on each host, in a folder, with these variables beside those of the host.
+    """The requested launch: the command on each host, in a folder, with these variables in addition to the host's.
 
-    `grace` is in seconds; `given` are the user's variables, which take precedence over those that are chosen here;
-    without `least` hosts the job cannot continue, if that is not 0, nor without the first that has the control plane.
+    `grace` is in seconds; `given` are the user's variables, which take precedence over those chosen here. If `least` is
+    not 0, the job cannot continue with fewer hosts, or without the first, which has the control plane.
     """
 
     hosts: Sequence[Host]
@@ -75,7 +74,7 @@ def launch(plan: LaunchPlan) -> int:
     """Run a job; returns its exit code.
 
     Raises:
-        RallypointError: a host cannot be used, so that nothing was started; each such host has had its line.
+        RallypointError: a host is unusable, so nothing was started; each such host was logged.
         SignalException: a signal came before the start.
     """
     return asyncio.run(_Launch(plan).run())
@@ -93,14 +92,14 @@ class _Launch:
         self._ends: list[HostExit] = []
         self._over = asyncio.Event()
         self._failed = 0
-        """Hosts that were lost, or on which the command has failed."""
+        """The number of hosts that were lost or whose command failed."""
         self._ending_others = False
 
     async def run(self) -> int:
         self._console = LauncherConsole()
         loop = asyncio.get_running_loop()
         for number in _FORWARDED:
-            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            if signal.getsignal(number) != signal.SIG_IGN:  # such as under nohup
                 loop.add_signal_handler(number, self._on_signal, number)
         heartbeats = asyncio.create_task(self._heartbeats())
         try:
@@ -120,7 +119,7 @@ class _Launch:
     # Before the start
 
     async def _until_signalled(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work; a signal that asks to end cuts it short, or counts when it is done: nothing has started."""
+        """Do the work; a terminating signal interrupts it, or counts at its end: nothing has started."""
         task = asyncio.create_task(work)
         waiting = asyncio.create_task(self._signalled.wait())
         try:
@@ -137,7 +136,7 @@ class _Launch:
                 await task
 
     async def _prepare(self) -> None:
-        """Make all hosts ready. Raises RallypointError after a line for each that is not."""
+        """Prepare all hosts. Raises RallypointError after a line for each failure."""
         gate = asyncio.Semaphore(_AT_ONCE)
 
         async def reach(connection: SshConnection) -> None:
@@ -171,7 +170,7 @@ class _Launch:
         await self._on_all(make_ready)
 
     async def _on_all(self, work: Callable[[SshConnection], Awaitable[None]]) -> None:
-        """Do something with all connections. Raises RallypointError after a line for each for which it failed."""
+        """Use all connections. Raises RallypointError after a line for each failure."""
         results = await asyncio.gather(*(work(connection) for connection in self._connections), return_exceptions=True)
         failed = 0
         for connection, result in zip(self._connections, results, strict=True):
@@ -186,7 +185,7 @@ class _Launch:
             raise RallypointError(f"{which} be used, so nothing was started; see above")
 
     async def _find_endpoint(self) -> str:
-        """Where the control plane will be: on the first host."""
+        """The future endpoint of the control plane, on the first host."""
         first, *others = self._connections
         towards = ""
         addresses = [connection.hello.address for connection in self._connections if connection.hello is not None]
@@ -210,7 +209,7 @@ class _Launch:
             await self._console.say(_lost_text(connection.label, self._running_count, self._plan))
         elif text := _end_text(connection.label, ended, self._plan):
             if not ended.why and ended.code > 0:
-                await self._others_end(_SETTLE)  # mostly they do, and it is the job's end
+                await self._others_end(_SETTLE)  # usually they do, and the job has ended
             if self._running_count or ended.code < 0 or ended.why:
                 await self._console.say(text + _going_on(self._running_count))
         if ended is not None and ended.why and ended.code == CANNOT_START:
@@ -218,11 +217,11 @@ class _Launch:
         elif ended is None or ended.code:
             self._failed += 1
             if why := self._why_it_cannot_go_on(connection):
-                await self._others_end(self._plan.ssh.lost_after)  # they may find out by themselves
+                await self._others_end(self._plan.ssh.lost_after)  # they may notice by themselves
                 await self._end_others(why)
 
     def _why_it_cannot_go_on(self, lost: SshConnection) -> str:
-        """Why the others would wait in vain: the command is not restarted on a host that was lost."""
+        """Why the others would wait in vain: the command is not restarted on a lost host."""
         if len(self._connections) - self._failed < self._plan.least:
             return f"fewer hosts are left than the {self._plan.least} that the job needs; it ends"
         if self._plan.first_has_control_plane and lost is self._connections[0]:
@@ -240,7 +239,7 @@ class _Launch:
             await asyncio.wait_for(self._over.wait(), seconds)
 
     async def _end_others(self, why: str = "") -> None:
-        """End the command wherever it runs, once."""
+        """End the command on all hosts, once."""
         if self._running_count == 0 or self._ending_others:
             return
         self._ending_others = True
@@ -265,7 +264,7 @@ class _Launch:
                 await self._console.say(failure)
 
     def _on_signal(self, number: int) -> None:
-        """A signal has come: it is for the command on all hosts; a second one that asks to end has all killed soon."""
+        """Pass a signal to the command on all hosts; a second terminating signal kills everything soon."""
         self._signals.append(number)
         if number in _ENDS:
             self._signalled.set()
@@ -283,7 +282,7 @@ class _Launch:
 
 
 async def _open(connection: SshConnection) -> SupervisorHello:
-    """Reach a host, again where it is busy, as a gateway is to which all connections go. Raises HostError."""
+    """Connect to a host, repeatedly if it is busy, as a gateway for all connections may be. Raises HostError."""
     for attempt in range(_TRIES):
         try:
             return await connection.open()
@@ -295,7 +294,7 @@ async def _open(connection: SshConnection) -> SupervisorHello:
 
 
 def _is_global(address: str) -> bool:
-    """Whether an address leads from one host to another."""
+    """Whether an address works from one host to another."""
     return bool(address) and not is_loopback(address) and not address.lower().startswith(("fe80:", "169.254."))
 
 
@@ -307,7 +306,7 @@ def _lost_text(label: str, left: int, plan: LaunchPlan) -> str:
 
 
 def _end_text(label: str, ended: Ended, plan: LaunchPlan) -> str:
-    """What is to be said about the end on one host; nothing after a success."""
+    """The text about the end on one host; empty after a success."""
     if ended.why:
         return f"{label}: {printable(ended.why, 1000)}"
     return f"{label}: {plan.command[0]} {how_it_ended(ended.code)}" if ended.code else ""
@@ -323,14 +322,14 @@ FAILED = 1
 
 
 class HostExit(NamedTuple):
-    """How the command has ended on a host: `code` is -N for death by signal N, None where the host was lost."""
+    """The end of the command on a host: `code` is -N after signal N, None if the host was lost."""
 
     host: str
     code: int | None
 
 
 def exit_code(ends: Sequence[HostExit]) -> int:
-    """The exit code, by the ends in the order in which they came; at least one."""
+    """The exit code from the ends in order; at least one."""
     codes = [end.code for end in ends if end.code is not None]
     by_itself = [code for code in codes if code >= 0]
     failed = next((code for code in by_itself if code), None)
@@ -342,5 +341,5 @@ def exit_code(ends: Sequence[HostExit]) -> int:
 
 
 def missing(ends: Sequence[HostExit]) -> list[str]:
-    """The hosts that decide nothing: lost, or killed."""
+    """The hosts that do not count: lost or killed."""
     return [end.host for end in ends if end.code is None or end.code < 0]

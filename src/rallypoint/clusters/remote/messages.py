@@ -13,10 +13,10 @@
 
 Laws:
 
-1. Values of the environment are in messages only, and never on a command line.
-2. Before `Start`, a supervisor's lines begin with `MARK`, so that what a login shell prints is told from them. After
-   it, its standard output is the command's, and `Ended` stands at the very end, behind `end_mark`.
-3. What comes from the other side is bounded and checked against these types.
+1. Values of the environment are only in messages, never on a command line.
+2. Before `Start`, a supervisor's lines begin with `MARK`, which distinguishes them from a login shell's output. After
+   it, the supervisor's standard output is the command's, with `Ended` at the very end, after `end_mark`.
+3. Data from the other side is bounded and checked against these types.
 """
 
 from __future__ import annotations
@@ -31,23 +31,25 @@ from rallypoint.control.protocol.validation import decoded
 
 MARK = b"rallypoint-supervisor "
 LONGEST_ANSWER = 64 * 1024
-"""Bytes of what a supervisor says before the start, and of what a login shell prints before it."""
+"""The most bytes of a supervisor's answer before the start, and of a login shell's output before it."""
 LONGEST_REQUEST = 8 * 1024 * 1024
-"""Bytes of a launcher's line; an environment of more than a quarter of the stack's limit cannot be handed on anyway."""
+"""The most bytes of a launcher's line; an environment of more than a quarter of the stack's limit is impossible
+anyway.
+"""
 LONGEST_END = 4096
 CANNOT_START = 126
-"""The shell's code for a command that is there and cannot be run."""
+"""The shell's code for an existing command that cannot run."""
 
 
 class SupervisorHello(msgspec.Struct, frozen=True, tag=True):
-    """`address` is that at which the supervisor was reached; empty where sshd does not say."""
+    """`address` is where the supervisor was reached; empty if sshd does not provide it."""
 
     version: str
     address: str
 
 
 class EndpointFound(msgspec.Struct, frozen=True, tag=True):
-    """Where the job's control plane can listen on this host."""
+    """The possible address of the job's control plane on this host."""
 
     address: str
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
@@ -58,15 +60,15 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """It cannot, and why: the end of a sentence that begins with the host."""
+    """The request is refused; the reason is the end of a sentence that begins with the host."""
 
     why: str
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """The command has ended, and all that it left.
+    """The command and all its leftover processes have ended.
 
-    `code` is its exit code, -N for death by signal N; `why` says why it was ended, where the supervisor did that.
+    `code` is its exit code, -N after signal N; `why` is the reason if the supervisor ended it.
     """
 
     code: Annotated[int, msgspec.Meta(ge=-64, le=255)]
@@ -80,10 +82,10 @@ class FindEndpoint(msgspec.Struct, frozen=True, tag=True):
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
-    """The command that will be started.
+    """The command to start.
 
-    `lost_after` are the seconds of silence after which the launcher counts as lost; `grace` those between SIGTERM and
-    SIGKILL then; `nonce` is for `end_mark`.
+    `lost_after` is the seconds of silence before the launcher counts as lost; `grace` is the seconds between SIGTERM
+    and SIGKILL then; `nonce` is for `end_mark`.
     """
 
     command: list[str]
@@ -103,7 +105,7 @@ class Alive(msgspec.Struct, frozen=True, tag=True):
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):
-    """Send the command a signal; with `kill_after`, end all that is left so many seconds later."""
+    """Send the command a signal; with `kill_after`, kill all remaining processes after that many seconds."""
 
     number: int
     kill_after: float | None = None
@@ -121,12 +123,12 @@ def encode(message: Request | Answer) -> bytes:
 
 
 def decode_request(line: bytes) -> Request:
-    """Raises ValueError if it is no message."""
+    """Decode a message. Raises ValueError if it is malformed."""
     return decoded(_REQUESTS, line)
 
 
 def decode_answer(line: bytes) -> Answer:
-    """Raises ValueError if it is no message."""
+    """Decode a message. Raises ValueError if it is malformed."""
     answer = decoded(_ANSWERS, line)
     if isinstance(answer, SupervisorHello | EndpointFound) and answer.address:
         ip_address(answer.address)
@@ -134,10 +136,10 @@ def decode_answer(line: bytes) -> Answer:
 
 
 def end_mark(nonce: str) -> bytes:
-    """What stands before `Ended` in the output of a command."""
+    """The mark before `Ended` in a command's output."""
     return b"\0" + MARK + nonce.encode() + b" "
 
 
 def portable(text: str) -> str:
-    """An argument, a path or a variable, which may be any bytes, as a text that a message can hold: byte by byte."""
+    """An argument, path or variable, of any bytes, as a text for a message, byte by byte."""
     return text.encode("utf-8", "surrogateescape").decode("latin-1")

@@ -1,12 +1,12 @@
-"""The output of a launch: the lines of each host behind its name, and their way to the console.
+"""The output of a launch: the lines of each host after its name, and their way to the console.
 
 Laws:
 
 1. Bytes are never decoded, and nothing is lost or reordered.
-2. A line of more than `LONGEST` bytes is cut into several, so that memory is bounded.
-3. A progress bar (a line with carriage returns) is not kept until it ends: `progress_bar` shows it so far.
-4. A console that is not read (a pager, ^S) stops neither heartbeats nor signals: threads write to it. It slows down the
-   hosts instead, whose output is not read meanwhile. (asyncio's own pipes take no files, and would make a terminal
+2. A line of more than `LONGEST` bytes is split, so that memory is bounded.
+3. A progress bar (a line with carriage returns) is not held back until it ends: `progress_bar` shows its present state.
+4. A blocked console (a pager, ^S) stops neither heartbeats nor signals: threads write to it. Instead it slows down the
+   hosts, whose output is not read meanwhile. (asyncio's own pipes accept no files, and would make a terminal
    non-blocking for the shell that shares it.)
 """
 
@@ -24,16 +24,16 @@ _MOST_WAITING = 1024 * 1024
 
 
 class PrefixedLines:
-    """One stream of one host: `prefix` begins each line, `mark` stands before the last message, which is no line."""
+    """One stream of one host: `prefix` begins each line; `mark` precedes the last message, which is no line."""
 
     def __init__(self, prefix: bytes, mark: bytes = b"") -> None:
         self._prefix = prefix
         self._mark = mark
         self._rest = bytearray()
         self.received = 0
-        """Bytes that have come."""
+        """The number of received bytes."""
         self._end_at = -1
-        """Where the last message begins in the rest; -1 while it has not come."""
+        """Where the last message begins in the rest; -1 before it arrives."""
 
     def feed(self, data: bytes) -> bytes:
         self._rest += data
@@ -44,7 +44,7 @@ class PrefixedLines:
             return b""
         whole = self._rest.rfind(b"\n") + 1
         out = self._show(self._take(whole)[:-1]) if whole else b""
-        while len(self._rest) >= LONGEST + len(self._mark):  # the mark may have begun to come
+        while len(self._rest) >= LONGEST + len(self._mark):  # the rest may begin with a part of the mark
             out += self._show(self._take(LONGEST))
         return out
 
@@ -53,12 +53,12 @@ class PrefixedLines:
         return self._end_at < 0 and b"\r" in self._rest
 
     def progress_bar(self) -> bytes:
-        """A line that has not ended, as far as it was drawn over, as a line of its own."""
+        """The present state of an unfinished progress bar, as a line of its own."""
         drawn = self._rest.rfind(b"\r") + 1
         return self._show(self._take(drawn)) if drawn and self._end_at < 0 else b""
 
     def finish(self) -> tuple[bytes, bytes]:
-        """What is left of the lines, and what stands behind the mark; empty if that has not come."""
+        """The rest of the lines, and the message after the mark; empty without one."""
         rest = bytes(self._rest)
         self._rest.clear()
         if self._end_at < 0:
@@ -89,7 +89,7 @@ class HostOutput:
         self._waiting = 0
         self._room = asyncio.Event()
         self.failed = ""
-        """Why what comes is lost: nobody reads it any more, or the disk is full; empty while it is not."""
+        """Why output is lost: there is no reader, or the disk is full; empty otherwise."""
         threading.Thread(target=self._write, name=f"rallypoint-output-{fd}", daemon=True).start()
 
     @property
@@ -97,7 +97,7 @@ class HostOutput:
         return self._waiting > 0
 
     async def write(self, data: bytes) -> None:
-        """Write whole lines, later; waits while too much waits already."""
+        """Queue whole lines for writing; waits while too much is queued."""
         if not data or self.failed:
             return
         while self._waiting > _MOST_WAITING:
@@ -140,7 +140,7 @@ def _wait_writable(fd: int) -> None:
 
 
 class LauncherConsole:
-    """Both, which are one where they lead to the same file, so that their lines keep their order."""
+    """Both outputs; they share one thread if they lead to the same file, so that lines keep their order."""
 
     def __init__(self) -> None:
         self.out = HostOutput(1)
@@ -148,7 +148,7 @@ class LauncherConsole:
         self._failure_told = False
 
     def failure(self) -> str:
-        """The sentence for a standard output that cannot be written any more, once; empty if it can."""
+        """The sentence about a standard output that can no longer be written, once; empty otherwise."""
         if not self.out.failed or self._failure_told:
             return ""
         self._failure_told = True

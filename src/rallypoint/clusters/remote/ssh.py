@@ -1,4 +1,4 @@
-"""One host: the command line of ssh, what its failures mean, and the connection to the supervisor there."""
+"""One host: the command line of ssh, the meaning of its failures, and the connection to the supervisor there."""
 
 from __future__ import annotations
 
@@ -37,18 +37,21 @@ _CHUNK = 64 * 1024
 _PROGRESS_BAR_DELAY = 1.0
 """Seconds after which an unfinished progress bar is shown."""
 _START_FACTOR = 6
-"""How many times ssh's time to connect the supervisor may take to answer: authentication, a login shell, and Python,
-perhaps from a network disk, come after it."""
+"""The supervisor's time to answer, as a multiple of ssh's time to connect: authentication, a login shell, and Python,
+perhaps from a network disk, come after it.
+"""
 _SSH_END = 5.0
-"""Seconds that ssh has to end when nothing is left to say."""
+"""Seconds for ssh to end after the last message."""
 
 
 _COUNT = 3
-"""Unanswered keep-alive messages after which ssh gives a connection up."""
+"""Unanswered keep-alive messages after which ssh gives up a connection."""
 
 
 class SshOptions(NamedTuple):
-    """How hosts are reached: `arguments` are ssh's own, `python` is the interpreter there, times are in seconds."""
+    """Options for connecting to hosts: `arguments` are ssh's own, `python` is the remote interpreter, times are in
+    seconds.
+    """
 
     arguments: tuple[str, ...]
     python: str
@@ -62,18 +65,18 @@ def ssh_command(host: Host, options: SshOptions) -> list[str]:
     The user's arguments come first: of several values of an option, ssh takes the first.
     """
     own = {
-        "BatchMode": "yes",  # there is no person to answer
+        "BatchMode": "yes",  # nobody is there to answer
         "ConnectTimeout": str(options.connect_timeout),
         "ServerAliveInterval": str(max(1, options.lost_after // _COUNT)),
         "ServerAliveCountMax": str(_COUNT),
-        "ClearAllForwardings": "yes",  # of the user's configuration; hundreds of connections would want one port
-        "ControlPath": "none",  # a shared connection has keep-alive messages of its own, or none
+        "ClearAllForwardings": "yes",  # from the user's configuration: hundreds of connections would need one port
+        "ControlPath": "none",  # a shared connection has its own keep-alive messages, or none
         "LogLevel": "ERROR",
     }
     words = ["ssh", *options.arguments, "-T", "-x"]
     for name, value in own.items():
         words += ["-o", f"{name}={value}"]
-    # -P: the folder where a login begins is not searched for modules.
+    # -P: do not search the login folder for modules.
     remote = ["exec", options.python, "-P", "-m", "rallypoint.clusters.remote.supervisor"]
     return [*words, "--", host.target, shlex.join(remote)]
 
@@ -96,13 +99,13 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
     ("unknown option.*-p", "{python} there is older than Python 3.11; name another by --python"),
     ("bad configuration option|illegal option|unknown option", "ssh does not know an option; look at --ssh-args"),
 )
-"""What ssh or the login shell says, and what to do; the first row that is found counts."""
+"""Messages of ssh or the login shell, with remedies; the first matching row counts."""
 
 _BUSY = re.compile(rb"kex_exchange_identification|connection (closed|reset) by", re.IGNORECASE)
 
 
 def is_busy(code: int | None, errors: bytes) -> bool:
-    """Whether a server has turned ssh away as it does when it has too many new connections (sshd's MaxStartups)."""
+    """Whether a server refused ssh because of too many new connections (sshd's MaxStartups)."""
     return code == _SSH_FAILED and _BUSY.search(errors) is not None
 
 
@@ -110,7 +113,7 @@ _NOT_FOUND, _CANNOT_RUN, _SSH_FAILED = 127, 126, 255
 
 
 def why_unreachable(host: Host, options: SshOptions, code: int | None, errors: bytes) -> str:
-    """The end of a sentence that begins with the host; `code` is ssh's exit code, None if it has not ended in time."""
+    """The end of a sentence that begins with the host; `code` is ssh's exit code, None if it did not end in time."""
     lines = [printable(line.strip()) for line in errors.decode(errors="replace").splitlines() if line.strip()]
     quoted = f" ({lines[-1]})" if lines else ""
     text = "\n".join(lines).lower()
@@ -133,9 +136,9 @@ def why_unreachable(host: Host, options: SshOptions, code: int | None, errors: b
 
 
 class HostError(Exception):
-    """A host that cannot be used; the text is the end of a sentence that begins with the host.
+    """The host is unusable; the text is the end of a sentence that begins with the host.
 
-    `busy` is whether it may let us in a moment later.
+    `busy` is whether it may accept us a moment later.
     """
 
     busy = False
@@ -151,25 +154,25 @@ class SshConnection:
         self._transport: asyncio.SubprocessTransport | None = None
         self._process: Process | None = None
         self._before = bytearray()
-        """What came before the start and is no answer: of ssh, and of the login shell."""
+        """Other output before the start, from ssh and the login shell."""
         self._buffer = bytearray()
         self._reading_errors: asyncio.Task[None] | None = None
         self._started = False
 
     async def open(self) -> SupervisorHello:
-        """Reach the supervisor. Raises HostError; may then be called again."""
+        """Connect to the supervisor. Raises HostError; may then be called again."""
         self._before.clear()
         self._buffer.clear()
         try:
             loop = asyncio.get_running_loop()
-            # As create_subprocess_exec does, which keeps the transport to itself.
+            # Like create_subprocess_exec, which hides the transport.
             self._transport, protocol = await loop.subprocess_exec(
                 lambda: SubprocessStreamProtocol(_CHUNK, loop),
                 *ssh_command(self.host, self._options),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # a ^C at the terminal is for us, who send it on
+                start_new_session=True,  # a ^C at the terminal is for this process, which passes it on
             )
             self._process = Process(self._transport, protocol, loop)
         except OSError as error:
@@ -180,7 +183,7 @@ class SshConnection:
         return self.hello
 
     async def ask(self, request: Request, expected: type[A]) -> A:
-        """Send a request and return the answer. Raises HostError; also where the host refuses."""
+        """Send a request and return the answer. Raises HostError, also if the host refuses."""
         self.send(request)
         return await self._answer(expected)
 
@@ -217,7 +220,7 @@ class SshConnection:
         return answer
 
     async def _line(self) -> bytes | None:
-        """The next line of the supervisor, without its mark; None at the end, or after too much that is none."""
+        """The next line of the supervisor, without its mark; None at the end, or after too much other output."""
         assert self._process is not None
         assert self._process.stdout is not None
         while True:
@@ -245,7 +248,7 @@ class SshConnection:
             self._keep_tail(data)
 
     async def follow(self, console: LauncherConsole, nonce: str) -> Ended | None:
-        """Show what the command writes until it has ended; None if the connection is lost before that is known."""
+        """Show the command's output until it has ended; None if the connection is lost before."""
         assert self._process is not None
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -261,7 +264,7 @@ class SshConnection:
         rest, last = out.finish()
         await console.out.write(rest)
         seen = -1
-        while not errors.done():  # somebody else may hold it open; but a console that nobody reads is no end of it
+        while not errors.done():  # another process may keep it open; but a blocked console is no end
             if err.received == seen and not console.err.busy:
                 errors.cancel()
             seen = err.received
@@ -276,7 +279,7 @@ class SshConnection:
         return ended if isinstance(ended, Ended) else None
 
     async def close(self) -> None:
-        """Say nothing more: the supervisor ends what it has started, and then ssh ends."""
+        """Send nothing more: the supervisor ends its processes, and then ssh ends."""
         if self._process is None:
             return
         if self._process.stdin is not None:
@@ -284,11 +287,11 @@ class SshConnection:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), _SSH_END)
         assert self._transport is not None
-        self._transport.close()  # kills it, if it still runs, and waits for no pipe that somebody else holds
+        self._transport.close()  # kills it if it still runs, and does not wait for pipes that others keep open
         await self._process.wait()
 
     def abandon(self) -> None:
-        """End ssh at once; the supervisor will find that the launcher is gone."""
+        """End ssh at once; the supervisor will notice that the launcher is gone."""
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.kill()
@@ -307,7 +310,7 @@ async def _show(stream: asyncio.StreamReader, lines: PrefixedLines, output: Host
         if not data:
             return
         await output.write(lines.feed(data))
-        if lines.last_size > LONGEST_END:  # it is none of ours
+        if lines.last_size > LONGEST_END:  # not ours
             return
         if not lines.has_progress_bar:
             bar_due = None

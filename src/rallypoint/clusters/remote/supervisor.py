@@ -1,15 +1,15 @@
-"""The supervisor that `rallyctl launch` runs on each host, by `python -m rallypoint.clusters.remote.supervisor`: it
-starts the command there, and ends it, with all that it left, when it is told to or when the launcher is gone.
+"""The supervisor that `rallyctl launch` runs on each host with `python -m rallypoint.clusters.remote.supervisor`. It
+starts the command there, and ends it and its leftovers on request or when the launcher is gone.
 
 Laws:
 
-1. Nothing is started before the launcher says so, which it does when all hosts are ready.
-2. The launcher is gone when standard input ends, or when nothing has come from it for `lost_after` seconds: sshd may
-   not notice for hours that a network is cut. Then the command gets SIGTERM, and `grace` seconds later SIGKILL.
-3. Whatever ends this process, SIGKILL included, the reaper ends what the command has left.
-4. The command writes into pipes that are read to the end, so that a worker which saves when the launcher is gone can
-   still print. While a launcher is there and slow, the command writes at its pace, and what it has written when it ends
-   waits for as long as that takes.
+1. Nothing starts before the launcher requests it, which it does when all hosts are ready.
+2. The launcher is gone when standard input ends, or when it has been silent for `lost_after` seconds: sshd may not
+   notice for hours that a network is cut. Then the command gets SIGTERM, and SIGKILL `grace` seconds later.
+3. However this process ends, even by SIGKILL, the reaper ends the command's leftovers.
+4. The command writes into pipes that are read to the end, so that a worker that saves after the launcher is gone can
+   still print. With a slow launcher, the command writes at its pace, and output left at the end waits for as long as it
+   takes.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.stop import Sweep
 
 _UNPREPARED = 60.0
-"""Seconds of silence after which the launcher counts as lost, before it has said how many."""
+"""Seconds of silence before the launcher counts as lost, until it sets its own value."""
 _LEFTOVERS_GRACE = 1.0
-"""Seconds between SIGTERM and SIGKILL to what the command has left running."""
+"""Seconds between SIGTERM and SIGKILL for the command's leftovers."""
 _STUCK_AFTER = 10.0
-"""Seconds after SIGKILL in which everything should have ended."""
+"""Seconds after SIGKILL within which everything should have ended."""
 _CHUNK = 64 * 1024
 _PORTS, _ATTEMPTS = 65_536, 16
 _SIGNALS = frozenset(
@@ -68,14 +68,14 @@ _SIGNALS = frozenset(
 
 
 def _address() -> str:
-    """The address at which sshd here was reached; empty if it does not say."""
+    """The address at which sshd was reached; empty if sshd does not provide it."""
     words = os.environ.get("SSH_CONNECTION", "").split()
     return unmapped_address(words[2].partition("%")[0]) if len(words) == 4 else ""
 
 
 def _find_endpoint(towards: str) -> EndpointFound | Refused:
-    """An address of this host and a free port; ours is found by another host's (`towards`), or is where we were
-    reached.
+    """An address of this host and a free port. The address is the one on the way to another host (`towards`), or the
+    one at which we were reached.
     """
     try:
         address = source_address(Endpoint(towards, 9)) if towards else _address() or "127.0.0.1"
@@ -92,7 +92,7 @@ def _find_endpoint(towards: str) -> EndpointFound | Refused:
 
 
 def _prepare(job: Prepare) -> Refused | None:
-    """Go to the command's folder and take over its environment; returns why it cannot be run, None if it can."""
+    """Enter the command's folder and adopt its environment; returns why it cannot run, None if it can."""
     folder = _native(job.folder)
     try:
         os.chdir(folder)
@@ -101,7 +101,7 @@ def _prepare(job: Prepare) -> Refused | None:
             f"has no folder {folder!r} to run in ({error.strerror}); make it there, or give another by --chdir"
         )
     os.environ["PWD"] = folder
-    # As in an activated virtual environment: what is installed beside this Python is found.
+    # As in an activated virtual environment: programs beside this Python are found.
     beside = os.path.dirname(sys.executable)
     os.environ["PATH"] = os.pathsep.join(filter(None, (beside, os.environ.get("PATH", os.defpath))))
     try:
@@ -123,14 +123,14 @@ class LauncherLink:
     def __init__(self) -> None:
         os.set_blocking(0, False)
         self.gone = ""
-        """Why it counts as lost; empty while it does not."""
+        """Why the launcher counts as lost; empty while it does not."""
         self.lost_after = _UNPREPARED
         self._heard = time.monotonic()
         self._buffer = bytearray()
 
     @property
     def lost_at(self) -> float:
-        """When it will count as lost, if nothing comes until then."""
+        """When it will count as lost if it stays silent."""
         return self._heard + self.lost_after
 
     def receive(self) -> list[Request]:
@@ -156,7 +156,7 @@ class LauncherLink:
             return []
 
     def check(self) -> None:
-        """Look whether it has been silent for too long. Call `receive` first: this process may have slept itself."""
+        """Check whether it has been silent for too long. Call `receive` first: this process itself may have slept."""
         if not self.gone and time.monotonic() >= self.lost_at:
             self.gone = f"nothing has come from rallyctl for {self.lost_after:.0f} s"
 
@@ -169,7 +169,7 @@ class CommandRelay:
         self._target = target
         self._pending = b""
         self.discards = False
-        """Whether it has no reader any more."""
+        """Whether its reader is gone."""
         self.ended = False
 
     def poll_target(self) -> tuple[int, int] | None:
@@ -182,7 +182,7 @@ class CommandRelay:
         return self.ended and (self.discards or not self._pending)
 
     def give_up(self) -> None:
-        """Wait for its end no longer: who still holds it does not end. What it holds is handed on."""
+        """Stop waiting for the pipe's end, as some process keeps it open; pass on its content."""
         with suppress(BlockingIOError):
             while data := os.read(self.source, _CHUNK):
                 self._pending += data
@@ -285,7 +285,7 @@ class SupervisedCommand:
 
     def _sweep_if_due(self) -> None:
         if time.monotonic() >= self._kill_at:
-            # Alone at first: if it is rallyrun, its own reaper then ends the workers and takes its files away.
+            # Only the command at first: if it is rallyrun, its own reaper then ends the workers and removes its files.
             self._kill_at = float("inf")
             self._process.signal(signal.SIGKILL)
         if not self._swept and (self._process.poll() is not None or self.reaper.lost):
@@ -296,12 +296,12 @@ class SupervisedCommand:
 
 
 def _say(answer: Answer) -> None:
-    # On a line of its own, whatever a login shell has written before.
+    # On a separate line, whatever a login shell wrote before.
     _write(b"\n" + MARK + encode(answer) + b"\n")
 
 
 def _write(data: bytes, launcher: LauncherLink | None = None) -> None:
-    """Write all, as long as there is a reader; at the end, as long as the launcher is there."""
+    """Write everything while there is a reader; at the end, while the launcher is there."""
     poller = select.poll()
     poller.register(1, select.POLLOUT)
     if launcher is not None:
@@ -310,7 +310,7 @@ def _write(data: bytes, launcher: LauncherLink | None = None) -> None:
         seconds = _STUCK_AFTER if launcher is None else max(0.0, launcher.lost_at - time.monotonic())
         ready = {fd for fd, _ in poller.poll(seconds * 1000 + 1)}
         if launcher is not None:
-            launcher.receive()  # that it is there: nothing else is of use to a command that has ended
+            launcher.receive()  # only to see that it is there: an ended command needs nothing else
             launcher.check()
         if not ready or (launcher is not None and launcher.gone):
             return
@@ -323,7 +323,7 @@ def _write(data: bytes, launcher: LauncherLink | None = None) -> None:
 
 
 def _until_started(launcher: LauncherLink) -> Prepare | None:
-    """Answer until the start; returns the command, None where the launcher is gone before."""
+    """Answer until the start; returns the command, None if the launcher is gone before."""
     job: Prepare | None = None
     poller = select.poll()
     poller.register(0, select.POLLIN)
