@@ -150,9 +150,11 @@ class ReportKeeper:
 
         def write() -> None:
             cause = error.root_cause() if isinstance(error, ChildFailedError) else None
-            has_cause = cause is not None and any((cause.rank, cause.pid) == (each.rank, each.pid) for each in ended)
+            has_cause = cause is not None and any(
+                (cause.rank, cause.pid) == (worker.rank, worker.pid) for worker in ended
+            )
             share = min(_LARGEST_OF_RANK, _LARGEST_OF_RANKS // max(1, len(ended)))
-            ranks = tuple(_rank_end(each, share) for each in ended)
+            ranks = tuple(_rank_end(worker, share) for worker in ended)
             kept = KeptReport(os.uname().nodename, round_, has_cause, _report_lines(error), ranks)
             replace_file(os.path.join(make_folder(), name), _text(kept).encode(errors="replace"))
             _clean(time.time())

@@ -204,7 +204,7 @@ class CollapsingSink:
     def _prefix(self, ranks: tuple[int, ...]) -> bytes:
         if len(ranks) == 1:
             return self._prefixes.get(ranks[0], b"")
-        return self._label + f"[{', '.join(ranges(sorted(self._ranks[each] for each in ranks)))}]: ".encode()
+        return self._label + f"[{', '.join(ranges(sorted(self._ranks[rank] for rank in ranks)))}]: ".encode()
 
 
 class CollapsedStream:
