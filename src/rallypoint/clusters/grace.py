@@ -1,10 +1,12 @@
 """The grace period of a scheduler: seconds between its SIGTERM to all processes of a job and its SIGKILL.
 
-Slurm         KillWait of its slurm.conf if readable, otherwise its default of 30 Kubernetes    30, the default of
-terminationGracePeriodSeconds, which no pod can look up PBS           10, the default of a queue's kill_delay
-https://github.com/openpbs/openpbs/blob/master/doc/man1/pbs_queue_attributes.7B LSF           10, the default of
-JOB_TERMINATE_INTERVAL https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=lsbparams-job-terminate-interval SageMaker
-120: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StopTrainingJob.html
+Slurm         KillWait of its slurm.conf if readable, otherwise its default of 30
+Kubernetes    30, the default of terminationGracePeriodSeconds, which no pod can look up
+PBS           10, the default of a queue's kill_delay
+              https://github.com/openpbs/openpbs/blob/master/doc/man1/pbs_queue_attributes.7B
+LSF           10, the default of JOB_TERMINATE_INTERVAL
+              https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=lsbparams-job-terminate-interval
+SageMaker     120: https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_StopTrainingJob.html
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ _SLURM_CONFS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
 
 
 def scheduler_grace_period(environ: Mapping[str, str]) -> float:
-    """The known or assumed grace period of the scheduler that has started this process."""
+    """The known or assumed grace period of the scheduler that started this process."""
     if environ.get("SLURM_JOB_ID"):
         return _slurm_kill_wait(environ)
     return next((seconds for name, seconds in _OTHERS.items() if environ.get(name)), _DEFAULT)

@@ -1,11 +1,11 @@
-"""What tells one node that its whole job will be taken away: a signal, or the end of its time.
+"""Notifies one node that its whole job will be preempted: by a signal, or at the end of its time limit.
 
 How long the workers have to save then:
 
     after a signal           `notice_timeout` of --rdzv-conf, or 60 s; of a job whose end is known, what is left at most
     before the job's end     all that is left, or `notice_timeout` if that is less
 
-Of what is left the stop of the workers takes its part, `--shutdown-timeout` and 5 s more, but never more than half.
+The stop of the workers takes its part of that, `--shutdown-timeout` plus 5 s, but never more than half.
 """
 
 from __future__ import annotations

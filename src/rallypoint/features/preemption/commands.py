@@ -1,4 +1,4 @@
-"""Commands of a scheduler: bounded in time, and not ended by the signals that it sends to all processes of a job."""
+"""Commands of a scheduler: bounded in time, and immune to its signals to all processes of a job."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 _KILLED = 1.0
-"""Seconds that a command has to be gone after SIGKILL, which one that hangs in the kernel is not."""
+"""Seconds for a command to end after SIGKILL; one that hangs in the kernel does not."""
 _SENT_TO_ALL = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCONT}
 
 
 class SchedulerCommand:
-    """A command under way, which does not end by what a scheduler sends to all processes of its job.
+    """A running command, immune to a scheduler's signals to all processes of its job.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: it cannot start.
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -37,7 +37,7 @@ class SchedulerCommand:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def answer(self, seconds: float = 0.0) -> tuple[int | None, list[str]]:
-        """Wait for so long at most, once. Returns its exit code, None if it had to be ended, and the lines it wrote."""
+        """Wait at most `seconds`, once. Returns the exit code, None if it had to be killed, and its output lines."""
         try:
             said, _ = self._process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -48,7 +48,7 @@ class SchedulerCommand:
         return self._process.returncode, [line.strip() for line in said.strip().splitlines()]
 
     def kill(self) -> None:
-        """Kill it, with what it has started. From any thread; who waits in `answer` has it at once."""
-        if self._process.returncode is None:  # until then its pid is no other process's
+        """Kill the command with its children. From any thread; a wait in `answer` ends at once."""
+        if self._process.returncode is None:  # until then its pid cannot be reused
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

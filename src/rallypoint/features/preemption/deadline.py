@@ -1,9 +1,9 @@
-"""When the job's time is over, and the source that reports it.
+"""The end of the job's time limit, and the source that reports it.
 
-Slurm says when the job ends in `SLURM_JOB_END_TIME`, which older versions do not set; no other scheduler has a variable
-for it. So the scheduler is asked (`limits`) once the job runs, and in any case again before anything is done, as an
-operator may have given the job more time. The end is a moment on the clock of the wall, and compared with this host's.
-Only one node looks at it: that of group rank 0, or each as long as no round has begun.
+Slurm sets `SLURM_JOB_END_TIME`, but not in older versions; no other scheduler has a variable for it. So the scheduler
+is asked (`limits`) once the job runs, and always again before any action, since an operator may have extended the time.
+The end is a wall-clock time, and compared with this host's clock. Only the node of group rank 0 watches it, or every
+node before the first round.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ log = get_logger(__name__)
 
 END_TIME = "SLURM_JOB_END_TIME"
 _FIRST_ASKED = 3.0
-"""Seconds after the start at which the scheduler is asked first: by then there is a round, so that one node asks."""
+"""Seconds after the start before the scheduler is first asked: by then there is a round, so only one node asks."""
 _ANSWER_TIMEOUT = 10.0
 _ANSWER_HOLDS = 60.0
-"""Seconds for which an answer is good."""
+"""Seconds for which an answer is valid."""
 _LOOK_EVERY = 60.0
-"""Seconds between looks at the clock of the wall, which may be set."""
+"""Seconds between looks at the wall clock, which may be set."""
 _INEXACT = 60.0
 """Seconds by which answers about the same end may differ: LSF counts minutes."""
 
 
 def end_time(environ: Mapping[str, str], now: float) -> float | None:
-    """When the environment says that the job ends, in epoch seconds; None if it does not, or what cannot be.
+    """The end of the job from the environment, in epoch seconds; None if missing or impossible.
 
     Args:
-        environ: of this process.
-        now: the epoch seconds at this moment.
+        environ: this process's environment.
+        now: the current time in epoch seconds.
     """
     return moment(environ.get(END_TIME, ""), now)
 
 
 class JobDeadline(Source):
-    """Waits for the moment, and reports it once. Nothing here blocks: a thread asks the scheduler, which may hang.
+    """Waits for the time before the job's end, and reports it once. A thread asks the scheduler, which may hang.
 
     Args:
         before_end: seconds before the job's end.
-        notice: how many seconds workers have when so many are left.
-        leads: whether this node is the one that looks.
+        notice: returns the workers' seconds for the remaining seconds.
+        leads: returns whether this node watches the end.
         post: takes the event.
-        environ: of this process.
-        clock: of the loop.
-        wall: gives epoch seconds.
+        environ: this process's environment.
+        clock: the loop's clock.
+        wall: returns epoch seconds.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class JobDeadline(Source):
         self._job = "" if self._scheduler is None else f"{self._scheduler.title} job {self._scheduler.job(environ)}"
         self._end = end_time(environ, wall())
         self._query: Background[list[str]] | None = None
-        """Asks the scheduler; made with the first question."""
+        """Asks the scheduler; created with the first query."""
         self._command: SchedulerCommand | None = None
-        """The command under way, which the thread sets."""
+        """The running command, set by the thread."""
         self._asked_at = -math.inf
         self._ask_at = clock.monotonic() + _FIRST_ASKED
         self._over = False
-        """Whether there is nothing more to wait for."""
+        """Whether there is nothing left to wait for."""
         if self._end is None and self._scheduler is None:
             self._unknown(f"{END_TIME} is not set, and this is no job of Slurm, PBS, LSF or Flux")
 
@@ -119,7 +119,7 @@ class JobDeadline(Source):
             self._report(self._end - self._wall())
 
     def close(self) -> None:
-        """The run is over."""
+        """The run has ended."""
         self._over = True
         self._drop_query()
         if self._query is not None:
@@ -139,7 +139,7 @@ class JobDeadline(Source):
             log.warning("%s: its end was not asked for: this machine allows no further thread", self._job)
 
     def _ask_scheduler(self) -> list[str]:
-        """What the scheduler says, or a sentence. On a thread."""
+        """The scheduler's answer, or a sentence about a failure. On a thread."""
         scheduler = self._scheduler
         assert scheduler is not None, "only a scheduler that is known is asked"
         words = scheduler.command(scheduler.job(self._environ))
@@ -148,13 +148,13 @@ class JobDeadline(Source):
         except OSError as error:
             return [f"{words[0]} could not be started: {error.strerror}"]
         self._command = command
-        if self._over:  # said meanwhile
+        if self._over:  # reported meanwhile
             command.kill()
         code, lines = command.answer(_ANSWER_TIMEOUT)
         return lines or [f"{words[0]} {'does not answer' if code is None else f'ended with {code}'}"]
 
     def _drop_query(self) -> None:
-        """Drop the question, and end the command if it is still under way."""
+        """Drop the query, and end its command if it still runs."""
         if self._query is not None:
             self._query.forget()
         command, self._command = self._command, None
@@ -162,7 +162,7 @@ class JobDeadline(Source):
             command.kill()
 
     def _take(self, said: Sequence[str]) -> None:
-        """The lines that the scheduler has said."""
+        """Take the scheduler's output."""
         assert self._scheduler is not None, "only a scheduler that is known answers"
         end = self._scheduler.read(said, self._wall())
         if end == math.inf:

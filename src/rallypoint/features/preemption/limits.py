@@ -1,4 +1,4 @@
-"""Which scheduler knows when the job's time is over, and how it answers.
+"""The schedulers that know the end of the job's time limit, and their answers.
 
     Slurm    squeue --format=%e, in epoch seconds (`SLURM_TIME_FORMAT`), or NONE
     Flux     flux job timeleft: seconds; 4294967295 without a limit
@@ -8,7 +8,7 @@
     LSF      bjobs -o time_left: "HOURS:MINUTES L"; E and X stand for estimates, which end no job
              https://www.ibm.com/docs/en/SSWRJV_10.1.0/lsf_command_ref/bjobs.__w__l.1.html
 
-All but Slurm's were read in documents, and not run. What a scheduler says is foreign text.
+All but Slurm's follow documents, and were not run. A scheduler's output is foreign text.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from collections.abc import Callable, Mapping, Sequence
 from rallypoint.base.light_typing import NamedTuple
 
 _LONGEST = 10 * 366 * 86400.0
-"""Seconds from now beyond which no end of a job is believed."""
+"""Seconds from now; a later end of a job is not believed."""
 
 
 class Scheduler(NamedTuple):
-    """A scheduler: how its job is called, what is run to ask it, with which variables, and how the answer is read: as a
-    moment in epoch seconds, infinite without a limit, None if it says neither. `instead` is what sends a signal before
+    """A scheduler: the name of its job, the command and variables for the query, and the reader of the answer, which
+    returns epoch seconds, infinity without a limit, or None if unknown. `instead` is another way to get a signal before
     the end.
     """
 
@@ -39,7 +39,7 @@ class Scheduler(NamedTuple):
 
 
 def job_name(environ: Mapping[str, str]) -> str:
-    """What Slurm's commands call the job of this process: its number, or array and task; empty if there is none.
+    """The job of this process in Slurm's commands: its number, or array and task; empty for none.
 
     The number of a task may be that of its whole array.
     """
@@ -65,11 +65,11 @@ def _lsf_job(environ: Mapping[str, str]) -> str:
 
 
 def moment(text: str, now: float) -> float | None:
-    """Epoch seconds as text; None if it is none, or what cannot be.
+    """Parse epoch seconds; None if malformed or impossible.
 
     Args:
-        text: of a variable or an answer.
-        now: the epoch seconds at this moment.
+        text: the text of a variable or an answer.
+        now: the current time in epoch seconds.
     """
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
         return None
@@ -151,7 +151,7 @@ SCHEDULERS = (
 
 
 def scheduler_of(environ: Mapping[str, str]) -> Scheduler | None:
-    """The one that has started this process, if it can be asked."""
+    """The scheduler that started this process, if it can be asked."""
     return next((scheduler for scheduler in SCHEDULERS if scheduler.job(environ)), None)
 
 
@@ -163,7 +163,7 @@ _REQUEUED_BY = {
 
 
 def why_no_requeue(environ: Mapping[str, str]) -> str:
-    """That this is no job of Slurm, and what to do without `--requeue`."""
+    """A sentence that this is no Slurm job, with an alternative to `--requeue`."""
     scheduler = scheduler_of(environ)
     title = "" if scheduler is None else scheduler.title
     instead = _REQUEUED_BY.get(title, "not one: SLURM_JOB_ID is not set; leave it out")

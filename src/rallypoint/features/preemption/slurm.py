@@ -1,4 +1,4 @@
-"""The requeue of a job of Slurm.
+"""The requeue of a Slurm job.
 
 The node named in the verdict requeues the job, in parallel with the stop of its workers. Slurm ends the job's step
 after a requeue; `srun --kill-on-bad-exit` ends it when the first other node exits with the code of a preempted job. All
