@@ -1,11 +1,11 @@
-"""What `native/module.c` gives to Python."""
+"""The interface of `native/module.c`."""
 
 from collections.abc import Callable
 
 SOURCES: str
-"""A digest of the sources that it was built from; `build_native.py` makes it."""
+"""The digest of its sources, from `build_native.py`."""
 INTERFACE: int
-"""Which of the ways to be used that there have been it has."""
+"""The version of this interface."""
 
 class Sockets:
     """A store and the connections to it. `listener` may be -1 for none; one thread uses it."""
