@@ -25,11 +25,11 @@ The effect of each event in each state (`LinkState`). "-" is none; in CLOSING an
                                                      ENDED (d)         ENDED (d)
     an exception in our own code   ENDED (a)         ENDED (a)         ENDED (a)         ENDED (a)
 
-    (a) The next session would fail for the same cause. If this one is open, `LeaveRequest.why` informs the server. (b)
-    If the job can continue without that kind of message (`codec.EXPENDABLE`), it is dropped and logged instead. (c)
-    ENDED if the job has ended or all its nodes have succeeded; IDLE if this node's last join was refused: then the
-    server may go, which matters only to a node that joins again. (d) First the node sends the requests that the cut
-    held back, and a `LeaveRequest`.
+    (a) The next session would fail for the same cause. If this one is open, `LeaveRequest.why` informs the server.
+    (b) If the job can continue without that kind of message (`codec.EXPENDABLE`), it is dropped and logged instead.
+    (c) ENDED if the job has ended or all its nodes have succeeded; IDLE if this node's last join was refused: then the
+        server may go, which matters only to a node that joins again.
+    (d) First the node sends the requests that the cut held back, and a `LeaveRequest`.
 
 ENDED delivers `LinkLost`, or `JobEnded` if all nodes have succeeded; nothing if `JobEnded` was delivered before, or
 after `close`. Only `_close_session` closes a session, except for law 5.

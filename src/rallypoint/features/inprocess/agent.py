@@ -2,7 +2,7 @@
 
 Imported when a worker may have announced this. In each round:
 
-    begin_release      the round is over: workers that can are told to leave it, the others end (`workers/stop.py`)
+    begin_release      the round has ended: workers leave it if they can, the others end (`workers/stop.py`)
     (a Preparation)    they wait; if not all workers of the job can, they are ended before the new ones start
     enter              a context of the new round takes them over, and they are notified
 
@@ -16,8 +16,8 @@ Laws:
    such as a singleton in accelerate, the function of each survivor fails at once:
        1. rank 0 is killed; rank 1 survives, and fails at the first line of its next round, which is a failure like any
           other;
-       2. now rank 0, which was new, would survive and fail, and so on, until no restart is left. So the first such
-          failure disables this for the run: all workers of the job are new in each further round.
+       2. now rank 0, which was new, would survive and fail, and so on, until no restart is left.
+   So the first such failure disables this for the run: all workers of the job are new in each further round.
 """
 
 from __future__ import annotations
