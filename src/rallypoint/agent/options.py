@@ -92,7 +92,7 @@ class PreemptionOptions(OptionRecord):
 
     preempt_signals = Flag(
         str,
-        "Signals to one node after which all workers of the job save, and the job ends with exit code 143",
+        "Signals to any one node that make all workers save and end the job with exit code 143",
         metavar="NAMES",
         default="",
         bad=("USR2", "12", "SIGUSR2,SIGX", "SIGKILL", "SIGSTOP", "SIGCHLD", "SIGTERM"),
@@ -100,13 +100,17 @@ class PreemptionOptions(OptionRecord):
     )
     stop_before_end = Flag(
         number,
-        "As on such a signal, this many seconds before the scheduler ends the job; 0 for never",
+        "Preempt the job in the same way this many seconds before the scheduler ends it; 0: never",
         metavar="SECONDS",
         default=0.0,
         bad=("-1", "nan", "inf", "soon"),
     )
     requeue = Flag(
-        count, "After that, Slurm requeues the job, at most N times", metavar="N", default=0, bad=("-1", "often", "3")
+        count,
+        "Let Slurm requeue the job after a preemption, at most N times",
+        metavar="N",
+        default=0,
+        bad=("-1", "often", "3"),
     )
 
     @property
@@ -142,21 +146,21 @@ class HangOptions(OptionRecord):
 
     hang_timeout = Flag(
         timeout,
-        "Time without output or progress of any rank of the job after which it counts as hung; 0 for never",
+        "Count the job as hung after this long without output or progress from any rank; 0: never",
         metavar="SECONDS",
         default=0.0,
         bad=("-1", "nan", "86401", "x"),
     )
     silence_timeout = Flag(
         timeout,
-        "Without --hang-timeout: time without a sign of life after which one line says what the ranks do; 0 for never",
+        "Without --hang-timeout: log one line on what the ranks do after this long without a sign of life; 0: never",
         metavar="SECONDS",
         default=60.0,
         bad=("-1", "nan", "86401", "x"),
     )
     on_hang = Flag(
         OneOf("report", "restart", "fail"),
-        "Action on a hang: report (recommended to start with), restart or fail (exit code 124)",
+        "What to do about a hang: report (start with this), restart, or fail (exit code 124)",
         metavar="WHAT",
         default="report",
         bad=("", "kill", "Report"),
@@ -176,21 +180,21 @@ class CheckOptions(OptionRecord):
 
     preflight = Flag(
         OneOf("", "warn", "require"),
-        "Check this node (rallyctl check) and its connections to the others: warn, or require (a FAIL ends it)",
+        "Check this node (as rallyctl check does) and its connections: warn, or require (a FAIL keeps it out)",
         metavar="WHAT",
         default="",
         bad=("maybe",),
     )
     node_check = Flag(
         shell_command,
-        "Shell command that must succeed before this node joins, and after its own failure",
+        "Shell command that must succeed before this node joins, and again after a failure on this node",
         metavar="COMMAND",
         default="",
         bad=(" ",),
     )
     node_check_timeout = Flag(
         duration,
-        "Time in which the node check must succeed",
+        "Time limit for --node-check",
         metavar="SECONDS",
         default=300.0,
         bad=("0", "-1", "nan", "inf", "86401", "soon"),
@@ -202,7 +206,7 @@ class FrameworkOptions(OptionRecord):
 
     worker_env: Flag[tuple[str, ...]] = Flag(
         framework_kinds,
-        "Variables that workers get beside torch's: jax (for jax.distributed.initialize()), tf, ompi, inherit",
+        "Variables for workers besides torch's: jax (for jax.distributed.initialize()), tf, ompi, inherit",
         metavar="KIND,...",
         default=(),
         samples=("jax,tf", "ompi"),
@@ -211,7 +215,7 @@ class FrameworkOptions(OptionRecord):
     )
     socket_ifname = Flag(
         interface_names,
-        "Network interface of gloo and NCCL: auto (the one towards the other nodes), or names",
+        "Network interface for gloo and NCCL: auto (the one that leads to the other nodes), or names",
         metavar="NAME,...",
         default="",
         samples=("auto", "lo"),
@@ -225,7 +229,7 @@ class RecoveryOptions(OptionRecord):
 
     preload: Flag[tuple[str, ...]] = Flag(
         module_names,
-        "Modules imported once on this node, from where restarted workers are forked; auto: the script's",
+        "Modules to import once on this node; restarted workers are forked from there. auto: the script's imports",
         metavar="MODULES",
         default=(),
         samples=("torch,torch.distributed", "json"),
@@ -234,48 +238,48 @@ class RecoveryOptions(OptionRecord):
     )
     standby = Flag(
         count,
-        "Standby workers of this node, prepared to take the place of one that dies (rallypoint.inprocess); 0 for none",
+        "Standby workers on this node, ready to replace one that dies (for rallypoint.inprocess)",
         metavar="N",
         default=0,
         bad=("-1", "some"),
     )
     inprocess_timeout = Flag(
         duration,
-        "Time for a worker of rallypoint.inprocess to leave a round that has ended, before it is killed",
+        "Time for a worker of rallypoint.inprocess to leave a round that has ended; then it is killed",
         metavar="SECONDS",
         default=10.0,
         bad=("0", "-1", "nan", "inf", "86401", "soon"),
     )
     fence = Flag(
         SWITCH,
-        "Kill the workers of a node that has not heard from the control plane for the lease",
+        "Kill this node's workers if it does not hear from the control plane for the length of the lease",
         default=False,
         bad=("1",),
     )
     gpu_memory_timeout = Flag(
         seconds,
-        "Time that a restart waits for the GPU memory of workers that have ended; 0: do not look",
+        "Longest time that a restart waits until GPU memory of ended workers is free; 0: do not check",
         metavar="SECONDS",
         default=10.0,
         bad=("-1", "nan", "3601", "x"),
     )
     host_failure_limit = Flag(
         count,
-        "Failures of this node's workers, as the first of the job's, after which it leaves the job; 0: never",
+        "Number of failures that start on this node before the node leaves the job; 0: never",
         metavar="N",
         default=0,
         bad=("-1", "often"),
     )
     leftover_timeout = Flag(
         seconds,
-        "Time at the end for busy processes that workers which succeeded have left; 0: end them at once",
+        "Time at the end for busy processes left by workers that succeeded; 0: end them at once",
         metavar="SECONDS",
         default=30.0,
         bad=("-1", "nan", "3601", "x"),
     )
     progress_file = Flag(
         str,
-        "File that workers write when they have saved: an integer (as Megatron does) or any content",
+        "File that workers write after each save: an integer (as Megatron does) or any content",
         metavar="PATH",
         default="",
         bad=("/none/there",),
@@ -291,11 +295,11 @@ class OutputOptions(OptionRecord):
     """Options for output and details that people read."""
 
     incident_dir = Flag(
-        str, "Folder where each node writes details of a failure", metavar="DIR", default="", bad=("/dev/null",)
+        str, "Folder where each node saves details of a failure", metavar="DIR", default="", bad=("/dev/null",)
     )
     tee_collapse = Flag(
         seconds,
-        "Equal teed lines of several ranks that come within this time are shown once, as [0-7]",
+        "Show equal teed lines of several ranks once, as [0-7], if they come within this time",
         metavar="SECONDS",
         default=0.0,
         bad=("-1", "nan", "3601", "x"),
@@ -328,7 +332,7 @@ class TopologyOptions(OptionRecord):
 
     node_domain = Flag(
         str,
-        "Name of the machines whose GPUs are connected with this node's, such as a rack; auto: by NVML or Slurm",
+        "Name of the group of nodes whose GPUs are connected, such as a rack; auto: ask NVML or Slurm",
         metavar="NAME",
         default="",
         samples=("rack-7", "auto"),
@@ -337,7 +341,7 @@ class TopologyOptions(OptionRecord):
     )
     segment = Flag(
         whole_number,
-        "Number of nodes of one domain that have adjacent group ranks; the minimum of --nnodes is a multiple of it",
+        "Number of nodes in one domain that get adjacent group ranks; must divide the minimum of --nnodes",
         metavar="N",
         default=1,
         samples=("1", "1"),
@@ -350,7 +354,7 @@ class CommandOptions(OptionRecord):
 
     config = Flag(
         str,
-        "File with flags by name, [env] and [rdzv-conf], in TOML; flags and PET_* variables override it",
+        "TOML file with flags by name, [env] and [rdzv-conf]; flags and PET_* variables override it",
         metavar="FILE[:PROFILE]",
         default="",
         samples=("/dev/null", "/dev//null"),
@@ -363,14 +367,14 @@ class CommandOptions(OptionRecord):
     )
     cluster = Flag(
         OneOf(*_CLUSTERS.split(", ")),
-        f"Fill in what was not given from what starts the nodes: {_CLUSTERS}",
+        f"Fill in missing flags from what starts the nodes: {_CLUSTERS}",
         metavar="WHICH",
         default="none",
         bad=("sge", ""),
     )
     store_peers = Flag(
         peer_policy,
-        "Peers of the worker store: members, any, or networks (default: members if known)",
+        "Hosts that may use the worker store: members, any, or networks (default: members if known)",
         metavar="PEERS",
         default="",
         samples=("members,10.0.0.0/8", "any"),
@@ -379,21 +383,21 @@ class CommandOptions(OptionRecord):
     )
     exit_codes = Flag(
         OneOf("torchrun", "classified", "in-place"),
-        "Exit codes: torchrun's; classified: 1, 2, 75 (try again), 93, 94 (do not), 124, 143; in-place: also 85 (here)",
+        "Exit codes: torchrun's; classified: 1, 2, 75 (retry), 93, 94 (do not retry), 124, 143; in-place: also 85 (here)",
         metavar="WHICH",
         default="torchrun",
         bad=("mine", ""),
     )
     host_prefix = Flag(
         OneOf("auto", "always", "never"),
-        "Host name before each line: always, never, or auto, under srun",
+        "Host name before each line: always, never, or auto (under srun)",
         metavar="WHEN",
         default="auto",
         bad=("maybe", ""),
     )
     log_format = Flag(
         OneOf("auto", "glog"),
-        "Form of our own lines: auto (for people on a terminal, else glog), or glog, with file and line",
+        "Format of the launcher's own lines: glog (with file and line), or auto (short on a terminal, else glog)",
         metavar="FORM",
         default="auto",
         bad=("json", ""),

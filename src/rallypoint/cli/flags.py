@@ -56,28 +56,28 @@ class RendezvousOptions(OptionRecord):
     nnodes = Flag(str, "Number of nodes: N, or MIN:MAX for an elastic job", metavar="N", default="1:1")
     rdzv_backend = Flag(
         str,
-        "Rendezvous backend: static, c10d (a file with --rdzv-conf=store_type=file), etcd, etcd-v2, a plug-in",
+        "Rendezvous backend: static, c10d (in a file with --rdzv-conf=store_type=file), etcd, etcd-v2, or a plug-in",
         metavar="NAME",
         default="static",
         complete=_backends,
     )
     rdzv_endpoint = Flag(
         str,
-        "Rendezvous address; default port 29400 (c10d) or 2379 (etcd, or a list); a path with store_type=file",
+        "Where the nodes meet; default port 29400 (c10d) or 2379 (etcd, or a list); a path with store_type=file",
         metavar="HOST:PORT",
         default="",
     )
-    rdzv_id = Flag(str, "The job's id, the same on all its nodes", metavar="ID", default="none")
+    rdzv_id = Flag(str, "Job id, the same on all nodes", metavar="ID", default="none")
     rdzv_conf = Flag(
         str,
-        "Options of the backend, such as join_timeout=600,is_host=true",
+        "Options for the backend, such as join_timeout=600,is_host=true",
         metavar="KEY=VALUE,...",
         default="",
         complete=_backend_options,
     )
-    standalone = Flag(SWITCH, "One node, with a free port and a new id as its rendezvous", default=False)
+    standalone = Flag(SWITCH, "Run the job on this node alone, with a free port and a new id", default=False)
     local_addr = Flag(
-        str, "Address of this node for the other nodes (default: detected)", metavar="ADDRESS", default=None
+        str, "Address at which other nodes reach this one (default: detected)", metavar="ADDRESS", default=None
     )
 
 
@@ -93,19 +93,19 @@ class WorkerOptions(OptionRecord):
     )
     role = Flag(str, "Role of this node's workers", metavar="NAME", default="default")
     module = Flag(SWITCH, "Run the script as a module, as python -m does", default=False, short="-m")
-    no_python = Flag(SWITCH, "Run the script as a program, without Python before it", default=False)
-    run_path = Flag(SWITCH, "Run the script as runpy.run_path does, in a worker of --start-method", default=False)
+    no_python = Flag(SWITCH, "Run the script itself as a program, without Python", default=False)
+    run_path = Flag(SWITCH, "Run the script with runpy.run_path, in workers started with --start-method", default=False)
     start_method = Flag(
         str,
-        "Start of function workers (--run-path): spawn, fork, forkserver",
+        "How to start function workers (--run-path): spawn, fork or forkserver",
         metavar="METHOD",
         default="spawn",
         choices=("spawn", "fork", "forkserver"),
     )
-    virtual_local_rank = Flag(SWITCH, "Each worker sees local rank 0 and one GPU", default=False)
+    virtual_local_rank = Flag(SWITCH, "Show each worker local rank 0 and one GPU", default=False)
     numa_binding = Flag(
         str,
-        "Bind workers near their GPU by: node, socket, exclusive or core-complex",
+        "Bind workers to processors near their GPU: node, socket, exclusive or core-complex",
         metavar="MODE",
         default=None,
         choices=("node", "socket", "exclusive", "core-complex"),
@@ -118,7 +118,7 @@ class RestartOptions(OptionRecord):
 
     max_restarts = Flag(
         restarts,
-        "Worker failures that the job survives, on all nodes together; 3/1h: in any hour",
+        "Number of worker failures on all nodes that the job survives; 3/1h: 3 in any hour",
         metavar="N",
         default=0,
     )
@@ -127,7 +127,7 @@ class RestartOptions(OptionRecord):
     )
     signals_to_handle = Flag(
         str,
-        "Signals that stop the workers of this node and end its part of the job",
+        "Signals that stop this node's workers and end its part of the job",
         metavar="NAMES",
         default="SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         complete=signal_names,
@@ -143,10 +143,15 @@ class RestartOptions(OptionRecord):
 class LogOptions(OptionRecord):
     """Where output and events go."""
 
-    log_dir = Flag(str, "Parent of this run's log folder (default: a temporary folder)", metavar="DIR", default=None)
+    log_dir = Flag(
+        str,
+        "Folder in which this run creates its log folder (default: a temporary folder)",
+        metavar="DIR",
+        default=None,
+    )
     redirects = Flag(
         str,
-        "To files only: 1 stdout, 2 stderr, 3 both; by local rank: 0:3,1:2",
+        "Write output to files only: 1 stdout, 2 stderr, 3 both; by local rank: 0:3,1:2",
         metavar="STREAMS",
         default="0",
         short="-r",
@@ -154,7 +159,7 @@ class LogOptions(OptionRecord):
     )
     tee = Flag(
         str,
-        "To files and the console; values as for --redirects",
+        "Write output to files and the console; values as for --redirects",
         metavar="STREAMS",
         default="0",
         short="-t",
@@ -162,19 +167,21 @@ class LogOptions(OptionRecord):
     )
     log_line_prefix_template = Flag(
         str,
-        "Prefix of teed lines, of ${role_name}, ${rank}, ${local_rank}, ${hostname} and text",
+        "Prefix of teed lines: text with ${role_name}, ${rank}, ${local_rank} or ${hostname}",
         metavar="TEMPLATE",
         default="",
     )
-    local_ranks_filter = Flag(str, "Local ranks shown on the console: 0,2 (default: all)", metavar="RANKS", default="")
+    local_ranks_filter = Flag(
+        str, "Local ranks to show on the console, such as 0,2 (default: all)", metavar="RANKS", default=""
+    )
     duplicate_stdout_filters: Flag[tuple[str, ...]] = Flag(
         split_filters,
-        "Teed lines with one of these texts also go to a file (a comma in a text: ,,)",
+        "Also write teed lines that contain one of these texts to a file (write a comma as ,,)",
         metavar="TEXTS",
         default=(),
     )
     duplicate_stderr_filters: Flag[tuple[str, ...]] = Flag(
-        split_filters, "As for stdout, for stderr", metavar="TEXTS", default=()
+        split_filters, "Like --duplicate-stdout-filters, for stderr", metavar="TEXTS", default=()
     )
     logs_specs = Flag(
         str,
@@ -186,7 +193,7 @@ class LogOptions(OptionRecord):
     )
     event_log_handler = Flag(
         str,
-        "Where events go: null, console, jsonl:PATH, or a plug-in",
+        "Where to send events: null, console, jsonl:PATH, or a plug-in",
         metavar="NAME",
         default="null",
         complete=("null", "console", "jsonl:"),
@@ -196,10 +203,10 @@ class LogOptions(OptionRecord):
 class StaticRankOptions(OptionRecord):
     """The node's place if ranks are assigned by hand."""
 
-    node_rank = Flag(whole_number, "This node's rank; a preference with other backends", metavar="RANK", default=0)
-    master_addr = Flag(
-        str, "Address of node 0, where there is no --rdzv-endpoint", metavar="ADDRESS", default="127.0.0.1"
+    node_rank = Flag(
+        whole_number, "This node's rank; only a preference unless the backend is static", metavar="RANK", default=0
     )
+    master_addr = Flag(str, "Address of node 0, if there is no --rdzv-endpoint", metavar="ADDRESS", default="127.0.0.1")
     master_port = Flag(whole_number, "Port of node 0 (default: 29500)", metavar="PORT", default=None)
 
 

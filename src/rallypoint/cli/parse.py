@@ -37,8 +37,8 @@ Start a distributed Python job, keep it running, and report why it failed. Drop-
 flags, worker environment and logs."""
 
 _EPILOG = """\
-Each flag can also be set in the environment, as PET_<NAME>: PET_NNODES=2, PET_STANDALONE=1. Underscores may stand for
-the dashes in a flag's name. LOGLEVEL=INFO logs each step."""
+Each flag can also be set in the environment, as PET_<NAME>: PET_NNODES=2, PET_STANDALONE=1. Flags can be written with
+underscores instead of dashes. LOGLEVEL=INFO logs each step."""
 
 
 class Options(RendezvousOptions, WorkerOptions, RestartOptions, LogOptions, StaticRankOptions):
@@ -288,7 +288,7 @@ class Parser(argparse.ArgumentParser):
 
             message = unknown_flag(message.split()[2], self._option_string_actions, self.prog)
         about, needless, value = message.partition("ignored explicit argument ")
-        super().error(f"{about}it takes no value, and was given {value}; leave that out" if needless else message)
+        super().error(f"{about}it takes no value; remove {value}" if needless else message)
 
 
 def build_parser() -> Parser:
@@ -300,9 +300,11 @@ def build_parser() -> Parser:
         epilog=_EPILOG,
         argument_default=argparse.SUPPRESS,
         formatter_class=HelpFormatter,
+        add_help=False,
     )
+    parser.add_argument("-h", "--help", action="help", help="Show this help and exit")
     parser.add_argument("training_script", help="Script, module or program that each worker runs")
-    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Its arguments")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Arguments of the script")
     for group in GROUPS:
         section = parser.add_argument_group(group.title, f"example: %(prog)s {group.example}")
         for flag in group.flags:
@@ -315,7 +317,7 @@ def build_parser() -> Parser:
                     type=flag.read,
                     choices=flag.choices,
                     metavar=flag.metavar,
-                    help=flag.help if flag.default in (None, "", ()) else f"{flag.help} (default: {flag.default})",
+                    help=_help(flag),
                 )
     section.add_argument("--version", action=ShowVersion, command="rallyrun")
     section.add_argument(
@@ -327,6 +329,14 @@ def build_parser() -> Parser:
         help="Print a completion script for bash, fish, tcsh or zsh and exit",
     )
     return parser
+
+
+def _help(flag: Flag[Any]) -> str:
+    """The flag's help, with its default as people write it: 300, not 300.0."""
+    if flag.default in (None, "", ()):
+        return flag.help
+    shown = f"{flag.default:g}" if isinstance(flag.default, float) else flag.default
+    return f"{flag.help} (default: {shown})"
 
 
 def _program() -> str | None:

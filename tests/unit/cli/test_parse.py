@@ -121,7 +121,8 @@ def test_help_of_a_flag_names_its_default_and_its_choices(flag: Flag[Any]) -> No
     shown = " ".join(build_parser().format_help().split())
     about = shown.partition(f"{flag.name} {flag.metavar} {flag.help} ")[2]
     if flag.default not in (None, "", ()):
-        assert about.startswith(f"(default: {flag.default})")
+        shown_default = f"{flag.default:g}" if isinstance(flag.default, float) else flag.default
+        assert about.startswith(f"(default: {shown_default})")
     assert [choice for choice in flag.words if choice not in flag.help] == []
 
 
@@ -153,7 +154,7 @@ def test_only_the_whole_word_is_version(word: str, capsys: pytest.CaptureFixture
         parse([word, "s.py"], {})
     shown = capsys.readouterr()
     assert (caught.value.code, shown.out) == (2, "")
-    ends = ("takes no value, and was given '1'; leave that out", "--help' lists all")
+    ends = ("takes no value; remove '1'", "--help' lists all")
     assert shown.err.splitlines()[-1].endswith(ends)
 
 
