@@ -22,6 +22,11 @@ class StoreConnectionError(StoreError):
 class StoreProtocolError(StoreError):
     """Bytes are not the store's protocol, or a key or value exceeds its bounds."""
 
+    def __init__(self, text: str, *, is_launcher: bool = False) -> None:
+        super().__init__(text)
+        self.is_launcher = is_launcher
+        """Whether an agent or `rallyctl` sent them, which asks what listens here."""
+
 
 class QueueEmptyError(StoreError):
     """A pop without waiting found nothing."""

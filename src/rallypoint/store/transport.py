@@ -20,7 +20,10 @@ from typing import NamedTuple, Protocol
 from rallypoint.base.descriptors import allow_descriptors, for_connections, limits
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.base.errors import UserError
-from rallypoint.base.log import RateLimitedLog
+from rallypoint.base.log import RateLimitedLog, get_logger
+from rallypoint.store.errors import StoreProtocolError
+
+_log = get_logger(__name__)
 
 _IPV4_MAPPED = bytes(10) + b"\xff\xff"
 """The prefix of an IPv4 address on a dual-stack socket."""
@@ -170,6 +173,9 @@ def peer_of(client: socket.socket) -> str:
 
 
 def log_refusal(lines: RateLimitedLog, peer: str, error: Exception) -> None:
+    if isinstance(error, StoreProtocolError) and error.is_launcher:
+        _log.debug("an agent or rallyctl at %s asked whether the store is a control plane", peer)
+        return
     lines.warning("the store closes the connection from %s: %s", peer, error)
 
 

@@ -15,6 +15,9 @@ from typing import Any
 from rallypoint.store.errors import StoreProtocolError
 
 MAGIC = 0x3C85F7CE
+LAUNCHER_MAGIC = b"RALLYPT\n"
+"""The first bytes of a control connection, which agents and `rallyctl` also send to a store at their endpoint."""
+PROBE_NONCE = 0x52414C4C
 MAX_KEY = 8192
 """Bytes of the longest key, the client's leading slash included (contract section 9.4)."""
 MAX_PAYLOAD = 8 * 1024 * 1024
@@ -138,7 +141,7 @@ def refusal(
 ) -> StoreProtocolError:
     """The error for a reason, with the number, its limit, and the bytes concerned."""
     sentence = _SENTENCES[reason].format(number=number, limit=limit, first=first, second=second)
-    return StoreProtocolError(sentence)
+    return StoreProtocolError(sentence, is_launcher=first.startswith(LAUNCHER_MAGIC))
 
 
 def string(text: bytes) -> bytes:
@@ -159,6 +162,11 @@ def encode(op: Op, *fields: Any) -> bytes:
 
 def greeting() -> bytes:
     return encode(Op.VALIDATE, MAGIC)
+
+
+def probe() -> bytes:
+    """What an agent sends to find out whether a store listens at an address; a store answers with `PROBE_NONCE`."""
+    return greeting() + encode(Op.PING, PROBE_NONCE)
 
 
 def check(size: int, limit: float, reason: RefusalReason) -> None:

@@ -19,6 +19,7 @@ from rallypoint.control.protocol import codec
 from rallypoint.control.protocol.codec import MAGIC, frame
 from rallypoint.control.protocol.handshake import PROTOCOL_VERSION, ClientHandshake, HandshakeRefused
 from rallypoint.control.protocol.messages import Confirmed, ConfirmRequest, Heartbeat, Notification
+from rallypoint.store import wire
 from tests.unit.coordinator.sockets import SocketNode, serving
 
 TIMEOUT = 120.0
@@ -88,6 +89,12 @@ def test_many_unauthenticated_connections_cost_few_lines(
                     assert is_disconnected(made)
         assert len([line for line in caplog.messages if "refused: it starts with b'GET" in line]) == 10
         assert caplog.messages[-1].startswith("and 40 more control connections refused")
+
+
+def test_an_agent_that_asks_whether_a_store_listens_causes_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with served() as port, unauthenticated(port, wire.probe()) as made:
+        assert is_disconnected(made)
+    assert not caplog.messages
 
 
 def test_idle_unauthenticated_connections_make_way_for_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,13 @@ def test_what_breaks_the_protocol_costs_its_connection_and_a_log_line(
     assert why in line
 
 
+def test_a_launcher_that_asks_causes_no_warning(server: StoreServer | SharedPort, lines: list[str]) -> None:
+    with Raw(server.port, greet=False) as other:
+        other.raw(b"RALLYPT\n" + bytes(40))
+        assert other.closed()
+    assert lines == []
+
+
 def test_replies_earned_before_a_violation_arrive(server: StoreServer | SharedPort, lines: list[str]) -> None:
     with Raw(server.port) as client:
         client.raw(wire.encode(wire.Ping(5)) + b"\xff")

@@ -58,7 +58,7 @@ is a control server (`patience`), since a server that is busy with many nodes mu
 """
 _TO_DIAL_AGAIN = 2.0
 """Seconds for the pause after an attempt plus the next attempt."""
-_PROBE_TIMEOUT, _NONCE = 2.0, 0x52414C4C
+_PROBE_TIMEOUT = 2.0
 
 _AT_ONCE = 1024
 """Nodes that may dial at the same time: the queue of a listening socket has room for them."""
@@ -400,14 +400,14 @@ async def _answers_as_torch_store(endpoint: Endpoint) -> bool:
     """Whether a silent service answers the first messages of the TCPStore protocol, so that an error can name it:
     torch's server ignores a greeting that it does not know (contract section 9.2). Takes at most 2 s.
     """
-    from rallypoint.store.wire import Op, encode, greeting
+    from rallypoint.store.wire import PROBE_NONCE, probe
 
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT):
             reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
             try:
-                writer.write(greeting() + encode(Op.PING, _NONCE))
-                return await reader.readexactly(4) == _NONCE.to_bytes(4, "little")
+                writer.write(probe())
+                return await reader.readexactly(4) == PROBE_NONCE.to_bytes(4, "little")
             finally:
                 writer.close()
     except (OSError, TimeoutError, asyncio.IncompleteReadError):

@@ -257,6 +257,11 @@ class ControlConnection:
         for_fallback = first not in {TLS_HANDSHAKE, MAGIC[:1]} and self._all.served.fallback is not None
         if self._all.served.keys is None and not for_fallback and not self._admit():
             return False
+        if not for_fallback and self._is_store_probe(data):
+            log.debug("an agent at %s asked whether this control plane is a store", self._peer)
+            self._done = True
+            self._transport.close()
+            return False
         if first == TLS_HANDSHAKE:
             if tls is not None:
                 from rallypoint.base.tls import TlsChannel
@@ -272,6 +277,15 @@ class ControlConnection:
             self._refuse(_TLS_ONLY)
             return False
         return True
+
+    @staticmethod
+    def _is_store_probe(data: bytes) -> bool:
+        """Whether an agent sent this that found the control plane slow (`client.dialing`)."""
+        if data[:1] != b"\0":
+            return False
+        from rallypoint.store.wire import probe
+
+        return data == probe()
 
     def _admit(self) -> bool:
         """Whether to serve this peer, which proves nothing about the job (the laws at the top)."""
