@@ -207,7 +207,7 @@ def _left(launcher: Launcher) -> list[str]:
 
 def _defects(consoles: list[str]) -> list[str]:
     """What the launcher calls a defect of its own: no report of a failure is one."""
-    return [line for console in consoles for line in console.split("\n") if "a defect of Rallypoint" in line]
+    return [line for console in consoles for line in console.split("\n") if "a bug in Rallypoint" in line]
 
 
 def _gone(launcher: Launcher) -> None:

@@ -253,7 +253,7 @@ def agent_killed_while_a_worker_comes_out(rallyrun: Launcher) -> None:
     (rallyrun.folder / f"cleans-{cleans}").touch()
     kill(dead)
     tell(rallyrun, "cleans", cleans, b)
-    a.job.until_err("round 0 is over")  # the worker may come out before its agent has told of the failure
+    a.job.until_err("round 0 ended")  # the worker may come out before its agent has told of the failure
     b.dies()
     rallyrun.until_gone(cleans)
     b = nodes.start("B2")
@@ -272,7 +272,7 @@ def hung_in_a_collective(rallyrun: Launcher) -> None:
     after = meets(4, a, b, before=[before])
     go_on(before, after, {each.pid for each in before.values()} - {stuck})
     assert restarts(after) == 1
-    assert f"worker {stuck} (local rank 1) has not left its function within 4 s" in a.job.err
+    assert f"worker {stuck} (local rank 1) did not leave its function within 4 s" in a.job.err
     finish(rallyrun, a, b)
 
 

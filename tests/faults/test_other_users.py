@@ -326,7 +326,7 @@ def test_no_file_of_another_user_keeps_root_from_its_jobs(rallyrun: Launcher) ->
         done = rallyrun.command([*RALLYCTL, *words])
         done.code = done.ends()  # type: ignore[attr-defined]
         assert "Traceback" not in done.err, done.err[-1500:]
-        assert "a defect of" not in done.err
+        assert "a bug in" not in done.err
         return done
 
     same = {"job": "train", "endpoint": f"127.0.0.1:{port}", "token": "rpt1-" + "A" * 43}

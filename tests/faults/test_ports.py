@@ -24,7 +24,7 @@ else:
     print("connected")
 """
 
-WITHOUT = "without a secret, so that whoever reaches it can join"
+WITHOUT = "without a secret, so anyone who can reach it can join"
 
 
 def knock(host: Host, address: str, port: int) -> str:
@@ -60,7 +60,7 @@ def test_a_job_of_one_host_cannot_be_reached_from_others(cluster: Cluster, backe
     first, outsider = cluster.host("A"), cluster.host("outsider")
     cluster.where, cluster.backend, cluster.nnodes = f"127.0.0.1:{PORT}", backend, "2"
     agents = [cluster.start("A", "--node-rank=0")]
-    agents[0].job.until_err(f"at 127.0.0.1:{PORT} (which other machines cannot reach): 1 of 2 nodes are in")
+    agents[0].job.until_err(f"at 127.0.0.1:{PORT} (which other machines cannot reach): 1 of 2 nodes have joined")
     agents.append(cluster.start("B", "--node-rank=1", on="A"))
     cluster.all_up(agents)
     places = first.listening()
@@ -127,7 +127,7 @@ print("served" if answered else "refused")
 """A slow store is no refusal; by our client alone, which tries again until its timeout, they cannot be told apart."""
 PROBE = (wire.encode(wire.Validate()) + wire.encode(wire.Ping(7))).hex()
 
-ANYBODY = "the worker store takes connections from any address, since "
+ANYBODY = "the worker store accepts connections from any address, since "
 
 
 def store_of(agent: Agent) -> tuple[str, int]:

@@ -65,13 +65,13 @@ def a_server_outside_tells_how_far_the_rendezvous_is_and_one_of_the_nodes(rallyr
     server = serve(rallyrun, port)
     job = outside(rallyrun, port, "3", conf=",join_timeout=12")  # A is told of after 2 s, and B may be slow to come
     a = job.start("A")
-    server.until_err("1 of 3 nodes are in")
+    server.until_err("1 of 3 nodes have joined")
     b = job.start("B")
     all_end([a, b], 1)
     assert server.err.count("did not complete: ") == 1
-    assert "1 of 3 nodes are in" in a.job.err
+    assert "1 of 3 nodes have joined" in a.job.err
     assert "waiting for" not in b.job.err
-    assert "2 of 3 nodes were in" in b.job.err
+    assert "2 of 3 nodes had joined" in b.job.err
     server.signal(signal.SIGTERM)
     assert server.ends() == 0
 
@@ -129,11 +129,11 @@ def finished_host(job: Nodes, host: Node, other: Node, number: signal.Signals) -
     other.job.until_err("nodes that have succeeded in round 0: 0")
     host.job.signal(number)
     host.job.ends()
-    other.job.until_err("the workers run on meanwhile")
+    other.job.until_err("the workers keep running")
     job.say("finish-B")
     all_end([other], 0)
     assert len(other.ups) == 1, "its workers were not started again"
-    assert "round 0 is over" not in other.job.err
+    assert "round 0 ended" not in other.job.err
 
 
 def a_finished_host(nnodes: str, number: signal.Signals) -> Callable[[Launcher], None]:
@@ -188,7 +188,7 @@ def a_job_id_serves_again_as_soon_as_its_job_has_ended(rallyrun: Launcher) -> No
     for _ in range(2):
         assert job.start("A").job.ends() == 1
     killed = outside(rallyrun, port, "2").start("B")
-    killed.job.until_err("nodes are in")
+    killed.job.until_err("nodes have joined")
     killed.dies()
     job.say("finish")
     assert job.start("C").job.ends() == 0, "a job of two nodes that was killed leaves nothing to one of one"

@@ -127,7 +127,7 @@ def who_does_not_come_out_is_ended_and_the_others_go_on(rallyrun: Launcher) -> N
     assert goes_on(before[0], after[0])
     assert is_new(before[1], after[1])
     assert is_new(before[2], after[2])
-    told = f"worker {before[1].pid} (local rank 1) has not left its function within 3 s"
+    told = f"worker {before[1].pid} (local rank 1) did not leave its function within 3 s"
     assert told in job.err
     finishes(rallyrun, job)
 

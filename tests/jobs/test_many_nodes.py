@@ -135,7 +135,7 @@ def all_who_wait_are_told_at_once_when_the_time_of_one_is_over(rallyrun: Launche
     host = socket.gethostname()
     names = f"{host} pid {a.job.pid}, {host} pid {b.job.pid}"
     for node in (a, b):
-        assert f"{host} pid {a.job.pid} has waited for 10 s, 2 of 3 nodes were in ({names}), 1 was" in node.job.err
+        assert f"{host} pid {a.job.pid} has waited for 10 s, 2 of 3 nodes had joined ({names}), 1 was" in node.job.err
         assert "the control plane" not in node.job.err.partition("did not complete")[2]
         assert "was lost" not in node.job.err
     assert "giving up in" in a.job.err
@@ -147,12 +147,12 @@ def a_loss_that_nobody_makes_good_is_told_with_its_time(rallyrun: Launcher) -> N
     a, b = job.up(hosted=True)
     b.dies()
     all_end([a], 1)
-    lost = rf"pid {b.job.pid} \(rank 1\) was lost at \d\d:\d\d:\d\d and nobody has taken its place"
+    lost = rf"pid {b.job.pid} \(rank 1\) was lost at \d\d:\d\d:\d\d and no node has replaced it"
     assert re.search(
-        r"round 0 is over: .* was lost \(.*\); the workers are stopped until 1 more node has come", a.job.err
+        r"round 0 ended: .* was lost \(.*\); the workers are stopped until 1 more node has joined", a.job.err
     )
-    assert re.search(rf"waiting for .*: 1 of 2 nodes are in .*{lost}; giving up in \d+ s", a.job.err)
-    assert re.search(rf"error: .*{lost} within 10 s, 1 of 2 nodes were in .*--nnodes=1:2", a.job.err)
+    assert re.search(rf"waiting for .*: 1 of 2 nodes have joined .*{lost}; giving up in \d+ s", a.job.err)
+    assert re.search(rf"error: .*{lost} within 10 s, 1 of 2 nodes had joined .*--nnodes=1:2", a.job.err)
 
 
 def spares_park_one_takes_a_lost_place_and_one_ends_unneeded(rallyrun: Launcher) -> None:
@@ -243,7 +243,7 @@ def test_an_early_finisher_waits_for_the_others_and_a_failure_takes_it_back_in(r
 def two_nodes_of_the_same_rank(rallyrun: Launcher) -> None:
     job = Nodes(rallyrun, "--nnodes=3", f"--rdzv-endpoint=127.0.0.1:{free_port()}")
     a, b = job.start("A", "--node-rank=0", env={"LOGLEVEL": "INFO"}), job.start("B", "--node-rank=1")
-    a.job.until_err("2 of 3 nodes are in")
+    a.job.until_err("2 of 3 nodes have joined")
     second = job.start("second", "--node-rank=1")
     assert second.job.ends() == 1
     assert "--node-rank" in second.job.err

@@ -108,14 +108,14 @@ def the_control_plane_of_a_job_answers_for_that_job(launcher: Launcher) -> None:
             "--node-rank=0",
         )
         node = job.start("A")
-        node.job.until_err("1 of 2 nodes are in")
+        node.job.until_err("1 of 2 nodes have joined")
         flags = (f"--endpoint=127.0.0.1:{port}", f"--rdzv-backend={backend}")
         _, lines = told(launcher, *flags, "--rdzv-id=mine")
         assert lines["control-plane"].startswith("PASS control-plane: Rallypoint's control plane answers")
         code, lines = told(launcher, *flags, "--rdzv-id=other")
         assert code == 2
         assert "belongs to job 'mine', not to 'other'" in lines["control-plane"]
-        assert node.job.err.count("1 of 2 nodes are in") == 1, "nobody has joined"
+        assert node.job.err.count("1 of 2 nodes have joined") == 1, "nobody has joined"
         node.job.stop()
 
 

@@ -103,7 +103,7 @@ def test_a_second_interrupt_kills_at_once(rallyrun: Launcher) -> None:
 def test_a_signal_while_the_rendezvous_is_incomplete_ends_the_agent(rallyrun: Launcher) -> None:
     nodes = [c10d(rallyrun, "2").start("A") for _ in ENDING]  # each of a job of its own
     for node in nodes:
-        node.job.until_err("1 of 2 nodes are in")
+        node.job.until_err("1 of 2 nodes have joined")
     for node, number in zip(nodes, ENDING, strict=True):
         node.job.signal(number)
         ends_at_once(node.job)

@@ -250,7 +250,7 @@ class Actions(Source):
             self._start_until = min(self._start_until, now + _SHORTAGE_TIMEOUT)
             if is_shortage(error) and now < self._start_until:
                 self.starting, self._start_at = step, now + _SHORTAGE_PAUSE
-                self._log(f"the workers cannot be started yet, and are tried again: {error}")
+                self._log(f"the workers cannot be started yet; trying again: {error}")
                 return None
             return cause
         return None

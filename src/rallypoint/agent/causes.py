@@ -213,7 +213,7 @@ class CauseSearch:
         lines += (_sentence(text, ranks) for text, ranks in merged[:_SHOWN])
         if not lines:
             return
-        lines.insert(0, "Another failure has most likely led to this one, and no exception of it was found:")
+        lines.insert(0, "Another failure most likely led to this one, but its exception was not found:")
         if path := self._keep_stacks():
             lines.append(f"all stacks of this node: {path}")
         note = "\n".join(lines)

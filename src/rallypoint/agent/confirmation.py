@@ -156,7 +156,6 @@ class Confirmation:
 
     def _log(self) -> None:
         log.warning(
-            "nothing was heard from the control plane for more than %g s; "
-            "the workers start once it has confirmed their round",
+            "the control plane was silent for more than %g s; the workers start once it has confirmed their round",
             self._rendezvous.lease,
         )

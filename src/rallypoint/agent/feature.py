@@ -349,4 +349,4 @@ def part(feature: str, place: str) -> Any:
         if not absent.startswith(home):
             raise
         missing = absent.removeprefix(home).partition(".")[0]  # or a feature that this one needs
-        raise UserError(f"this installation does not have the feature {missing!r}; install Rallypoint whole") from None
+        raise UserError(f"this installation lacks the feature {missing!r}; install the complete package") from None

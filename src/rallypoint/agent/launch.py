@@ -394,7 +394,7 @@ def _random_run_id() -> str:
     from random import SystemRandom
 
     run_id = str(SystemRandom().randrange(10**9))
-    log.warning("the config has no run_id; this agent uses %s, which no other agent will share", run_id)
+    log.warning("the config has no run_id; this agent uses %s, so no other agent can join its job", run_id)
     return run_id
 
 

@@ -90,7 +90,7 @@ def run_agent(
             try:
                 workers.rendezvous.shutdown()
             except Exception:  # for instance from an overridden method
-                log.exception("the rendezvous could not be shut down; the job ends as it has ended")
+                log.exception("the rendezvous could not be shut down; the outcome of the job stays the same")
             finally:
                 workers.close()
 

@@ -129,7 +129,7 @@ class PreemptionOptions(OptionRecord):
             if number is None or not name.startswith("SIG"):
                 raise UsageError(f"{name!r} is not a signal of this system; name one such as SIGUSR2")
             if number.name in _NO_REQUESTS:
-                raise UsageError(f"{name} cannot ask a job to save; name another, such as SIGUSR2")
+                raise UsageError(f"{name} cannot be a notice to save; name another signal, such as SIGUSR2")
             numbers.add(number)
         return frozenset(numbers)
 

@@ -71,7 +71,7 @@ _LEAVING, _LEAVING_EVERY = 1.0, 0.2
 that ends a whole job on many nodes may reach the last of them this much later.
 """
 
-_UNKNOWN = "whether the job continues is not known, since the control plane does not answer"
+_UNKNOWN = "the control plane does not answer, so it is unknown whether the job continues"
 _SHOWN = 16
 """Ranges of ranks in a log line."""
 
@@ -324,7 +324,7 @@ def _on_round_ended(status: PolicyState, event: messages.RoundEnded) -> Decision
     shared = event.end.reason is Reason.DEPARTED
     stop = steps.StopWorkers(SIGTERM, restarts=True, failed=failed, shared=shared)
     if status.checks_node and event.end.cause is not None and event.end.cause.is_of(status.failure):
-        line = warning(_log_round_end(event, "this node is checked before it comes back"))
+        line = warning(_log_round_end(event, "this node is checked before it joins again"))
         checking = status.anew(Phase.CHECKING, status.round)._replace(stopping=SIGTERM)
         return checking, (line, stop._replace(ends_all=True))
     line = warning(_log_round_end(event, _next_round(event.end)))
@@ -335,7 +335,7 @@ def _on_round_ended(status: PolicyState, event: messages.RoundEnded) -> Decision
 def _log_round_end(event: messages.RoundEnded, then: str) -> str:
     over = event.end
     why = _REASONS[over.reason](over) if over.cause is None else over.cause.headline
-    return f"round {over.round} is over: {why}; {then}"
+    return f"round {over.round} ended: {why}; {then}"
 
 
 def _next_round(end: RoundEnd) -> str:
@@ -343,7 +343,7 @@ def _next_round(end: RoundEnd) -> str:
     if not end.missing_nodes:
         return f"restarting the workers{which}"
     nodes = "node has" if end.missing_nodes == 1 else "nodes have"
-    return f"the workers are stopped until {end.missing_nodes} more {nodes} come{which}"
+    return f"the workers are stopped until {end.missing_nodes} more {nodes} joined{which}"
 
 
 _REASONS: dict[Reason, Callable[[RoundEnd], str]] = {
@@ -377,7 +377,7 @@ def _on_workers_failed(status: PolicyState, event: steps.WorkersFailed) -> Decis
 
 
 def _on_workers_fenced(status: PolicyState, _event: steps.WorkersFenced) -> Decision:
-    text = "nothing was heard from the control plane for the lease: the workers have been ended (--fence)"
+    text = "the control plane was silent for the length of the lease; the workers were killed (--fence)"
     return status._replace(phase=Phase.BROKEN, held_failure=None), (warning(text), Drain(status.round))
 
 
@@ -442,7 +442,7 @@ def _on_signal(status: PolicyState, event: SignalArrived) -> Decision:
 def _on_link_down(status: PolicyState, event: LinkDown) -> Decision:
     if status.link_down:
         return status, ()
-    then = "this node waits for it to come back" if status.phase is Phase.FORMING else "the workers run on meanwhile"
+    then = "this node waits for it to come back" if status.phase is Phase.FORMING else "the workers keep running"
     lines = (warning(f"{event.detail}; {then}"),) if _is_told(event.brief) else ()
     return status._replace(link_down=True), lines
 
@@ -497,9 +497,7 @@ def _on_waiting(status: PolicyState, event: messages.NodesWaiting) -> Decision:
         return status, ()
     who = join_names(event.names) or f"{event.waiting} more"
     wait = "waits" if event.waiting == 1 else "wait"
-    line = steps.LogLine(
-        f"{who} {wait} to be taken in; the workers have {status.notice_timeout:g} s to save and acknowledge"
-    )
+    line = steps.LogLine(f"{who} {wait} to join; the workers have {status.notice_timeout:g} s to save and acknowledge")
     return status._replace(posted_notice=PostedNotice(SCALE)), (
         line,
         steps.PostNotice(SCALE, "", status.notice_timeout),
@@ -529,7 +527,7 @@ def _on_node_preempted(status: PolicyState, event: messages.Preempted) -> Decisi
         return status, ()
     if status.phase is not Phase.RUNNING or (status.posted_notice is not None and status.posted_notice.ready):
         return status._replace(posted_notice=PostedNotice(PREEMPTION, ready=True)), (_drain(status),)
-    why = event.why or "will be taken away"
+    why = event.why or "is being preempted"
     line = warning(f"{event.node} {why}; the workers have {event.seconds:g} s to save and acknowledge")
     return status._replace(posted_notice=PostedNotice(PREEMPTION)), (
         line,

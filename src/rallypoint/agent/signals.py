@@ -169,7 +169,7 @@ SETTLE_TIME = 0.2
 BURST = 1.0
 """Seconds within which the same signal to all processes counts as one."""
 
-_SENT_TO_ALL_MESSAGE = "%s was sent to all processes of this job on this node; the workers have it"
+_SENT_TO_ALL_MESSAGE = "%s was sent to all processes of this job on this node; the workers received it too"
 
 
 class SignalForwarding:

@@ -129,7 +129,7 @@ class PollingRendezvousClient(RendezvousClient):
         try:
             return done.get(timeout=_SHUTDOWN_TIMEOUT)
         except queue.Empty:
-            log.warning("the rendezvous handler %r is busy and is left as it is", self._handler.get_backend())
+            log.warning("the rendezvous handler %r is busy, so it is not shut down", self._handler.get_backend())
             return False
 
     # On the polling thread
@@ -340,4 +340,4 @@ def wait_at_exit_barrier(store: Store | None, group_world_size: int | None, time
     try:
         exit_barrier(store, group_world_size, timeout)
     except Exception:
-        log.exception("the other agents did not come to the exit barrier; this node's workers had all succeeded")
+        log.exception("the other agents did not reach the exit barrier; this node's workers had all succeeded")

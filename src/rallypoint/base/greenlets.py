@@ -13,6 +13,6 @@ def check_threads() -> None:
     replaced = [name for name in ("threading", "select", "signal") if monkey.is_module_patched(name)]
     if replaced:
         raise UserError(
-            f"gevent has replaced {', '.join(replaced)} in this process (gevent.monkey), and the launcher needs real "
-            "threads; start it without, and call gevent.monkey.patch_all() in the workers' program"
+            f"gevent has replaced {', '.join(replaced)} in this process (gevent.monkey), but the launcher needs real "
+            "threads; start the launcher without gevent, and call gevent.monkey.patch_all() in the workers' program"
         )

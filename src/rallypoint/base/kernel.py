@@ -146,13 +146,13 @@ def _check_proc() -> None:
         known = os.readlink("/proc/self")
     except OSError as error:
         raise DeniedError(
-            f"/proc cannot be read ({error.strerror}), which is needed to find what workers leave running; mount "
-            "it (`mount -t proc proc /proc`)"
+            f"/proc cannot be read ({error.strerror}), but it is needed to find processes that workers leave running; "
+            "mount it (`mount -t proc proc /proc`)"
         ) from None
     if known != str(os.getpid()):
         raise DeniedError(
             f"/proc is that of another PID namespace (it calls this process {known}, which is {os.getpid()} here), so "
-            "what workers leave running would be taken for other processes; mount one of this namespace "
+            "processes that workers leave running would be mistaken for others; mount the /proc of this namespace "
             "(`mount -t proc proc /proc`, or `unshare --mount-proc`)"
         )
 

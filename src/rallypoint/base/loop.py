@@ -125,8 +125,8 @@ class LoopThread:
         """Call before taking any lock: a lock that was taken during the fork stays locked."""
         if self.is_forked:
             raise LoopError(
-                f"this was made in process {self._process}, of which process {os.getpid()} is a copy without its "
-                "threads; create it again after the fork"
+                f"this object was created in process {self._process}, of which process {os.getpid()} is a copy without "
+                "its threads; create it again after the fork"
             )
 
     def _begin(self) -> None:
@@ -172,8 +172,8 @@ class LoopThread:
             failure += f": {error}"
         else:
             failure += (
-                f" ({type(error).__name__}: {error}); look at the limits of open files (`ulimit -n`) and processes "
-                "(`ulimit -u`), and at whether uvloop is installed whole"
+                f" ({type(error).__name__}: {error}); check the limits of open files (`ulimit -n`) and processes "
+                "(`ulimit -u`), and whether uvloop is installed completely"
             )
         log.error("%s", failure)
         with self._lock:

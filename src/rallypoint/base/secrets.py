@@ -185,7 +185,7 @@ def _check(word: str) -> None:
     if word.startswith(TOKEN_PREFIX):
         if not is_token(word):
             raise UsageError(
-                f"{SECRET} begins like a token and is not one; copy the whole line that 'rallyctl token' prints"
+                f"{SECRET} starts like a token but is not one; copy the whole line that 'rallyctl token' prints"
             )
     elif len(word) < _LEAST_CHARACTERS or len(set(word)) < _LEAST_DIFFERENT:
         raise UsageError(

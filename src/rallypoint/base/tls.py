@@ -68,7 +68,7 @@ class ControlTls:
             except UserError as error:
                 log.warning("%s; connections continue with the certificates that were loaded before", error)
             else:
-                log.info("the TLS files have changed and are loaded again: %s", ", ".join(self.files[:3]))
+                log.info("the TLS files have changed and were loaded again: %s", ", ".join(self.files[:3]))
         return self._contexts
 
 

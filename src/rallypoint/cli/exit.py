@@ -101,7 +101,7 @@ def _who_raised(error: Exception) -> str:
         if package not in {"rallypoint", "__main__"} and package not in sys.stdlib_module_names:
             return f"raised by {package} ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno}); look there"
         trace = trace.tb_next
-    return "unexpected: a defect of Rallypoint, please report it"
+    return "unexpected: this is a bug in Rallypoint, please report it"
 
 
 class OutputError(RallypointError):

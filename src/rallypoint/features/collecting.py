@@ -21,7 +21,7 @@ def start_collecting(
     """
     thread = start_thread(partial(_collect, request, gather, send), "collect")
     if thread is None:
-        log.warning("the data that rallyctl asked for is not collected: this machine allows no further thread")
+        log.warning("the data that rallyctl asked for cannot be collected: this machine allows no more threads")
         send(CollectedPart(request.number, b"", True))
     return thread
 

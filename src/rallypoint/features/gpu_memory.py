@@ -161,8 +161,8 @@ class Watch:
         except Exception:
             self.failed = True
             log.exception(
-                "looking at the GPU memory failed; restarts no longer wait for it: "
-                "a defect of Rallypoint, please report it"
+                "looking at the GPU memory failed; restarts no longer wait for it: this is a bug in Rallypoint, please "
+                "report it"
             )
         finally:
             self.ended = True
@@ -292,7 +292,7 @@ class GpuMemoryWait(Preparation):
             self._is_silent = False
             return
         self.cancel()
-        log.warning("the workers start without a look at the GPU memory: this machine allows no further thread")
+        log.warning("the workers start without a check of GPU memory: this machine allows no more threads")
 
     def _conclude(self, watch: Watch, seconds: float) -> None:
         """The thread has nothing left to wait for."""
@@ -312,7 +312,7 @@ class GpuMemoryWait(Preparation):
         if watch is None or verdict is None:
             self._is_silent = True
             log.warning(
-                "the workers start without a look at the GPU memory: NVIDIA's driver has not answered within %g s",
+                "the workers start without a check of GPU memory: NVIDIA's driver has not answered within %g s",
                 self._timeout,
             )
             return

@@ -29,8 +29,8 @@ class HostLimit(Feature):
             return None
         times = "once" if self._limit == 1 else f"{self._limit} times"
         why = (
-            f"this node takes no part any more: its workers have failed {times} (--host-failure-limit); mend the node "
-            "and start its agent again"
+            f"this node leaves the job: its workers have failed {times} (--host-failure-limit); fix the node, then "
+            "restart its agent"
         )
         return end(status, steps.End(steps.NodeChecked(why)), LeaveRequest(), failed=True)
 

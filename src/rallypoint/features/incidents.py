@@ -272,13 +272,15 @@ class IncidentRecorder:
         except OSError as error:
             log.error("the evidence of this failure cannot be saved in %s: %s", self._folder, error.strerror or error)
         except Exception:
-            log.exception("the evidence of this failure could not be saved: a defect of Rallypoint, please report it")
+            log.exception(
+                "the evidence of this failure could not be saved: this is a bug in Rallypoint, please report it"
+            )
         else:
             log.warning("this node's evidence of the failure is in %s", os.path.abspath(path))
 
 
 def _failed(_what: str) -> None:
-    log.exception("the evidence of a failure could not be saved: a defect of Rallypoint, please report it")
+    log.exception("the evidence of a failure could not be saved: this is a bug in Rallypoint, please report it")
 
 
 class Incidents(Feature):

@@ -223,4 +223,4 @@ def failure_sentence(command: str, why: str, output: bytes) -> str:
     lines = [line for line in clean_lines(output) if line.strip()][-_SHOWN_LINES:]
     shown = " / ".join(truncate_line(printable(line.strip(), len(line)), _SHOWN_WIDTH) for line in lines)
     wrote = f"; it wrote last: {shown}" if shown else ""
-    return f"this node takes no part: the node check {command!r} {why}{wrote}; mend the node and start its agent again"
+    return f"this node does not join: the node check {command!r} {why}{wrote}; fix the node, then restart its agent"

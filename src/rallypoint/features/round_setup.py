@@ -281,7 +281,7 @@ class RoundSetup(Preparation):
         self.failure, self.failed_node, self.ends_job = str(failure), failure.node, failure.ends_job
 
 
-NO_THREAD = "this machine allows no further thread; raise the limit of processes (`ulimit -u`, pids.max)"
+NO_THREAD = "this machine allows no more threads; raise the limit of processes (`ulimit -u`, pids.max)"
 
 
 def _run(round_: RoundInSetup, due: Sequence[SetupStep]) -> RoundInSetup:
@@ -292,8 +292,8 @@ def _run(round_: RoundInSetup, due: Sequence[SetupStep]) -> RoundInSetup:
             step.run(round_)
     except Unprepared as failure:
         round_.failure = failure
-    except Exception as error:  # or the loop would wait for this thread until the deadline
-        log.exception("the workers cannot be prepared: a defect of Rallypoint, please report it")
+    except Exception as error:  # else the loop would wait for this thread until the deadline
+        log.exception("the workers cannot be prepared: this is a bug in Rallypoint, please report it")
         round_.failure = Unprepared(f"the workers cannot be prepared: {error!r}")
     finally:
         round_.end()

@@ -116,7 +116,7 @@ def timeout_sentence(subject: RendezvousName, progress: Progress, wall: float) -
     who, seconds = printable(progress.gave_up_by), f"{progress.waited:.0f} s"
     if progress.complete:
         running = f"round {progress.round} runs with {_nodes(progress.joined)}{_names(progress.members)}"
-        return f"{subject} did not take {who} in within {seconds}: {running}"
+        return f"{subject} had no place for {who} within {seconds}: {running}"
     missed = _fatal_losses(progress)
     if missed:
         age = max(node.seconds_ago for node in missed)
@@ -140,7 +140,7 @@ def _joined_words(progress: Progress, *, past: bool = False) -> str:
         return f"all {progress.max_nodes} places of round {progress.round} are taken; this node waits as a spare"
     if progress.complete:
         return f"round {progress.round} runs with {_nodes(joined)}{names}; this node waits for the next round"
-    one, many = ("was", "were") if past else ("is", "are")
+    one, many, have = ("was", "were", "had") if past else ("is", "are", "have")
     fixed = progress.min_nodes == progress.max_nodes
     short = progress.min_nodes - joined
     bounds = f"{progress.min_nodes}" if fixed else f"{progress.min_nodes} to {progress.max_nodes}"
@@ -150,7 +150,7 @@ def _joined_words(progress: Progress, *, past: bool = False) -> str:
     if awaited:  # all missing nodes, if the number is fixed and no node has left for good
         awaited = f": {awaited}" if missing and fixed and not progress.removed else f", still to come: {awaited}"
     whole = f" (whole segments of {progress.segment} nodes of one domain)" if progress.segment > 1 else ""
-    return f"{joined} of {bounds} nodes{whole} {many} in{names}{missing}{awaited}"
+    return f"{joined} of {bounds} nodes{whole} {have} joined{names}{missing}{awaited}"
 
 
 def _removed_clause(progress: Progress, wall: float) -> str:
@@ -169,7 +169,7 @@ def _removed_words(missed: Sequence[MissingNode], wall: float) -> str:
         f"{' (all its ranks have ended with 0)' if who.ended_with_0 else ''}"
         for who in missed
     ]
-    return f"{join_names(losses)} and nobody has taken {'its place' if len(losses) == 1 else 'their places'}"
+    return f"{join_names(losses)} and no node has replaced {'it' if len(losses) == 1 else 'them'}"
 
 
 def _time_left_words(progress: Progress) -> str:

@@ -303,7 +303,7 @@ class SharedStateLink:
                 break
             except Exception as error:  # the agent must not wait forever for a notification that cannot arrive
                 self.broken = error
-                log.error("the rendezvous over %s breaks off: its backend has raised %r", self._backend.name, error)
+                log.error("the rendezvous over %s ends: its backend raised %r", self._backend.name, error)
                 self._deliver_if_open(LinkLost(f"the rendezvous broke off: {type(error).__name__}: {error}", error))
                 break
         self._ending.set()  # the watcher must end when nobody uses its results
@@ -379,8 +379,8 @@ class SharedStateLink:
         """Remove nodes that have been silent for too long."""
         for node in self._observer.silent(self._clock.monotonic()):
             if node != self._node:
-                silent = f"nothing was heard from it for {self._observer.allowance:g} s"
-                log.warning("%s is taken out of the rendezvous: %s", name_of(self._state, node), silent)
+                silent = f"it was silent for {self._observer.allowance:g} s"
+                log.warning("%s is removed from the rendezvous: %s", name_of(self._state, node), silent)
                 self._step(node, Exit(Reason.LOST, silent))
 
     def _report_differences(self, node_info: NodeInfo) -> None:

@@ -405,7 +405,7 @@ class Stop:
         for worker in self._in(Stage.LEAVING):
             if now >= worker.until and not self._waits_for_writes(worker, now):
                 log.warning(
-                    "worker %d (local rank %d) has not left its function within %g s: it is ended and started again",
+                    "worker %d (local rank %d) did not leave its function within %g s: it is killed and started again",
                     *(worker.process.program_pid, worker.rank, self._leaving_time),
                 )
                 self._request_stacks(worker, now)

@@ -345,7 +345,7 @@ class Watchdog:
             return True
         process.release()
         if self._may_warn():
-            log.warning("process %d sets a timer and does not belong to this job; it is left alone", pid)
+            log.warning("process %d sets a timer but does not belong to this job; it is ignored", pid)
         return False
 
     def _may_warn(self) -> bool:

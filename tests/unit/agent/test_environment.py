@@ -29,8 +29,8 @@ WORKER = Worker(local_rank=1, global_rank=4, role_rank=2, world_size=6, role_wor
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"local_world_size": 0}, "0 workers per node"),
-        ({"monitor_interval": 0.0}, "monitor interval of 0.0 s"),
+        ({"local_world_size": 0}, "local_world_size=0 is out of range"),
+        ({"monitor_interval": 0.0}, "monitor_interval=0.0 is out of range"),
         ({"entrypoint": None}, "needs an entry point"),
     ],
 )

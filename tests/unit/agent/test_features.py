@@ -103,7 +103,7 @@ def test_so_does_asking_for_one_that_needs_it() -> None:
 
 def _is_refused(done: subprocess.CompletedProcess[str], name: str) -> None:
     assert done.returncode == 1
-    assert f"this installation does not have the feature {name!r}; install Rallypoint whole" in done.stderr
+    assert f"this installation lacks the feature {name!r}; install the complete package" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -265,7 +265,7 @@ def test_a_driver_that_does_not_answer_delays_one_restart(
     waits = restarts(hangs, 0.2)
     assert waits.ends() >= 0.2
     assert log.messages == [
-        "the workers start without a look at the GPU memory: NVIDIA's driver has not answered within 0.2 s"
+        "the workers start without a check of GPU memory: NVIDIA's driver has not answered within 0.2 s"
     ]
     waits.ends()
     assert len(asked) == len(log.messages) == 1, "while it hangs, no restart waits again"
@@ -341,7 +341,7 @@ def test_without_a_further_thread_the_workers_start(
 ) -> None:
     monkeypatch.setattr("rallypoint.base.mailbox.start_thread", lambda *_: None)
     restarts(Driver(HELD)).ends()
-    assert log.messages == ["the workers start without a look at the GPU memory: this machine allows no further thread"]
+    assert log.messages == ["the workers start without a check of GPU memory: this machine allows no more threads"]
 
 
 def test_survivors_that_are_being_ended_end_first(restarts: Callable[..., Waits]) -> None:

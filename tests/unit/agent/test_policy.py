@@ -183,8 +183,8 @@ def test_a_round_that_went_by_unseen_is_followed_by_another_join() -> None:
     ("end", "words"),
     [
         (
-            RoundEnd(0, Reason.LOST, "n3 (rank 2)", detail="nothing was heard from it for 3 s"),
-            "n3 (rank 2) was lost (nothing was heard from it for 3 s)",
+            RoundEnd(0, Reason.LOST, "n3 (rank 2)", detail="it was silent for 3 s"),
+            "n3 (rank 2) was lost (it was silent for 3 s)",
         ),
         (RoundEnd(0, Reason.LOST, ""), "a node was lost"),
         (RoundEnd(0, Reason.DEPARTED, "n3 (rank 2)"), "n3 (rank 2) has left"),
@@ -196,7 +196,7 @@ def test_a_round_that_went_by_unseen_is_followed_by_another_join() -> None:
 def test_the_end_of_a_round_is_told_by_the_names_of_nodes(end: RoundEnd, words: str) -> None:
     _, steps = after(placed(0), RoundEnded(end))
     (told,) = [step.text for step in steps if isinstance(step, LogLine)]
-    assert told.startswith(f"round 0 is over: {words}")
+    assert told.startswith(f"round 0 ended: {words}")
 
 
 def test_new_nodes_drain_the_round_that_they_wait_behind() -> None:
@@ -234,7 +234,7 @@ def test_the_failure_of_workers_is_not_hidden_by_that_of_the_line() -> None:
 def test_a_line_that_is_down_stops_nothing_and_is_told_once() -> None:
     status, steps = after(placed(0), LinkDown("the server is away"), LinkDown("the server is away"))
     assert status.phase is Phase.RUNNING
-    assert steps[1:] == [LogLine("the server is away; the workers run on meanwhile", warning=True)]
+    assert steps[1:] == [LogLine("the server is away; the workers keep running", warning=True)]
     status, steps = after(placed(0), LinkUp(), LinkDown("x"), ended(0), STOPPED, placed(1), LinkDown("x"), LinkUp())
     assert [step.text for step in steps if isinstance(step, LogLine)][-1] == "the control plane is reachable again"
     assert sum(isinstance(step, LogLine) for step in steps) == 3
@@ -580,7 +580,7 @@ def test_only_a_failure_without_a_notice_makes_the_grace_short(events: list[Even
 
 
 def test_whoever_waits_for_its_own_workers_does_not_say_that_it_waits_for_others() -> None:
-    progress = ProgressText("1 of 2 nodes are in", warning=True)
+    progress = ProgressText("1 of 2 nodes have joined", warning=True)
     assert kinds(progress) == []
     assert len(after(progress)[1]) == 1
     stopping = after(placed(0), ended(0))[1]
@@ -617,7 +617,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
             LinkLost("gone"),
             LinkDown("away"),
             LinkUp(),
-            ProgressText("1 of 2 nodes are in", warning=True),
+            ProgressText("1 of 2 nodes have joined", warning=True),
             Heartbeat(),
             WorkersSucceeded(),
             WorkersSucceeded(acknowledged=True),
@@ -767,7 +767,7 @@ def test_a_node_that_leaves_knows_whether_all_had_saved() -> None:
     ("last", "why"),
     [
         ([WorkersStopped(ended_in_order=False)], "its workers did not end in time and were killed"),
-        ([IN_ORDER, LinkDown("it is away")], "whether the job continues is not known"),
+        ([IN_ORDER, LinkDown("it is away")], "the control plane does not answer"),
         ([IN_ORDER, LeaveReply(False, 0), LEAVE_OVER], ""),
     ],
 )

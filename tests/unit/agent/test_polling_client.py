@@ -172,7 +172,7 @@ def test_a_barrier_that_fails_does_not_turn_success_into_failure(
     first, second = run_side_by_side(a, b)
     assert first.state is WorkerState.SUCCEEDED
     assert second.is_failed()
-    assert "did not come to the exit barrier" in caplog.text
+    assert "did not reach the exit barrier" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -40,8 +40,8 @@ def test_it_warns_once_if_the_hard_limit_is_too_low(hard: int, caplog: pytest.Lo
         allow_descriptors(hard, "A crowd")
     allow_descriptors(hard)
     assert caplog.messages == [
-        f"A crowd need {hard + RESERVED} open files of this process, which may have {hard}, so not all can connect; "
-        "raise the hard limit (`ulimit -Hn`, or LimitNOFILE= of a service)"
+        f"A crowd need {hard + RESERVED} open files of this process, whose limit is {hard}, so some of them cannot "
+        "connect; raise the hard limit (`ulimit -Hn`, or LimitNOFILE= of a service)"
     ]
 
 

@@ -30,7 +30,7 @@ def logger(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
 
 
 def said(capsys: pytest.CaptureFixture[str], logger: logging.Logger) -> list[str]:
-    logger.warning("[default] round 0 is over\n  1 rank (3)")
+    logger.warning("[default] round 0 ended\n  1 rank (3)")
     logger.error("[trainer] no")
     return capsys.readouterr().err.split("\n")
 
@@ -49,7 +49,7 @@ def test_on_a_terminal_a_line_is_for_people(
     first, second, third, _ = said(capsys, logger)
     assert ("\x1b" in first, "\x1b" in third) == (not no_color, not no_color)
     first, third = (re.sub(r"\x1b\[\d+m", "", line) for line in (first, third))
-    assert re.fullmatch(rf"node3: {TIME} rallyrun: round 0 is over", first)
+    assert re.fullmatch(rf"node3: {TIME} rallyrun: round 0 ended", first)
     assert second == "node3:   1 rank (3)"
     assert re.fullmatch(rf"node3: {TIME} rallyrun: error: \[trainer\] no", third)
 
@@ -66,7 +66,7 @@ def test_elsewhere_each_line_has_the_form_that_torchruns_users_know(
     log.configure("", "rallyrun", form)
     lines = said(capsys, logger)
     prefix = rf"\d{{4}} {TIME}\.\d{{6}} {os.getpid()} \S+test_log\.py:\d+\] "
-    assert re.fullmatch(rf"W{prefix}\[default\] round 0 is over", lines[0])
+    assert re.fullmatch(rf"W{prefix}\[default\] round 0 ended", lines[0])
     assert re.fullmatch(rf"W{prefix}  1 rank \(3\)", lines[1])
     assert re.fullmatch(rf"E{prefix}\[trainer\] no", lines[2])
 

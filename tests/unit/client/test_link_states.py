@@ -136,7 +136,7 @@ def test_a_notification_that_cannot_be_read_ends_the_link_and_is_not_fetched_aga
         session.made.sendall(garbled(JobEnded))
         lost = job.waits_for(LinkLost)
         assert isinstance(lost, LinkLost)
-        assert "has sent what this node cannot read: Expected `array`, got `str`" in lost.detail
+        assert "sent a message that this node cannot read: Expected `array`, got `str`" in lost.detail
         (leave,) = session.requests()
         assert leave == LeaveRequest(why=lost.detail), "the coordinator is told why"
         assert not job.is_dialed_again()

@@ -112,7 +112,7 @@ def test_why_a_session_was_ended_is_the_one_reason_that_there_was() -> None:
     while len(why) < 2:
         clock.now = dispatcher.wake_at()
         dispatcher.tick()
-    assert why[1:] == ["nothing was heard from it for 3 s"]
+    assert why[1:] == ["it was silent for 3 s"]
 
 
 def test_a_link_that_a_drill_cuts_says_and_hears_nothing_until_that_is_over() -> None:

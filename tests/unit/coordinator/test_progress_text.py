@@ -28,24 +28,25 @@ LOST = (MissingNode("n3 (rank 2)", Reason.LOST, 18.0),)
     [
         (
             FIXED._replace(removed=LOST, ends_in=5.0),
-            "2 of 3 nodes are in (n1, n2), 1 is missing; n3 (rank 2) was lost at 00:09:42 and nobody has taken its "
-            "place; giving up in 5 s",
+            "2 of 3 nodes have joined (n1, n2), 1 is missing; n3 (rank 2) was lost at 00:09:42 and no node has "
+            "replaced it; giving up in 5 s",
         ),
         (
             FIXED._replace(joined=1, removed=(*LOST, MissingNode("n2", Reason.DEPARTED, 0.0, ended_with_0=True))),
-            "1 of 3 nodes are in (n1, n2), 2 are missing; n3 (rank 2) was lost at 00:09:42 and n2 left at 00:10:00 "
-            "(all its ranks have ended with 0) and nobody has taken their places",
+            "1 of 3 nodes have joined (n1, n2), 2 are missing; n3 (rank 2) was lost at 00:09:42 and n2 left at "
+            "00:10:00 (all its ranks have ended with 0) and no node has replaced them",
         ),
-        (ELASTIC._replace(removed=LOST, starts_in=1.0), "2 of up to 4 nodes are in (n1, n2); starting in 1 s"),
+        (ELASTIC._replace(removed=LOST, starts_in=1.0), "2 of up to 4 nodes have joined (n1, n2); starting in 1 s"),
         (
             ELASTIC._replace(round=3, backoff=8.0, starts_in=6.0),
-            "2 of up to 4 nodes are in (n1, n2); held back for 8 s after failures without progress; starting in 6 s",
+            "2 of up to 4 nodes have joined (n1, n2); held back for 8 s after failures without progress; starting in 6 "
+            "s",
         ),
         (
             ELASTIC._replace(complete=True, ends_in=7.0),
             "round 0 runs with 2 nodes (n1, n2); this node waits for the next round; giving up in 7 s",
         ),
-        (FIXED._replace(members=("n1\x1b[31m", "n2")), "2 of 3 nodes are in (n1?[31m, n2), 1 is missing"),
+        (FIXED._replace(members=("n1\x1b[31m", "n2")), "2 of 3 nodes have joined (n1?[31m, n2), 1 is missing"),
     ],
 )
 def test_who_waits_says_for_whom_and_how_long(progress: Progress, words: str) -> None:
@@ -57,11 +58,10 @@ def test_who_waits_says_for_whom_and_how_long(progress: Progress, words: str) ->
     [
         (
             FIXED._replace(removed=LOST),
-            "failed: n3 (rank 2) was lost at 00:09:42 and nobody has taken its place within 18 s, 2 of 3 "
-            "nodes were in (n1, n2), 1 was missing; start a node in its place, or let the job continue with fewer "
-            "(--nnodes=2:3)",
+            "failed: n3 (rank 2) was lost at 00:09:42 and no node has replaced it within 18 s, 2 of 3 nodes had joined "
+            "(n1, n2), 1 was missing; start a node in its place, or let the job continue with fewer (--nnodes=2:3)",
         ),
-        (ELASTIC._replace(complete=True), "did not take n1 in within 10 s: round 0 runs with 2 nodes (n1, n2)"),
+        (ELASTIC._replace(complete=True), "had no place for n1 within 10 s: round 0 runs with 2 nodes (n1, n2)"),
     ],
 )
 def test_who_gives_up_says_why(progress: Progress, words: str) -> None:

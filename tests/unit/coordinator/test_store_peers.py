@@ -101,7 +101,7 @@ def test_where_addresses_are_in_doubt_all_may_and_a_line_says_why(case: str) -> 
     assert [each.reason_unrestricted for each in told] == [why]
     found, warning = peers_of(MEMBERS, told, OWN, "10.0.0.1")
     assert found is None
-    assert warning.startswith(f"the worker store takes connections from any address, since {why}; give --store-peers")
+    assert warning.startswith(f"the worker store accepts connections from any address, since {why}; give --store-peers")
     strict, warning = peers_of(parse_policy("members"), told, OWN, "10.0.0.1")
     assert strict is not None
     assert warning.startswith(f"the worker store may refuse workers, since {why}; give --store-peers the networks")

@@ -272,7 +272,7 @@ def test_how_long_the_first_start_waits(reaper: ReaperClient, tmp_path: Path, ca
         found.step()
         assert not waits(found)
         assert found.start(command(tmp_path), os.environ, None, None, ()) is None
-        assert "slow is not imported, and has made no progress for 20 s" in caplog.text
+        assert "slow is not imported yet and has made no progress for 20 s" in caplog.text
         clock.now = 0.0
         assert not waits(found)
 

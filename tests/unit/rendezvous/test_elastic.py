@@ -203,7 +203,7 @@ def test_the_job_ends_for_all_when_one_ends_it(meeting: list[ElasticHandler]) ->
 
 def test_a_join_that_nobody_answers_says_how_many_are_in() -> None:
     lonely = handler("c10d", f"127.0.0.1:{free_port()}", 2, join_timeout=1)
-    with pytest.raises(RendezvousTimeoutError, match=r"1 of 2 nodes were in \(.*\), 1 was missing") as raised:
+    with pytest.raises(RendezvousTimeoutError, match=r"1 of 2 nodes had joined \(.*\), 1 was missing") as raised:
         lonely.next_rendezvous()
     assert "all nodes were started with the same --rdzv-endpoint, --nnodes and --rdzv-id" in str(raised.value)
     lonely.shutdown()

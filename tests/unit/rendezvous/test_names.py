@@ -83,9 +83,7 @@ def test_a_new_node_is_named_and_not_who_has_drained_the_round() -> None:
     told = coordinator.receive(3, JoinRequest(MEMBER, 600.0), 1.0).messages
     assert {notice for _, notice in told} == {NodesWaiting(0, 1, ("n3",))}
     sends = coordinator.receive(1, Drain(0), 1.0).messages
-    assert {notice.end.detail for _, notice in sends if isinstance(notice, RoundEnded)} == {
-        "the new node n3 is taken in"
-    }
+    assert {notice.end.detail for _, notice in sends if isinstance(notice, RoundEnded)} == {"the new node n3 joins"}
 
 
 def test_who_will_be_taken_away_is_named_to_the_others_alone() -> None:
@@ -94,7 +92,7 @@ def test_who_will_be_taken_away_is_named_to_the_others_alone() -> None:
     assert told == [(1, Preempted(0, "n2 (rank 1)", 30.0))]
     sends = coordinator.receive(1, Drain(0), 1.0).messages
     ends = [notice.end for _, notice in sends if isinstance(notice, RoundEnded)]
-    assert {end.detail for end in ends} == {"n2 (rank 1) will be taken away"}
+    assert {end.detail for end in ends} == {"n2 (rank 1) is being preempted"}
     assert {end.missing_nodes for end in ends} == {1}, "it is not there for the next round"
 
 

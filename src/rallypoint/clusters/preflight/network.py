@@ -52,7 +52,7 @@ def judge_host_name(name: str, answer: LookUp, foreign: Sequence[str]) -> CheckR
     remedy = f"give {name} the address by which other nodes reach this one, in DNS or /etc/hosts"
     if answer.unanswered:
         return warned(
-            f"the look-up of {name} is not answered within {answer.took:.0f} s", f"see the DNS servers, or {remedy}"
+            f"the look-up of {name} got no answer within {answer.took:.0f} s", f"see the DNS servers, or {remedy}"
         )
     if answer.error:
         return warned(f"{name} does not resolve ({answer.error})", remedy)
@@ -127,7 +127,7 @@ def _judge_place(place: EndpointProbe, *, is_ours: bool, joins: bool) -> CheckRe
     dns = "check the endpoint, DNS and /etc/hosts"
     if answer.unanswered:
         return failed(
-            f"the look-up of {where.host} is not answered within {answer.took:.0f} s", f"see the DNS servers; {dns}"
+            f"the look-up of {where.host} got no answer within {answer.took:.0f} s", f"see the DNS servers; {dns}"
         )
     if answer.error:
         return failed_yet(f"{where.host} does not resolve ({answer.error})", dns)

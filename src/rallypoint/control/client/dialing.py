@@ -189,7 +189,7 @@ class Dialer:
         if resolved is not None:
             resolved(list(dict.fromkeys(address.host for address in addresses)))
         connection = await self._connect(addresses, timeout)
-        self.unfinished = "it was connected to and did not answer the greeting"
+        self.unfinished = "it accepted the connection but did not answer the greeting"
         session = ClientSession(*await self._open_streams(connection))
         try:
             await self._handshake(session, incarnation)
@@ -200,7 +200,7 @@ class Dialer:
 
     async def _resolve(self) -> list[_Address]:
         """The addresses of the name, those that may answer first. There is one look-up at a time."""
-        self.unfinished = f"the look-up of the name {self._endpoint.host!r} is not answered"
+        self.unfinished = f"the look-up of the name {self._endpoint.host!r} got no answer"
         if self._lookup_task is None:
             self._lookup_task = asyncio.ensure_future(_look_up(self._endpoint))
         await asyncio.wait({self._lookup_task}, timeout=_LOOK_UP)

@@ -409,7 +409,7 @@ class TcpLink:
             #   2. the node leaves this session, and reports its state in the next one;
             #   3. the coordinator sees that the node lacks the message, and sends it again.
             raise _LinkEnd(
-                f"the control plane at {self._resolver} has sent what this node cannot read: {error}"
+                f"the control plane at {self._resolver} sent a message that this node cannot read: {error}"
             ) from None
 
     async def _receive(self, session: ClientSession) -> bytes:
@@ -421,7 +421,7 @@ class TcpLink:
                     return await session.receive()
             if not is_acknowledged(session.writer.get_extra_info("socket")):
                 break
-        raise TimeoutError(f"nothing was heard from it for {SYSTEM_CLOCK.monotonic() - began:.3g} s")
+        raise TimeoutError(f"it was silent for {SYSTEM_CLOCK.monotonic() - began:.3g} s")
 
     async def _send_heartbeats(self, session: ClientSession) -> None:
         interval = session.welcome.heartbeat_interval
@@ -453,4 +453,4 @@ class TcpLink:
 
 
 def _unsendable(error: codec.NotSendable) -> str:
-    return f"what this node had to tell the control plane cannot be sent: {error}"
+    return f"this node's message to the control plane cannot be sent: {error}"

@@ -233,7 +233,7 @@ class ControlConnection:
     def _break_off(self) -> None:
         """Handle a defect of ours: end this connection only, and log the error."""
         log.exception("control connection from %s: a message could not be handled; it is closed", self._peer)
-        self._session.end("a message could not be handled, which is a defect of the control plane; see its log")
+        self._session.end("a message could not be handled: this is a bug in the control plane; see its log")
         self.abort()
 
     def all_sent(self) -> None:
@@ -441,7 +441,7 @@ class ControlConnection:
             data = self._channel.to_send()
         self._transport.write(data)
         if len(self._transport.unsent) > self._limit + 2 * self._collected:  # TLS adds a little
-            log.warning("control connection from %s does not read what it is sent; it is closed", self._peer)
+            log.warning("control connection from %s does not read its messages; it is closed", self._peer)
             self._transport.abort()
 
     def finish(self, why: str) -> None:
@@ -480,11 +480,11 @@ class ControlConnection:
             self._done = True
             self._transport.close()
             return
-        self._close(f"it said nothing that opens a session within {HANDSHAKE_TIMEOUT:.0f} s")
+        self._close(f"it did not open a session within {HANDSHAKE_TIMEOUT:.0f} s")
 
     def evict(self) -> None:
         """End a connection that is no session yet, to make room for newer ones."""
-        self._close("too many connections are open that said nothing that opens a session; newer ones take its place")
+        self._close("too many connections have not opened a session; newer ones replace this one")
         self.abort()
         self._all.discard(self)  # now: a burst of others is counted before the end is reported
 
@@ -551,8 +551,8 @@ class Connections:
         if peer is Peer.UNKNOWN and not self._warned:
             self._warned = True
             log.warning(
-                "which user a connection comes from cannot be found out here, so commands to this control plane are "
-                "refused; give the job a RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one)"
+                "this machine does not show which user opened a connection, so this control plane refuses commands; "
+                "give the job a RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one)"
             )
         return peer
 

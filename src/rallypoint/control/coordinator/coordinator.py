@@ -113,9 +113,9 @@ from rallypoint.control.protocol.messages import (
 OutgoingMessage = tuple[int, Any]
 """The number of a session, and a message for it."""
 
-_SILENCE_DETAIL = "nothing was heard from it for {:g} s"
+_SILENCE_DETAIL = "it was silent for {:g} s"
 _NOT_BACK_DETAIL = "it has not come back to the control plane"
-_CUT_OFF_DETAIL = "no node at all was heard for {:g} s, so the control plane was cut off"
+_CUT_OFF_DETAIL = "all nodes were silent for {:g} s, so the control plane was cut off"
 _REPLACED_DETAIL = "its node has opened another"
 """How a node was lost, or why a session ended."""
 _CONCERNS_ALL = (Close, PreemptJob, RecordProgress)

@@ -355,7 +355,7 @@ class Dispatcher:
             try:
                 self._coordinator.extensions.on_message(message, self._clock.monotonic())
             except Exception:
-                log.exception("job %r: a message could not be observed; it is sent all the same", self.settings.run_id)
+                log.exception("job %r: a message could not be observed; it is sent anyway", self.settings.run_id)
         if (output := self._outputs.get(session)) is None:
             return
         try:

@@ -342,5 +342,5 @@ def _origin(peer: str) -> str:
 def _check(settings: Settings) -> None:
     if settings.min_nodes > settings.max_nodes:
         raise HandshakeError(
-            f"this node asks for {settings.min_nodes} to {settings.max_nodes} nodes; look at its --nnodes"
+            f"this node asks for {settings.min_nodes} to {settings.max_nodes} nodes; check its --nnodes"
         )

@@ -93,8 +93,8 @@ class ControlServer:
         outside = [place for place in outside if not is_loopback(place.host)]
         if outside:
             log.warning(
-                "the control plane listens at %s without a secret, so that whoever reaches it can join the job and "
-                "see its status; give all nodes the same RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one)",
+                "the control plane listens at %s without a secret, so anyone who can reach it can join the job and see "
+                "its status; give all nodes the same RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one)",
                 " and ".join(map(str, outside)),
             )
 
@@ -122,7 +122,7 @@ class ControlServer:
             return self._serves
 
         if not self._loop.submit(serves()).result():
-            raise LoopError("the control plane cannot be served; look at the limit of open files (`ulimit -n`)")
+            raise LoopError("the control plane cannot be served; check the limit of open files (`ulimit -n`)")
 
     def _serve(self) -> None:
         from rallypoint.control.coordinator.connection import Connections, Served

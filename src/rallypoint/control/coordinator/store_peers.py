@@ -129,8 +129,8 @@ def peers_of(
         if in_vain and not policy.explicit:
             return None, ""
         return None, (
-            f"the worker store takes connections from any address, since {doubt}; give --store-peers the networks from "
-            "which workers connect, as in 10.0.0.0/8, or any"
+            f"the worker store accepts connections from any address, since {doubt}; give --store-peers the networks "
+            "from which workers connect, as in 10.0.0.0/8, or any"
         )
     members = (
         itertools.chain.from_iterable(notification.addresses for notification in notifications)

@@ -256,7 +256,7 @@ class Election:
 
     def _give_up(self, error: Exception) -> None:
         if self.phase is CandidatePhase.ENDING:
-            self._context.warn(error, "this agent's place in etcd could not be given up in order")
+            self._context.warn(error, "this agent's registration in etcd could not be removed in order")
             self._has_ended(LONG_PAUSE, for_good=self._closed)
         else:
             self._runner.begin(self._end(error))
@@ -381,14 +381,16 @@ class Election:
         self._context.unwatch(Watched.NODES)
         if isinstance(why, EtcdLeaseGone):
             if self._place is not None:
-                self._context.log(steps.WARNING, "this agent's place in etcd is lost (%s); it takes another", why)
+                self._context.log(
+                    steps.WARNING, "this agent lost its registration in etcd (%s); it registers again", why
+                )
             self._has_ended(PAUSE, for_good=False)
             return
         if isinstance(why, EtcdError | RendezvousStateError):
             self._context.warn(why, "etcd cannot be used as it is")
             self._context.add(steps.PermanentError(str(why)))
         elif why is not None:
-            text = "this agent's place in etcd is given up for a moment, after an unexpected error"
+            text = "this agent gives up its registration in etcd for a moment, after an unexpected error"
             self._context.warn(why, text)
             self._context.set_trouble(f"{type(why).__name__}: {why}")
         last = for_good and self._stood

@@ -236,7 +236,7 @@ class Candidate:
                     self._effects.run(effect)
         except Exception as error:  # law 2
             if isinstance(event, steps.Broken):
-                log.exception("this agent's place in etcd cannot be given up either")
+                log.exception("this agent's registration in etcd cannot be removed either")
                 if self._closed.wait(LONG_PAUSE):
                     return False
             self._inbox.put(steps.Broken(error))

@@ -227,7 +227,7 @@ def _read(decode: Callable[[bytes], T], answer: bytes) -> T:
     try:
         return decode(answer)
     except DecodingError as error:
-        raise EtcdRefused(f"etcd's answer is not a message of etcd ({error}); check the endpoints") from None
+        raise EtcdRefused(f"the answer is not a message of etcd ({error}); check the endpoints") from None
 
 
 class EtcdWatch:

@@ -131,11 +131,11 @@ def _block_of(node: NodeId, participant: Participant) -> int:
 def drain_detail(state: State, name: str) -> str:
     """Why the round is drained with the consent of the node `name`."""
     if state.preempted is not None:
-        return f"{name_of(state, state.preempted.node)} {state.preempted.why or 'will be taken away'}"
+        return f"{name_of(state, state.preempted.node)} {state.preempted.why or 'is being preempted'}"
     if not state.wait_list:
         return f"{name} asks for another"
     who = join_names(names_of(state, state.wait_list))
-    return f"the new node {who} is taken in" if len(state.wait_list) == 1 else f"the new nodes {who} are taken in"
+    return f"the new node {who} joins" if len(state.wait_list) == 1 else f"the new nodes {who} join"
 
 
 def with_ended_workers(state: State, node: NodeId) -> State:

@@ -359,7 +359,7 @@ def decode_state(data: bytes) -> State:
                 if not node.is_placeholder:
                     validated(value)
     except ValidationError as error:
-        raise RendezvousStateError(f"the shared rendezvous state cannot be: {error}; use another --rdzv-id") from None
+        raise RendezvousStateError(f"the shared rendezvous state is invalid: {error}; use another --rdzv-id") from None
     if not all(_with_printable_names(node) for node in (*known_to(state), *state.finished)):
         raise RendezvousStateError(
             "the shared rendezvous state has node names that are not text; use another --rdzv-id"

@@ -240,7 +240,7 @@ class HangWatch(Source):
                     self.on_look()
             except Exception:
                 if not failed:
-                    log.exception("the signs of life of the workers cannot be read: a defect of Rallypoint")
+                    log.exception("the signs of life of the workers cannot be read: this is a bug in Rallypoint")
                 failed = True
 
 

@@ -115,7 +115,7 @@ class HeldWorkers(Preparation):
             if failure is not None and -failure.exitcode not in _FROM_OUTSIDE:
                 self._possible = False
                 why = f"local rank {rank} failed as soon as it entered another round in its process"
-                log.warning("[%s] %s; all workers are new in each round from now on", self._group.spec.role, why)
+                log.warning("[%s] %s; from now on, each round starts new workers", self._group.spec.role, why)
                 hint = f"{why}: something in it still belongs to the round before"
                 failure.context = "\n".join(filter(None, (failure.context, hint)))
 
@@ -189,7 +189,7 @@ class HeldWorkers(Preparation):
                 context.adopt(rank, previous.hand_over(rank))
                 entered.append(rank)
             else:
-                log.warning("worker %d (local rank %d) does not continue; another takes its place", pids[rank], rank)
+                log.warning("worker %d (local rank %d) does not continue; another worker replaces it", pids[rank], rank)
         previous.end_held(spared=[pids[rank] for rank in entered])
         size = self._group.spec.local_world_size
         channel.remove(set(range(size)).difference(entered))

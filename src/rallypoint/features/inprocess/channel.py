@@ -182,7 +182,9 @@ def _watch(folder: str) -> Inotify | None:
         news = Inotify()
         news.watch(folder, CREATED)
     except OSError as error:
-        log.warning("workers that leave a round are polled every %s s instead of at each: %s", POLL, error)
+        log.warning(
+            "workers that leave a round are polled every %s s, since the folder cannot be watched: %s", POLL, error
+        )
         if news is not None:
             news.close()
         return None

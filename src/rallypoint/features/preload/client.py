@@ -165,7 +165,7 @@ class PreloadManager:
         if self.importing and self._clock.monotonic() >= self._progress_at + IMPORT_TIMEOUT:
             self._first = False
             self._warn_not_forked(
-                f"{self._module_names()} is not imported, and has made no progress for {IMPORT_TIMEOUT:.0f} s; "
+                f"{self._module_names()} is not imported yet and has made no progress for {IMPORT_TIMEOUT:.0f} s; "
                 "later workers may be forked"
             )
 

@@ -23,9 +23,9 @@ _FLAGS = frozenset("bBdOPqsuvR")
 _FLAGS_WITH_VALUE = frozenset("WX")
 _REFUSED = {
     "c": "-c gives a command, and only scripts and modules are forked",
-    "E": "-E has the interpreter ignore PYTHONPATH, by which a zygote is held",
-    "I": "-I has the interpreter ignore PYTHONPATH, by which a zygote is held",
-    "S": "-S leaves out `site`, in which a zygote is held",
+    "E": "-E makes the interpreter ignore PYTHONPATH, which a zygote needs",
+    "I": "-I makes the interpreter ignore PYTHONPATH, which a zygote needs",
+    "S": "-S leaves out `site`, which a zygote needs",
 }
 
 

@@ -231,7 +231,7 @@ def _received(channel: socket) -> list[int]:
         while len(found) < count:
             _, descriptors, _, _ = recv_fds(channel, 1, MAX_DESCRIPTORS)
             if not descriptors:
-                raise OSError("the descriptors of this worker did not come; look at the limit of open files")
+                raise OSError("this worker did not receive its descriptors; check the limit of open files")
             found += descriptors
     for fd in found:
         os.set_inheritable(fd, False)

@@ -611,7 +611,9 @@ class Pump:
         except Exception:
             self.failed = True
             self._ending.append(Sources([*self._relays], [*self._files]))
-            _logger.exception("the output of workers can no longer be shown: a defect of Rallypoint, please report it")
+            _logger.exception(
+                "the output of workers can no longer be shown: this is a bug in Rallypoint, please report it"
+            )
         finally:
             self._close()
 

@@ -273,8 +273,8 @@ class DefaultLogsSpecs(LogsSpecs):
             self._root_log_dir = make_unique(folder := temporary_folder(), "torchelastic_")
             if folder == _MEMORY:
                 log.warning(
-                    "files of workers go to shared memory (%s): no other folder can be written to; "
-                    "set TMPDIR or --log-dir to one",
+                    "files of workers go to shared memory (%s): no other folder is writable; set TMPDIR or --log-dir "
+                    "to one that is",
                     folder,
                 )
         if self._run_log_dir is None or not os.path.isdir(self._run_log_dir):

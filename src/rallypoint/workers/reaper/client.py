@@ -121,7 +121,7 @@ class ReaperClient:
                 raise denied_error("clone3", why=error) from None
             raise ResourceError(
                 f"the reaper of the workers could not be started by {sys.executable!r}: {error.strerror or error}; "
-                "look at the limits of processes and open files (`ulimit -a`)"
+                "check the limits of processes and open files (`ulimit -a`)"
             ) from None
         self._link = protocol.Connection(link)
 
@@ -355,8 +355,8 @@ class ReaperClient:
         killed = code == -signal.SIGKILL and not silence
         where = " (its kernel's log reports the OOM killer)" if killed else ""
         self.lost_reason = (
-            f"the reaper (process {self.pid}), which starts the workers and ends what they leave, is lost: {how}; "
-            f"look at what else ends processes on this machine{where}"
+            f"the reaper (process {self.pid}), which starts the workers and ends what they leave, is lost: {how}; find "
+            f"out what else ends processes on this machine{where}"
         )
 
     def _reap(self) -> int | None:
