@@ -113,7 +113,7 @@ def test_each_host_that_cannot_be_reached_has_its_line(hosts: Fixture) -> None:
     for name, words in {
         "nowhere.invalid": "its name is not known here",
         "deaf": "no ssh server listens there",
-        "denied": "it accepts no key of yours",
+        "denied": "it accepts none of your keys",
         "n2": "its key is not the one in ~/.ssh/known_hosts",
         "n3": "no answer",
         "nobody@n1": "its login shell ended with exit code 1",

@@ -82,7 +82,7 @@ def a_control_plane_outside_answers_for_any_job(launcher: Launcher) -> None:
         _, lines = told(launcher, endpoint, *flags, env=secret)
         assert lines["control-plane"].startswith("PASS control-plane: Rallypoint's control plane answers at 127.0.0.1:")
         assert clocks_agree(lines["clock"])
-        assert lines["port"].startswith("PASS port: somebody listens")
+        assert lines["port"].startswith("PASS port: a process listens")
     assert "refused" not in server.err
     code, lines = told(launcher, endpoint, "--require=clock")
     assert code == 2

@@ -102,5 +102,5 @@ def test_it_is_said_where_not_all_nodes_can_connect(rallyrun: Launcher) -> None:
     job = rallyrun.command([*limited, *flags, "--rdzv-conf=last_call_timeout=1", script])
     assert job.ends() == 0
     (told,) = [line for line in job.err.splitlines() if "open files" in line]
-    assert "Up to 400 nodes of this job need 656 open files of this process, which may have 400" in told
+    assert "Up to 400 nodes of this job need 656 open files of this process, whose limit is 400" in told
     assert "raise the hard limit" in told

@@ -177,7 +177,7 @@ def warn_of_own_worlds(options: Options, environ: Mapping[str, str]) -> None:
         )
     elif options.rdzv_backend in _BY_ENDPOINT and (where == "localhost" or is_loopback(where)):
         _log.warning(
-            "%s has %d nodes, and they are to meet at %s, where each finds itself alone; write --cluster=%s and leave "
-            "the endpoint out, or give --rdzv-endpoint=HOST:PORT with the name of the first node",
+            "%s has %d nodes, but each of them would find only itself at %s; write --cluster=%s and leave the endpoint "
+            "out, or give --rdzv-endpoint=HOST:PORT with the name of the first node",
             *(started.title, started.nodes, where, started.flag),
         )

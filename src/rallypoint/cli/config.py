@@ -111,7 +111,7 @@ def _config(given: str, table: Mapping[str, Any]) -> Config:
 
             near = closest_match(key, [*flags, *_TABLES])
             which = f"did you mean {near!r}?" if near else "rallyrun --help lists them"
-            raise UsageError(f"{given}: {name!r} is no flag of rallyrun; {which}")
+            raise UsageError(f"{given}: {name!r} is not a flag of rallyrun; {which}")
         flag = flags[key]
         values[flag.dest] = _text(given, flag, value)
     return Config(values, environment)
@@ -144,7 +144,9 @@ def _environment(given: str, table: object) -> dict[str, str]:
         raise UsageError(f"{given}: env is not a table; write [env] and a line for each variable")
     for name in table:
         if not _NAME.fullmatch(name) or name.startswith("PET_"):
-            raise UsageError(f"{given}: {name!r} cannot be a variable of [env]; a flag stands above, by its own name")
+            raise UsageError(
+                f"{given}: {name!r} cannot be a variable in [env]; write flags above [env], by their own names"
+            )
     return {name: _simple(given, f"env.{name}", value) for name, value in table.items()}
 
 

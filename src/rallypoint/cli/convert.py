@@ -268,7 +268,7 @@ def _check_filters(options: Options) -> None:
     for dest in ("duplicate_stdout_filters", "duplicate_stderr_filters"):
         if getattr(options, dest) and options.log_dir == os.devnull:
             raise UserError(
-                f"{options.source(dest)} writes a file of filtered lines, and "
+                f"{options.source(dest)} writes filtered lines to a file, but "
                 f"{options.source('log_dir')}={options.log_dir} is not a folder; name one there"
             )
 
@@ -473,8 +473,8 @@ def _check_preempt_signals(options: Options, preemption: PreemptionOptions) -> N
     handled = {signal_number(name) for name in options.signals_to_handle.split(",")}
     for number in sorted(numbers & handled):
         raise UsageError(
-            f"{signal_name(number)} is named by {source} and by "
-            f"{options.source('signals_to_handle')}={options.signals_to_handle}; leave it out of one of them"
+            f"{signal_name(number)} is listed in both {source} and "
+            f"{options.source('signals_to_handle')}={options.signals_to_handle}; remove it from one of them"
         )
 
 
@@ -489,7 +489,7 @@ def _check_deadline(options: Options, preemption: PreemptionOptions, environ: Ma
     now = time.time()
     end = end_time(environ, now) if seconds else None
     if end is not None and now < end <= now + seconds:
-        raise UsageError(f"{flag} is not less than the {end - now:.0f} s that this job has left; give less")
+        raise UsageError(f"{flag} must be less than the {end - now:.0f} s that this job has left")
 
 
 def _check_requeue(options: Options, preemption: PreemptionOptions, environ: Mapping[str, str]) -> None:
@@ -506,7 +506,7 @@ def _check_requeue(options: Options, preemption: PreemptionOptions, environ: Map
     if not job:
         raise UsageError(f"{flag} {part('preemption', 'limits:why_no_requeue')(environ)}")
     if environ.get("ENVIRONMENT") != "BATCH":
-        _log.warning("%s: Slurm requeues batch jobs only, and this is not one; start it by sbatch", flag)
+        _log.warning("%s: Slurm requeues only batch jobs, and this is not one; start it with sbatch", flag)
     if which("scontrol", path=environ.get("PATH")) is None:
         _log.warning(
             "%s: scontrol is not on the PATH, so job %s cannot be requeued; add it to the container, "
@@ -521,9 +521,9 @@ def _progress_file(options: Options) -> str:
     path = options.features.recovery.progress_file
     if path and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
         raise UserError(
-            f"{options.source('progress_file')}={path} cannot be a file that workers write: "
-            f"{'it is a folder' if os.path.isdir(path) else 'there is no such folder'}; name a file in a folder that "
-            "is there"
+            f"{options.source('progress_file')}={path} cannot be written by workers: "
+            f"{'it is a folder' if os.path.isdir(path) else 'its folder does not exist'}; name a file in a folder that "
+            "exists"
         )
     return os.path.abspath(path) if path else ""
 
@@ -540,7 +540,7 @@ def _incident_dir(options: Options) -> str:
     except OSError as error:
         why = error.strerror or str(error)
     source = options.source("incident_dir")
-    raise UsageError(f"{source}={path} cannot be a folder for incidents: {why}; name a folder of your own")
+    raise UsageError(f"{source}={path} cannot be used for incidents: {why}; name a folder of your own")
 
 
 OURS = frozenset(

@@ -199,7 +199,7 @@ class Follower:
             self._display.note("the control plane is unreachable; reconnecting")
         if now - self._lost_at >= _AWAY:
             raise RallypointError(
-                f"the control plane has been out of reach for {_AWAY:g} s ({error}); if the job has not ended, look at "
+                f"the control plane has been unreachable for {_AWAY:g} s ({error}); if the job has not ended, look at "
                 "the log of one of its nodes"
             ) from None
         return min(2 * pause, _LONGEST_PAUSE)

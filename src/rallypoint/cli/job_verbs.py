@@ -294,7 +294,7 @@ def stacks(options: argparse.Namespace) -> int:
         try:
             gathered.add(worker for worker in decode_stacks(data) if options.rank in (-1, worker.rank))
         except ValueError as error:
-            print_error(f"rallyctl: what {node} has sent are not stacks: {error}")
+            print_error(f"rallyctl: the answer of {node} has no stacks: {error}")
 
     async def show(session: WatcherSession) -> int:
         session.send(CollectCommand(operator_name(), CollectKind.STACKS, _ranks(options)))
@@ -326,7 +326,7 @@ def bundle(options: argparse.Namespace) -> int:
             try:
                 write_bundle(parent, names.get(node) or safe_name(node), decode_bundle(data))
             except ValueError as error:
-                print_error(f"rallyctl: what {node} has sent is not a bundle: {error}")
+                print_error(f"rallyctl: the answer of {node} is not a bundle: {error}")
 
         try:
             _write_index(parent, seen)

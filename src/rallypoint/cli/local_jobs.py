@@ -183,7 +183,7 @@ def job_named(word: str, job: str) -> RunningJob | None:
     named = f" is named {what!r} (by id, number, port or script)" if what else ""
     raise NoJobError(
         f"no job of this user{named or ' runs'} on this machine; "
-        + ("'rallyctl status' lists those that run" if named else "give the job's --rdzv-endpoint")
+        + ("'rallyctl status' lists the running jobs" if named else "give the job's --rdzv-endpoint")
     )
 
 
@@ -222,7 +222,7 @@ def either_order(options: argparse.Namespace, operand: str, fits: re.Pattern[str
             order for order in orders or [(second, first)] if is_endpoint(order[1]) or jobs_named(order[1], jobs)
         ]
     if len(matches) > 1:
-        raise UsageError(f"both {first} and {second} can be the job; give the job as --rdzv-endpoint")
+        raise UsageError(f"both {first} and {second} could be the job; give the job as --rdzv-endpoint")
     if chosen := matches or orders:
         setattr(options, operand, chosen[0][0])
         options.endpoint = chosen[0][1]

@@ -23,9 +23,9 @@ def demo(options: argparse.Namespace) -> None:
     from rallypoint.cli.demo.job import demo as run_demo
 
     if options.steps < _LEAST_STEPS:
-        raise UsageError(f"--steps={options.steps} is too few to be killed half-way; give {_LEAST_STEPS} or more")
+        raise UsageError(f"--steps={options.steps} is too few for a kill half-way; give {_LEAST_STEPS} or more")
     if not 1 <= options.deadline <= 3600:
-        raise UsageError(f"--deadline={options.deadline:g} cannot be waited for; give 1 to 3600 seconds")
+        raise UsageError(f"--deadline={options.deadline:g} is out of range; give 1 to 3600 seconds")
     for flag, path in (("--program", options.program), ("--standby-program", options.standby_program)):
         if path and not os.path.isfile(path):
             raise UsageError(f"{flag}={path} is not a file; give the path of a Python script")
@@ -131,7 +131,7 @@ def report(options: argparse.Namespace) -> None:
 
 def _only_job(jobs: list[str]) -> str:
     if len(jobs) > 1:
-        raise UserError(f"the events are of {len(jobs)} jobs, {_names(jobs)}; name one by --job")
+        raise UserError(f"the events are of {len(jobs)} jobs, {_names(jobs)}; choose one with --job")
     return jobs[0]
 
 

@@ -101,7 +101,7 @@ class _LogLines:
         try:
             node_logs = decode_logs(data)
         except ValueError as error:
-            print_error(f"rallyctl: what {node} has sent are no logs: {error}")
+            print_error(f"rallyctl: the answer of {node} has no logs: {error}")
             return
         for note in node_logs.notes:
             if note not in self._told:

@@ -148,12 +148,13 @@ def _pages(jobs: ManyJobs, options: argparse.Namespace) -> Serving | None:
     here = all(is_loopback(listener.getsockname()[0]) for listener in listeners)
     if not here and not token and job_secret() is not None:
         raise UsageError(
-            f"--http={where} would show jobs to whoever reaches it, while this control plane has a secret; give "
-            "--http-token-file, or listen on localhost"
+            f"--http={where} would show jobs to anyone who can reach it, although this control plane has a secret; "
+            "give --http-token-file, or listen on localhost"
         )
     if not here and not token:
         log.warning(
-            "whoever reaches %s can see all jobs of this control plane; give --http-token-file, or listen on localhost",
+            "anyone who can reach %s can see all jobs of this control plane; give --http-token-file, or listen on "
+            "localhost",
             endpoint,
         )
 

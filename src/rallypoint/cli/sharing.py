@@ -47,6 +47,6 @@ def shared_devices(workers: int, environ: Mapping[str, str], root: Root = "/", *
         return f"{fact}; start fewer workers, or hide the devices from workers that do not use them"
     given = f"{row.variable}={environ[row.variable]!r}"
     if environ[row.variable].startswith("MIG-"):
-        each = "--virtual-local-rank gives each worker its own"
+        each = "use --virtual-local-rank to give each worker its own"
         return f"{fact}, since a program sees one MIG instance of {given}; {each}"
-    return f"{fact} of {row.listed}, by {given}; let it name more devices, or start fewer workers"
+    return f"{fact} of {row.listed}, as {given} says; let it name more devices, or start fewer workers"

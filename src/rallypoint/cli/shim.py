@@ -51,7 +51,7 @@ def shim(options: argparse.Namespace) -> int:
         print_answer("\n".join(environment.lines()))
         return 0 if environment.is_on else _OFF
     if reason := environment.refusal():
-        raise UserError(f"{reason}; for one command there is rallyctl shim run -- COMMAND")
+        raise UserError(f"{reason}; to redirect one command, use rallyctl shim run -- COMMAND")
     try:
         if options.action == "on":
             environment.switch_on()
@@ -68,7 +68,7 @@ def shim(options: argparse.Namespace) -> int:
 def _run(command: list[str]) -> int:
     """Replace this process with a command under the shim."""
     if not command:
-        raise UsageError("there is no command; write it behind --: rallyctl shim run -- accelerate launch train.py")
+        raise UsageError("there is no command; write it after --: rallyctl shim run -- accelerate launch train.py")
     if not os.access(_FOLDER / "torchrun", os.X_OK):  # otherwise the shell would run torch's own
         raise UserError(f"{_FOLDER / 'torchrun'} cannot be executed; install Rallypoint again, or chmod +x this file")
     for name, default in (("PATH", os.defpath), ("PYTHONPATH", "")):
@@ -102,10 +102,10 @@ class _Environment:
     def refusal(self) -> str:
         """Why this environment is left alone; empty if it belongs to the user."""
         if not self._kind:
-            return f"{self._prefix} is not a virtual environment but a Python for all programs"
+            return f"{self._prefix} is not a virtual environment, but a Python that all programs share"
         owner = self._prefix.stat().st_uid
         if owner != os.geteuid():
-            return f"the environment {self._prefix} belongs to {_user(owner)}, and not to {_user(os.geteuid())}"
+            return f"the environment {self._prefix} belongs to {_user(owner)}, not to {_user(os.geteuid())}"
         for folder in (self._torchrun.parent, self._hook.parent):
             if not os.access(folder, os.W_OK | os.X_OK):
                 return f"the environment {self._prefix} is read-only: {folder} cannot be written to"
@@ -132,7 +132,7 @@ class _Environment:
         if hook:
             rows.append(("", f"by {self._hook}"))
         if os.environ.get(_SWITCH) == "0":
-            rows.append(("now", f"{_SWITCH}=0 is set: what is started here is torch's own all the same"))
+            rows.append(("now", f"{_SWITCH}=0 is set: programs started here still use torch's own"))
         if not ours and not hook and (reason := self.refusal()):
             rows.append(("refused", reason))
         return [f"{name:<8}  {text}" for name, text in rows]

@@ -46,9 +46,7 @@ def _plan(options: argparse.Namespace) -> LaunchPlan:
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        raise UsageError(
-            "there is no command; write it behind --: rallyctl launch --hosts node1,node2 -- rallyrun t.py"
-        )
+        raise UsageError("there is no command; write it after --: rallyctl launch --hosts node1,node2 -- rallyrun t.py")
     hosts = _hosts(options)
     times = {name: _seconds(options, name) for name in _TIMES}
     words: list[str] = []
@@ -62,7 +60,7 @@ def _plan(options: argparse.Namespace) -> LaunchPlan:
     known = read_command(command, {key: text for key, text in variables.items() if key.startswith("PET_")}, len(hosts))
     if 0 < known.most < len(hosts):
         print_error(
-            f"rallyctl: of {len(hosts)} hosts {known.most} run at a time, and the others are spare, by --nnodes"
+            f"rallyctl: {known.most} of {len(hosts)} hosts run at a time, as --nnodes says; the others are spares"
         )
     # A control plane outside of this launch may have no secret; then it would refuse nodes that have one.
     if not {SECRET, f"{SECRET}_FILE"} & variables.keys() and (text := launch_secret(new=not known.endpoint_given)):
@@ -119,7 +117,9 @@ def _folder() -> str:
             return shown
         return os.getcwd()
     except OSError as error:
-        raise UsageError(f"the folder of this command is gone ({error.strerror}); give one by --chdir") from None
+        raise UsageError(
+            f"the working folder of this command does not exist any more ({error.strerror}); give one with --chdir"
+        ) from None
 
 
 class LaunchedCommand(NamedTuple):

@@ -49,7 +49,7 @@ def worker_python(environ: Mapping[str, str]) -> str:
         if has_torch and there:
             _log.warning(
                 "workers run %s, the launcher's own Python, and %s=%s has torch too; set PYTHON_EXEC=%s to use that, "
-                "or PYTHON_EXEC=%s to say that this is meant",
+                "or PYTHON_EXEC=%s to keep this one",
                 *(sys.executable, variable, environ[variable], python, sys.executable),
             )
             break

@@ -46,8 +46,8 @@ def node_domain(option: str) -> str:
     domain = find_domain(os.environ)
     if domain is None:
         _log.warning(
-            "--node-domain=auto: neither NVML nor %s says in which domain this node is, so it counts as one of those "
-            "without a name; give --node-domain=NAME, or PET_NODE_DOMAIN",
+            "--node-domain=auto: neither NVML nor %s says which domain this node is in, so it counts as a node without "
+            "one; give --node-domain=NAME, or PET_NODE_DOMAIN",
             _ADDRESS,
         )
         return ""

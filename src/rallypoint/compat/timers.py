@@ -110,7 +110,7 @@ class TimerServer(ABC):
             if self._was_reaped(worker):
                 ended.add(worker)
             else:
-                log.error("Error reaping worker=[%s]; it is tried again", worker)
+                log.error("Error reaping worker=[%s]; trying again", worker)
         self.clear_timers(ended)
 
     def _was_reaped(self, worker: Any) -> bool:

@@ -152,14 +152,15 @@ def _names(node: NodeView) -> set[str]:
 
 def _no_victim_sentence(drill: Drill) -> str:
     if drill.rank >= 0:
-        return f"no node of the round that runs has rank {drill.rank}; see 'rallyctl status'"
+        return f"no node of the running round has rank {drill.rank}; see 'rallyctl status'"
     which = f"{drill.node!r}" if drill.node else "any node"
     if drill.fault in _TAKES_CONTROL_PLANE:
         return (
-            f"'{drill.fault.value}' cannot be done to {which}: it is not there, or hosts the control plane, which has "
-            "to see what follows; name another node, or host it elsewhere ('rallyctl serve')"
+            f"'{drill.fault.value}' cannot be done to {which}: it is not in the job, or it hosts the control plane, "
+            "which must observe the outcome; choose another node, or host the control plane elsewhere ('rallyctl "
+            "serve')"
         )
-    return f"'{drill.fault.value}' cannot be done to {which}: it is not in the round that runs; see 'rallyctl status'"
+    return f"'{drill.fault.value}' cannot be done to {which}: it is not in the running round; see 'rallyctl status'"
 
 
 def _refusal(drill: Drill, number: int, seen: Snapshot) -> str:
@@ -342,7 +343,9 @@ def sentence(trials: Sequence[Trial], stopped: str = "") -> str:
     """The result in one sentence; `stopped` is why further faults were not tried, if so."""
     parts = [f"{sum(trial.survived for trial in trials)} of {len(trials)} survived"]
     parts += [
-        f"fault {trial.number} ({trial.victim.text}) was not: {trial.note}" for trial in trials if not trial.survived
+        f"the job did not survive fault {trial.number} ({trial.victim.text}): {trial.note}"
+        for trial in trials
+        if not trial.survived
     ]
     timed = [trial for trial in trials if trial.survived and trial.step is not None]
     if timed:
@@ -351,7 +354,7 @@ def sentence(trials: Sequence[Trial], stopped: str = "") -> str:
         parts.append(f"median {bound}{_seconds(middle)}")
         parts.append(f"the slowest, {slowest.victim.text}, took {_step(slowest)}{_time_words(slowest)}")
     elif any(trial.survived and not trial.note for trial in trials):
-        parts.append("when the next step was is not known: the workers report no progress (notices.progress)")
+        parts.append("the time of the next step is unknown: the workers report no progress (notices.progress)")
     known = [trial.lost for trial in trials if trial.lost is not None]
     if known:
         parts.append(f"{sum(known)} steps lost in all")

@@ -184,7 +184,7 @@ class HealthCheckServer:
         try:
             listener = listening_socket("", self._port)
         except (OSError, OverflowError) as error:
-            log.warning("there is no health check: port %d cannot be listened on (%s)", self._port, error)
+            log.warning("there is no health check: cannot listen on port %d (%s)", self._port, error)
             return
         try:
             self._serving = Serving([listener], self._answer, self._loop or shared_loop(), "the health server")

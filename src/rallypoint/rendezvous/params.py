@@ -67,15 +67,13 @@ class RendezvousParameters:
         if not backend:
             raise UserError("the rendezvous backend has no name; name one, such as c10d or static")
         if min_nodes < 1:
-            raise UserError(f"a rendezvous of at least {min_nodes} nodes cannot be; the minimum is 1 or more")
+            raise UserError(f"a rendezvous cannot have a minimum of {min_nodes} nodes; give 1 or more")
         if not is_in_range("max_nodes", max_nodes):
-            raise UserError(
-                f"a rendezvous of {max_nodes} nodes cannot be; {range_of('max_nodes').maximum} are the most"
-            )
+            raise UserError(f"a rendezvous cannot have {max_nodes} nodes; give {range_of('max_nodes').maximum} at most")
         if max_nodes < min_nodes:
             raise UserError(
-                f"a rendezvous of at least {min_nodes} and at most {max_nodes} nodes cannot be; "
-                f"the maximum must be {min_nodes} or more"
+                f"a rendezvous cannot have a minimum of {min_nodes} and a maximum of {max_nodes} nodes; give a maximum "
+                f"of {min_nodes} or more"
             )
         self.backend = backend
         self.endpoint = endpoint

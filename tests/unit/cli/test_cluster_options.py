@@ -213,9 +213,9 @@ SEVERAL = {
     [
         ([], "is 1: each of them runs its own job"),
         (["--nnodes=1"], "--nnodes is 1: each of them"),
-        (["--nnodes=2"], "they are to meet at 127.0.0.1"),
-        (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:1"], "they are to meet at localhost"),
-        (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=[::1]:1"], "they are to meet at ::1"),
+        (["--nnodes=2"], "find only itself at 127.0.0.1"),
+        (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:1"], "find only itself at localhost"),
+        (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=[::1]:1"], "find only itself at ::1"),
         (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=n1:1"], ""),
         (["--nnodes=2", "--master-addr=n1"], ""),
         (["--nnodes=2", "--rdzv-backend=etcd"], ""),

@@ -81,8 +81,8 @@ def test_a_profile_takes_the_place_of_single_values(job: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nnode = 2", r"'nnode' is no flag of rallyrun; did you mean 'nnodes'\?"),
-        ("learning-rate = 2", "'learning-rate' is no flag of rallyrun; rallyrun --help lists them"),
+        ("nnode = 2", r"'nnode' is not a flag of rallyrun; did you mean 'nnodes'\?"),
+        ("learning-rate = 2", "'learning-rate' is not a flag of rallyrun; rallyrun --help lists them"),
         ("standalone = 1", "standalone is 1; the flag takes no value, so write true or false"),
         ("nnodes = {min = 1}", r"nnodes is \{'min': 1\}; write a text, a number, true or false"),
         ("hang-timeout = nan", "hang-timeout is nan; write"),

@@ -121,7 +121,7 @@ def test_the_python_of_the_system_is_refused(
     for verb in ("on", "off"):
         code, said = answer(capsys, verb)
         assert code == 1
-        assert "is not a virtual environment but a Python for all programs" in said
+        assert "is not a virtual environment, but a Python that all programs share" in said
         assert len(said.splitlines()) == 1
     assert "refused" in answer(capsys, "status")[1]
     assert environment.files() == {}
@@ -133,7 +133,7 @@ def test_anothers_environment_is_refused(
     monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
     code, said = answer(capsys, "on")
     assert code == 1
-    assert "and not to user 4000000" in said
+    assert ", not to user 4000000" in said
     assert environment.files() == {}
 
 

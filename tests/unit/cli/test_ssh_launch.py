@@ -20,9 +20,9 @@ RALLYRUN = ["--", "rallyrun", "train.py"]
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "there is no command; write it behind --"),
-        ([HOSTS], "there is no command; write it behind --"),
-        ([HOSTS, "--"], "there is no command; write it behind --"),
+        ([], "there is no command; write it after --"),
+        ([HOSTS], "there is no command; write it after --"),
+        ([HOSTS, "--"], "there is no command; write it after --"),
         (RALLYRUN, "--hosts and --hostfile are both missing; give one of them"),
         ([HOSTS, "--hostfile=x", *RALLYRUN], "--hosts and --hostfile are both given; give one of them"),
         (["--hostfile=missing", *RALLYRUN], "--hostfile='missing' cannot be read: No such file or directory"),
@@ -93,7 +93,8 @@ def test_a_folder_that_is_gone(
     monkeypatch.setenv("PWD", os.fspath(gone))
     assert main(["launch", HOSTS, *RALLYRUN]) == 2
     assert (
-        "the folder of this command is gone (No such file or directory); give one by --chdir" in capsys.readouterr().err
+        "the working folder of this command does not exist any more (No such file or directory); give one with --chdir"
+        in capsys.readouterr().err
     )
 
 

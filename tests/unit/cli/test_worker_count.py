@@ -87,8 +87,8 @@ def test_none_are_none(tmp_path: Path) -> None:
     [
         (AMD, 8, {}, ""),
         (AMD, 9, {}, "9 workers share 8 AMD GPUs; start fewer workers"),
-        (AMD, 2, {"HIP_VISIBLE_DEVICES": "3"}, "2 workers share 1 AMD GPU of 8, by HIP_VISIBLE_DEVICES='3'"),
-        (NVIDIA, 2, {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, "--virtual-local-rank gives each worker its own"),
+        (AMD, 2, {"HIP_VISIBLE_DEVICES": "3"}, "2 workers share 1 AMD GPU of 8, as HIP_VISIBLE_DEVICES='3' says"),
+        (NVIDIA, 2, {"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, "use --virtual-local-rank to give each worker its own"),
         (NVIDIA, 2, {"CUDA_VISIBLE_DEVICES": ""}, ""),
         (NOTEBOOK, 4, {}, ""),
         (lambda root: root, 4, {}, ""),

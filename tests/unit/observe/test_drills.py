@@ -300,7 +300,9 @@ def test_the_table_and_the_sentence() -> None:
 def test_what_was_not_survived_or_not_tried_is_said() -> None:
     lost = trial(2, None, survived=False, note="there was no step within 120 s", lost=None)
     text = sentence([trial(1, 1.5), lost], "no restart is left")
-    assert text.startswith("1 of 2 survived; fault 2 (rank 3 on n1 (rank 1)) was not: there was no step within 120 s")
+    assert text.startswith(
+        "1 of 2 survived; the job did not survive fault 2 (rank 3 on n1 (rank 1)): there was no step within 120 s"
+    )
     assert text.endswith("no more were tried: no restart is left")
 
 

@@ -106,9 +106,9 @@ def test_what_listens_may_be_anything() -> None:
     with listening(lambda visitor: visitor.sendall(b"\xff" * 100_000)) as port:
         assert dial(port, node(1)) == "no agent of this job listens there"
     with listening(lambda visitor: None) as port:
-        assert dial(port, node(1)) == "the connection is closed without an answer"
+        assert dial(port, node(1)) == "the connection was closed without an answer"
     with listening(lambda visitor: visitor.recv(99)) as port:
-        assert dial(port, node(1), timeout=1.0) == "the connection is made but nothing answers"
+        assert dial(port, node(1), timeout=1.0) == "the connection was accepted, but nothing answers"
 
 
 def test_nobody_listens() -> None:
@@ -124,5 +124,5 @@ def test_many_are_dialled_side_by_side_and_none_waits_for_another() -> None:
     with answering(node(1)) as port, listening(lambda visitor: visitor.recv(99)) as silent:
         targets = [Target(node(1), "127.0.0.1", port) for _ in range(100)]
         assert dial_all([Target(node(2), "127.0.0.1", silent), *targets], node(0), 3.0) == {
-            2: "the connection is made but nothing answers"
+            2: "the connection was accepted, but nothing answers"
         }

@@ -207,7 +207,7 @@ HELD = "GPU 0: 61 GiB held by pid 4711 (python, user bob)"
 @pytest.mark.parametrize(
     ("health", "held", "values", "expected"),
     [
-        (eight(), [HELD], [HELD, "end that process, or choose other GPUs by CUDA_VISIBLE_DEVICES"], "WARN"),
+        (eight(), [HELD], [HELD, "end that process, or choose other GPUs with CUDA_VISIBLE_DEVICES"], "WARN"),
         (NvmlHealth("", "570.1", (GPU._replace(errors=-1),)), [HELD, "GPU 1"], [f"{HELD}; GPU 1;"], "WARN"),
         (eight(GPU._replace(errors=3)), [HELD], ["3 on 0000:3b:00.0"], "FAIL"),
         (eight(), [HELD] * 10, ["; and 2 more;"], "WARN"),

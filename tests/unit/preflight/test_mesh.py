@@ -86,11 +86,11 @@ def test_nodes_that_have_not_told_are_named_by_what_is_known() -> None:
     known = findings(8, {(0, 7): NO_ROUTE})
     del known[7]
     assert without_remedy(mesh_lines(known, 8)) == [
-        "the node of group rank 7 did not report in time which nodes it reaches",
+        "the node of group rank 7 did not report in time which nodes it can reach",
         "n0 cannot reach the node of group rank 7: no route to host",
     ]
     (line,) = mesh_lines({0: Finding("n0", "x:1")}, 8)
-    assert line.text.endswith("the node of group rank 4 and 3 more have not reported theirs")
+    assert line.text.endswith("the node of group rank 4 and 3 more did not report in time which nodes they can reach")
 
 
 def test_nodes_that_take_no_part_are_named() -> None:

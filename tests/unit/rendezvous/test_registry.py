@@ -112,5 +112,5 @@ def test_a_port_that_other_nodes_cannot_know_is_refused_where_the_job_needs_them
     if not refused:
         get_rendezvous_handler(parameters)
         return
-    with pytest.raises(UserError, match=f"the others cannot know a port of 127.0.0.1 .*; {refused}"):
+    with pytest.raises(UserError, match=f"the other nodes cannot know a port of 127.0.0.1 .*; {refused}"):
         get_rendezvous_handler(parameters)

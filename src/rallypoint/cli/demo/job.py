@@ -142,7 +142,7 @@ def _worker_lost(plan: DemoPlan, folder: Path, write: Write) -> DemoResult:
         run.say(f"step {plan.fatal} of {plan.steps}: SIGKILL to rank {VICTIM}, pid {before[VICTIM]}")
         after = _resumed(run, WORKERS, plan)
         if set(before) & set(after):
-            raise DemoError(f"has kept workers of before {before} among the new ones {after}")
+            raise DemoError(f"restarted, but old workers {before} are among the new ones {after}")
         return run.finish(_TIMEOUT)
 
 
@@ -163,7 +163,7 @@ def _worker_replaced(plan: DemoPlan, folder: Path, write: Write) -> DemoResult:
         )
         run.wait_for(lambda event: event["event"] == "step", plan.deadline)
         run.stopped = run.since_kill()
-        run.say(f"{run.stopped:.3f} s after the kill, the next step is finished")
+        run.say(f"{run.stopped:.3f} s after the kill, the next step finished")
         return run.finish(_TIMEOUT)
 
 
@@ -178,7 +178,7 @@ def _node_lost(plan: DemoPlan, folder: Path, write: Write) -> DemoResult:
         run.wait_for(lambda event: event.get("step") == plan.fatal, _TIMEOUT)
         number = next((host for pid in before[1:] if (host := run.node_of(pid))), None)
         if number is None:
-            raise DemoError("has no worker that descends from the launcher of another node than the first")
+            raise DemoError("has no workers on nodes other than the first")
         count = run.kill_node(number)
         run.say(f"step {plan.fatal} of {plan.steps}: SIGKILL to all {count} processes of one node, its launcher first")
         _resumed(run, NODES - 1, plan)
@@ -194,12 +194,12 @@ def _resumed(run: DemoRun, workers: int, plan: DemoPlan) -> list[int]:
     after = run.pids_of("start", workers, remaining())
     run.say(f"{run.since_kill():.3f} s after the kill, {workers} new workers run: pids {after}")
     resumed = run.wait_for_all("training", workers, remaining())[0]["step"]
-    run.say(f"{run.since_kill():.3f} s after the kill, they have resumed from step {resumed}")
+    run.say(f"{run.since_kill():.3f} s after the kill, they resumed from step {resumed}")
     if not 0 < resumed < plan.steps:
-        raise DemoError(f"has resumed from step {resumed}, which is not a checkpoint of before the kill")
+        raise DemoError(f"resumed from step {resumed}, which is not a checkpoint from before the kill")
     run.wait_for(lambda event: event["event"] == "step", remaining())
     run.stopped = run.since_kill()
-    run.say(f"{run.stopped:.3f} s after the kill, the next step is finished")
+    run.say(f"{run.stopped:.3f} s after the kill, the next step finished")
     return after
 
 
@@ -270,7 +270,7 @@ class DemoRun:
         for event in self._events(timeout):
             if matches(event):
                 return event
-        raise DemoError("has ended, with exit code 0, before the training did")
+        raise DemoError("ended with exit code 0 before the training was done")
 
     def wait_for_all(self, name: str, workers: int, timeout: float) -> list[Event]:
         events: dict[int, Event] = {}
@@ -291,7 +291,7 @@ class DemoRun:
         while _STANDBY not in self.log():
             self._check_launchers()
             if time.monotonic() > deadline:
-                raise DemoError(f"has had no standby worker for {timeout:.0f} s")
+                raise DemoError(f"had no standby worker for {timeout:.0f} s")
             self._receive()
         for pid in workers:
             os.kill(pid, signal.SIGCONT)
@@ -300,7 +300,7 @@ class DemoRun:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
-            raise DemoError("had ended the worker before it was killed; give more --steps") from None
+            raise DemoError("finished before the worker could be killed; give more --steps") from None
         self._killed = time.monotonic()
 
     def kill_node(self, number: int) -> int:
@@ -377,7 +377,7 @@ class DemoRun:
             if time.monotonic() > deadline:
                 if self._killed is not None and self.stopped is None:
                     raise DemoError(f"has finished no step for {self.since_kill():.0f} s after the kill")
-                raise DemoError(f"has not come further within {timeout:.0f} s")
+                raise DemoError(f"made no progress within {timeout:.0f} s")
 
     def _receive(self) -> bool:
         """Wait a moment for events; returns whether any came."""
@@ -392,7 +392,7 @@ class DemoRun:
     def _check_launchers(self) -> None:
         for agent in self._running_launchers():
             if agent.poll():
-                raise DemoError(f"has ended early, with exit code {agent.returncode}")
+                raise DemoError(f"ended early, with exit code {agent.returncode}")
 
 
 def _rallyrun() -> list[str]:

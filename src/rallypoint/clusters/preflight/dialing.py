@@ -157,7 +157,7 @@ def dial_all(targets: Sequence[Target], own: MeshNode, timeout: float = DIAL_TIM
 def _why_not_reached(who: MeshNode, own: MeshNode, attempt: Attempt) -> str:
     if attempt.outcome is DialOutcome.ACCEPTED:
         if attempt.greeting is None:
-            return "the connection is made but nothing answers"
+            return "the connection was accepted, but nothing answers"
         return why_another(who, attempt.greeting)
     why = (attempt.words or os.strerror(errno.ETIMEDOUT)).lower()
     if attempt.outcome is not DialOutcome.SILENT and who.node != own.node and is_local_address(attempt.address):

@@ -122,13 +122,13 @@ def judge_shared_memory(space: Room) -> CheckResult:
     larger = "make it larger: --shm-size of a container, an emptyDir of medium Memory at /dev/shm in Kubernetes"
     if space.trouble:
         return failed(f"{space.folder} cannot be written to ({space.trouble})", larger)
-    remedy = larger if space.total < ENOUGH_SHARED else f"take away what ended programs have left in {space.folder}"
+    remedy = larger if space.total < ENOUGH_SHARED else f"delete files that ended programs left in {space.folder}"
     return by_amount(_free(space), space.free, MIN_SHARED, ENOUGH_SHARED, remedy)
 
 
 def judge_space(space: Room) -> CheckResult:
     """Judge the room for logs, error files and sockets."""
-    remedy = "make room there, or name another folder"
+    remedy = "free some space there, or use another folder"
     if space.trouble:
         return failed(f"{space.folder} cannot be written to ({space.trouble})", remedy)
     by_size = by_amount(_free(space), space.free, MIN_SPACE, ENOUGH_SPACE, remedy)
@@ -172,7 +172,7 @@ def process_limits(_inputs: CheckInputs) -> Iterator[CheckResult]:
 
 
 def judge_open_files(soft: int, hard: int) -> CheckResult:
-    text = f"a process may have {_limit(soft)} open files (hard limit: {_limit(hard)})"
+    text = f"the limit of open files is {_limit(soft)} (hard limit: {_limit(hard)})"
     if soft == NO_LIMIT:
         return passed(text)
     most = _PLENTY_OF_FILES if hard == NO_LIMIT else min(hard, _PLENTY_OF_FILES)
@@ -187,9 +187,9 @@ def judge_open_files(soft: int, hard: int) -> CheckResult:
 def judge_locked_memory(limit: int, infiniband: Sequence[str]) -> CheckResult:
     """Only InfiniBand needs much locked memory; `infiniband` are its devices. The limit is in bytes."""
     if not infiniband:
-        return skipped("there are no InfiniBand devices, which alone need it")
+        return skipped("only InfiniBand devices need it, and there are none")
     if limit == NO_LIMIT:
-        return passed(f"memory may be locked without limit for {', '.join(infiniband)}")
+        return passed(f"locked memory is unlimited for {', '.join(infiniband)}")
     text = f"{limit / MEBIBYTE:.3g} MiB may be locked, and {', '.join(infiniband)} needs more"
     remedy = "set `ulimit -l unlimited` (LimitMEMLOCK=infinity of a service, --ulimit memlock=-1 of a container)"
     return failed(text, remedy) if limit < MIN_LOCKED else warned(text, remedy)
@@ -202,7 +202,7 @@ def judge_processes(of_user: int, left_in_cgroup: int) -> CheckResult:
         left, what = left_in_cgroup, "this control group can still make"
         remedy = "raise pids.max: --pids-limit of a container, podPidsLimit of Kubernetes, TasksMax= of a service"
     if left == NO_LIMIT:
-        return passed("no limit of processes and threads")
+        return passed("there is no limit of processes and threads")
     return by_amount(f"{what} {left} processes and threads", left, MIN_PROCESSES, ENOUGH_PROCESSES, remedy)
 
 
@@ -297,7 +297,7 @@ def judge_gpus(health: NvmlHealth | None, listed: int = 0, visible: int = 0, wor
     """
     if health is None:
         return warned(
-            f"{LIBRARY} is not there, so nothing is known of {listed} GPUs",
+            f"{LIBRARY} was not found, so the state of {listed} GPUs is unknown",
             "install it with the driver; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         )
     see = "see `nvidia-smi` and the kernel's log; reset the GPU or restart the machine"
@@ -326,7 +326,7 @@ def judge_accelerators(row: Seen | None, trouble: str, advice: str, workers: int
     if trouble:
         remedy = "write --nproc-per-node as a number"
         return warned(trouble, f"{advice}; or {remedy}" if advice else remedy)
-    return skipped("no driver of an accelerator has devices here")
+    return skipped("no accelerator driver has devices here")
 
 
 def memory_of_others(job: str) -> list[str]:
@@ -366,13 +366,13 @@ def judge_gpu_memory(health: NvmlHealth | None, holders: Sequence[str] = ()) -> 
         return failed(f"memory errors that ECC could not correct: {', '.join(broken)}", reset)
     pending = [gpu.address for gpu in known if gpu.remap_pending]
     if pending:
-        return warned(f"memory is to be replaced at the next reset of {', '.join(pending)}", reset)
+        return warned(f"memory rows will be replaced at the next reset of {', '.join(pending)}", reset)
     if holders:
         more = f"; and {len(holders) - _FEW} more" if len(holders) > _FEW else ""
         fact = f"{'; '.join(holders[:_FEW])}{more}"
-        return warned(fact, "end that process, or choose other GPUs by CUDA_VISIBLE_DEVICES")
+        return warned(fact, "end that process, or choose other GPUs with CUDA_VISIBLE_DEVICES")
     if all(gpu.errors < 0 for gpu in known):
-        return skipped("ECC is off, or not there")
+        return skipped("ECC is off or not supported")
     return passed(f"no errors on {len(known)} GPUs since the driver was loaded")
 
 
@@ -401,7 +401,7 @@ def judge_xid(errors: Iterable[Xid]) -> CheckResult:
     """Judge errors of the last hours that are not a program's own mistakes."""
     recent = [error for error in errors if error.ago < XID_HOURS * 3600 and error.number not in PROGRAM_XIDS]
     if not recent:
-        return passed(f"none in the last {XID_HOURS} hours apart from those that programs cause")
+        return passed(f"none in the last {XID_HOURS} hours, except errors that programs cause")
     last = recent[-1]
     return warned(
         f"{len(recent)} in the last {XID_HOURS} hours, the last {last.ago / 3600:.1f} hours ago: "

@@ -26,7 +26,7 @@ from rallypoint.control.membership.state import join_names
 
 FULL_MESH = 64
 """With up to this many nodes, each dials all others."""
-REMEDY = "look at firewalls and routes between them, or name the address to use by --local-addr"
+REMEDY = "check firewalls and routes between them, or set the address to use with --local-addr"
 FEW = 4
 """The most nodes named one by one."""
 MAX_LINES = 20
@@ -80,7 +80,11 @@ def mesh_lines(findings: Mapping[int, Finding], count: int, absent: Mapping[int,
         text = f"{names.list_of(without)} {was} started without --preflight; give all nodes of a job the same"
         lines.append(MeshLine(text, names.node(without[0]), tuple(without)))
     if missing := [rank for rank in range(count) if rank not in findings and rank not in absent]:
-        not_told = "did not report in time which nodes it reaches" if len(missing) == 1 else "have not reported theirs"
+        not_told = (
+            "did not report in time which nodes it can reach"
+            if len(missing) == 1
+            else "did not report in time which nodes they can reach"
+        )
         text = f"{names.list_of(missing)} {not_told}"
         lines.append(MeshLine(text, "", tuple(missing)))
     pairs = {(dialler, rank): why for dialler, finding in findings.items() for rank, why in finding.failures.items()}
@@ -153,7 +157,7 @@ def greeting(own: MeshNode) -> bytes:
 def why_another(expected: MeshNode, greeted: bytes) -> str:
     match = _GREETING.fullmatch(greeted)
     if match is None:
-        return "no agent of this job listens there" if greeted else "the connection is closed without an answer"
+        return "no agent of this job listens there" if greeted else "the connection was closed without an answer"
     rank = int(match[1])
     name = printable(match[3].decode(errors="replace"))
     if match[2] != _digest(expected):

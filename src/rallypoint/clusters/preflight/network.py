@@ -28,7 +28,7 @@ MAX_OFFSET, HOPELESS_OFFSET = 1.0, 300.0
 """Seconds by which clocks may differ. From five minutes on, Kerberos and many checks of signatures fail."""
 _MOST = 16
 """The most addresses of a name to try."""
-_SLOW_DNS = "take DNS servers that do not answer out of resolv.conf"
+_SLOW_DNS = "remove DNS servers that do not answer from resolv.conf"
 
 
 # The name of this machine, whose local resolution many programs take for its address
@@ -36,7 +36,7 @@ _SLOW_DNS = "take DNS servers that do not answer out of resolv.conf"
 
 def own_name(inputs: CheckInputs) -> Iterator[CheckResult]:
     if inputs.max_nodes == 1:
-        yield skipped("the job has no other node that needs an address")
+        yield skipped("the job has no other node")
         return
     answer = look_up(socket.gethostname())
     yield judge_host_name(
@@ -52,7 +52,7 @@ def judge_host_name(name: str, answer: LookUp, foreign: Sequence[str]) -> CheckR
     remedy = f"give {name} the address by which other nodes reach this one, in DNS or /etc/hosts"
     if answer.unanswered:
         return warned(
-            f"the look-up of {name} got no answer within {answer.took:.0f} s", f"see the DNS servers, or {remedy}"
+            f"the look-up of {name} got no answer within {answer.took:.0f} s", f"check the DNS servers, or {remedy}"
         )
     if answer.error:
         return warned(f"{name} does not resolve ({answer.error})", remedy)
@@ -127,7 +127,7 @@ def _judge_place(place: EndpointProbe, *, is_ours: bool, joins: bool) -> CheckRe
     dns = "check the endpoint, DNS and /etc/hosts"
     if answer.unanswered:
         return failed(
-            f"the look-up of {where.host} got no answer within {answer.took:.0f} s", f"see the DNS servers; {dns}"
+            f"the look-up of {where.host} got no answer within {answer.took:.0f} s", f"check the DNS servers; {dns}"
         )
     if answer.error:
         return failed_yet(f"{where.host} does not resolve ({answer.error})", dns)
@@ -182,7 +182,7 @@ class Answer(NamedTuple):
 
 def _ask(inputs: CheckInputs, places: Sequence[EndpointProbe]) -> Answer:
     if inputs.coordinators is None:
-        return Answer(absent=f"what answers for the backend {inputs.backend!r} is not Rallypoint's to ask")
+        return Answer(absent=f"the backend {inputs.backend!r} has no control plane of Rallypoint to ask")
     if not any(place.attempts_with(DialOutcome.ACCEPTED) for place in places):
         return Answer(absent="nothing listens at the endpoint")
     import asyncio
@@ -195,7 +195,7 @@ def _ask(inputs: CheckInputs, places: Sequence[EndpointProbe]) -> Answer:
         return Answer(refusal=str(error))
     except RallypointError as error:
         return Answer(absent=str(error))
-    answer = Answer(absent="no node is coordinator at the moment")
+    answer = Answer(absent="there is no coordinator at the moment")
     for target in targets:
         answer = asyncio.run(_greet(target, inputs.job))
         if answer.welcome:
@@ -222,7 +222,7 @@ async def _greet(target: DialTarget, job: str) -> Answer:
     except RETRYABLE as error:
         return Answer(
             refusal=f"what listens at {target.endpoint} does not answer as Rallypoint's control plane does "
-            f"({error_words(error) or dialer.unfinished}); see what it is, or choose another port"
+            f"({error_words(error) or dialer.unfinished}); find out what it is, or choose another port"
         )
     took = time.monotonic() - began
     session.writer.close()
@@ -261,7 +261,7 @@ def _port(place: EndpointProbe) -> CheckResult:
         return skipped(f"{place.endpoint.host} is not this machine; run the check there")
     port = place.endpoint.port
     if place.attempts_with(DialOutcome.ACCEPTED):
-        return passed(f"somebody listens at port {port} (see control-plane)")
+        return passed(f"a process listens on port {port} (see control-plane)")
     low, high = ([int(part) for part in local_port_range().split()] or [0, 0])[:2]
     reserved = _ranges(read_text("/proc/sys/net/ipv4/ip_local_reserved_ports"))
     return judge_port(port, _trouble_with(place), (low, high), reserved)
@@ -275,7 +275,7 @@ def judge_port(
     The kernel gives outgoing connections ports in the range `ephemeral`, except `reserved` ones.
     """
     if trouble:
-        return failed(f"port {port} cannot be listened at ({trouble})", f"see who has it (`ss -tanp sport = :{port}`)")
+        return failed(f"port {port} cannot be used ({trouble})", f"find out who uses it (`ss -tanp sport = :{port}`)")
     low, high = ephemeral
     if not low <= port <= high:
         return passed(f"port {port} is outside the range of outgoing connections, {low}-{high}")
@@ -323,7 +323,7 @@ def judge_proxy(environ: Mapping[str, str], hosts: Sequence[str]) -> CheckResult
     if not names:
         return passed("no proxy variable is set")
     if not hosts:
-        return skipped(f"{names} set, and no endpoint is given that they could divert")
+        return skipped(f"{names} set, but there is no endpoint for them to divert")
     spared = ",".join(environ.get(name, "") for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"))
     caught = [host for host in hosts if not is_spared(host, spared)]
     if not caught:

@@ -138,7 +138,9 @@ def with_required(results: Iterable[CheckResult], names: Collection[str]) -> lis
 def _required(result: CheckResult) -> CheckResult:
     if result.status is Status.SKIP:
         fact = f"not checked: {result.fact}"
-        return result._replace(status=Status.FAIL, fact=fact, remedy="it is required, so see to it that it can be")
+        return result._replace(
+            status=Status.FAIL, fact=fact, remedy="it is required; make this check possible, or drop it from --require"
+        )
     return result if result.status is Status.PASS else result._replace(status=Status.FAIL)
 
 

@@ -25,7 +25,7 @@ from rallypoint.clusters.preflight.results import Check, CheckInputs, CheckResul
 
 
 def _no_answer(what: str) -> CheckResult:
-    remedy = "if it is a network file system, see whether its server is up; or name another"
+    remedy = "if it is a network file system, check whether its server is up; or use another folder"
     return failed(f"{what} does not answer", remedy)
 
 
@@ -45,12 +45,12 @@ CHECKS = (
     Check(
         ("host-name",),
         network.own_name,
-        warned("the look-up of this machine's own name does not end", "see the DNS servers"),
+        warned("the look-up of this machine's own name got no answer", "check the DNS servers"),
     ),
     Check(
         ("endpoint", "control-plane", "port", "clock"),
         network.endpoint,
-        warned("the endpoint could not be examined in time", "see whether DNS and the endpoint answer"),
+        warned("the endpoint could not be checked in time", "check whether DNS and the endpoint answer"),
     ),
     Check(("proxy",), network.proxy, skipped("the environment could not be read in time")),
     Check(

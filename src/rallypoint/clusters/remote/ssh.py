@@ -82,22 +82,22 @@ def ssh_command(host: Host, options: SshOptions) -> list[str]:
 
 
 _MEANINGS: tuple[tuple[str, str], ...] = (
-    ("could not resolve hostname", "its name is not known here; look at its spelling, /etc/hosts and ~/.ssh/config"),
+    ("could not resolve hostname", "its name is not known here; check its spelling, /etc/hosts and ~/.ssh/config"),
     ("connection refused", "no ssh server listens there; start sshd, or set its port in ~/.ssh/config"),
-    ("timed out", "no answer; check that it is up, and firewalls between here and there"),
-    ("no route to host|network is unreachable", "no way leads there; look at the network and at firewalls"),
+    ("timed out", "no answer; check that it is up, and that no firewall is in between"),
+    ("no route to host|network is unreachable", "there is no route to it; check the network and firewalls"),
     (
         "host key verification failed|identification has changed|host key is known",
-        "its key is not the one in ~/.ssh/known_hosts, or none is there; connect once by hand: ssh {target}",
+        "its key is not in ~/.ssh/known_hosts, or differs from the one there; connect once by hand: ssh {target}",
     ),
-    ("permission denied", "it accepts no key of yours; see that 'ssh -o BatchMode=yes {target} true' works"),
-    ("too many authentication failures", "it was offered too many keys; name one by --ssh-args='-i FILE'"),
+    ("permission denied", "it accepts none of your keys; make sure that 'ssh -o BatchMode=yes {target} true' works"),
+    ("too many authentication failures", "it was offered too many keys; name one with --ssh-args='-i FILE'"),
     (
         "no module named|modulenotfounderror",
-        "Rallypoint is not installed for {python} there; install it, or name another by --python",
+        "Rallypoint is not installed for {python} there; install it, or name another Python with --python",
     ),
-    ("unknown option.*-p", "{python} there is older than Python 3.11; name another by --python"),
-    ("bad configuration option|illegal option|unknown option", "ssh does not know an option; look at --ssh-args"),
+    ("unknown option.*-p", "{python} there is older than Python 3.11; name another with --python"),
+    ("bad configuration option|illegal option|unknown option", "ssh does not know an option; check --ssh-args"),
 )
 """Messages of ssh or the login shell, with remedies; the first matching row counts."""
 
@@ -119,14 +119,12 @@ def why_unreachable(host: Host, options: SshOptions, code: int | None, errors: b
     text = "\n".join(lines).lower()
     about = {"target": host.target, "python": options.python}
     if code is None:
-        return (
-            f"has not answered in time{quoted}; look at its load and its login shell, or give more by --connect-timeout"
-        )
+        return f"has not answered in time{quoted}; check its load and its login shell, or raise --connect-timeout"
     for pattern, meaning in _MEANINGS:
         if re.search(pattern, text):
             return f"cannot be used: {meaning.format(**about)}{quoted}"
     if code in (_NOT_FOUND, _CANNOT_RUN):
-        return f"cannot be used: {options.python} cannot be run there; name its Python by --python{quoted}"
+        return f"cannot be used: {options.python} cannot be run there; name its Python with --python{quoted}"
     if code == _SSH_FAILED:
         return f"cannot be reached{quoted or ': ssh ended with exit code 255'}"
     return f"cannot be used: its login shell ended with exit code {code} before Rallypoint ran{quoted}"
@@ -176,7 +174,7 @@ class SshConnection:
             )
             self._process = Process(self._transport, protocol, loop)
         except OSError as error:
-            why = f"ssh cannot be started here ({error.strerror}); install it, and look at the limits (`ulimit -a`)"
+            why = f"ssh cannot be started here ({error.strerror}); install it, and check the limits (`ulimit -a`)"
             raise HostError(f"cannot be reached: {why}") from None
         self._reading_errors = asyncio.create_task(self._keep_errors())
         self.hello = await self._answer(SupervisorHello)

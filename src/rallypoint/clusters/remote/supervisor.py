@@ -98,7 +98,7 @@ def _prepare(job: Prepare) -> Refused | None:
         os.chdir(folder)
     except OSError as error:
         return Refused(
-            f"has no folder {folder!r} to run in ({error.strerror}); make it there, or give another by --chdir"
+            f"has no folder {folder!r} to run in ({error.strerror}); create it there, or choose another with --chdir"
         )
     os.environ["PWD"] = folder
     # As in an activated virtual environment: programs beside this Python are found.
@@ -107,10 +107,10 @@ def _prepare(job: Prepare) -> Refused | None:
     try:
         os.environ.update((_native(name), _native(value)) for name, value in job.environment.items())
     except ValueError as error:
-        return Refused(f"cannot take over the environment: {error}; look at --env and --env-file")
+        return Refused(f"cannot take over the environment: {error}; check --env and --env-file")
     program = _native(job.command[0])
     if shutil.which(program) is None:
-        return Refused(f"does not find the program {program!r}; give a path, or name the Python beside it by --python")
+        return Refused(f"cannot find the program {program!r}; give a path, or name the Python next to it with --python")
     return None
 
 

@@ -128,8 +128,8 @@ def _fault(command: FaultCommand, state: State, settings: Settings, sessions: Se
     name = _connected(node, state, sessions)
     if fault in _ENDS_CONTROL_PLANE and node in sessions.local_nodes:
         raise CommandRefused(
-            f"{name} hosts the control plane of this job, which is not there then to see what follows; "
-            "drill another node, or host it elsewhere ('rallyctl serve')"
+            f"{name} hosts the control plane of this job, which must observe the outcome; drill another node, or host "
+            "the control plane elsewhere ('rallyctl serve')"
         )
     lasts = _DEATH_LEASES * settings.lease if fault is Fault.KILL_NODE else command.lasts
     what = f"{fault.value}: {f'rank {rank} on ' if fault.is_of_worker else ''}{name}"
@@ -150,7 +150,7 @@ def _resize(command: ResizeCommand, state: State, settings: Settings, sessions: 
     most -= most % settings.segment
     nodes = known_to(state)
     if not nodes or any(node not in sessions for node in nodes):
-        raise CommandRefused("not all nodes of the job have come to this coordinator; try again when they have")
+        raise CommandRefused("not all nodes of the job have reached this coordinator yet; try again later")
     if (least, most) == (settings.min_nodes, settings.max_nodes):
         raise CommandRefused(f"the job has {least}:{most} nodes already")
     short = max(0, least - len(nodes))

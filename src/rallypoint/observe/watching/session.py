@@ -37,7 +37,7 @@ COMMAND_REFUSED = (
 )
 MAX_WATCHERS = 64
 """The most watching sessions of a job: each may request the whole state several times a second."""
-_REPLACED_DETAIL = f"{MAX_WATCHERS} others watch this job, and it has said nothing for the longest time"
+_REPLACED_DETAIL = f"{MAX_WATCHERS} others watch this job, and this one was idle for the longest time"
 _COPIED_WITHIN = 5.0
 """Seconds that a snapshot waits for a turn of the coordinator."""
 

@@ -361,7 +361,7 @@ class WatcherSessions(Extension):
             if nodes:
                 yield f"{what} {', '.join(self._names(nodes))}"
         if collection.not_asked:
-            most = f"{limits.of_all // 2**20} MiB and {limits.longest:g} s are the most; ask for one by --rank"
+            most = f"{limits.of_all // 2**20} MiB and {limits.longest:g} s are the most; ask for one with --rank"
             yield f"{collection.not_asked} nodes were not asked: {most}"
 
     def _names(self, nodes: Iterable[NodeId]) -> Sequence[str]:

@@ -230,7 +230,7 @@ def refuse_unknown_port(params: RendezvousParameters, endpoint: Endpoint) -> Non
     if endpoint.port == 0 and nodes > 1:
         flag = params.endpoint_flag.replace("addr", "port").replace("ADDR", "PORT")
         raise UserError(
-            f"the job needs {nodes} nodes, and the others cannot know a port of {endpoint.host} that the kernel "
+            f"the job needs {nodes} nodes, but the other nodes cannot know a port of {endpoint.host} that the kernel "
             f"chooses here (port 0); give all nodes the same port with {flag}"
         )
 
