@@ -311,7 +311,7 @@ class ToolOptions(OptionRecord):
 
     wrap = Flag(
         str,
-        "Command in front of each worker, such as py-spy record --; with macros for rank, local rank, host and round",
+        "Command that starts each worker, such as py-spy record --; with macros for rank, local rank, host and round",
         metavar="COMMAND",
         default="",
         samples=("nice -n 5", "env"),
@@ -319,7 +319,7 @@ class ToolOptions(OptionRecord):
     )
     wrap_ranks = Flag(
         str,
-        "Ranks of the job that --wrap is for: 0,3-5 (default: all)",
+        "Global ranks to wrap, such as 0,3-5 (default: all)",
         metavar="LIST",
         default="",
         samples=("0,3-5", "1"),
@@ -383,7 +383,7 @@ class CommandOptions(OptionRecord):
     )
     exit_codes = Flag(
         OneOf("torchrun", "classified", "in-place"),
-        "Exit codes: torchrun's; classified: 1, 2, 75 (retry), 93, 94 (do not retry), 124, 143; in-place: also 85 (here)",
+        "Exit codes: torchrun's; classified: 1, 2, 75 (retry), 93, 94 (do not), 124, 143; in-place: also 85 (retry here)",
         metavar="WHICH",
         default="torchrun",
         bad=("mine", ""),

@@ -75,6 +75,7 @@ _LATER = (
     "control.membership.many_gone",
     "control.membership.segments",
     "control.protocol.signing",
+    "store.wire",
     "observe.watching.session",
 )
 """Modules that a coordinator imports only when it needs them."""

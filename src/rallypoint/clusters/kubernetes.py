@@ -64,7 +64,7 @@ def of_kubernetes(environ: Mapping[str, str], machine: Machine) -> Finding:
         job_id=f"k8s-{job}" if job else "",
         cpus=_quota_cpus(machine.cpu_quota),
         wanted={
-            "nnodes": "the number of pods of this Indexed Job is not known; set JOB_COMPLETIONS in the pod's template "
+            "nnodes": "the number of pods of this Indexed Job is unknown; set JOB_COMPLETIONS in the pod's template "
             "to the Job's completions, or give --nnodes",
             "rdzv_endpoint": _why_no_host(machine.hostname, index, job, service),
         },
@@ -91,13 +91,13 @@ def _service_of(machine: Machine) -> str:
 def _why_no_host(hostname: str, index: int, job: str, service: str) -> str:
     if not job:
         return (
-            f"the host name {hostname[:70]!r} is not <job>-{index}, so that the name of pod 0 is not known; give "
+            f"the host name {hostname[:70]!r} is not <job>-{index}, so the name of pod 0 is unknown; give "
             "--rdzv-endpoint=HOST:29400 with the name of pod 0"
         )
     if not service:
         return (
-            f"pod 0 of {job} has no name that the others could look up; set subdomain in the pod's template to the "
-            f"name of a headless Service that selects the pods, or {SERVICE} to that name"
+            f"pod 0 of {job} has no name that other pods can look up; set subdomain in the pod's template to the name "
+            f"of a headless Service that selects the pods, or {SERVICE} to that name"
         )
     return f"{job}-0.{service[:300]!r} is not a host name; set {SERVICE} to the name of the headless Service"
 

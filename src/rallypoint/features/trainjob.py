@@ -211,7 +211,7 @@ class Reporter(Source):
                 log.info("the progress of this job is shown in the TrainJob")
 
     def _failed(self, what: str) -> None:
-        log.exception("%s failed; the job continues without it: a defect of Rallypoint, please report it", what)
+        log.exception("%s failed; the job continues without it: this is a bug in Rallypoint, please report it", what)
 
 
 class Server:

@@ -128,7 +128,7 @@ def test_a_segment_that_was_typed_with_standalone_is_refused() -> None:
 
 
 def test_requeue_outside_of_slurm_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"PET_REQUEUE=3 requeues a Slurm job, but this is not one"):
+    with pytest.raises(UsageError, match=r"PET_REQUEUE=3 requeues a Slurm job, and this is not one"):
         launched("--preempt-signals=SIGUSR2", PET_REQUEUE="3")
     with pytest.raises(UsageError, match=r"this is one of LSF; leave it out, and submit with bsub -Q 143"):
         launched("--preempt-signals=SIGUSR2", PET_REQUEUE="3", LSB_JOBID="7")

@@ -167,4 +167,4 @@ def why_no_requeue(environ: Mapping[str, str]) -> str:
     scheduler = scheduler_of(environ)
     title = "" if scheduler is None else scheduler.title
     instead = _REQUEUED_BY.get(title, "not one: SLURM_JOB_ID is not set; leave it out")
-    return f"requeues a job of Slurm, and this is {instead}"
+    return f"requeues a Slurm job, and this is {instead}"
