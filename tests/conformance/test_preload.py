@@ -99,9 +99,7 @@ def test_torch_is_preloaded_for_a_script_that_imports_it(launcher: Launcher) -> 
     os.kill(int(first[0][3]), signal.SIGKILL)
     assert job.ends() == 0, job.err
     assert [words[2] for words in trained(4)] == ["False"] * 2 + ["True"] * 2
-    assert re.search(
-        r"Preloaded for workers that are started again: (rallypoint, )?torch, (rallypoint, )?torch\._dynamo", job.err
-    )
+    assert re.search(r"Preloaded for restarted workers: (rallypoint, )?torch, (rallypoint, )?torch\._dynamo", job.err)
     assert "without preloading" not in job.err
 
 

@@ -475,7 +475,7 @@ def test_what_a_script_imports_is_preloaded_once_its_workers_make_progress(rally
     os.kill(int(workers[0][3]), signal.SIGKILL)
     assert job.ends() == 0, job.err
     assert [line for line in job.out if line == "beside"] == ["beside"] * 8, "the user's own are never preloaded"
-    assert job.err.count("Preloaded for workers that are started again: ") == 1
+    assert job.err.count("Preloaded for restarted workers: ") == 1
     assert "without preloading" not in job.err
 
 

@@ -383,7 +383,7 @@ class CommandOptions(OptionRecord):
     )
     exit_codes = Flag(
         OneOf("torchrun", "classified", "in-place"),
-        "Exit codes: torchrun's; classified: 1, 2, 75 (retry), 93, 94 (do not), 124, 143; in-place: also 85 (retry here)",
+        "Exit codes: torchrun's; classified: 1, 2, 75 (retry), 93, 94 (do not), 124, 143; in-place: also 85",
         metavar="WHICH",
         default="torchrun",
         bad=("mine", ""),

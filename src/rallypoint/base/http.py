@@ -137,7 +137,7 @@ class Access(NamedTuple):
             return None
         is_unknown = client.user is Peer.UNKNOWN  # not on Linux
         if client.user is not Peer.OWN_USER and not (is_unknown and is_loopback(unmapped_address(client.address))):
-            return refusal(HTTPStatus.FORBIDDEN, "without a token this is only for the same user on the machine itself")
+            return refusal(HTTPStatus.FORBIDDEN, "without a token, only the same user on this machine has access")
         # A host name that leads here may belong to a foreign page, which must not read this (DNS rebinding).
         if not _is_local_name(request.headers.get("host", "")):
             return refusal(HTTPStatus.FORBIDDEN, "ask for this machine by its address, or as localhost")

@@ -121,9 +121,8 @@ def of_pbs(environ: Mapping[str, str], machine: Machine) -> Finding:
         hosts_here=index == 0,
         cpus=cpus,
         wanted={
-            "nnodes": f"the number of hosts of {title} is not known here; {_COPY}, or give --nnodes",
-            "rdzv_endpoint": f"the first host of {title} is not known here; {_COPY}, or give "
-            "--rdzv-endpoint=HOST:29400",
+            "nnodes": f"the number of hosts of {title} is unknown here; {_COPY}, or give --nnodes",
+            "rdzv_endpoint": f"the first host of {title} is unknown here; {_COPY}, or give --rdzv-endpoint=HOST:29400",
         },
         origins={
             "nnodes": "PBS_NODEFILE" if hosts else "PBS_NUM_NODES",

@@ -137,7 +137,7 @@ def of_volcano(environ: Mapping[str, str], machine: Machine) -> Finding:
         if len(tasks) > 1:
             return DetectionRefusal(
                 f"this Volcano Job has {len(tasks)} tasks ({', '.join(tasks)[:200]}), and the pod's number among all "
-                f"pods is not known; {_PLUGINS}, or give --nnodes, --node-rank and --rdzv-endpoint"
+                f"pods is unknown; {_PLUGINS}, or give --nnodes, --node-rank and --rdzv-endpoint"
             )
         ((name, hosts),) = tasks.items()
         nodes, host, port = len(hosts) or None, hosts[0] if hosts else "", PORT

@@ -264,8 +264,8 @@ def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousPar
 
 def _not_closed(settings: Settings) -> str:
     return (
-        f"the rendezvous {settings.run_id!r} could not be closed within {settings.close_timeout:g} s; see whether its "
-        "backend answers, or raise close_timeout"
+        f"the rendezvous {settings.run_id!r} could not be closed within {settings.close_timeout:g} s; check whether "
+        "its backend answers, or raise close_timeout"
     )
 
 

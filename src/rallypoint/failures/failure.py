@@ -491,7 +491,7 @@ def _by_kernel_log(text: str, kills: OomKills, pid: int) -> str | None:
 
 def bus_error(shared: str) -> str:
     """The likely cause of a SIGBUS; `shared` is the folder of shared memory."""
-    meaning = "it accessed mapped memory with nothing behind it, as of a mapped file that was truncated"
+    meaning = "it accessed mapped memory with nothing behind it, such as a mapped file that was truncated"
     try:
         disk = os.statvfs(shared)
     except OSError:

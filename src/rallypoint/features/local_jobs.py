@@ -314,7 +314,7 @@ _ALL_KILLED = (
     "all of its processes on this machine were killed at once, as with a container or the machine itself, at some time "
     "before this was found"
 )
-_NOT_KEPT = "how the job has ended is not kept on this machine: %s"
+_NOT_KEPT = "the outcome of the job is not kept on this machine: %s"
 _ENDED = re.compile(r"([0-9]{14})-[0-9]+")
 """An agent's end in milliseconds since 1970, and its pid."""
 
@@ -381,7 +381,7 @@ def record_if_killed(workers: WorkerController, folder: str) -> str:
     """
     try:
         folder = folder or make_folder()
-        detail = "its agent was killed, or crashed; what became of other nodes is not known here"
+        detail = "its agent was killed, or crashed; what happened on other nodes is unknown here"
         ended = _end_of(workers, "killed", detail, workers.group.restarts)
         workers.ensure_reaper().set_record(folder, _record(ended))
     except Exception as trouble:

@@ -455,7 +455,7 @@ class PeerExchange(SetupStep):
             more = f" and {len(missing) - _FEW} more" if len(missing) > _FEW else ""
             named = ", ".join(map(str, missing[:_FEW]))
             raise TimeoutError(
-                f"nothing has come from group rank {named}{more} in time; see whether all nodes were started alike"
+                f"nothing came from group rank {named}{more} in time; check whether all nodes were started alike"
             ) from error
         values = zip(keys, store.multi_get(list(keys.values())), strict=True)
         found = {rank: decode_record(bytes(data), rank, place.ranks.world_size) for rank, data in values}
@@ -523,8 +523,8 @@ def decode_record(data: bytes, group_rank: int, world_size: int) -> PeerRecord:
         )
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(
-            f"the record of group rank {group_rank} cannot be used ({printable(str(error))}); "
-            "see whether all nodes run the same version, and whether something else writes to the store"
+            f"the record of group rank {group_rank} cannot be used ({printable(str(error))}); check whether all nodes "
+            "run the same version, and whether something else writes to the store"
         ) from None
 
 

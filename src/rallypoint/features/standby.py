@@ -165,7 +165,7 @@ class StandbyWorkers(Feature, Source):
         self._asked = bool(WorkerChannel(self._group.notices).prepared())
         if not self._asked and self.workers.folder.made():
             why = "the script has no function of rallypoint.inprocess with `prepare`"
-            self._tell(f"{why}; what it imports is preloaded for workers that are started again")
+            self._tell(f"{why}; its imports are preloaded for restarted workers")
         return self._asked
 
     # Start and end

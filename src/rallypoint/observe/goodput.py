@@ -615,15 +615,15 @@ def _outcome_detail(outcome: events.JobOver | None) -> str:
 def _notes(runs: Sequence[AgentRun], rounds: Sequence[_Round]) -> Iterator[str]:
     if not any(round_.samples for round_ in rounds):
         yield (
-            "no progress was reported (notices.progress or --progress-file), so lost work is not known, and all "
-            "that ran counts as productive"
+            "no progress was reported (notices.progress or --progress-file), so lost work is unknown, and all running "
+            "time counts as productive"
         )
     for round_ in rounds:
         here, all_of_it = len(round_.placed), max(event.group_world_size for _, event in round_.placed)
         if here < all_of_it:
             yield (
-                f"of round {round_.placed[0][1].round} only {here} of {all_of_it} nodes have left events here; give "
-                "the files of all for the whole job"
+                f"for round {round_.placed[0][1].round}, only {here} of {all_of_it} nodes left events here; give the "
+                "files of all nodes to see the whole job"
             )
             break
     lost = sum(event.count for run in runs for event in run.told if isinstance(event, events.EventsLost))

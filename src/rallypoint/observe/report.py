@@ -111,7 +111,7 @@ def _read(path: str, contents: EventFiles) -> None:
         which = "a line is" if bad.count == 1 else f"{bad.count} lines are"
         contents.notes.append(f"{which} left out of {path}, which cannot be read ({bad.first})")
     if newer:
-        contents.notes.append(f"{newer} lines of {path} are of kinds that a newer version writes, and left out")
+        contents.notes.append(f"{newer} lines of {path} are of kinds that a newer version writes; they were left out")
 
 
 def _lines(path: str) -> Iterator[bytes]:

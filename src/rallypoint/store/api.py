@@ -176,14 +176,14 @@ class Store(ABC):
             f"the key {few}" if len(keys) == 1 else f"some of the {len(keys)} keys {few}" + ", ..." * (len(keys) > 3)
         )
         return StoreTimeoutError(
-            f"{missing} did not come within {limit:g} s in {self._title()}; "
-            "see whether the process that sets it is alive, or wait longer"
+            f"{missing} did not appear within {limit:g} s in {self._title()}; check whether the process that sets it "
+            "is alive, or wait longer"
         )
 
     def _barrier_timeout(self, key: str, world_size: int, limit: float) -> StoreTimeoutError:
         return StoreTimeoutError(
-            f"not all of {world_size} came to the barrier {key!r} within {limit:g} s in {self._title()}; "
-            "see which of them is missing, or wait longer"
+            f"not all of {world_size} reached the barrier {key!r} within {limit:g} s in {self._title()}; find out "
+            "which of them is missing, or wait longer"
         )
 
 

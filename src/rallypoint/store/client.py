@@ -198,11 +198,11 @@ class TCPStore(RequestStore):
             cause = self._end(self._connection, error)
             if isinstance(error, TimeoutError) and error.errno is None:  # with a number, the kernel gave up
                 raise StoreTimeoutError(
-                    f"{self._title()} does not answer ({cause}); see whether its server is stopped or overloaded, and "
-                    "open a new one"
+                    f"{self._title()} does not answer ({cause}); check whether its server is stopped or overloaded, "
+                    "and open a new one"
                 ) from error
             raise StoreConnectionError(
-                f"{self._title()} is lost: {cause}; see whether its server still runs"
+                f"{self._title()} is lost: {cause}; check whether its server still runs"
             ) from error
         except BaseException as error:
             self._end(self._connection, error)
@@ -222,8 +222,8 @@ class TCPStore(RequestStore):
         while self._server is not None and present < world_size:
             if deadline.expired:
                 raise StoreTimeoutError(
-                    f"only {present} of {world_size} clients came to {self._title()} within {self._timeout:g} s; "
-                    "see which of them is missing, or wait longer"
+                    f"only {present} of {world_size} clients connected to {self._title()} within {self._timeout:g} s; "
+                    "find out which of them is missing, or wait longer"
                 )
             time.sleep(_POLL)  # the protocol cannot wait for a number
             present = int(self._exchange(read_value, Op.GET, _INIT))
@@ -271,8 +271,8 @@ def connect(endpoint: Endpoint, timeout: float) -> socket.socket:
             last = error_reason(error)
         if deadline.expired:
             raise StoreConnectionError(
-                f"no store answered at {endpoint} within {timeout:g} s ({last}); "
-                "see whether host and port are right and its server is running"
+                f"no store answered at {endpoint} within {timeout:g} s ({last}); check that host and port are right "
+                "and that its server is running"
             )
         # Jitter, so that a thousand clients of a lost server do not return at the same time.
         time.sleep(min(delay * (0.5 + os.urandom(1)[0] / 512), deadline.remaining()))
@@ -325,10 +325,11 @@ def _send_greeting(connection: socket.socket, endpoint: Endpoint, deadline: Dead
     try:
         answer = receive(connection, wire.U32.size, deadline)
     except TimeoutError:
-        raise TimeoutError("the connection was accepted but the greeting never answered") from None
+        raise TimeoutError("the connection was accepted but the greeting was not answered") from None
     if answer != wire.U32.pack(nonce):
         raise StoreProtocolError(
-            f"{endpoint} is not a store: it answered a store's greeting with {answer!r}; see whether the port is right"
+            f"{endpoint} is not a store: it answered a store's greeting with {answer!r}; check whether the port is "
+            "right"
         )
 
 

@@ -191,7 +191,7 @@ def raise_descriptor_limit(context: TransportContext, error: int, present: int) 
     """
     if not error:
         context.log_lines.warning(
-            "the store accepts no connections before others end: it has %d, and more are not allowed",
+            "the store accepts no more connections until others end: it has %d, the most that are allowed",
             context.guard.connections,
         )
         return present

@@ -124,13 +124,13 @@ _SENTENCES = {
     RefusalReason.BYTES_OF_ONE: (
         "it has added {number} bytes and deleted too few; this store allows {limit} a connection"
     ),
-    RefusalReason.SILENT: "it has not greeted within {limit:g} s, so it is not a store client",
+    RefusalReason.SILENT: "it sent no greeting within {limit:g} s, so it is not a store client",
     RefusalReason.NOT_A_PEER: (
-        "its address is not among those that may use this store ({limit}); if it is the job's, add its network to "
-        "--store-peers"
+        "its address is not one of those that may use this store ({limit}); if it belongs to the job, add its network "
+        "to --store-peers"
     ),
     RefusalReason.OTHER_USER: (
-        "it is of another user of this machine than the agent; if it is a worker that has changed its user, give "
+        "it belongs to another user of this machine than the agent; if it is a worker that has changed its user, give "
         "--store-peers=any"
     ),
 }

@@ -393,7 +393,7 @@ class Stop:
         if self.done:
             self.done = False
             pid, rank = worker.process.pid, worker.rank
-            log.warning("worker %d (local rank %d) has ended while it waited; it is started again", pid, rank)
+            log.warning("worker %d (local rank %d) ended while it waited; it is started again", pid, rank)
 
     def _leave_no_more(self) -> None:
         leaving, self._leaving = self._leaving, None

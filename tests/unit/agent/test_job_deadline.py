@@ -146,7 +146,7 @@ def test_more_time_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     seen.slurm_says(str(int(NOW) + 900))
     seen.passes(240)
     assert seen.told == []
-    assert "Slurm job 7 has 600 s more than it had" in caplog.text
+    assert "Slurm job 7 now has 600 s more" in caplog.text
     seen.passes(599)
     assert seen.told == []
     seen.passes(1)

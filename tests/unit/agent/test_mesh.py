@@ -243,4 +243,4 @@ def test_what_is_not_known_in_time_is_a_warning_or_what_has_failed(mode: str, ca
         why = f"{socket.gethostname()} cannot exchange what it has found over the worker store at 127.0.0.1:"
         assert node.setup.failure.startswith(why) == (mode == REQUIRE)
     assert len(told(caplog)) == (mode == WARN)
-    assert all(line.startswith(f"it is not known whether the nodes reach each other: {why}") for line in told(caplog))
+    assert all(line.startswith(f"it is unknown whether the nodes reach each other: {why}") for line in told(caplog))

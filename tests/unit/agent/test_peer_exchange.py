@@ -153,7 +153,7 @@ def test_nodes_that_say_nothing_are_named() -> None:
     with StoreServer("127.0.0.1") as server:
         peers.begin(entered(1, 12, server.port))
         finish(peers)
-    assert "nothing has come from group rank 0, 2, 3, 4, 5, 6, 7, 8 and 3 more in time" in peers.failure
+    assert "nothing came from group rank 0, 2, 3, 4, 5, 6, 7, 8 and 3 more in time" in peers.failure
     peers.close()
 
 

@@ -111,7 +111,7 @@ def test_what_is_no_list_of_ranks(text: str) -> None:
         ({"wrap": "/etc/passwd"}, "cannot be executed"),
         ({"wrap_ranks": "0"}, "--wrap-ranks=0: it names the ranks of --wrap, which is not given"),
         ({"wrap": "env", "standby": 1}, "leave out --standby"),
-        ({"wrap": "env", "preload": ("json",)}, "name some ranks by --wrap-ranks"),
+        ({"wrap": "env", "preload": ("json",)}, "choose some ranks with --wrap-ranks"),
     ],
 )
 def test_options_that_cannot_work(options: dict[str, object], why: str) -> None:

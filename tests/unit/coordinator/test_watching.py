@@ -437,5 +437,5 @@ def test_messages_of_nodes_are_the_same_with_a_watcher() -> None:
 
 def test_a_new_coordinator_is_not_resized_before_the_nodes_have_come() -> None:
     job = Job()
-    assert "try again when they have" in job.command(ResizeCommand(BY, 1, 1)).detail
+    assert "try again later" in job.command(ResizeCommand(BY, 1, 1)).detail
     assert job.coordinator.state.size is None

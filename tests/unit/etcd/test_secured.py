@@ -126,7 +126,7 @@ def test_a_cluster_started_anew_takes_the_password_again(secured: Secured, insid
     [
         (OURS, JOB._replace(password="another"), "invalid user ID or password'; check user and password"),
         (OURS, None, "give a user and a password"),
-        (("other-ca.pem", *OURS[1:]), JOB, "certificate that is not to be trusted"),
+        (("other-ca.pem", *OURS[1:]), JOB, "certificate that cannot be trusted"),
         (("ca.pem", None, None), JOB, "`cert`"),
         (("ca.pem", "other.pem", "other.key"), JOB, "TLS"),
     ],
@@ -154,7 +154,7 @@ def test_a_user_who_may_do_nothing(secured: Secured, prefix: bytes) -> None:
 
 def test_no_tls_where_it_is_wanted(secured: Secured) -> None:
     client = secured.client(None, JOB, timeout_s=1.0)
-    with pytest.raises(EtcdUnreachable, match="see whether it requires TLS"):
+    with pytest.raises(EtcdUnreachable, match="check whether it requires TLS"):
         client.range(b"k")
     client.close()
 

@@ -64,7 +64,7 @@ def test_a_line_that_was_being_written_and_bytes_that_are_no_text(file: Path) ->
 
 def test_kinds_of_a_newer_version_are_passed_over(file: Path) -> None:
     file.write_text(line() + line("checkpoint_saved") + line(color="red"))
-    assert read(file) == ({"j": 2}, [f"1 lines of {file} are of kinds that a newer version writes, and left out"])
+    assert read(file) == ({"j": 2}, [f"1 lines of {file} are of kinds that a newer version writes; they were left out"])
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_it_begins_when_workers_have_run_for_some_time_and_no_start_waits_for_it
         names = "decimal", "dist", "dist.part", "dist2", "fractions", "own", "broken", "ast", "rallypoint"
         assert forked_with(found, tmp_path, *names) == [True] * 5 + [False] * 4
     assert told(caplog) == [
-        "Preloaded for workers that are started again: dist, dist2; not broken, for it raises ImportError: half of it"
+        "Preloaded for restarted workers: dist, dist2; not broken, for it raises ImportError: half of it"
     ]
 
 
@@ -125,8 +125,8 @@ def test_modules_can_be_named_beside_it_and_one_that_is_unforkable_is_left_out(
         until(found, lambda: path.read_text() == "[True, True, True, False]")
     first, second = told(caplog)
     assert "reads cannot be preloaded: reads/__init__.py:2 reads RANK while it is imported" in first
-    assert first.endswith("they do until own and what the script imports is preloaded without it")
-    assert second == "Preloaded for workers that are started again: own, dist"
+    assert first.endswith("this lasts until own and what the script imports is preloaded without it")
+    assert second == "Preloaded for restarted workers: own, dist"
 
 
 NEVER = {

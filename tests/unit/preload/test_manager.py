@@ -210,7 +210,7 @@ def test_a_module_that_makes_it_unforkable_is_left_out(
         assert len(pids) == 3
     told = [record.message for record in caplog.records if "start without preloading" in record.message]
     assert "reads cannot be preloaded: reads.py:2 reads RANK while" in told[0]
-    assert told[0].endswith("and each worker has its own; they do until decimal, stays is preloaded without it")
+    assert told[0].endswith("and each worker has its own; this lasts until decimal, stays is preloaded without it")
     assert "stays cannot be preloaded: it starts 1 thread that stays: " in told[1]
     assert len(told) == 2
 
@@ -239,7 +239,7 @@ def test_what_torch_imports_later_is_imported_with_it(
     with preloading(reaper, tmp_path, "trainer", ready=False) as found:
         until(found, lambda: forks(found))
         assert forked_with(found, tmp_path, "trainer", "torch", "torch._dynamo") == [False, True, False]
-    assert "they do until torch is preloaded without it" in caplog.text
+    assert "this lasts until torch is preloaded without it" in caplog.text
 
 
 def test_one_that_no_worker_can_be_forked_from_is_ended(

@@ -76,7 +76,7 @@ def test_get_waits(store: Store) -> None:
 def test_get_gives_up_and_the_store_goes_on(store: Store) -> None:
     store.set_timeout(timedelta(seconds=SHORT))
     assert store.timeout == timedelta(seconds=SHORT)
-    with pytest.raises(StoreTimeoutError, match=r"the key '(pre/)?missing' did not come within 0.05 s"):
+    with pytest.raises(StoreTimeoutError, match=r"the key '(pre/)?missing' did not appear within 0.05 s"):
         store.get("missing")
     store.set("key", b"v")
     assert store.get("key") == b"v"
@@ -107,7 +107,7 @@ def test_check_and_wait(store: Store) -> None:
     assert not store.check(["a", "b"])
     store.wait([])
     store.wait(["a"], timedelta(seconds=SHORT))
-    with pytest.raises(StoreTimeoutError, match=r"some of the 4 keys '.*a', '.*b', '.*c', \.\.\. did not come"):
+    with pytest.raises(StoreTimeoutError, match=r"some of the 4 keys '.*a', '.*b', '.*c', \.\.\. did not appear"):
         store.wait(["a", "b", "c", "d"], SHORT)
     with pytest.raises(StoreTimeoutError):
         store.wait(["b"], 0)
@@ -171,7 +171,7 @@ def test_barrier(store: Store) -> None:
     store.barrier("b", 4)
     assert [wait() for wait in passed] == [None] * 3
     store.barrier("b", 4)
-    with pytest.raises(StoreTimeoutError, match=r"not all of 9 came to the barrier '(pre/)?x' within 0.05 s"):
+    with pytest.raises(StoreTimeoutError, match=r"not all of 9 reached the barrier '(pre/)?x' within 0.05 s"):
         store.barrier("x", 9, SHORT)
     for other in others:
         other.close()

@@ -348,7 +348,7 @@ def test_who_does_not_greet_is_closed(kind: str) -> None:
         it.send(polite, wire.encode(wire.Ping(1)))
         assert polite.received() == b"\1\0\0\0"
     assert len(lines) == 2
-    assert lines[0].endswith("it has not greeted within 0.05 s, so it is not a store client")
+    assert lines[0].endswith("it sent no greeting within 0.05 s, so it is not a store client")
 
 
 @both
@@ -366,7 +366,7 @@ def test_more_than_so_many_connections_wait_until_others_end(kind: str) -> None:
         for client in clients:
             client.close()
     assert lines[0] == (
-        "WARNING: the store accepts no connections before others end: it has 2, and more are not allowed"
+        "WARNING: the store accepts no more connections until others end: it has 2, the most that are allowed"
     )
 
 
@@ -384,7 +384,7 @@ def test_only_peers_may_connect_and_who_is_one_may_change(kind: str) -> None:
     with bench(kind, StoreGuard(peers=["127.0.0.2", "127.1.0.0/16"])) as it, logged() as lines:
         addresses = ["127.0.0.1", "127.0.0.2", "127.1.9.9", "127.2.0.0"]
         assert [allowed(it, address) for address in addresses] == [False, True, True, False]
-        assert "its address is not among those that may use this store (127.0.0.2, 127.1.0.0/16); if it is" in lines[0]
+        assert "its address is not one of those that may use this store (127.0.0.2, 127.1.0.0/16); if" in lines[0]
         outsider, member = connected(it, "127.0.0.2"), connected(it, "127.1.9.9")
         it.transport.set_peers(["127.0.0.1", "127.1.9.9"])
         assert [allowed(it, address) for address in addresses] == [True, False, True, False]
@@ -393,7 +393,10 @@ def test_only_peers_may_connect_and_who_is_one_may_change(kind: str) -> None:
         assert alive(it, member)
         it.transport.set_peers([])
         assert not allowed(it, "127.0.0.1")
-        assert "may use this store (there are none); if it is the job's, add its network to --store-peers" in lines[-1]
+        assert (
+            "may use this store (there are none); if it belongs to the job, add its network to --store-peers"
+            in lines[-1]
+        )
         it.transport.set_peers([f"127.3.{number // 250}.{number % 250}" for number in reversed(range(2000))])
         assert [allowed(it, address) for address in ("127.3.0.0", "127.3.7.249", "127.3.8.0")] == [True, True, False]
         it.transport.set_peers(None)

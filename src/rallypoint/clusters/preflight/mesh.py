@@ -231,4 +231,4 @@ def _rank(value: object, count: int) -> int:
 
 
 def _unusable(what: str, error: Exception) -> ValueError:
-    return ValueError(f"{what} cannot be used ({printable(str(error))}); see whether all nodes run the same version")
+    return ValueError(f"{what} cannot be used ({printable(str(error))}); check whether all nodes run the same version")

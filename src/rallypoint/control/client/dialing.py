@@ -274,7 +274,7 @@ class Dialer:
         except ssl.SSLError as error:
             if error.reason in _NOT_TLS:
                 raise self._tls_error("it does not speak TLS; give it tls_cert, tls_key and tls_ca too") from None
-            raise self._tls_error(f"TLS cannot be spoken with it ({error.reason or error})") from None
+            raise self._tls_error(f"a TLS connection to it failed ({error.reason or error})") from None
         objection = tls.objection_to(writer.get_extra_info("peercert"))
         if objection is not None:
             writer.close()

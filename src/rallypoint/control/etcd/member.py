@@ -126,7 +126,7 @@ class Member:
                 raise
             return  # it has users and reveals no more; the next request shows our permissions
         if not status.leader:
-            raise self.trouble(RequestOutcome.RETRY, "has no leader", "see whether most of its members run")
+            raise self.trouble(RequestOutcome.RETRY, "has no leader", "check whether most of its members run")
         self.version = status.version
 
     async def log_in(self) -> None:
@@ -212,22 +212,22 @@ class Member:
             diagnosis = classify(error.status.value, text, self._credentials is not None)
             raise MemberTrouble(self.endpoint, diagnosis, ends=False) from None
         except ssl.SSLCertVerificationError as error:
-            problem = f"has a certificate that is not to be trusted ({error.verify_message})"
+            problem = f"has a certificate that cannot be trusted ({error.verify_message})"
             raise self.trouble(
                 RequestOutcome.REFUSED, problem, "check `cacert`, and the name in the endpoint"
             ) from None
         except ssl.SSLError as error:
-            problem = f"cannot be spoken to over TLS ({_ssl_reason(error)})"
+            problem = f"does not answer over TLS ({_ssl_reason(error)})"
             raise self.trouble(RequestOutcome.REFUSED, problem, "check the protocol, `cert` and `key`") from None
         except StreamTerminatedError as error:
             raise self.trouble(RequestOutcome.RETRY, f"ended the connection ({error})", broke=True) from None
         except DecodingError as error:
             raise self.trouble(
-                RequestOutcome.REFUSED, f"said what etcd does not say ({error})", "check the endpoint"
+                RequestOutcome.REFUSED, f"sent a reply that no etcd sends ({error})", "check the endpoint"
             ) from None
         except OSError as error:
             broken = isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
-            remedy = "see whether it speaks TLS" if self._tls and broken else ""
+            remedy = "check whether it speaks TLS" if self._tls and broken else ""
             raise self.trouble(RequestOutcome.RETRY, f"cannot be reached ({_reason(error)})", remedy) from None
         except Exception as error:  # grpclib and h2 pass on any error caused by the peer's data
             problem = f"broke the connection ({type(error).__name__}: {error})"
@@ -246,7 +246,7 @@ class Member:
         """The connection broke before any use: find a permanent reason, if there is one."""
         service = await _detect_service(self.endpoint, self._tls, timeout_s)
         if service is None:
-            remedy = "see whether it requires TLS" if self._tls is None else trouble.diagnosis.remedy
+            remedy = "check whether it requires TLS" if self._tls is None else trouble.diagnosis.remedy
             return self.trouble(RequestOutcome.RETRY, trouble.diagnosis.problem, remedy)
         return self.trouble(RequestOutcome.REFUSED, *service)
 
@@ -284,7 +284,10 @@ async def _detect_service(endpoint: Endpoint, tls: ssl.SSLContext | None, timeou
         async with asyncio.timeout(timeout_s):
             first = await _first_bytes(endpoint, tls)
     except ssl.SSLError as error:
-        return f"ended the TLS connection ({_ssl_reason(error)})", "check `cert` and `key`, and whom the server trusts"
+        return (
+            f"ended the TLS connection ({_ssl_reason(error)})",
+            "check `cert` and `key`, and which authorities the server trusts",
+        )
     except (OSError, EOFError):  # TimeoutError is an OSError
         return None
     if first[3] == _SETTINGS:

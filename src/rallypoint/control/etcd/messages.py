@@ -367,7 +367,7 @@ _GRANT = "grant the user reading and writing of the prefix"
 _GIVE_USER = "it knows its users: give a user and a password"
 
 _BY_TEXT: tuple[tuple[str, RequestOutcome, str], ...] = (
-    ("no leader", RequestOutcome.RETRY, "see whether most of its members run"),
+    ("no leader", RequestOutcome.RETRY, "check whether most of its members run"),
     ("too many requests", RequestOutcome.RETRY, _LOOK_AT_ETCD_LOG),
     ("rpc not supported for learner", RequestOutcome.RETRY, "name members that vote"),
     ("invalid auth token", RequestOutcome.LOGIN, "check user and password"),

@@ -61,9 +61,9 @@ class RaisedWorkers:
             told.add(rank)
             text, ago = found
             who = by_rank.get(rank, rank)
-            log.warning("rank %d has written a traceback %.0f s ago and is still running: %s", who, ago, text)
+            log.warning("rank %d wrote a traceback %.0f s ago and is still running: %s", who, ago, text)
             at = time.strftime("%H:%M:%S", time.localtime(time.time() - ago))
-            self._workers.remarks[who] = f"rank {who} has written a traceback at {at} and is still running: {text}"
+            self._workers.remarks[who] = f"rank {who} wrote a traceback at {at} and is still running: {text}"
         self._look_at_console(context)
 
     def _look_at_console(self, context: PContext) -> None:
@@ -75,7 +75,7 @@ class RaisedWorkers:
             self._told_of_console = True
             waiters = ranges(waiting_for_console(context))
             who = f": the output of local ranks {', '.join(waiters)} waits for it" if waiters else ""
-            log.warning("the console has not been read for %.0f s%s", blocked, who)
+            log.warning("nobody has read the console for %.0f s%s", blocked, who)
 
 
 def notes_of(context: PContext, by_rank: Mapping[int, int], running: Collection[int]) -> Mapping[int, str]:
@@ -87,7 +87,7 @@ def notes_of(context: PContext, by_rank: Mapping[int, int], running: Collection[
     notes = {rank: f"{max(0.0, now - at):.0f} s ago" for rank, at in ended if rank is not None}
     for rank in context.pids().keys() & running:
         if (found := raised(context, rank)) is not None:
-            notes[by_rank[rank]] = f"it has written a traceback {found[1]:.0f} s ago: {found[0]}"
+            notes[by_rank[rank]] = f"it wrote a traceback {found[1]:.0f} s ago: {found[0]}"
     waits = set(waiting_for_console(context)) if context.console_blocked_for() else set()
     notes |= {by_rank[rank]: "it waits for the console, which nobody reads" for rank in waits}
     return notes

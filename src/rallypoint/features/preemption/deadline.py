@@ -136,7 +136,7 @@ class JobDeadline(Source):
         self._asked_at = now
         self._query = self._query or Background("rallypoint-job-end")
         if not self._query.start(self._ask_scheduler):
-            log.warning("%s: its end was not asked for: this machine allows no more threads", self._job)
+            log.warning("%s: its end is unknown: this machine allows no more threads", self._job)
 
     def _ask_scheduler(self) -> list[str]:
         """The scheduler's answer, or a sentence about a failure. On a thread."""
@@ -170,7 +170,7 @@ class JobDeadline(Source):
             log.warning("%s has no time limit, so --stop-before-end does nothing", self._job)
         elif end is not None:
             if self._end is not None and end > self._end + _INEXACT:
-                log.warning("%s has %.0f s more than it had", self._job, end - self._end)
+                log.warning("%s now has %.0f s more", self._job, end - self._end)
             self._end = end
         elif self._end is None:
             which = f"{END_TIME} is not set, and " if self._scheduler.title == "Slurm" else ""

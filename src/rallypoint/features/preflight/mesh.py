@@ -131,7 +131,7 @@ class MeshDialer(PeerUser, SetupStep):
         if self._required:
             raise Unprepared(why, ends_job=True)
         if round_.records:
-            log.warning("it is not known whether the nodes reach each other: %s", why)
+            log.warning("it is unknown whether the nodes reach each other: %s", why)
         else:
             log.warning("this node does not dial the others: %s", why)
 

@@ -260,7 +260,7 @@ class PreloadManager:
         more = len(zygote.found) - _MAX_SHOWN
         failed = "".join(f"; not {module}, for {why}" for module, why in zygote.failures[:_MAX_SHOWN])
         others = f" and {more} others" if more > 0 else ""
-        log.warning("Preloaded for workers that are started again: %s%s%s", names, others, failed)
+        log.warning("Preloaded for restarted workers: %s%s%s", names, others, failed)
 
     def _on_lost(self, zygote: Zygote) -> None:
         self._zygote, self._first = None, False
@@ -274,7 +274,7 @@ class PreloadManager:
             self._give_up(f"{what}; so were {_MAX_FAILURES - 1} before it")
         else:
             self._warned.clear()
-            self._warn_not_forked(f"{what}; they do until another has imported {self._module_names()}")
+            self._warn_not_forked(f"{what}; this lasts until another process has imported {self._module_names()}")
             self._begin(zygote.reaper)
 
     def _retry_without_module(self, zygote: Zygote) -> None:
@@ -292,10 +292,10 @@ class PreloadManager:
         rest = [module for module in self._imports.modules if module != zygote.module]
         rest = rest or [package for package in zygote.packages if package not in left_out]
         if len(left_out) >= _MAX_LEFT_OUT if self._auto else not rest:
-            self._give_up(f"{why}; take it out of --preload, or name there what does without it")
+            self._give_up(f"{why}; remove it from --preload, or name modules there that do not need it")
             return
         self._imports = self._imports._replace(modules=tuple(rest), left_out=left_out)
-        self._warn_not_forked(f"{why}; they do until {self._module_names()} is preloaded without it")
+        self._warn_not_forked(f"{why}; this lasts until {self._module_names()} is preloaded without it")
         self._begin(zygote.reaper)
 
     def _on_not_forkable(self, reason: NotForkable) -> None:

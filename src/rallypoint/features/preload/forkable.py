@@ -105,7 +105,7 @@ def _checked(command: PreloadCommand) -> PreloadCommand:
     program = command.interpreter[0]
     if not _is_interpreter(program):
         raise NotForkable(
-            f"{program!r} is not itself a Python interpreter, so what it would do with a zygote is not known"
+            f"{program!r} is not itself a Python interpreter, so it is unknown what it would do with a zygote"
         )
     return command
 

@@ -61,7 +61,9 @@ def check(own: Features, environ: Mapping[str, str], flag: str = "--wrap", ranks
         if recovery.standby:
             raise UsageError("a standby worker has no wrapper when it takes a place; leave out --standby, or this")
         if recovery.preload and not ranks.ranges:
-            raise UsageError("no wrapped worker is forked from what --preload imports; name some ranks by --wrap-ranks")
+            raise UsageError(
+                "no wrapped worker is forked from what --preload imports; choose some ranks with --wrap-ranks"
+            )
 
 
 class Wrap(Feature, Source):

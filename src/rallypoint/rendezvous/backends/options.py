@@ -250,8 +250,8 @@ def worker_stores(params: RendezvousParameters, *, only_here: bool = False) -> W
     if os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1":
         if params.get("store_peers"):
             log.warning(
-                "--store-peers has no effect where TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 has workers open the store, "
-                "which lets everybody in; unset that"
+                "--store-peers has no effect with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: workers then open the store "
+                "themselves, for everybody; unset that"
             )
         return WorkerHostedStores(params.local_addr or "")
     only_here = only_here or params.max_nodes == 1

@@ -157,5 +157,6 @@ class EndpointCheck:
         if self._answered_at is not None:
             return f"{instruction}: {why}"
         return (
-            f"{instruction}, or check {flag}: it does not lead here ({why}); behind NAT or a virtual address it may yet"
+            f"{instruction}, or check {flag}: it does not lead to this machine ({why}), but it may through NAT or a "
+            "virtual address"
         )
