@@ -53,7 +53,7 @@ def test_a_node_that_another_cannot_reach_is_told_and_the_job_runs(three: Cluste
     three.finish(agents)
     for agent in agents:
         (line,) = lines(agent)
-        assert re.match(rf"c cannot reach b {PLACE}: no route to host; look at firewalls", line), line
+        assert re.match(rf"c cannot reach b {PLACE}: no route to host; check firewalls", line), line
 
 
 def test_where_it_is_required_the_job_ends_everywhere_before_a_worker_starts(three: Cluster) -> None:
@@ -64,7 +64,7 @@ def test_where_it_is_required_the_job_ends_everywhere_before_a_worker_starts(thr
     for agent in agents:
         assert not agent.ups
         last = agent.job.err.rstrip().split("\n")
-        assert any(re.search(rf"c cannot reach b {PLACE}: no route to host; look at firewalls", line) for line in last)
+        assert any(re.search(rf"c cannot reach b {PLACE}: no route to host; check firewalls", line) for line in last)
         assert "restart" not in last[-1]
 
 

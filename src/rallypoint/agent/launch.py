@@ -143,7 +143,7 @@ class LaunchConfig:
 def _shutdown_timeout(given: int | None) -> int:
     if given is not None:
         if given < 0:
-            raise UserError(f"shutdown_timeout={given} is negative; give seconds from 0 on")
+            raise UserError(f"shutdown_timeout={given} is negative; give 0 seconds or more")
         return given
     text = os.environ.get(_SHUTDOWN_VARIABLE)
     if text is None:
@@ -154,7 +154,7 @@ def _shutdown_timeout(given: int | None) -> int:
         seconds = -1
     if seconds < 0:
         raise UserError(
-            f"{_SHUTDOWN_VARIABLE}={text!r} is not a whole number of seconds from 0 on; set one, or unset it"
+            f"{_SHUTDOWN_VARIABLE}={text!r} is not a whole number of seconds, 0 or more; set one, or unset it"
         )
     return seconds
 

@@ -127,7 +127,7 @@ class PreemptionOptions(OptionRecord):
         for name in filter(None, map(str.strip, self.preempt_signals.split(","))):
             number = signal_number(name)
             if number is None or not name.startswith("SIG"):
-                raise UsageError(f"{name!r} is not a signal of this system; name one such as SIGUSR2")
+                raise UsageError(f"{name!r} is not a signal on this system; use one such as SIGUSR2")
             if number.name in _NO_REQUESTS:
                 raise UsageError(f"{name} cannot be a notice to save; name another signal, such as SIGUSR2")
             numbers.add(number)

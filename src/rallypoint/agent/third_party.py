@@ -224,7 +224,7 @@ class PollingRendezvousClient(RendezvousClient):
             try:
                 work()
             except BaseException as error:  # if the thread ended silently, the agent would wait for ever
-                log.error("the rendezvous handler %s has raised %r", type(self._handler).__name__, error)
+                log.error("the rendezvous handler %s raised %r", type(self._handler).__name__, error)
                 self._runs = False
                 self._notify(_notification_of(error))
 

@@ -284,7 +284,7 @@ def _read_tables(source: _Side, target: _Side) -> int:
                 if fields[1:3] == ends and int(fields[3], 16) == _ESTABLISHED and fields[9] != "0":
                     return int(fields[7])
     if not read:
-        raise FileNotFoundError(ENOENT, "there is neither netlink nor /proc/net to ask whose connection this is")
+        raise FileNotFoundError(ENOENT, "neither netlink nor /proc/net can say whose connection this is")
     return NOT_HERE
 
 

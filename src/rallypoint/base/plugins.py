@@ -50,10 +50,10 @@ def plugin(group: str, name: str, what: str, known: Iterable[str], make: Callabl
     except Exception as error:  # foreign code, which may fail in any way
         _log.info("the %s %r failed", what, name, exc_info=True)
         raise UserError(
-            f"the {what} {name!r} cannot be made ({type(error).__name__}: {error}); look at the package that offers it "
-            f"in the entry-point group {group}, LOGLEVEL=INFO shows the traceback"
+            f"the {what} {name!r} cannot be created ({type(error).__name__}: {error}); check the package that provides "
+            f"it in the entry-point group {group}, LOGLEVEL=INFO shows the traceback"
         ) from error
     if offer is None:
         names = ", ".join(sorted({*known, *entry_point_names(group)}))
-        raise user_error(f"no installed package offers the {what} {name!r}; use one of {names}", KeyError)
+        raise user_error(f"no installed package provides the {what} {name!r}; use one of {names}", KeyError)
     return instance

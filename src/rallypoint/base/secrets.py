@@ -170,7 +170,7 @@ def _check_file(status: os.stat_result, path: str, variable: str) -> None:
     group.
     """
     if not stat.S_ISREG(status.st_mode):
-        raise UsageError(f"{variable}={path!r} is not a regular file; give it one")
+        raise UsageError(f"{variable}={path!r} is not a regular file; give the path of one")
     shared = stat.S_IRWXO | stat.S_IRWXG
     if status.st_uid == 0 != os.geteuid():
         shared &= ~stat.S_IRGRP

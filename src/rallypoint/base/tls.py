@@ -57,7 +57,7 @@ class ControlTls:
         names = [str(name) for _, name in (certificate or {}).get("subjectAltName", ())]
         if self.files.peer in names:
             return None
-        return f"its certificate is of {', '.join(names) or 'nobody'} and not of {self.files.peer} (tls_peer)"
+        return f"its certificate names {', '.join(names) or 'nobody'}, not {self.files.peer} (tls_peer)"
 
     def _contexts_now(self) -> tuple[SSLContext, SSLContext]:
         seen = _state(self.files)

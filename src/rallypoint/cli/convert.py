@@ -485,7 +485,7 @@ def _check_deadline(options: Options, preemption: PreemptionOptions, environ: Ma
     seconds = preemption.stop_before_end
     flag = f"{options.source('stop_before_end')}={seconds:g}"
     if not (seconds >= 0 and is_in_range("seconds", seconds)):
-        raise UsageError(f"{flag} is out of range; give seconds from 0 on")
+        raise UsageError(f"{flag} is out of range; give 0 seconds or more")
     now = time.time()
     end = end_time(environ, now) if seconds else None
     if end is not None and now < end <= now + seconds:

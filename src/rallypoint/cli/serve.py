@@ -141,7 +141,7 @@ def _pages(jobs: ManyJobs, options: argparse.Namespace) -> Serving | None:
     where, token_file = options.http, options.http_token_file
     if not where:
         if token_file:
-            raise UsageError("--http-token-file has an effect only with --http; give that, or leave it out")
+            raise UsageError("--http-token-file has no effect without --http; add --http, or leave it out")
         return None
     token = http_token(token_file, "--http-token-file") if token_file else ""
     endpoint = _endpoint("--http", f"localhost:{where}" if where.isdecimal() else where, HTTP_PORT)

@@ -119,7 +119,7 @@ class _Environment:
     def lines(self) -> list[str]:
         """The state of the shim, for people."""
         ours, hook = _is_ours(self._torchrun), self._hook.exists()
-        state = "on" if self.is_on else "on in part: rallyctl shim on completes it" if ours or hook else "off"
+        state = "on" if self.is_on else "partly on: 'rallyctl shim on' completes it" if ours or hook else "off"
         rows = [
             ("shim", state),
             ("python", f"{sys.executable} ({self._kind or 'installed for all'})"),

@@ -243,13 +243,13 @@ class RoundSetup(Preparation):
                 self._warned = True
                 log.warning(
                     "%s",
-                    round_.step.sentence(round_, f"nothing has come for {_WARN_AFTER:g} s, of {round_.seconds:g} s"),
+                    round_.step.sentence(
+                        round_, f"nothing has arrived for {_WARN_AFTER:g} s (limit: {round_.seconds:g} s)"
+                    ),
                 )
         if now >= round_.deadline.at + _LATE:
             try:
-                round_.step.missed(
-                    round_, round_.step.sentence(round_, f"nothing has come within {round_.seconds:g} s")
-                )
+                round_.step.missed(round_, round_.step.sentence(round_, f"nothing arrived within {round_.seconds:g} s"))
             except Unprepared as failure:
                 round_.failure = failure
             self._end(round_)
@@ -455,7 +455,7 @@ class PeerExchange(SetupStep):
             more = f" and {len(missing) - _FEW} more" if len(missing) > _FEW else ""
             named = ", ".join(map(str, missing[:_FEW]))
             raise TimeoutError(
-                f"nothing came from group rank {named}{more} in time; check whether all nodes were started alike"
+                f"nothing arrived from group rank {named}{more} in time; check whether all nodes were started alike"
             ) from error
         values = zip(keys, store.multi_get(list(keys.values())), strict=True)
         found = {rank: decode_record(bytes(data), rank, place.ranks.world_size) for rank, data in values}

@@ -228,8 +228,8 @@ class StandbyWorkers(Feature, Source):
             if reader not in self._told:
                 self._told.add(reader)
                 log.warning(
-                    "[%s] a standby worker imports %s while it has no rank, and keeps what was read when it gets one; "
-                    "import that in the function, or do without --standby",
+                    "[%s] a standby worker imports %s before it has a rank, and keeps what that module read; import it "
+                    "in the function, or leave out --standby",
                     *(self._group.spec.role, reader),
                 )
 

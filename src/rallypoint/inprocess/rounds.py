@@ -449,9 +449,7 @@ def _announced() -> ResumableLoop | None:
             raise
         from warnings import warn
 
-        warn(
-            f"this worker will be restarted at the end of a round, and not kept: {error}", RuntimeWarning, stacklevel=3
-        )
+        warn(f"this worker will be restarted at the end of a round, not kept: {error}", RuntimeWarning, stacklevel=3)
         return None
 
 

@@ -245,7 +245,7 @@ def _start_error(program: str, error: OSError) -> RallypointError:
 def process_start_error(what: str, error: OSError) -> ResourceError:
     """The error for a process that this machine cannot start; `what` names it."""
     where = _WHERE_TO_LOOK.get(error.errno or 0, "the limits of this process (`ulimit -a`) and of its control group")
-    found = ResourceError(f"no process could be started {what}: {error.strerror or error}; look at {where}")
+    found = ResourceError(f"no process could be started {what}: {error.strerror or error}; check {where}")
     found.errno = error.errno
     return found
 

@@ -551,7 +551,7 @@ class Stop:
         stuck = self._in(Stage.KILLED)
         self._workers = self._in(Stage.WAITING)
         for pid in sorted({worker.process.pid for worker in stuck} | set(self._sweep.give_up())):
-            log.error("Process %d does not end even on SIGKILL; it may be stuck in the kernel", pid)
+            log.error("Process %d has not ended even after SIGKILL; it may be stuck in the kernel", pid)
 
 
 def run_to_end(stopping: Stop, clock: Clock = SYSTEM_CLOCK) -> None:

@@ -153,7 +153,7 @@ def test_nodes_that_say_nothing_are_named() -> None:
     with StoreServer("127.0.0.1") as server:
         peers.begin(entered(1, 12, server.port))
         finish(peers)
-    assert "nothing came from group rank 0, 2, 3, 4, 5, 6, 7, 8 and 3 more in time" in peers.failure
+    assert "nothing arrived from group rank 0, 2, 3, 4, 5, 6, 7, 8 and 3 more in time" in peers.failure
     peers.close()
 
 
@@ -171,7 +171,10 @@ def test_whoever_waits_for_long_says_so(caplog: pytest.LogCaptureFixture) -> Non
         peers.step()
         peers.step()
         (line,) = caplog.messages
-        assert f"over the worker store at 127.0.0.1:{server.port}: nothing has come for 10 s, of {TIMEOUT:g} s" in line
+        assert (
+            f"over the worker store at 127.0.0.1:{server.port}: nothing has arrived for 10 s (limit: {TIMEOUT:g} s)"
+            in line
+        )
         assert peers.preparing()
         peers.close()
         thread.join(TIMEOUT)

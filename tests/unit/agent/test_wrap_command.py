@@ -109,7 +109,7 @@ def test_what_is_no_list_of_ranks(text: str) -> None:
     [
         ({"wrap": "/no/such --flag"}, "--wrap=/no/such --flag: /no/such is not found"),
         ({"wrap": "/etc/passwd"}, "cannot be executed"),
-        ({"wrap_ranks": "0"}, "--wrap-ranks=0: it names the ranks of --wrap, which is not given"),
+        ({"wrap_ranks": "0"}, "--wrap-ranks=0: it needs --wrap, which is not set"),
         ({"wrap": "env", "standby": 1}, "leave out --standby"),
         ({"wrap": "env", "preload": ("json",)}, "choose some ranks with --wrap-ranks"),
     ],

@@ -39,7 +39,7 @@ def test_where_it_listens(given: str, place: str) -> None:
     [
         ("29480", "a token of 32 letters or of more" * 2, 0o644, "can be read or written by others"),
         ("29480", "short", 0o600, "does not hold a token"),
-        ("", "any", 0o600, "has an effect only with --http"),
+        ("", "any", 0o600, "has no effect without --http"),
         ("localhost:x", "", 0o600, "--http: endpoint"),
     ],
 )

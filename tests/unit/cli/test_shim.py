@@ -90,7 +90,7 @@ def test_a_newer_torch_is_kept_in_its_turn(environment: Environment, capsys: pyt
     environment.install_torch(newer)
     code, said = answer(capsys, "status")
     assert code == 3
-    assert "on in part" in said
+    assert "partly on" in said
     assert answer(capsys, "on")[0] == 0
     answer(capsys, "off")
     assert environment.torchrun.read_text() == newer

@@ -66,7 +66,7 @@ def test_a_program_adds_its_own_handler() -> None:
 def test_an_unknown_handler_is_one_sentence() -> None:
     with pytest.raises(
         UserError,
-        match=r"^no installed package offers the event handler 'zz'; use one of console, dynamic",
+        match=r"^no installed package provides the event handler 'zz'; use one of console, dynamic",
     ):
         record(Event("n", EventSource.AGENT), "zz")
 
@@ -99,8 +99,8 @@ def test_handlers_of_installed_packages() -> None:
     ("name", "sentence"),
     [
         ("number", r"'number' is a int; its entry point must name a logging.Handler"),
-        ("broken", r"'broken' cannot be made \(OSError: no\)"),
-        ("gone", r"'gone' cannot be made \(AttributeError"),
+        ("broken", r"'broken' cannot be created \(OSError: no\)"),
+        ("gone", r"'gone' cannot be created \(AttributeError"),
         ("zz", r"use one of a_class, broken, console, dynamic_rendezvous, gone, made, null, number$"),
     ],
 )

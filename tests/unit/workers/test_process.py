@@ -131,7 +131,7 @@ def test_a_machine_without_descriptors_is_not_the_programs_fault(reaper: ReaperC
     os.close(highest)
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + spare if spare else 0, former[1]))
     try:
-        with pytest.raises(RallypointError, match=r"for 'sleep': Too many open files; look at .*ulimit -n") as raised:
+        with pytest.raises(RallypointError, match=r"for 'sleep': Too many open files; check .*ulimit -n") as raised:
             WorkerProcess(reaper, ["sleep", "600"], os.environ)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, former)

@@ -187,7 +187,7 @@ def test_a_sweep_that_was_given_up_kills_nothing_later_and_costs_no_later_stop_i
     held = up(TRACEABLE + DEAF)
     with traced(held.pid) as tracer:
         stopped(reaper, [held], signal.SIGKILL, 0.1)
-        assert f"Process {held.pid} does not end even on SIGKILL" in caplog.text
+        assert f"Process {held.pid} has not ended even after SIGKILL" in caplog.text
         assert f"Process {reaper.pid} " not in caplog.text
         assert f"Process {parent_of(held.pid)} " not in caplog.text
         tracer.holds()

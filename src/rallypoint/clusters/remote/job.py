@@ -144,7 +144,9 @@ class _Launch:
                 hello = await _open(connection)
             if hello.version != __version__:
                 there = printable(hello.version) or "of unknown version"
-                raise HostError(f"has Rallypoint {there}, and {__version__} is here; install the same on all hosts")
+                raise HostError(
+                    f"has Rallypoint {there}, but this host has {__version__}; install the same on all hosts"
+                )
 
         await self._on_all(reach)
         endpoint = await self._find_endpoint()

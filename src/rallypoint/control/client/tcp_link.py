@@ -324,7 +324,7 @@ class TcpLink:
             seconds = SYSTEM_CLOCK.monotonic() - began
             raise _LinkEnd(
                 f"the control plane at {self._resolver} was lost ({lost_how}) and has not come back within "
-                f"{seconds:.0f} s ({error}); look at the output of the node that hosts it"
+                f"{seconds:.0f} s ({error}); see the output of the node that hosts it"
             ) from None
 
     def _remaining(self) -> float:

@@ -201,7 +201,7 @@ class ManyJobs:
         job = self._jobs[hello.job] = self._on_change_of(dispatcher, origin)
         job.forgotten_at = self._clock.monotonic() + _IDLE_JOB_KEPT
         self._reschedule(job)
-        log.info("job %r has come", hello.job)
+        log.info("job %r has its first node", hello.job)
         return job
 
     def _make_room(self, jobs: Mapping[str, _Job], most: int, who: str) -> None:

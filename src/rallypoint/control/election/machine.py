@@ -192,7 +192,7 @@ class Election:
         again = self._context.now
         if isinstance(event.lost, WatchCancelled):
             again = self._due.get(Chore.KEEP_LEASE, again + self._ttl / 3)
-        self._context.log(steps.INFO, "a watch of etcd has ended (%s); what it showed is read again", event.lost)
+        self._context.log(steps.INFO, "a watch of etcd ended (%s); its keys are read again", event.lost)
         self._due[_READS_AGAIN[kind]] = again
 
     # What to do next
@@ -284,7 +284,7 @@ class Election:
         seen = self._seen
         view = yield from procedures.read_election(self._keys)
         if view.revision < seen:
-            text = "etcd has gone back from revision %d to %d and its data is lost; this agent registers again"
+            text = "etcd went back from revision %d to %d and lost data; this agent registers again"
             self._context.log(steps.WARNING, text, seen, view.revision)
             self._seen = 0
             self._context.add(steps.ResetRevision())

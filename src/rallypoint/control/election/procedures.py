@@ -442,7 +442,7 @@ class Leadership:
             raise EtcdLeaseGone("its lease has ended")
         takeover = takeover_from(read.ranges[0].kvs, presence.nodes, met, keys, self._settings)
         if takeover.forgets:
-            text = "etcd holds the data of an earlier launch of this job, of which no node is alive; it is not used"
+            text = "etcd has data of an earlier launch of this job, whose nodes are all gone; the data is not used"
             self._context.log(INFO, text)
         if not takeover.lease:
             takeover = takeover._replace(lease=(yield from number_of(Grant(STATE_TTL))))

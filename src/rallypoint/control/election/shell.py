@@ -52,8 +52,8 @@ _LAST_WRITES = 1.0
 
 
 _DIVERGES = (
-    "etcd is version %s, of which a member that is killed can lose a change for good (etcd-io/etcd#13766), so that no "
-    "coordinator is found any more; use a later version"
+    "etcd is version %s, in which a killed member can lose a change for good (etcd-io/etcd#13766), after which no "
+    "coordinator can be found; use a later version"
 )
 
 

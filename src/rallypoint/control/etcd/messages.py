@@ -362,7 +362,7 @@ class Diagnosis(NamedTuple):
     remedy: str = ""
 
 
-_LOOK_AT_ETCD_LOG = "look at the logs of etcd"
+_LOOK_AT_ETCD_LOG = "check the logs of etcd"
 _GRANT = "grant the user reading and writing of the prefix"
 _GIVE_USER = "it knows its users: give a user and a password"
 

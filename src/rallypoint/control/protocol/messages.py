@@ -428,7 +428,7 @@ class ConfigDifference(NamedTuple):
 
     def sentence(self, who: str) -> str:
         """A sentence for people about `who`."""
-        holds = ", which holds" if self.job_value_applies else ""
+        holds = ", which applies" if self.job_value_applies else ""
         return f"{who} was started with {self.what}{self.own_value}, the job with {self.what}{self.job_value}{holds}"
 
 

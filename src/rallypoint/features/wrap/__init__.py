@@ -53,13 +53,13 @@ def check(own: Features, environ: Mapping[str, str], flag: str = "--wrap", ranks
     with naming(f"{ranks_flag}={tools.wrap_ranks}"):
         ranks = read_ranks(tools.wrap_ranks)
         if not tools.wrap:
-            raise UsageError("it names the ranks of --wrap, which is not given; give that, or leave it out")
+            raise UsageError("it needs --wrap, which is not set; add --wrap, or leave it out")
     with naming(f"{flag}={tools.wrap}"):
         program = read_template(tools.wrap, environ.keys()).words[0]
         if not {"%", "$"}.intersection(program) and shutil.which(program, path=environ.get("PATH")) is None:
             raise UsageError(f"{program} is not found, or cannot be executed; give a path, or a name on PATH")
         if recovery.standby:
-            raise UsageError("a standby worker has no wrapper when it takes a place; leave out --standby, or this")
+            raise UsageError("a standby worker has no wrapper when it replaces another; leave out --standby or --wrap")
         if recovery.preload and not ranks.ranges:
             raise UsageError(
                 "no wrapped worker is forked from what --preload imports; choose some ranks with --wrap-ranks"

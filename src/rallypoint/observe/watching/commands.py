@@ -72,7 +72,9 @@ def plan_command(command: Command, state: State, settings: Settings, sessions: S
     if state.verdict is not None:
         raise CommandRefused(f"the job has {state.verdict.outcome.value} already")
     if state.is_preempted and not isinstance(command, StopCommand):
-        raise CommandRefused("the job is preempted and ends as soon as its workers have saved; only a stop is sooner")
+        raise CommandRefused(
+            "the job is preempted and ends as soon as its workers have saved; only 'stop' ends it sooner"
+        )
     match command:
         case RestartCommand():
             return _restart(state, command.by)

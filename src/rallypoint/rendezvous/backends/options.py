@@ -133,7 +133,7 @@ def _backoff(params: RendezvousParameters, name: str) -> float:
         longest = math.nan
     if not range_of(name).minimum <= longest < math.inf:
         raise UserError(
-            f"rendezvous option {name}={value!r} is not a number of seconds from 0 on; write {name}=0.5, say"
+            f"rendezvous option {name}={value!r} is not a number of seconds, 0 or more; write {name}=0.5, say"
         )
     return longest
 
@@ -146,8 +146,7 @@ def _count(params: RendezvousParameters, name: str) -> int:
     assert count is not None
     if count < range_of(name).minimum:
         raise UsageError(
-            f"rendezvous option {name}={count} is negative; in --rdzv-conf give 0 to switch it off, "
-            "or a number from 1 on"
+            f"rendezvous option {name}={count} is negative; in --rdzv-conf give 0 to switch it off, or 1 or more"
         )
     return count
 
