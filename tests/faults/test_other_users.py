@@ -239,7 +239,7 @@ def test_the_worker_store_serves_no_other_user_of_its_machine(
         port = int(next(line for line in job.out if "up " in line).split()[-1])
         assert as_other_user(partial(keeps, port)) is open_to_all
         assert keeps(port)
-        assert ("is of another user of this machine" in job.err) is not open_to_all
+        assert ("belongs to another user of this machine" in job.err) is not open_to_all
         finish(rallyrun, job)
 
 

@@ -40,7 +40,7 @@ def test_a_node_that_has_failed_a_check_starts_no_worker(rallyrun: Launcher) -> 
         errors = [line for line in job.err.splitlines() if line.startswith("rallyrun: error: ")]
         assert len(errors) == 1
         assert (
-            "this node stays out of the job, by --preflight=require: FAIL open-files: a process may have 200"
+            "this node stays out of the job, by --preflight=require: FAIL open-files: the limit of open files is 200"
             in errors[0]
         )
         assert "Traceback" not in job.err
@@ -52,7 +52,7 @@ def test_a_node_that_is_warned_runs_on(rallyrun: Launcher) -> None:
     env = {"LOGLEVEL": "INFO", "PET_PREFLIGHT": "warn"}
     job = rallyrun.command([*FEW_FILES, *RALLYRUN, script], env)
     assert job.ends() == 0, job.err
-    warnings = [line for line in job.err.splitlines() if "FAIL open-files: a process may have 200" in line]
+    warnings = [line for line in job.err.splitlines() if "FAIL open-files: the limit of open files is 200" in line]
     assert [line[0] for line in warnings] == ["W"]
     assert "preflight checks of this node: " in job.err
     assert (rallyrun.folder / "ran").exists()

@@ -146,7 +146,7 @@ def test_the_name_in_a_certificate_is_the_host_s_or_the_peer_s(authority: Author
     with served(ControlTls(authority.files("127.0.0.1", peer="node1"))) as endpoint:
         assert isinstance(joined(endpoint, ControlTls(authority.files("node1"))), Placed)
     with served(ControlTls(authority.files("127.0.0.1", peer="node1"))) as endpoint:
-        assert "node2 and not of node1" in loses(endpoint, ControlTls(authority.files("node2")))
+        assert "names node2, not node1" in loses(endpoint, ControlTls(authority.files("node2")))
 
 
 def test_a_plain_peer_and_a_tls_peer_tell_each_other_in_one_sentence(authority: Authority) -> None:
