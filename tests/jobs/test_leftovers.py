@@ -107,7 +107,7 @@ def test_what_takes_too_long_is_ended_and_named(rallyrun: Launcher, start: Start
     exporting = start("--leftover-timeout=1", more=OTHERS.format(code=0))
     pid = exporting.pid()
     assert exporting.job.ends() == 0
-    assert f"ended exporter.py (pid {pid}), which rank 0 left running: 1 s" in exporting.job.err
+    assert f"ended exporter.py (pid {pid}), which rank 0 left running after 1 s" in exporting.job.err
     rallyrun.until_gone(pid)
 
 
@@ -136,7 +136,7 @@ def test_what_does_nothing_is_not_waited_for(rallyrun: Launcher) -> None:
     job = rallyrun("--standalone", ALL, script, env={"LOGLEVEL": "INFO"})
     assert job.ends() == 0
     (pid,) = [match[1] for match in map(LEFT.fullmatch, job.out) if match]
-    assert f"ended sleep (pid {pid}), which rank 0 left running: 0 s" in job.err
+    assert f"ended sleep (pid {pid}), which rank 0 left running after 0 s" in job.err
 
 
 def test_a_second_interrupt_waits_no_longer(rallyrun: Launcher, start: Start) -> None:

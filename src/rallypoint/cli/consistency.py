@@ -116,7 +116,7 @@ def _checked_meeting(options: Options) -> Options:
     by_address = options.rdzv_backend == "static" and "master_addr" in options.sources
     if high > 1 and "rdzv_endpoint" in options.sources and not options.rdzv_endpoint.strip() and not by_address:
         raise UsageError(
-            f"{options.source('rdzv_endpoint')} is empty, so that each node would wait at its own address; give the "
-            "address of one node, the same on all of them"
+            f"{options.source('rdzv_endpoint')} is empty, so each node would wait at its own address; give the address "
+            "of one node, the same on all of them"
         )
     return options

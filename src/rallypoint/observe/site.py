@@ -161,7 +161,7 @@ class _LocalWatch:
                     data += part.data
                     if part.is_last:
                         return decode_snapshot(data)
-        raise UnreachableError(f"the coordinator of job {job!r} does not answer within {_ANSWER:g} s; ask again")
+        raise UnreachableError(f"the coordinator of job {job!r} did not answer within {_ANSWER:g} s; try again")
 
 
 # A coordinator elsewhere
@@ -191,7 +191,7 @@ class RemoteJob:
 
     async def _open(self, job: str) -> WatcherSession:
         if job not in {"", self._job}:
-            raise UnknownJobError(f"this agent is of job {self._job!r}, not to {job!r}; leave ?job= out")
+            raise UnknownJobError(f"this agent belongs to job {self._job!r}, not to {job!r}; leave ?job= out")
         return await open_session(await asyncio.to_thread(self._targets), self._job)
 
 
@@ -201,7 +201,7 @@ async def _in_time() -> AsyncIterator[None]:
         async with asyncio.timeout(_ANSWER):
             yield
     except TimeoutError:
-        raise UnreachableError(f"the coordinator does not answer within {_ANSWER:g} s; ask again") from None
+        raise UnreachableError(f"the coordinator did not answer within {_ANSWER:g} s; try again") from None
 
 
 async def _follow(ask: Callable[[WatchRequest], Awaitable[Snapshot]]) -> AsyncIterator[Snapshot | None]:

@@ -232,7 +232,7 @@ def torch_module() -> Any:
     """The module `torch.distributed`. Raises UserError if it is not imported."""
     module: Any = sys.modules.get("torch.distributed")
     if getattr(module, "Store", None) is None:
-        raise UserError("torch.distributed is not imported, so that no store of torch's can be made; import it first")
+        raise UserError("torch.distributed is not imported, so no store of torch can be made; import it first")
     return module
 
 

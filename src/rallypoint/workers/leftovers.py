@@ -99,7 +99,7 @@ class Leftovers:
     def _tell_ended(self, now: float) -> None:
         for left in self._left:
             say = log.warning if left.is_busy else log.info
-            say("ended %s: %.0f s", left.text, now - self._began)
+            say("ended %s after %.0f s", left.text, now - self._began)
 
     def _look(self, now: float) -> list[Left]:
         """The leftovers: of each tree of processes, the topmost one."""

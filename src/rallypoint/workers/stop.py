@@ -443,7 +443,7 @@ class Stop:
         for worker in self._in(Stage.SIGNALLED):
             left = worker.until - now  # until the next stage, or until the next check of a worker that is writing
             if worker.is_sent and left >= 1:
-                log.warning("worker %d has not ended, SIGKILL in %.0f s", worker.process.program_pid, left)
+                log.warning("worker %d has not ended; SIGKILL in %.0f s", worker.process.program_pid, left)
 
     def _signal_all(self, workers: Sequence[_Worker], number: int, grace: float, sent: bool = False) -> None:
         """Move workers to SIGNALLED, or to KILLED if that is the signal."""

@@ -272,7 +272,7 @@ def test_more_nodes_than_there_are_have_to_be_forced_and_are_awaited_from_the_ne
     job = running("a", "b", "c")
     refused = job.command(ResizeCommand(BY, 9, 9))
     assert not refused.done
-    assert refused.detail.startswith("the job has 3 nodes, so that with 9 at least its next failure would stop it")
+    assert refused.detail.startswith("the job has 3 nodes; with a minimum of 9, its next failure would stop it")
     assert "until 6 more have joined" in refused.detail
     forced = job.command(ResizeCommand(BY, 9, 9, force=True))
     assert forced.done

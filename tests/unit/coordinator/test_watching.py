@@ -315,7 +315,7 @@ def test_a_node_is_drained_by_any_of_its_names(name: str) -> None:
         (ResizeCommand(BY, 1, 10**6), "not a range"),
         (
             ResizeCommand(BY, 3, 9),
-            "the job has 2 nodes, so that with 3 at least its next failure would stop it until 1 more",
+            "the job has 2 nodes; with a minimum of 3, its next failure would stop it until 1 more",
         ),
         (CollectCommand(BY, CollectKind.STACKS, (7,)), "no rank 7"),
     ],

@@ -373,4 +373,4 @@ def test_who_has_not_ended_is_named_with_the_time_that_is_left(
 ) -> None:
     process = up(DEAF)
     stopped(reaper, [process], signal.SIGTERM, 5.9)
-    assert len(re.findall(rf"worker {process.pid} has not ended, SIGKILL in [1-4] s", caplog.text)) == 1
+    assert len(re.findall(rf"worker {process.pid} has not ended; SIGKILL in [1-4] s", caplog.text)) == 1

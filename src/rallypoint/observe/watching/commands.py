@@ -159,7 +159,7 @@ def _resize(command: ResizeCommand, state: State, settings: Settings, sessions: 
     if short and not command.force:
         stops = "its next failure would stop it" if state.complete else "its next round would wait"
         raise CommandRefused(
-            f"the job has {_count(len(nodes))}, so that with {least} at least {stops} until {short} more "
+            f"the job has {_count(len(nodes))}; with a minimum of {least}, {stops} until {short} more "
             f"{'has' if short == 1 else 'have'} joined; start them first, or use --force"
         )
     was, now = f"{settings.min_nodes}:{settings.max_nodes}", f"{least}:{most}"
