@@ -64,7 +64,7 @@ class Background(Generic[T]):
         """Begin a piece of work, which must not raise; the previous one is dropped.
 
         Returns:
-            Whether it was begun: not where this machine allows no more threads.
+            Whether it began; false if this machine allows no further thread.
         """
         is_started = start_thread(lambda: self._mailbox.post((work, work())), self._name) is not None
         self._work = work if is_started else None

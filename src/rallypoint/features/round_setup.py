@@ -292,7 +292,7 @@ def _run(round_: RoundInSetup, due: Sequence[SetupStep]) -> RoundInSetup:
             step.run(round_)
     except Unprepared as failure:
         round_.failure = failure
-    except Exception as error:  # else the loop would wait for this thread until the deadline
+    except Exception as error:  # or the loop would wait for this thread until the deadline
         log.exception("the workers cannot be prepared: this is a bug in Rallypoint, please report it")
         round_.failure = Unprepared(f"the workers cannot be prepared: {error!r}")
     finally:

@@ -52,8 +52,7 @@ ATTEMPT = 1.0
 """Seconds for a member to answer, and to accept a new connection; more if all are slow."""
 _MAX_ATTEMPT = 10.0
 IDLE = 1.1
-"""Seconds without a word from a member after which a watch asks for its status: no longer than a lease of 3 s is kept
-silent."""
+"""Seconds of silence before a watch asks for a member's status, short enough for a lease of 3 s."""
 _DEFAULT_REMEDY = "check whether most of its members run"
 _PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 """The longest pause between two rounds over all members: the first value, doubled until one answers, up to the second.
