@@ -77,7 +77,7 @@ VARIANTS = (
     Variant(
         "rallyrun --preload=auto",
         flags=("--preload=auto",),
-        ready="Preloaded for workers that are started again",
+        ready="Preloaded for restarted workers",
         budget=Budget(0.035),
     ),
     Variant(

@@ -146,7 +146,7 @@ ONLY_OURS = [
     value("--node-rank", "2", "from 0 to 1", also=("--nnodes=2", "--master-port=1"), code=2),
     *[bad([f"--rdzv-conf={key}={text}", "--standalone"], key, text)._replace(code=2) for key, text in OF_OURS],
     value("--signals-to-handle", "SIGKILL", "leave it out"),
-    bad(["--preempt-signals=SIGUSR2", "--signals-to-handle=SIGUSR2"], "SIGUSR2", "leave it out")._replace(code=2),
+    bad(["--preempt-signals=SIGUSR2", "--signals-to-handle=SIGUSR2"], "SIGUSR2", "remove it")._replace(code=2),
     value("--requeue", "3", "SLURM_JOB_ID is not set", also=("--preempt-signals=SIGUSR2",), code=2),
     value("--incident-dir", __file__, "name a folder of your own", code=2),
     value("--config", "no-such-file.toml", "cannot be read", code=2),

@@ -27,7 +27,7 @@ _GROUP = "recovery"
 _STEPS = 12
 """Steps before the kill: one checkpoint is there then."""
 _READY = "a standby worker is ready"
-_PRELOADED = "Preloaded for workers that are started again"
+_PRELOADED = "Preloaded for restarted workers"
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def test_a_page_says_what_has_not_been_run(tmp_path: Path) -> None:
     for rehearsed in (True, False):
         write_results(tmp_path / "gpu.json", _machine(), rows, "2026-11-28T10:00:00+00:00", rehearsed=rehearsed)
         page = page_of((tmp_path / "gpu.json").read_text())
-        assert ("No run on a GPU has been recorded yet" in page) == rehearsed
+        assert ("We have not recorded a run on a GPU yet" in page) == rehearsed
         assert (r"| a\|b | x | not run | passed | y |" in page) == rehearsed
         assert (r"| a\|b | x | passed | y |" in page) != rehearsed
         assert "1 passed, 0 failed, 1 not run" in page

@@ -86,7 +86,7 @@ def test_an_operator_without_a_name_is_a_number(rallyrun: Launcher) -> None:
     run = f"{' '.join(RALLYRUN)} --standalone {rallyrun.script('import time; print(1, flush=True); time.sleep(600)')}"
     ctl = " ".join(RALLYCTL)
     # The worker's line is waited for by reading it from a pipe.
-    shell = f"mkfifo out; {run} > out & read line < out; {ctl} stop; wait; {ctl} status --all"
+    shell = f"mkfifo out; {run} > out & read line < out; {ctl} stop script.py; wait; {ctl} status --all"
     job = bare(rallyrun, "sh", "-c", f"cd /dev/shm; {shell}")
     assert job.ends() == 0, job.err
     assert f"{UID}@{NAME} has stopped the job" in job.err

@@ -220,7 +220,7 @@ def a_script_that_prepares_nothing_has_none(rallyrun: Launcher) -> None:
         "    assert round.prepared == os.getpid()\n", ""
     )
     job = rallyrun("--standalone", "--nproc-per-node=2", "--standby=1", rallyrun.script(script))
-    job.until_err("Preloaded for workers that are started again")
+    job.until_err("Preloaded for restarted workers")
     job.until_err("no standby workers: the script has no function of rallypoint.inprocess with `prepare`")
     finishes(rallyrun, job)
     assert not standbys(job)
@@ -236,7 +236,7 @@ def what_it_imports_without_its_rank_is_named(rallyrun: Launcher) -> None:
     job = rallyrun(*flags, script, env={"PYTHONPATH": str(packages)})
     ups(job, (0, 1), 2)
     next_standby(job, 1)
-    job.until_err("a standby worker imports reads_early: reads_early.py:2 reads LOCAL_RANK while it has no rank")
+    job.until_err("a standby worker imports reads_early: reads_early.py:2 reads LOCAL_RANK before it has a rank")
     finishes(rallyrun, job)
 
 

@@ -1,4 +1,4 @@
-"""Calls to a handler that has not joined yet, over a backend that answers or raises."""
+"""A handler that is asked before it has joined anything, over a backend that answers or raises."""
 
 import json
 import threading

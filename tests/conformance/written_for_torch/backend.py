@@ -1,4 +1,4 @@
-"""A rendezvous backend of a third party, written for torch: two nodes meet over the memory of this process."""
+"""A rendezvous backend of a third party, written for torch: two nodes meet over what is in this process's memory."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Launches in copies of a process that has launched, or is launching: by `os.fork`, and in a worker by fork."""
+"""Launches in copies of a process that has launched before, or is launching: by `os.fork`, and in a worker by fork."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A function as entry point, and its return value or exception."""
+"""A function as entry point, and what it returns or raises."""
 
 import json
 import os

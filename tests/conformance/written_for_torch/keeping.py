@@ -1,4 +1,4 @@
-"""Event handlers of a third party, written for torch: they write lines to the file KEPT."""
+"""Handlers of events of a third party, written for torch: lines go to the file that KEPT names."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Additions of torch 2.14 and 2.15, as users see them."""
+"""What torch has had since 2.14 and 2.15, as its users see it."""
 
 import functools
 import json

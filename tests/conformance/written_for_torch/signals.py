@@ -1,4 +1,4 @@
-"""Signals to a process that started workers by itself: `signals.py <kind of entry point>`."""
+"""Signals to a process that has started workers by itself: `signals.py <kind of entry point>`."""
 
 import json
 import os

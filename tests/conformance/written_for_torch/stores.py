@@ -1,4 +1,4 @@
-"""Stores that a program drops without closing, and stores that cannot be dropped."""
+"""Stores that are dropped without a word, and stores that cannot be."""
 
 import gc
 import json
