@@ -6,7 +6,6 @@ import pytest
 
 from rallypoint.control.membership.rules import ClockView, step
 from rallypoint.control.membership.state import (
-    AbandonedRendezvous,
     Close,
     Exit,
     Join,
@@ -135,63 +134,7 @@ ROWS: list[tuple[str, Operation, State, ClockView, str | NoChange | Refusal]] = 
         Refusal.TIMEOUT,
     ),
     ("keep-alive", KeepLeaseAlive(), State(participants={ME: IN}), ClockView(5, heartbeat_at=0), "heartbeat"),
-    # ours
-    (
-        "too few without a late one: it is over for all",
-        JOIN,
-        State(participants={ME: IN}),
-        ClockView(106),
-        "abandoned",
-    ),
-    (
-        "also for those whose time is not over",
-        JOIN,
-        State(abandoned=AbandonedRendezvous(1)),
-        ClockView(1),
-        Refusal.TIMEOUT,
-    ),
-    (
-        "but not for who asks after that",
-        JOIN._replace(since=1),
-        State(abandoned=AbandonedRendezvous(1)),
-        ClockView(1),
-        "participant",
-    ),
-    (
-        "late, in, and the last call runs: the round is sure to come",
-        JOIN,
-        State(participants={ME: IN, A: IN}, last_call=1),
-        ClockView(120, last_call_at=99),
-        NoChange.WAIT,
-    ),
-    (
-        "late and waiting behind a round: it goes alone",
-        JOIN,
-        State(complete=True, participants={A: IN, B: IN}, wait_list={ME: MEMBER}),
-        ClockView(101),
-        "out",
-    ),
-    (
-        "places of survivors are kept",
-        JOIN,
-        State(round=1, participants={A: IN}, survivors={B: 1, C: 2}),
-        ClockView(0),
-        "spare",
-    ),
-    (
-        "re-formed: everybody alive is in, no last call",
-        JOIN,
-        State(round=1, participants={ME: IN._replace(previous_rank=0), A: IN}, last_call=1),
-        ClockView(2, last_call_at=1),
-        "complete",
-    ),
-    (
-        "re-formed: a survivor is awaited",
-        JOIN,
-        State(round=1, participants={ME: IN._replace(previous_rank=0), A: IN}, survivors={B: 2}, last_call=1),
-        ClockView(99, last_call_at=1),
-        NoChange.WAIT,
-    ),
+    # ours, beside what the transcripts show
     (
         "nobody of the last round is in: the last call counts",
         JOIN,
@@ -233,11 +176,6 @@ def stepped(operation: Operation, state: State, view: ClockView) -> State:
     after = step(operation, state, ME, view, JOB)
     assert isinstance(after, State)
     return after
-
-
-def test_nobody_has_consented_once_nobody_waits_any_more() -> None:
-    state = State(complete=True, participants=FULL, wait_list={ME: MEMBER}, consents=frozenset({A}))
-    assert stepped(Exit(), state, ClockView(0)).consents == frozenset()
 
 
 def test_a_node_that_has_left_may_say_later_that_its_workers_have_ended_with_0() -> None:

@@ -185,11 +185,3 @@ def test_a_job_that_fails_at_the_same_step_again_and_again_is_ended() -> None:
     assert round_ == 3
     assert ended.verdict is not None
     assert (ended.verdict.ending, "3 times" in ended.verdict.detail) == (Ending.REPEATED, True)
-
-
-def test_the_end_of_a_round_says_for_how_long_the_next_one_is_held_back() -> None:
-    settings = SETTINGS._replace(restart_backoff=2.0)
-    state = running(1, JobProgress(), 1)
-    after = failed(state, ClockView(0.0), settings)
-    assert after.ended is not None
-    assert after.ended.held_back == after.restart_delay == 4.0

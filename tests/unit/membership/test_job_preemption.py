@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,7 +12,6 @@ from rallypoint.control.membership.state import (
     Drain,
     Exit,
     Fail,
-    Join,
     NodeId,
     NodeRange,
     Operation,
@@ -29,7 +27,7 @@ from rallypoint.control.membership.state import (
 )
 from rallypoint.failures.cause import Ending
 from tests.effort import examples
-from tests.unit.membership.running import CAUSE, INFO, SEVEN, done, joined
+from tests.unit.membership.running import CAUSE, SEVEN, done, joined
 
 JOB = Settings("job", 1, 4)
 run = partial(done, job=JOB)
@@ -81,28 +79,6 @@ def test_the_round_goes_on_until_all_are_done_and_then_the_job_ends(done: list[t
     assert state.verdict.delegate == min(there, default=NODES[1]), "ranks were given in the order of names"
 
 
-def test_without_a_round_the_job_ends_at_once() -> None:
-    state = run(run(State(), NODES[0], Join(INFO)), NODES[3], PREEMPT)
-    assert state.verdict is not None
-    assert state.verdict.ending is Ending.PREEMPTED
-    assert state.verdict.delegate == NODES[3], "who said it is there"
-    assert state.verdict.detail == "d received SIGUSR2"
-
-
-def test_who_comes_late_waits_and_takes_no_part() -> None:
-    state = run(run(running(), NODES[3], Exit()), NODES[0], Join(INFO))
-    assert not state.complete
-    for node in NODES[1:3]:
-        state = run(state, node, Join(INFO))
-    state = run(run(state, NODES[1], PREEMPT), LATE, Join(INFO))
-    assert LATE in state.wait_list
-    for node in NODES[:3]:
-        assert not state.closed
-        state = run(state, node, Drain(1, needs_consent=True))
-    assert state.verdict is not None
-    assert state.verdict.delegate == NODES[0]
-
-
 def test_what_was_agreed_to_before_is_asked_again() -> None:
     state = run(running(), NODES[3], Preempt(0, 5.0))
     for node in NODES[:3]:
@@ -113,10 +89,7 @@ def test_what_was_agreed_to_before_is_asked_again() -> None:
     assert not state.closed
 
 
-@pytest.mark.parametrize("later", [PREEMPT, Restart(0), Drain(0)])
-def test_an_operator_can_only_stop_it_sooner(later: Operation) -> None:
-    state = run(running(), NODES[0], PREEMPT)
-    assert run(state, NODES[2], later) == state
-    verdict = run(state, NODES[0], Close(detail="ann has stopped the job")).verdict
+def test_an_operator_can_only_stop_it_sooner() -> None:
+    verdict = run(run(running(), NODES[0], PREEMPT), NODES[0], Close(detail="ann has stopped the job")).verdict
     assert verdict is not None
     assert verdict.ending is Ending.STOPPED

@@ -133,18 +133,6 @@ def test_segments_of_one_domain_are_beside_each_other() -> None:
     assert [claims[node].domain for node in segment_ranks(claims, 2, 8)] == list("AAAABBBB")
 
 
-def test_a_hole_is_filled_by_the_spare_of_its_own_domain() -> None:
-    claims = {"a0": Claim("A", 0), "b0": Claim("B", 2), "b1": Claim("B", 3), "b2": Claim("B"), "a2": Claim("A")}
-    assert segment_ranks(claims, 2, 4) == {"a0": 0, "a2": 1, "b0": 2, "b1": 3}
-
-
-def test_a_whole_segment_takes_the_place_of_one_that_cannot_be_whole() -> None:
-    claims = {"a0": Claim("A", 0), "b0": Claim("B", 2), "b1": Claim("B", 3), "c0": Claim("C"), "c1": Claim("C")}
-    assert segment_ranks(claims, 2, 4) == {"c0": 0, "c1": 1, "b0": 2, "b1": 3}
-    del claims["c1"]
-    assert segment_ranks(claims, 2, 4) == {"b0": 0, "b1": 1}
-
-
 # Rounds
 
 
@@ -192,30 +180,6 @@ class _Job:
 
     def spares(self) -> str:
         return " ".join(node.host for node in self.state.redundancy_list)
-
-
-def test_a_round_begins_when_whole_segments_come_to_enough_nodes() -> None:
-    job = _Job(4, 4)
-    job.join("a0 a1 a2 b0 c0")
-    assert not job.state.complete
-    job.join("b1")
-    assert (job.ranks(), job.spares()) == ("a0 a1 b0 b1", "a2 c0")
-
-
-def test_survivors_keep_their_ranks_and_the_spare_of_the_domain_takes_the_hole() -> None:
-    job = _Job(4, 4)
-    job.join("a0 a1 b0 b1 b2 a2")
-    job.leave("a0")
-    job.come_back()
-    assert (job.ranks(), job.spares()) == ("a2 a1 b0 b1", "b2")
-
-
-def test_a_whole_segment_moves_in_where_a_domain_has_no_spare() -> None:
-    job = _Job(4, 4)
-    job.join("a0 a1 b0 b1 c0 c1 b2")
-    job.leave("a0")
-    job.come_back()
-    assert (job.ranks(), job.spares()) == ("c0 c1 b0 b1", "b2 a1")
 
 
 def test_a_lost_domain_leaves_a_smaller_job_that_grows_by_whole_segments() -> None:
