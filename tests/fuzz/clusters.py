@@ -60,7 +60,7 @@ def hosts(data: bytes) -> None:
         found = parse_hostfile(data, "hosts")
         assert all(host.target[0] != "-" for host in found)
     with suppress(UsageError):
-        parse_hosts(data.decode(errors="replace"))
+        assert all(host.target[0] != "-" for host in parse_hosts(data.decode(errors="replace")))
     with suppress(UsageError):
         file_variables(data, "env", {})
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from http import HTTPStatus
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rallypoint.base.http import Request, RequestError, document, parse, refusal, stream_head
 
@@ -31,13 +28,6 @@ def test_what_is_refused(head: bytes, status: HTTPStatus) -> None:
     with pytest.raises(RequestError) as refused:
         parse(head)
     assert refused.value.status is status
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_are_a_request_or_refused(tail: bytes) -> None:
-    for head in (tail, b"GET /" + tail + b" HTTP/1.1\r\nA: b\r\n\r\n", b"GET / HTTP/1.1\r\n" + tail):
-        with suppress(RequestError):
-            assert parse(head).path is not None
 
 
 def test_replies_are_not_kept_and_not_guessed_at() -> None:

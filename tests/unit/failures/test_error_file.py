@@ -86,14 +86,6 @@ def test_no_json_is_an_exception(tmp_path: Path, data: object) -> None:
     assert isinstance(found, ErrorFile | UnreadableErrorFile)
 
 
-@given(raw=st.binary(max_size=60))
-@_FIXTURE_IS_FINE
-def test_no_bytes_are_an_exception(tmp_path: Path, raw: bytes) -> None:
-    path = tmp_path / "e"
-    path.write_bytes(raw)
-    read_error_file(str(path))
-
-
 @given(cut=st.integers(min_value=1, max_value=200))
 @_FIXTURE_IS_FINE
 def test_a_file_that_was_cut_off_is_unreadable(tmp_path: Path, cut: int) -> None:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rallypoint.base.http import RequestError, parse, refusal, response
 from rallypoint.observe.health import HealthView, reply_to
@@ -54,11 +52,6 @@ def test_requests(head: bytes, status: int) -> None:
     assert (b"\r\nAllow: GET, HEAD\r\n" in sent) == (status == 405)
     if status != 200:
         assert sent == refusal(HTTPStatus(status))
-
-
-@given(st.binary(max_size=300))
-def test_no_bytes_make_it_fail(head: bytes) -> None:
-    assert reply(head, lambda: WELL).startswith(b"HTTP/1.1 ")
 
 
 @pytest.mark.parametrize(("age", "status"), [(0.0, 200), (60.0, 200), (60.1, 503)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -127,12 +125,6 @@ def test_a_file_and_a_list_mean_the_same(pairs: list[tuple[str, int]]) -> None:
     listed = parse_hosts(",".join(f"{name}:{slots}" for name, slots in pairs))
     assert listed == parse_hostfile("".join(f"{name} slots={slots}\n" for name, slots in pairs).encode(), "hosts")
     assert [host.slots for host in listed] == [slots for _, slots in pairs]
-
-
-@given(st.text())
-def test_any_text_is_hosts_or_one_sentence(text: str) -> None:
-    with suppress(UsageError):
-        assert not any(host.target.startswith("-") for host in parse_hosts(text))
 
 
 def test_hosts_of_one_name_are_told_apart() -> None:

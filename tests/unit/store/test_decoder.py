@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from contextlib import suppress
 from itertools import pairwise
 
 import pytest
@@ -41,12 +40,6 @@ def test_requests_taken_out_late_are_the_same(sent: list[wire.Request], data: st
             if request is not None:
                 found.append(wire.typed(*request))
     assert typed([*found, *rest(decoder)]) == typed(arriving(sent))
-
-
-@given(start=st.sampled_from([b"", GREETING]), noise=st.lists(st.binary(max_size=60), max_size=6))
-def test_garbage_is_an_error_and_nothing_worse(start: bytes, noise: list[bytes]) -> None:
-    with suppress(StoreProtocolError):
-        decode([start, *noise])
 
 
 HUGE = (1 << 60).to_bytes(8, "little")

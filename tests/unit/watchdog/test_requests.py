@@ -50,13 +50,6 @@ def test_requests_come_out_as_they_went_in_however_they_are_cut(
     assert not complaints
 
 
-@given(st.lists(st.binary(max_size=200) | REQUESTS.map(line)))
-def test_any_bytes_are_taken(chunks: list[bytes]) -> None:
-    reader = RequestReader()
-    for chunk in chunks:
-        reader.feed(chunk)
-
-
 @given(REQUESTS, st.binary(max_size=3000).filter(lambda rubbish: b"\n" not in rubbish and rubbish.count(b'{"') < 10))
 def test_a_request_counts_behind_a_half_line(request: FileTimerRequest, rubbish: bytes) -> None:
     assert RequestReader().feed(rubbish + line(request))[0] == [request]
