@@ -1,4 +1,4 @@
-"""One file, shared by torch's FileStore and ours, both ways (contract section 9.7); and the stores of one process."""
+"""One file, shared by torch's FileStore and ours, both ways (contract section 9.7)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from rallypoint.store.filestore import FileStore
-from rallypoint.store.plain import HashStore
-from rallypoint.store.prefix import PrefixStore
 from tests.conformance.store_pairs import TIMEOUT, torch_stores
 
 pytestmark = pytest.mark.torch
@@ -101,38 +99,6 @@ def test_the_last_of_the_world_removes_the_file_whoever_it_is(path: str, last: s
         assert os.path.exists(path)
         del theirs
     assert not os.path.exists(path)
-
-
-def test_stores_in_memory_do_the_same() -> None:
-    seen = [_everything(store, prefixed) for store, prefixed in _in_memory()]
-    assert seen[0] == seen[1]
-
-
-def _in_memory() -> list[tuple[Any, Any]]:
-    torch = torch_stores()
-    theirs, ours = torch.HashStore(), HashStore()
-    return [(theirs, torch.PrefixStore("p", theirs)), (ours, PrefixStore("p", ours))]
-
-
-def _everything(store: Any, prefixed: Any) -> list[Any]:
-    store.set("k", "v")
-    prefixed.set("k", "w")
-    prefixed.queue_push("q", "1")
-    seen = [
-        *(store.get("p/k"), sorted(store.list_keys()), prefixed.list_keys(), prefixed.num_keys(), store.num_keys()),
-        *(store.compare_set("c", "x", "y"), store.check(["c"]), store.compare_set("c", "", "y"), store.add("n", 3)),
-        *(prefixed.queue_len("q"), store.check(["p/q"]), store.queue_pop("p/q"), store.queue_len("p/q")),
-        *(store.delete_key("k"), store.delete_key("k"), store.has_extended_api(), store.clone().check(["p/k"])),
-        *(prefixed.timeout, store.timeout),
-    ]
-    store.append("a", "x")
-    prefixed.multi_set(["a", "b"], ["1", "2"])
-    seen.append([bytes(value) for value in store.multi_get(["a", "p/a", "p/b"])])
-    with pytest.raises(RuntimeError):
-        store.queue_pop("q", block=False)
-    with pytest.raises(ValueError, match=r"stoll|number"):
-        store.add("k", store.set("k", "abc") or 1)
-    return seen
 
 
 _READS_BESIDE = """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -11,77 +9,39 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from rallypoint.base.errors import UserError
-from rallypoint.base.log import RateLimitedLog, get_logger
 from rallypoint.store import api, filestore
 from rallypoint.store.api import Receive
 from rallypoint.store.errors import StoreProtocolError
 from rallypoint.store.filestore import FileStore
-from rallypoint.store.plain import Decoder, PlainTransport
-from rallypoint.store.transport import StoreGuard, StoreTransport, TransportContext, network, networks
+from rallypoint.store.plain import Decoder
+from rallypoint.store.transport import StoreGuard, network, networks
 from tests import typed_requests as wire
 from tests.fuzz.target import Target, no_errors
+from tests.unit.store.both import KINDS, bench, is_compiled
 
 _GREETING = wire.encode(wire.Validate())
 _CLIENTS = 3
 _GUARD = StoreGuard(request=100_000, value=100_000, keys=1000, bytes=1_000_000)
-_MOST_TURNS = 10_000
 
 Pieces = Sequence[tuple[int, bytes]]
 """Who sends, and what."""
 
 
-def _played(kind: type[StoreTransport], pieces: Pieces) -> tuple[list[bytes], list[bool]]:
+def _played(kind: str, pieces: Pieces) -> tuple[list[bytes], list[bool]]:
     """What clients of a new store get who send this in turn, and which are closed."""
-    wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-    lines = RateLimitedLog(get_logger("rallypoint.store"), "connections that it refused")
-    store: StoreTransport = kind(TransportContext(None, wake, lines, _GUARD))  # type: ignore[call-arg]
-    pairs = [socket.socketpair() for _ in range(_CLIENTS)]
-    received, closed = [b""] * _CLIENTS, [False] * _CLIENTS
-    try:
-        for near, far in pairs:
-            far.setblocking(False)
-            store.add_connection(near)
+    with bench(kind, _GUARD) as it:
+        peers = [it.connect(greet=False) for _ in range(_CLIENTS)]
+        received = [b""] * _CLIENTS
         for who, piece in pieces:
-            with suppress(OSError):  # it was closed
-                pairs[who][1].send(piece)
-            for _ in range(_MOST_TURNS):
-                if not store.run_once():
-                    break
-            else:
-                raise AssertionError("the store does not come to rest")
-            for number, (_, far) in enumerate(pairs):
-                received[number] += _taken(far, closed, number)
-    finally:
-        store.close()
-        store.release_memory()
-        os.close(wake)
-        for _, far in pairs:
-            far.close()
-    return received, closed
-
-
-def _taken(far: socket.socket, closed: list[bool], number: int) -> bytes:
-    data = b""
-    while not closed[number]:
-        try:
-            piece = far.recv(1 << 20)
-        except BlockingIOError:
-            break
-        except ConnectionResetError:
-            piece = b""
-        closed[number] = not piece
-        data += piece
-    return data
+            it.send(peers[who], piece)
+            received = [data + peer.received() for data, peer in zip(received, peers, strict=True)]
+        return received, [peer.closed for peer in peers]
 
 
 @cache
-def kinds() -> tuple[type[StoreTransport], ...]:
+def kinds() -> list[str]:
     """The store in Python, and the one in C if it was built."""
-    try:
-        from rallypoint.store.compiled import CompiledTransport
-    except ImportError:
-        return (PlainTransport,)
-    return PlainTransport, CompiledTransport
+    return KINDS if is_compiled() else KINDS[:1]
 
 
 def twins(data: bytes) -> None:
