@@ -20,16 +20,7 @@ from rallypoint.control.protocol.handshake import (
 from rallypoint.control.protocol.messages import SIGNATURE_SIZE, Heartbeat, JoinRequest, Notification, Placed
 from tests.fuzz.control import HELLO, MEMBER, REQUESTS, SETTINGS, encoded, heard
 from tests.fuzz.target import Target, no_errors
-
-
-class Moment:
-    """A clock that goes when it is told to."""
-
-    now = 100.0
-
-    def monotonic(self) -> float:
-        """Seconds."""
-        return self.now
+from tests.unit.clocks import HandClock
 
 
 class _Intruder:
@@ -77,7 +68,7 @@ def told(notice: Notification) -> None:
 def coordinator(data: bytes) -> None:
     """Intruders in a session of an open coordinator: nothing goes wrong there, and another job's node is placed."""
     with no_errors():
-        clock = Moment()
+        clock = HandClock(100.0)
         jobs = ManyJobs(clock)
         intruders: dict[int, _Intruder] = {}
         while len(data) > 1:
@@ -102,7 +93,7 @@ def coordinator(data: bytes) -> None:
         _still_serves(jobs, clock, intruders)
 
 
-def _still_serves(jobs: ManyJobs, clock: Moment, intruders: dict[int, _Intruder]) -> None:
+def _still_serves(jobs: ManyJobs, clock: HandClock, intruders: dict[int, _Intruder]) -> None:
     dispatchers = [each.dispatcher for each in intruders.values() if each.dispatcher is not None]
     for dispatcher in dispatchers:
         assert decode_state(encode_state(dispatcher.state)) == dispatcher.state, "its state can be kept"

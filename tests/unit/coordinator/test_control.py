@@ -40,18 +40,12 @@ from rallypoint.observe.watching.messages import FaultCommand
 from rallypoint.observe.watching.session import JobWatch
 from rallypoint.rendezvous.elastic import own_node
 from tests.ports import free_port
+from tests.unit.clocks import HandClock
 from tests.unit.coordinator.sockets import Heard, serving
 from tests.waiting import until
 
 TIMEOUT = 120.0
 CAUSE = Cause(0, 0, "a", 42, -9, "Signal 9 (SIGKILL)", "", 0.0, "")
-
-
-class Clock:
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 class Node:
@@ -99,7 +93,7 @@ def test_a_server_that_ends_says_why_before_it_hangs_up() -> None:
 
 
 def test_why_a_session_was_ended_is_the_one_reason_that_there_was() -> None:
-    clock, why, told = Clock(), list[str](), list[Notification]()
+    clock, why, told = HandClock(100.0), list[str](), list[Notification]()
     dispatcher = Dispatcher(Settings("job", 1, 2), clock)
     node = NodeId("h", 1, 0)
     first = dispatcher.attach(told.append, SessionRecord(node, "h"), disconnect=why.append)

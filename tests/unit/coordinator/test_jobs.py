@@ -38,23 +38,17 @@ from rallypoint.control.protocol.messages import (
 from rallypoint.failures.cause import Cause
 from rallypoint.observe.watching.messages import EventKind, JobList, JobPhase, JobSummary, job_list_parts
 from rallypoint.observe.watching.session import copy_of_job, job_list
+from tests.unit.clocks import HandClock
 
 CAUSE = Cause(0, 0, "a", 42, -9, "Signal 9 (SIGKILL)", "", 0.0, "")
 MEMBER = NodeInfo("default", 1, "", 7000)
-
-
-class Clock:
-    now = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 class World:
     """A control plane, and a timer that ticks it as its server would."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = HandClock(100.0)
         self.jobs = ManyJobs(self.clock)
         self.looks = 0
         self.jobs.on_change = self._changed

@@ -19,7 +19,6 @@ from rallypoint.control.membership.state import (
     NodeInfo,
     Outcome,
     Participant,
-    PreemptionNotice,
     Refusal,
     Settings,
     State,
@@ -96,12 +95,6 @@ def test_who_hears_late_of_its_place_has_the_ranks_that_count_who_has_succeeded_
     rank = sizes[gone].rank
     assert told == [Placed(placed._replace(origin="0")), NodesSucceeded(0, ((rank, rank),))]
     assert not stepped(Exit(), read, late).finished, "the next round counts only its own"
-
-
-def test_who_runs_hears_of_who_will_be_taken_away() -> None:
-    said = RUNS._replace(preempted=PreemptionNotice(A, 5.0))
-    assert names(RUNS, said) == {"b": ["Preempted"]}
-    assert names(said, said) == {}
 
 
 def test_a_spare_has_no_part_in_the_end() -> None:

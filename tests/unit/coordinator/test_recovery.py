@@ -282,19 +282,6 @@ def test_a_holding_that_cannot_be_changes_nothing(round_: int, rank: int, size: 
     assert taken == (round_ >= 0 and 0 <= rank < size <= 3)
 
 
-def test_places_are_told_again_after_a_connection_that_broke_in_between() -> None:
-    job = Job(2)
-    job.say(job.nodes[0], Fail(0, CAUSE, 9))
-    job.join(job.nodes[1])
-    cut = job.nodes[1].held
-    job.join(job.nodes[0])
-    job.nodes[1].held = cut  # its place was told to a connection that had broken
-    job.nodes[1].told.clear()
-    job.open(job.nodes[1])
-    assert [type(each) for each in job.nodes[1].told] == [Placed]
-    assert job.coordinator.state.ledger.lost == 0
-
-
 def test_a_node_with_a_place_knows_better_than_a_new_node_what_the_job_was_started_with() -> None:
     coordinator = Coordinator(Settings("job", 1, 2), "new", learns_settings=True)
     coordinator.open(1, SessionRecord(NodeId("late", 1, 0), "late", settings=Settings("job", 1, 2)), 0.0)

@@ -7,11 +7,11 @@ import pytest
 from rallypoint.base.descriptors import connection_limit
 from rallypoint.control.coordinator.shares import BURST, RATE, Shares
 from rallypoint.control.protocol.handshake import HandshakeError
-from tests.unit.coordinator.test_jobs import Clock
+from tests.unit.clocks import HandClock
 
 
 def test_a_tenant_that_has_used_its_share_waits_and_the_others_do_not() -> None:
-    clock = Clock()
+    clock = HandClock(100.0)
     shares = Shares(clock)
     shares.enter("greedy")
     shares.enter("modest")
@@ -27,7 +27,7 @@ def test_a_tenant_that_has_used_its_share_waits_and_the_others_do_not() -> None:
 
 
 def test_who_is_alone_waits_for_nothing() -> None:
-    shares = Shares(Clock())
+    shares = Shares(HandClock(100.0))
     shares.enter("alone")
     shares.used("alone", 100.0)
     assert shares.wait("alone") == 0.0
@@ -38,7 +38,7 @@ def test_who_is_alone_waits_for_nothing() -> None:
 
 
 def test_one_tenant_has_at_most_half_of_the_sessions() -> None:
-    shares = Shares(Clock())
+    shares = Shares(HandClock(100.0))
     most = connection_limit() // 2
     for _ in range(min(most, 100_000)):
         shares.enter("greedy")

@@ -42,21 +42,9 @@ from rallypoint.control.protocol.resume_state import (
 )
 from rallypoint.failures.cause import Cause
 from tests.effort import examples
+from tests.unit.clocks import HandClock
 
 CAUSE = Cause(0, 0, "h", 42, 1, "boom", "", 0.0, "")
-
-
-class Time:
-    """A clock that stands still until it is told to go on."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
 
 
 class Shelf:
@@ -92,7 +80,7 @@ class Job:
 
     def __init__(self, nodes: int, least: int, most: int = 0) -> None:
         self.settings = Settings("job", least, most or nodes, last_call_timeout=5.0)
-        self.time = Time()
+        self.time = HandClock()
         self.shelf = Shelf()
         self.dispatcher = Dispatcher(self.settings, self.time, journal=self.shelf)
         self.nodes = [Node(number) for number in range(nodes)]
@@ -221,35 +209,25 @@ def test_a_place_is_confirmed_after_all_that_was_to_be_told_before() -> None:
     assert [type(each) for each in job.nodes[0].told] == [Confirmed, RoundEnded, Confirmed]
 
 
-class HandClock:
-    """A clock that stands still."""
-
-    def __init__(self) -> None:
-        self.time = 50.0
-
-    def monotonic(self) -> float:
-        return self.time
-
-
 def test_a_coordinator_whose_lease_may_have_ended_confirms_nobody() -> None:
     """Another one may have been elected. Once its lease is renewed, it answers those that have asked meanwhile."""
-    clock = HandClock()
+    clock = HandClock(50.0)
     lead = LeaderLease(clock)
-    lead.extend(clock.time, 3.0)
+    lead.extend(clock.now, 3.0)
     told: list[Notification] = []
     dispatcher = Dispatcher(Settings("job", 1, 1, lease=3.0), lead=lead)
     session = dispatcher.attach(told.append, SessionRecord(NodeId("n", 1, 0), "n"))
-    clock.time += 1.0
+    clock.now += 1.0
     dispatcher.receive(session, ConfirmRequest(1))
     assert told == [Confirmed(1, 2.0)]
     leads = [dispatcher.is_leader]
-    clock.time += 2.0
+    clock.now += 2.0
     leads.append(dispatcher.is_leader)
     assert leads == [True, False], "then no heartbeat counts"
     for number in (2, 3):
         dispatcher.receive(session, ConfirmRequest(number))
     assert told == [Confirmed(1, 2.0)]
-    lead.extend(clock.time - 0.5, 3.0)
+    lead.extend(clock.now - 0.5, 3.0)
     dispatcher.tick()
     assert told == [Confirmed(1, 2.0), Confirmed(3, 2.5)]
     lead.end()
