@@ -41,7 +41,7 @@ from rallypoint.control.protocol import codec
 from rallypoint.failures.cause import Cause
 from rallypoint.failures.failure import ProcessFailure, error_data
 from rallypoint.failures.report import ChildFailedError
-from rallypoint.failures.tracebacks import clean_lines, last_stacks, last_traceback
+from rallypoint.failures.tracebacks import clean_lines, last_lines, last_stacks, last_traceback
 from rallypoint.features import trainjob
 from rallypoint.features.round_setup import PeerRecord, decode_record, encode_record
 from rallypoint.observe.goodput import agent_runs, report
@@ -79,8 +79,9 @@ def failures(data: bytes) -> None:
 def words(data: bytes) -> None:
     """The end of a worker's standard error, in which tracebacks and stacks are looked for."""
     lines = clean_lines(joined(*shortened(data)))
-    last_traceback(lines)
-    last_stacks(lines)
+    assert not any("\r" in line or "\n" in line for line in lines)
+    for read in (last_traceback, last_stacks, last_lines):
+        read(lines)
 
 
 _TRACEBACK = b'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n    f()\nValueError: no\n'

@@ -116,22 +116,6 @@ def test_what_is_no_number_is_named(name: str, text: str) -> None:
     assert str(caught.value).isprintable()
 
 
-_VALUES = st.one_of(st.text(max_size=12), st.sampled_from(["0", "1", "2", "n[1-2]", "n[", "1(x2)", "4294967290"]))
-
-
-@settings(max_examples=examples(300))
-@given(st.dictionaries(st.sampled_from([*STEP, "SLURM_RESTART_COUNT", "SLURM_GPUS_ON_NODE"]), _VALUES))
-def test_any_values_are_found_or_refused_in_a_sentence(changed: dict[str, str]) -> None:
-    try:
-        finding = find("slurm", {**STEP, **changed}, MACHINE)
-    except UsageError as error:
-        finding = DetectionRefusal(str(error))
-    if isinstance(finding, Cluster):
-        assert finding.index < (finding.nodes or 0)
-    else:
-        assert finding.sentence.isprintable()
-
-
 # What MPI launchers say; variables are those of Open MPI 4.1 and Hydra 4.0
 
 OPEN_MPI = {
@@ -244,15 +228,6 @@ def test_what_is_no_indexed_job() -> None:
 )
 def test_processors_by_quota(quota: str, cpus: int | None) -> None:
     assert of_k8s(INDEXED, Machine(hostname="train-1", hosts_file=KUBELET, cpu_quota=quota)).cpus == cpus
-
-
-@settings(max_examples=examples(200))
-@given(st.text(max_size=40) | st.text(max_size=40).map("{}-1".format), st.text(max_size=200), st.text(max_size=40))
-def test_any_machine_is_looked_at_in_peace(hostname: str, hosts: str, service: str) -> None:
-    machine = Machine(hostname=hostname, hosts_file=hosts)
-    cluster = of_k8s({**INDEXED, "RALLYPOINT_SERVICE": service}, machine)
-    assert cluster.title.isprintable()
-    assert cluster.wanted["rdzv_endpoint"].isprintable()
 
 
 # The port of a job: outside of the kernel's range, of others' ports, and of those of jobs that run beside it

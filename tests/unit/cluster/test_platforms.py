@@ -10,15 +10,12 @@ from itertools import permutations
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rallypoint.base.errors import UsageError
 from rallypoint.cli.parse import parse
 from rallypoint.clusters.detect import FAMILIES, find
-from rallypoint.clusters.findings import Cluster, DetectionRefusal, Finding, Machine, NoCluster, place_of
+from rallypoint.clusters.findings import Cluster, DetectionRefusal, Machine, NoCluster, place_of
 from rallypoint.clusters.ports import control_port
-from tests.effort import examples
 from tests.unit.cluster.test_detect import INDEXED, OPEN_MPI, POD, STEP
 
 NODEFILE = "n1.cluster\nn2.cluster\n"
@@ -355,33 +352,6 @@ def test_what_is_no_job_of_pbs_is_named(text: str) -> None:
     with pytest.raises(UsageError, match="PBS_JOBID") as caught:
         find("pbs", {**PBS_TASK, "PBS_JOBID": text}, SECOND)
     assert str(caught.value).isprintable()
-
-
-_TEXTS = st.one_of(
-    st.text(max_size=40),
-    st.sampled_from(["0", "1", "2", "hostA 1 hostB", "hostA 0 hostB 99999999999", "a,b", "[" * 2000, '["a", 1]', "{}"]),
-    st.lists(st.sampled_from(["n1", "n2", "10.0.0.4", "fd00::4", "", " ", "\n", "\x1b[31m"]), max_size=6).map(
-        "\n".join
-    ),
-)
-
-
-@settings(max_examples=examples(600))
-@given(st.sampled_from(ROWS), st.data(), st.text(max_size=60) | st.just(NODEFILE))
-def test_any_values_are_found_or_refused_in_a_sentence(row: Row, data: st.DataObject, job_file: str) -> None:
-    changed = data.draw(st.dictionaries(st.sampled_from(sorted(row.environ)), _TEXTS, max_size=4))
-    machine = Machine(hostname=row.machine.hostname, job_file=job_file)
-    for which in ("auto", row.family):
-        try:
-            finding: Finding = find(which, {**row.environ, **changed}, machine)
-        except UsageError as error:
-            finding = DetectionRefusal(str(error))
-        if isinstance(finding, Cluster):
-            assert finding.nodes is None or 0 <= finding.index < finding.nodes
-            assert f"{finding.title}{finding.host}{finding.job_id}".isprintable()
-            assert all(map(str.isprintable, finding.wanted.values()))
-        else:
-            assert finding.sentence.isprintable()
 
 
 def test_the_order_of_the_variables_does_not_count() -> None:

@@ -68,14 +68,6 @@ def test_a_traceback_is_found_among_other_lines(
     assert exception_line(found) == f"ValueError: {words}".rstrip()
 
 
-@given(st.binary(max_size=300) | st.text(alphabet="T\n\r \x1b[m", max_size=60).map(str.encode))
-def test_no_bytes_are_an_exception(data: bytes) -> None:
-    lines = clean_lines(data)
-    last_traceback(lines)
-    last_lines(lines)
-    assert not any("\r" in line or "\n" in line for line in lines)
-
-
 THREAD = "import threading\nt = threading.Thread(target=lambda: 1/0); t.start(); t.join()\n"
 
 
