@@ -424,6 +424,19 @@ def test_the_numbers_of_rounds_that_a_known_node_was_in_elsewhere_are_not_used_a
     assert coordinator.state.round == 5
 
 
+def test_nor_are_those_that_a_node_which_waits_for_a_place_was_in() -> None:
+    coordinator = Coordinator(Settings("job", 1, 2, last_call_timeout=0.0), "0")
+    member = NodeInfo("default", 1, "", 7001)
+    for session, host in enumerate(("h0", "h1", "h1")):
+        coordinator.open(session, SessionRecord(NodeId(host, 1, 0), host), 0.0)
+        held = ResumeRequest("0", member, last_ended_round=4, joining=True)
+        coordinator.receive(session, held if session == 2 else JoinRequest(member, 600.0), 0.0)
+        coordinator.tick(0.0)
+    assert (coordinator.state.round, coordinator.state.complete) == (0, True)
+    coordinator.receive(0, Fail(0, CAUSE, 9), 0.0)
+    assert coordinator.state.round == 5
+
+
 def fill(coordinator: Coordinator, number: int, held: ResumeRequest) -> list[OutgoingMessage]:
     """The node of that number reports what it holds of another coordinator's job."""
     node = NodeId(f"h{number}", 1, 0)

@@ -77,6 +77,7 @@ def test_who_had_a_place_before_keeps_it_where_there_are_fewer() -> None:
     after = with_size(state, NodeRange(1, 1), Settings("job", 1, 2))
     assert (list(after.participants), list(after.redundancy_list)) == ([first], [new])
     assert (after.last_call, after.last_calls) == (1, 1), "there are enough nodes now"
+    assert with_size(after, NodeRange(2, 2), Settings("job", 1, 1)).last_call == 0, "and now there are not"
 
 
 def test_a_round_that_is_held_back_is_not_larger_than_the_job_was_made() -> None:

@@ -18,6 +18,7 @@ from rallypoint.control.membership.state import (
     Reason,
     Refusal,
     RemovedNode,
+    Restart,
     Settings,
     State,
 )
@@ -135,6 +136,13 @@ ROWS: list[tuple[str, Operation, State, ClockView, str | NoChange | Refusal]] = 
     ),
     ("keep-alive", KeepLeaseAlive(), State(participants={ME: IN}), ClockView(5, heartbeat_at=0), "heartbeat"),
     # ours, beside what the transcripts show
+    (
+        "restart: another round",
+        Restart(0),
+        State(round=1, complete=True, participants=FULL),
+        ClockView(0),
+        NoChange.DONE,
+    ),
     (
         "nobody of the last round is in: the last call counts",
         JOIN,
