@@ -140,7 +140,7 @@ class Member:
 
 
 class EtcdCluster:
-    """Members that run, all of them when this returns; `close` ends what still runs."""
+    """Members that run, all of them when this returns; `close` ends what is still running."""
 
     def __init__(
         self, folder: Path, size: int = 3, *, tls: ServerTls | None = None, arguments: Sequence[str] = ()

@@ -194,7 +194,7 @@ def two_jobs_of_one_id_are_told_apart_by_their_endpoints(rallyrun: Launcher) -> 
         code, text = Operator(rallyrun, name)("stop")
         assert (code, "stopping job twins: running, 1 node" in text) == (0, True), text
         node.job.ends()
-    assert Operator(rallyrun, "twins")("stop")[0] == 0, "the other one still runs, and is the only one"
+    assert Operator(rallyrun, "twins")("stop")[0] == 0, "the other one is still running, and is the only one"
     nodes[0].job.ends()
 
 
@@ -210,7 +210,7 @@ def a_static_job_is_shown_restarted_and_keeps_its_size(rallyrun: Launcher) -> No
     code, text = ask("resize", "1:2")
     assert (code, "a static job has fixed ranks" in text) == (1, True)
     code, text = ask("drain", "0")
-    assert (code, "hosts the control plane" in text) == (1, True)
+    assert (code, "hosts this job's control plane" in text) == (1, True)
     assert ask("restart")[0] == 0
     all_up(nodes, starts=2, world_size=2)
     static.say("finish")

@@ -160,7 +160,7 @@ class HangOptions(OptionRecord):
     )
     on_hang = Flag(
         OneOf("report", "restart", "fail"),
-        "What to do about a hang: report (start with this), restart, or fail (exit code 124)",
+        "What to do about a hang: report (recommended at first), restart, or fail (exit code 124)",
         metavar="WHAT",
         default="report",
         bad=("", "kill", "Report"),
@@ -229,7 +229,8 @@ class RecoveryOptions(OptionRecord):
 
     preload: Flag[tuple[str, ...]] = Flag(
         module_names,
-        "Modules to import once on this node; restarted workers are forked from there. auto: the script's imports",
+        "Modules to import once on this node; restarted workers are forked from the process that imported them. auto: "
+        "the script's imports",
         metavar="MODULES",
         default=(),
         samples=("torch,torch.distributed", "json"),

@@ -30,7 +30,7 @@ class ProcessHandle:
         signal.pidfd_send_signal(self._fd, number)
 
     def outlives_reaper(self) -> bool:
-        """Whether the process still runs although its descriptor is readable, because its reaper is lost."""
+        """Whether the process is still running although its descriptor is readable, because its reaper is lost."""
         return False
 
     def close(self) -> None:

@@ -158,7 +158,7 @@ def _read(path: str, variable: str) -> str:
     except OSError as error:
         raise UsageError(f"{variable}={path!r} cannot be read: {error.strerror}") from None
     if len(data) > _LARGEST_FILE:
-        raise UsageError(f"{variable}={path!r} has more than {_LARGEST_FILE} bytes; write one secret a line")
+        raise UsageError(f"{variable}={path!r} has more than {_LARGEST_FILE} bytes; write one secret per line")
     try:
         return data.decode()
     except UnicodeDecodeError:

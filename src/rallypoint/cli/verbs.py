@@ -102,7 +102,7 @@ VERBS = (
             _value("command", "-- COMMAND", "Command to run on each host", nargs=argparse.REMAINDER),
             "hosts",
             _value("--hosts", "LIST", "Hosts, and the slots (workers) of each: node1:8,node2:8"),
-            _value("--hostfile", "FILE", "File with one host a line: node1 slots=8"),
+            _value("--hostfile", "FILE", "File with one host per line: node1 slots=8"),
             "command",
             _list_value(
                 "--env",
@@ -216,7 +216,7 @@ VERBS = (
                 "each rank wrote last",
             ),
             _value("--node", "NODE", "Show this node: its name, host, address or group rank", default=""),
-            _switch("--watch", "Follow the job until it ends: a live screen on a terminal, else one line a change"),
+            _switch("--watch", "Follow the job until it ends: a live screen on a terminal, or one line per change"),
         ),
         (
             (0, "the job runs"),
@@ -256,9 +256,9 @@ VERBS = (
         "events",
         WATCH,
         "Show what happens to a job",
-        "Show the latest 200 events of a job, one a line: rounds that began or ended, nodes that came or were lost, "
+        "Show the latest 200 events of a job, one per line: rounds that began or ended, nodes that came or were lost, "
         "commands, hangs, the end.",
-        (("Follow a job until it ends", "node1:29400 --follow"), ("As JSON, one event a line", "node1:29400 --json")),
+        (("Follow a job until it ends", "node1:29400 --follow"), ("As JSON, one event per line", "node1:29400 --json")),
         "log_verbs:events",
         (
             *_WATCHED,
@@ -337,8 +337,8 @@ VERBS = (
         "resize",
         STEER,
         "Change how many nodes a job has",
-        "Change the least and the most nodes of the rounds to come. The current round goes on, but waiting nodes and "
-        "spares that have a place now join at once.\n\n"
+        "Change the minimum and maximum number of nodes for future rounds. The current round continues, but waiting "
+        "nodes and spares that now have a place join at once.\n\n"
         "A minimum above the current number of nodes is refused, because the next failure would stop the job until "
         "more nodes have come.",
         (("Between 4 and 8 nodes", "4:8 node1:29400"),),

@@ -216,7 +216,7 @@ class DynamicRendezvousHandler(ElasticHandler):
             if self._link is None:
                 self._state()
         except RendezvousError as error:
-            log.warning("the rendezvous %r cannot be left in order: %s", self._own_settings.run_id, error)
+            log.warning("could not leave the rendezvous %r cleanly: %s", self._own_settings.run_id, error)
             return False
         finally:
             super().shutdown()

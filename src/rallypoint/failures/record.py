@@ -144,7 +144,7 @@ def record(
     """Write the exception that ends `fn` to this process's error file, and raise it again.
 
     Use it as `@record`, `@record()` or `record(fn)(...)`. It swallows an exit with code 0 (`sys.exit(0)`), so that code
-    after the call still runs; other exits and interrupts pass. If this process is itself a launcher, a
+    after the call is still running; other exits and interrupts pass. If this process is itself a launcher, a
     `ChildFailedError` passes on the first failure's own error file, or the known facts of a failure without one.
 
     Args:

@@ -107,7 +107,7 @@ class Drills(Feature):
             for local, pid in context.program_pids().items()
             if not request.fault.is_of_worker or ranks[local] == request.rank
         }
-        # Check after reading: a worker that still runs had this pid.
+        # Check after reading: a worker that is still running had this pid.
         return [stat for local in context.running if (stat := stats.get(local)) is not None]
 
     def _freeze(self, targets: list[ProcessStat], seconds: float, *, kill: bool = False) -> Popen[bytes]:

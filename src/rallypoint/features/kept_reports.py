@@ -263,7 +263,7 @@ def _report_in(fd: int) -> KeptReport:
         data = file.read(_LARGEST + 1)
     lines = data.decode().removesuffix("\n").split("\n")
     if len(data) > _LARGEST or not all(line.isprintable() for line in lines):
-        raise ValueError("it is too large, or has what cannot be printed")
+        raise ValueError("it is too large, or contains unprintable characters")
     head, *ranks = _groups(lines)
     return KeptReport(
         head["host"][0],

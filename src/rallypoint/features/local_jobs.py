@@ -60,7 +60,7 @@ def _fields_in(fd: int) -> dict[str, str]:
     data = os.read(fd, _LARGEST + 1)
     lines = data.decode().removesuffix("\n").split("\n")
     if len(data) > _LARGEST or not all(line.isprintable() for line in lines):
-        raise ValueError("it is too large, or has what cannot be printed")
+        raise ValueError("it is too large, or contains unprintable characters")
     return {name: value for name, _, value in (line.partition(": ") for line in lines)}
 
 

@@ -34,7 +34,7 @@ _SHELL = "/bin/sh"
 _GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL when a check is ended."""
 _WARN_AFTER = 10.0
-"""Seconds until a log line says that the check still runs; each interval is twice the previous one."""
+"""Seconds until a log line says that the check is still running; each interval is twice the previous one."""
 _READ, _READS = 64 * 1024, 4
 """Bytes per read, and reads at once: a command that writes endlessly must not block the loop."""
 _KEPT = 8 * 1024

@@ -79,6 +79,6 @@ def _is_the_task(config: LaunchConfig, environ: Mapping[str, str]) -> bool:
 
 
 def _summary(names: list[str]) -> str:
-    """`PMIX_RANK and 12 more`: the variable with the rank first, if any."""
+    """`PMIX_RANK and 12 more`: the variable that holds the rank, if any, comes first."""
     shown = next((name for name in _RANKS if name in names), names[0])
     return shown if len(names) == 1 else f"{shown} and {len(names) - 1} more of its kind"

@@ -498,7 +498,7 @@ class PContext(ABC):
         return self._failure(local_rank, self._processes[local_rank].program_pid, 1), self._outputs[local_rank].age()
 
     def failed_behind(self, local_rank: int) -> ProcessFailure | None:
-        """The failure of a worker's program, if the command in front of it still runs."""
+        """The failure of a worker's program, if the command in front of it is still running."""
         process = self._processes[local_rank]
         if not (code := process.program_code):
             return None

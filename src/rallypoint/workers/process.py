@@ -100,7 +100,7 @@ class ChildProcess(ABC):
 
     @property
     def program_code(self) -> int | None:
-        """The exit code of a program that has ended while this process, which started it, still runs."""
+        """The exit code of a program that has ended while this process, which started it, is still running."""
         return None
 
     def fileno(self) -> int:

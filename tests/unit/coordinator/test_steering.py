@@ -130,7 +130,7 @@ def test_the_node_that_hosts_the_control_plane_is_not_drained() -> None:
     before = job.coordinator.state
     reply = job.command(DrainCommand(BY, "host"))
     assert not reply.done
-    assert "hosts the control plane" in reply.detail
+    assert "hosts this job's control plane" in reply.detail
     assert job.sent == [(WATCHER, reply)]
     assert job.coordinator.state is before
 

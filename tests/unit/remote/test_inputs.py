@@ -149,12 +149,12 @@ def test_variables_that_are_named() -> None:
     ("word", "words"),
     [
         ("MISSING", "--env=MISSING: there is no such variable here; set it, or give its value: MISSING=VALUE"),
-        ("", "'' is not a variable's name"),
-        ("=x", "'' is not a variable's name"),
-        ("A B=x", "'A B' is not a variable's name"),
-        ("1A=x", "'1A' is not a variable's name"),
-        ("A-*", "'A-*' is not a variable's name"),
-        ("Ä=x", "is not a variable's name"),
+        ("", "'' is not a valid variable name"),
+        ("=x", "'' is not a valid variable name"),
+        ("A B=x", "'A B' is not a valid variable name"),
+        ("1A=x", "'1A' is not a valid variable name"),
+        ("A-*", "'A-*' is not a valid variable name"),
+        ("Ä=x", "is not a valid variable name"),
     ],
 )
 def test_what_names_no_variable(word: str, words: str) -> None:
@@ -175,7 +175,7 @@ def test_a_file_of_variables() -> None:
 
 
 def test_a_file_that_is_none() -> None:
-    with pytest.raises(UsageError, match="env, line 2: 'export A' is not a variable's name; write NAME=VALUE"):
+    with pytest.raises(UsageError, match="env, line 2: 'export A' is not a valid variable name; write NAME=VALUE"):
         file_variables(b"A=1\nexport A=1\n", "env", HERE)
 
 

@@ -215,7 +215,7 @@ def file_variables(data: bytes, source: str, environ: Mapping[str, str]) -> dict
 
 def _checked(name: str, source: str) -> str:
     if not _VARIABLE.fullmatch(name):
-        raise UsageError(f"{source}: {printable(name)!r} is not a variable's name; write NAME=VALUE")
+        raise UsageError(f"{source}: {printable(name)!r} is not a valid variable name; write NAME=VALUE")
     return name
 
 

@@ -285,7 +285,7 @@ class SshConnection:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), _SSH_END)
         assert self._transport is not None
-        self._transport.close()  # kills it if it still runs, and does not wait for pipes that others keep open
+        self._transport.close()  # kills it if it is still running, and does not wait for pipes that others keep open
         await self._process.wait()
 
     def abandon(self) -> None:

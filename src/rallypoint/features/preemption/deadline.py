@@ -154,7 +154,7 @@ class JobDeadline(Source):
         return lines or [f"{words[0]} {'does not answer' if code is None else f'ended with {code}'}"]
 
     def _drop_query(self) -> None:
-        """Drop the query, and end its command if it still runs."""
+        """Drop the query, and end its command if it is still running."""
         if self._query is not None:
             self._query.forget()
         command, self._command = self._command, None

@@ -174,7 +174,7 @@ class WrappedProcess(AdoptedProcess):
         return ExitStatus(True, self._judged(self._own_code, left=left))
 
     def _judged(self, code: int, *, left: bool) -> int:
-        """The exit code of the worker, whose wrapper has ended with this one. `left`: its program still runs."""
+        """The exit code of the worker, whose wrapper has ended with this one. `left`: its program is still running."""
         name, how = self._wrapped.name, self._program_code
         if left and self._program is not None:
             self.fault = (

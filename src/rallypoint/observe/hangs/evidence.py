@@ -282,7 +282,7 @@ def _write_evidence(folder: str, text: str) -> str:
                 file.write(text)
                 return os.path.abspath(path)
     except OSError as error:
-        log.warning("the evidence of a hang cannot be kept in %s: %s", folder, error.strerror or error)
+        log.warning("the evidence of the hang cannot be saved in %s: %s", folder, error.strerror or error)
     return ""
 
 

@@ -103,8 +103,8 @@ def _drain(command: DrainCommand, state: State, sessions: SessionRegistry) -> Co
     name = _connected(node, state, sessions)
     if node in sessions.local_nodes:
         raise CommandRefused(
-            f"{name} hosts the control plane of this job, which would end with it; "
-            "to end the job use 'rallyctl stop', to host it elsewhere use 'rallyctl serve' or --rdzv-backend=etcd"
+            f"{name} hosts this job's control plane, so the job would end with it; to end the job, use 'rallyctl "
+            "stop'; to host the control plane elsewhere, use 'rallyctl serve' or --rdzv-backend=etcd"
         )
     return CommandPlan(f"{command.by} drains {name}", request=(node, DrainRequested(command.by)))
 

@@ -89,7 +89,7 @@ class HangInvestigation:
         return True
 
     def begin(self, after: State, in_reach: Callable[[NodeId], bool], now: float) -> None:
-        """The round hangs: ask the connected nodes."""
+        """The round is hanging: query the connected nodes."""
         in_order = sorted(after.participants, key=lambda node: after.participants[node].rank)
         nodes = [node for node in in_order if in_reach(node)]
         self._drop()

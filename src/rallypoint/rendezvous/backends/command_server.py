@@ -67,7 +67,7 @@ class CommandServer:
         return self._served is not None
 
     def close(self, why: str) -> None:
-        """End the server, with a last message to connected commands. Idempotent."""
+        """Shut down the server, sending a final message to connected commands. Idempotent."""
         with self._lock:
             self._closed = True
         if self._served is None:

@@ -1,4 +1,4 @@
-"""All workers of one start that are functions, as one object (contract section 6.1).
+"""All function workers of one start, as one object (contract section 6.1).
 
 Laws:
 
