@@ -55,7 +55,11 @@ def as_patched(commands: Sequence[Command], env: Mapping[str, str]) -> tuple[Seq
 
 def _is_original(subprocess: ModuleType) -> bool:
     """Whether no tool has replaced `subprocess.Popen`, or the way it starts."""
-    popen = subprocess.Popen
+    popen = getattr(subprocess, "Popen", None)
+    if popen is None:
+        # The loop's thread is importing asyncio, which imports it, and has not come to that class. A tool replaces what
+        # is there, so it has replaced nothing.
+        return True
     start = popen.__init__
     # By its dictionary: `functools.wraps` gives a wrapper the name of the original's module.
     is_own = isinstance(start, FunctionType) and start.__globals__ is vars(subprocess)

@@ -61,6 +61,11 @@ def test_without_a_tool_nothing_is_changed() -> None:
     assert as_patched(COMMANDS, ENV) == (COMMANDS, ENV)
 
 
+def test_a_module_that_another_thread_is_importing_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "subprocess", types.ModuleType("subprocess"))
+    assert as_patched(COMMANDS, ENV) == (COMMANDS, ENV)
+
+
 def test_a_debugger_sees_each_worker_and_changes_its_arguments(debugger: list[str]) -> None:
     commands, env = as_patched(COMMANDS, ENV)
     assert [command.argv for command in commands] == [
