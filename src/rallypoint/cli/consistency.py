@@ -32,12 +32,13 @@ _MEETING = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "master_add
 _OF_STANDALONE = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "node_rank": 0, "master_addr": "localhost"}
 """Values that `--standalone` sets anyway; the defaults are also harmless."""
 
-_OF_A_LAUNCHER = {"nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "standalone", "max_restarts"}
-"""Flags that few scripts have."""
 
-
-def consistent(options: Options) -> Options:
+def consistent(options: Options, late: str) -> Options:
     """The options without those that `--standalone` overrides; one line names these.
+
+    Args:
+        options: those of the command line.
+        late: an argument of the script that looks as if it were meant for the launcher; empty for none.
 
     Raises:
         UserError: a value cannot be meant.
@@ -46,8 +47,9 @@ def consistent(options: Options) -> Options:
     for dest in _PLAIN_TEXTS:
         if dest in options.sources:
             refuse_unexpanded(options.source(dest), values[dest])
-    if not options.no_python:  # a program may be another launcher
-        _warn_of_late_flags(options)
+    if late and not options.no_python:  # a program may be another launcher
+        script = options.training_script
+        _log.warning("%s comes after %s and is passed to it; put it before %s to use it here", late, script, script)
     return _alone(options, values) if options.standalone else _checked_meeting(options)
 
 
@@ -59,16 +61,6 @@ def refuse_unexpanded(source: str, value: object) -> None:
             f"{source}={value!r} has {found[0]}, which nothing has expanded; in a shell write double quotes instead "
             "of single ones, in a template define the variable"
         )
-
-
-def _warn_of_late_flags(options: Options) -> None:
-    """Name a flag that goes to the script but looks as if it were meant for the launcher."""
-    spellings = {name for flag in Options.flags if flag.dest in _OF_A_LAUNCHER for name in flag.spellings}
-    for word in options.training_script_args:
-        if word.partition("=")[0] in spellings:
-            script = options.training_script
-            _log.warning("%s comes after %s and is passed to it; put it before %s to use it here", word, script, script)
-            return
 
 
 def _alone(options: Options, values: dict[str, Any]) -> Options:

@@ -49,8 +49,9 @@ _OF_SEVERAL_NODES = {
 
 _ENVIRONMENTS = ("VIRTUAL_ENV", "CONDA_PREFIX", "UV_PROJECT_ENVIRONMENT")
 """Variables that may name another environment than the launcher's."""
-_OF_LAUNCHERS = ("--nnodes", "--nproc", "--rdzv", "--standalone", "--max-restarts", "--max_restarts")
-"""Beginnings of flags that few scripts have."""
+_FEW_HAVE = {"nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "standalone", "max_restarts"}
+_OF_LAUNCHERS = frozenset(name for flag in FLAGS if flag.dest in _FEW_HAVE for name in flag.spellings)
+"""Spellings of flags that few scripts have."""
 
 EntryPoint = str | Callable[..., None]
 
@@ -61,11 +62,11 @@ def config_from_options(
     """The configuration, the program or function to run, and its arguments, with `${local_rank}` still in them. Raises
     UserError: a value cannot work.
     """
-    late = any(word.startswith(_OF_LAUNCHERS) for word in options.training_script_args)
+    late = next((word for word in options.training_script_args if word.partition("=")[0] in _OF_LAUNCHERS), "")
     if late or not _OF_SEVERAL_NODES.isdisjoint(options.sources) or set("$`").intersection(str(options.flat())):
         from rallypoint.cli.consistency import consistent
 
-        options = consistent(options)
+        options = consistent(options, late)
     low, high = parse_nnodes(options.nnodes, options.source("nnodes"))
     own = _check(options, environ)
     program, arguments = entry_point(options, environ)
