@@ -20,9 +20,6 @@ class Connect(msgspec.Struct, frozen=True):
 
     port: int
     clients: int
-    """For this program alone; several may load one server."""
-    first_client: int
-    """Number of this program's first client: every client of the whole load has a key of its own."""
     at_least: int
     """Take at least so many connect latencies, over as many storms of `clients` connects as that needs."""
 

@@ -17,29 +17,12 @@ class Dialogue(msgspec.Struct):
     replies: list[int] = []
     """Bytes that came back after the message of the same place."""
 
-    def sent(self, data: bytes) -> None:
-        """The client has sent this. What follows without an answer belongs to the same message."""
-        if self.messages and not self.replies[-1]:
-            self.messages[-1] += data
-        else:
-            self.messages.append(data)
-            self.replies.append(0)
-
-    def came(self, size: int) -> None:
-        """So many bytes have come back."""
-        self.replies[-1] += size
-
 
 class Recording(msgspec.Struct):
     """All connections of one start-up, in the order in which they were made."""
 
     ranks: int
     dialogues: list[Dialogue]
-
-
-def write(path: Path, recording: Recording) -> None:
-    """Write it, compressed: ranks say much the same."""
-    path.write_bytes(lzma.compress(msgspec.msgpack.encode(recording), preset=9))
 
 
 def read(path: Path) -> Recording:

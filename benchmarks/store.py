@@ -92,7 +92,7 @@ class _Stage:
         return self._servers[side]
 
     def _drive(self, load: Child, server_pid: int, port: int, clients: int) -> _Figures:
-        connected = self._ask(load, Connect(port, clients, first_client=0, at_least=_CONNECTS), Connected)
+        connected = self._ask(load, Connect(port, clients, at_least=_CONNECTS), Connected)
         driven = self._ask(load, Drive(self.seconds, server_pid), Driven)
         return _Figures(
             rate=driven.requests / driven.seconds,

@@ -74,12 +74,11 @@ class Clients:
             LoadError: see there.
             OSError: the connection was refused or broke.
         """
-        first = self._load.first_client
         if _library is not None:
-            own = [steps(first + i) for i in range(len(self._sockets))]
+            own = [steps(number) for number in range(len(self._sockets))]
             return raw_drive.drive(_library, [client.fileno() for client in self._sockets], own, seconds)
         clock, read, write = time.perf_counter, os.read, os.write
-        cycles = {client.fileno(): cycle(steps(first + i)) for i, client in enumerate(self._sockets)}
+        cycles = {client.fileno(): cycle(steps(number)) for number, client in enumerate(self._sockets)}
         current = {fd: next(upcoming) for fd, upcoming in cycles.items()}
         partial: dict[int, bytes] = {}
         latencies: list[float] = []
