@@ -26,8 +26,8 @@ def main(pages: list[str]) -> int:
         tests.append([f"{ROOT}/tests/documents/test_commands.py", "-k", " or ".join(f"[{name}]" for name in names)])
     # 5: no test was chosen, since a page has no commands.
     wrong = [each for each in tests if _pytest(each) not in (0, 5)]
-    sphinx = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", str(DOCS), str(SITE)]
-    wrong += [sphinx] if subprocess.run(sphinx, check=False).returncode else []
+    site = ["make", "--silent", "docs"]
+    wrong += [site] if subprocess.run(site, cwd=ROOT, check=False).returncode else []
     for page in pages:
         if page.startswith("docs/"):
             print(f"preview: {(SITE / page.removeprefix('docs/')).with_suffix('.html').as_uri()}")
