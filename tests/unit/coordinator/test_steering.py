@@ -190,8 +190,8 @@ def test_who_watches_sees_who_was_lost_with_the_node_that_ended_the_round() -> N
     job = running("a", "b", "c")
     job.coordinator._end([ord("b"), ord("c")], job.now, Reason.LOST, "silent")
     texts = [each.text for each in job.status().events]
-    assert any("b (rank 1)" in each for each in texts)
-    assert "c (rank 2): a node was lost" in texts
+    assert sum("b (rank 1)" in each for each in texts) == 1
+    assert texts.count("c (rank 2): a node was lost") == 1
 
 
 def test_of_two_operators_each_is_told_what_came_of_its_own_command() -> None:

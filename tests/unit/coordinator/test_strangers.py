@@ -61,8 +61,11 @@ def test_of_a_running_job(request_: Request) -> None:
     assert [number for number, why in job.ended if "SECRET" in why] == refused
     waits = job.session("10.0.0.9")
     job.join(waits)
-    job.says(waits, request_)
+    for _ in range(2):
+        job.says(waits, request_)
     assert not job.is_changed()
+    recorded = [event for event in job.coordinator.history.events if "may not end or change" in str(event)]
+    assert len(recorded) == (0 if isinstance(request_, RecordProgress) else 1), "once a session"
     assert waits not in [number for number, _ in job.ended], "it may wait for a place"
     job.says(job.session("10.0.0.2"), request_)  # another agent of a host that has a node
     assert job.is_changed()

@@ -7,6 +7,7 @@ import pytest
 from rallypoint.control.membership.rules import ClockView, step
 from rallypoint.control.membership.state import (
     Close,
+    Drain,
     Exit,
     Join,
     KeepLeaseAlive,
@@ -15,6 +16,7 @@ from rallypoint.control.membership.state import (
     NodeInfo,
     Operation,
     Participant,
+    PreemptionNotice,
     Reason,
     Refusal,
     RemovedNode,
@@ -202,3 +204,12 @@ def test_every_change_counts_as_a_heartbeat_and_leaving_forgets_it() -> None:
     state = stepped(KeepLeaseAlive(), state, ClockView(5, heartbeat_at=0))
     assert state.heartbeats == {ME: 2}
     assert stepped(Exit(), state, ClockView(6)).heartbeats == {}
+
+
+def test_a_preempted_node_is_missing_from_the_next_round() -> None:
+    state = State(
+        complete=True, participants={A: IN, ME: IN}, preempted=PreemptionNotice(A, 5.0), consents=frozenset({A})
+    )
+    ended = stepped(Drain(0, needs_consent=True), state, ClockView(0)).ended
+    assert ended is not None
+    assert (ended.reason, ended.missing_nodes) == (Reason.DRAINED, 1)

@@ -52,6 +52,14 @@ def test_a_barrier_short_of_its_world_wakes_no_waiter_of_its_key(table: Table[st
     assert wire.execute(table, "C", wire.Get(b"b")) == [("C", wire.string(b"3"))]
 
 
+@pytest.mark.parametrize("later", [wire.Wait([b"l"]), wire.Barrier(b"l", 2)])
+def test_a_later_wait_replaces_an_earlier_one(table: Table[str], later: wire.Wait | wire.Barrier) -> None:
+    wire.execute(table, "A", wire.Wait([b"k"]))
+    wire.execute(table, "A", later)
+    assert wire.execute(table, "B", wire.Barrier(b"l", 1)) == [("A", b"\0"), ("B", b"\0")]
+    assert wire.execute(table, "B", wire.Set(b"k", b"")) == []
+
+
 def test_who_has_left_gets_nothing(table: Table[str]) -> None:
     wire.execute(table, "A", wire.Wait([b"k", b"k", b"l"]))
     wire.execute(table, "B", wire.Wait([b"k"]))
