@@ -1,8 +1,8 @@
-"""The figures in the documents: rows of `docs/bench.json` as tables, each between two markers.
+"""Tables of figures in the documents: rows of `docs/bench.json`, each table between two markers.
 
     python -m benchmarks.figures
 
-writes them anew; a run of everything does so by itself. No figure of a benchmark is typed.
+rewrites them; a run of all benchmarks does so automatically. No benchmark figure is typed by hand.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ ROOT = CHART.parent.parent
 END = "<!-- END OF FIGURES -->"
 
 START = {
-    "worker SIGKILL to restarted workers' first line, one node": "one of two workers is killed, until the new ones run",
-    "the same over two nodes": "the same, the workers on two nodes",
+    "worker SIGKILL to restarted workers' first line, one node": "restart after one of two workers is killed",
+    "the same over two nodes": "the same with the workers on two nodes",
     "command to first line of the last of 2 workers": "start of two workers",
 }
-"""Rows of the README, by what they are called in the results. A lost node is in the README's picture, where the workers
-train: torchrun comes back once their collectives have failed."""
+"""Labels of the README's rows, by their names in the results. The README's picture shows a lost node: its workers
+train, and torchrun recovers once their collectives have failed."""
 MANY_WORKERS = {
     "one of 64 workers in C killed, to the last new one": "64 workers",
     "one of 256 workers in C killed, to the last new one": "256 workers",
@@ -34,12 +34,12 @@ MANY_WORKERS = {
 }
 _SIZES = ("1,024", "4,096", "12,500")
 _OF_A_NODE = {
-    "server's processor time a node": "first round: from the connection to the place",
-    "the same for a failure and the next round": "a failure, until all are told and placed again",
-    "the same for coming back after a cut": "all come back after a cut in which they missed their place",
+    "server's processor time a node": "first round: from the connection to the placement",
+    "the same for a failure and the next round": "a failure, until all nodes are notified and have new placements",
+    "the same for coming back after a cut": "all nodes reconnect after a cut during which they missed their placement",
     "messages a node": "messages",
     "bytes a node": "bytes",
-    "server's memory a node": "memory of the server",
+    "server's memory a node": "the server's memory",
 }
 
 Results = Mapping[str, Any]
@@ -51,14 +51,14 @@ def _beside_torchrun(labels: Mapping[str, str], results: Results) -> list[str]:
         "|---|---|---|",
         *_lines(results["rows"], labels),
         "",
-        _conditions(results, labels),
+        _conditions(results, labels, "alternating rounds"),
     ]
 
 
 def _of_a_node(results: Results) -> list[str]:
-    """What one of many nodes costs the coordinator."""
+    """The coordinator's cost per node in large jobs."""
     found = {row["what"]: row for row in results["rows"]}
-    lines = [f"| for each node | {' | '.join(f'{size} nodes' for size in _SIZES)} |", "|---|---|---|---|"]
+    lines = [f"| per node | {' | '.join(f'{size} nodes' for size in _SIZES)} |", "|---|---|---|---|"]
     for what, label in _OF_A_NODE.items():
         rows = [found[f"{size} nodes: {what}"] for size in _SIZES]
         cells = " | ".join(_figure(row["ours"]["median"], row["unit"]) for row in rows)
@@ -71,23 +71,23 @@ TABLES: Mapping[str, tuple[str, Callable[[Results], list[str]]]] = {
     "many-workers": ("docs/how-far.md", lambda results: _beside_torchrun(MANY_WORKERS, results)),
     "scale": ("docs/how-far.md", _of_a_node),
 }
-"""The document of each table, and what makes its lines."""
+"""The document of each table, and the function that makes its lines."""
 
 
 def block(name: str, results: Results) -> str:
-    """A table with its markers. `results` is what `docs/bench.json` has."""
+    """A table with its markers. `results` is the content of `docs/bench.json`."""
     return "\n".join([f"<!-- FIGURES {name}, written by make bench -->", "", *TABLES[name][1](results), "", END])
 
 
-def _conditions(results: Results, whats: Container[str]) -> str:
+def _conditions(results: Results, whats: Container[str], rounds: str = "rounds") -> str:
     machine, day = results["machine"], results["written"][:10]
     shown = [row for row in results["rows"] if row["what"] in whats and row["ours"]]
-    rounds = " or ".join(map(str, sorted({len(row["ours"]["values"]) for row in shown})))
-    return f"Medians of {rounds} rounds, in turn, {machine['cores']} cores, torch {machine['torch']}, {day}."
+    counts = " or ".join(map(str, sorted({len(row["ours"]["values"]) for row in shown})))
+    return f"Medians of {counts} {rounds} on {machine['cores']} cores with torch {machine['torch']}, {day}."
 
 
 def _lines(rows: list[Mapping[str, Any]], labels: Mapping[str, str]) -> Iterator[str]:
-    """In the order of the labels; what was not measured is left out."""
+    """In the order of the labels, without rows that were not measured."""
     found = {row["what"]: row for row in rows}
     for what, label in labels.items():
         row = found.get(what)
@@ -101,10 +101,10 @@ def _figure(value: float, unit: str) -> str:
 
 
 def write(results: Results, root: Path = ROOT) -> list[Path]:
-    """Put the tables into the documents below a folder, and return these.
+    """Write the tables into the documents in a folder, and return the documents' paths.
 
     Raises:
-        ValueError: a document does not have the markers of its table once.
+        ValueError: a document does not contain the markers of its table exactly once.
     """
     for name, (document, _) in TABLES.items():
         path = root / document
@@ -116,7 +116,7 @@ def write(results: Results, root: Path = ROOT) -> list[Path]:
             flags=re.DOTALL,
         )
         if count != 1:
-            raise ValueError(f"{path} has the markers of the figures {name!r} {count} times; it has to have them once")
+            raise ValueError(f"{path} must contain the markers of the figures {name!r} once, not {count} times")
         path.write_text(text)
     return sorted({root / document for document, _ in TABLES.values()})
 
