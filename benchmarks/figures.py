@@ -79,11 +79,11 @@ def block(name: str, results: Results) -> str:
     return "\n".join([f"<!-- FIGURES {name}, written by make bench -->", "", *TABLES[name][1](results), "", END])
 
 
-def _conditions(results: Results, whats: Container[str], rounds: str = "rounds") -> str:
+def _conditions(results: Results, whats: Container[str], unit: str = "rounds") -> str:
     machine, day = results["machine"], results["written"][:10]
     shown = [row for row in results["rows"] if row["what"] in whats and row["ours"]]
     counts = " or ".join(map(str, sorted({len(row["ours"]["values"]) for row in shown})))
-    return f"Medians of {counts} {rounds} on {machine['cores']} cores with torch {machine['torch']}, {day}."
+    return f"Medians of {counts} {unit} on {machine['cores']} cores with torch {machine['torch']}, {day}."
 
 
 def _lines(rows: list[Mapping[str, Any]], labels: Mapping[str, str]) -> Iterator[str]:
