@@ -12,13 +12,13 @@ from tests.gpu.rows import FAILED, NOT_RUN, PASSED, VERSION
 _HEAD = """\
 # On GPUs
 
-Results of one run of `make gpu` on NVIDIA GPUs. [Run it on your machines](how-to/gpus.md): it takes at most eight
-minutes.
+This page shows the results of one run of `make gpu` on NVIDIA GPUs. [Run it on your machines](how-to/gpus.md): it takes
+at most eight minutes.
 """
 _REHEARSED = """
-**We have not recorded a run on a GPU yet.** The table comes from a machine without one: `python -m tests.gpu
---rehearse` runs those checks on processors that they can perform, with gloo in place of NCCL. This tests the command,
-but says nothing about GPUs: a row counts as run only after a machine with a GPU has run it.
+**We have not recorded a run on a GPU yet.** The tables come from a machine without a GPU. There, `python -m tests.gpu
+--rehearse` runs the checks that work on processors, with gloo instead of NCCL. This tests the command but says nothing
+about GPUs: a check counts as run only after it has run on a machine with a GPU.
 """
 
 
@@ -67,7 +67,7 @@ def _summary(rows: list[dict[str, Any]], *, rehearsed: bool) -> list[str]:
 
 def _table(rows: Iterable[dict[str, Any]], *, rehearsed: bool) -> list[str]:
     state = "on a GPU | on processors" if rehearsed else "state"
-    lines = [f"| what | expected | {state} | seen |", "|---|---|---|---|" + ("---|" if rehearsed else "")]
+    lines = [f"| check | expected | {state} | observed |", "|---|---|---|---|" + ("---|" if rehearsed else "")]
     for row in rows:
         states = f"{NOT_RUN} | {row['state']}" if rehearsed else f"{row['state']}"
         lines.append(f"| {_cell(row['what'])} | {_cell(row['expected'])} | {states} | {_cell(row['seen'])} |")
