@@ -89,7 +89,7 @@ def _cost(bench: Bench) -> str:
 CHECKS = (
     Check(
         _GROUP,
-        "the launcher beside a GPU that trains",
+        "the launcher while a GPU trains",
         f"at most {_MOST_WAKE_UPS} wake-ups in {_LOOK:.0f} s, so it interrupts no training thread",
         _cost,
         Needs(rehearsal=True),

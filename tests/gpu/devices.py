@@ -159,16 +159,16 @@ def _fabric(bench: Bench) -> str:
 
 
 CHECKS = (
-    Check(_GROUP, "GPUs of the machine", "UUIDs and PCI addresses as nvidia-smi lists them", _listed),
+    Check(_GROUP, "GPUs in the machine", "UUIDs and PCI addresses as nvidia-smi lists them", _listed),
     Check(_GROUP, "GPUs that a worker sees", "the same as in torch, in the same order", _seen_by_torch),
-    Check(_GROUP, "CUDA_VISIBLE_DEVICES: index, UUID, empty, wrong", "the count of CUDA itself", _visible),
-    Check(_GROUP, "--nproc-per-node=gpu and auto", "a worker for each GPU", _per_gpu),
-    Check(_GROUP, "gpu and auto, no GPU visible", "gpu is refused, auto counts processors", _without_visible),
+    Check(_GROUP, "CUDA_VISIBLE_DEVICES: index, UUID, empty, wrong", "the same count as in CUDA", _visible),
+    Check(_GROUP, "--nproc-per-node=gpu and auto", "one worker per GPU", _per_gpu),
+    Check(_GROUP, "gpu and auto, no GPU visible", "gpu is an error; auto counts processors", _without_visible),
     Check(_GROUP, "gpu, one GPU visible by its UUID", "one worker", _by_uuid),
-    Check(_GROUP, "--virtual-local-rank", "each worker has local rank 0 and one GPU of its own", _virtual_local_rank),
+    Check(_GROUP, "--virtual-local-rank", "each worker has local rank 0 and its own GPU", _virtual_local_rank),
     Check(
-        _GROUP, "rallyctl check: the rows about GPUs", "the driver and the names of nvidia-smi, no FAIL", _check_verb
+        _GROUP, "rallyctl check: the rows about GPUs", "the driver and names from nvidia-smi, no FAIL", _check_verb
     ),
     Check(_GROUP, "--numa-binding=node", "the processors of the GPU's NUMA node", _numa),
-    Check(_GROUP, "NVLink domain by NVML", "one for each GPU that nvidia-smi shows in a fabric", _fabric),
+    Check(_GROUP, "NVLink domain by NVML", "one per GPU that nvidia-smi shows in a fabric", _fabric),
 )

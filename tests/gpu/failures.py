@@ -113,11 +113,11 @@ CHECKS = (
     _names("assert", "device-side assert"),
     _names("address", "illegal memory access"),
     _names("memory", "out of memory"),
-    Check(_GROUP, "a hang in a kernel", "exit code 124, and where the worker waits", _hang_in_kernel, _ANYWHERE),
+    Check(_GROUP, "a hang in a kernel", "exit code 124, and where the worker is waiting", _hang_in_kernel, _ANYWHERE),
     Check(
         _GROUP,
         "a hang in NCCL: a collective behind a kernel that never ends",
-        "a dump of the flight recorder, and a line that names all_reduce",
+        "a flight recorder dump, and a line that names all_reduce",
         lambda bench: _hang_in_nccl(bench, "collective", 1),
     ),
     Check(
@@ -129,10 +129,10 @@ CHECKS = (
     ),
     Check(
         _GROUP,
-        "SIGTERM, and a checkpoint of the device's tensors",
-        "all ranks save in one step and end; the next run resumes there",
+        "SIGTERM and a checkpoint of the device's tensors",
+        "all ranks save in the same step and end; the next run resumes there",
         _stops_with_checkpoint,
         _ANYWHERE,
     ),
-    Check(_GROUP, "the incident bundle", "has the state of nvidia-smi, and the CUDA error", _bundle),
+    Check(_GROUP, "the incident bundle", "contains the state from nvidia-smi and the CUDA error", _bundle),
 )

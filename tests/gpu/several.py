@@ -85,8 +85,8 @@ def _killed_between_nodes(bench: Bench) -> str:
 
 _ON_NODES = Needs(nodes=2, rehearsal=True)
 CHECKS = (
-    Check(_SEVERAL, "NVLink, and NCCL over all GPUs", "all_reduce is right; its speed", _nvlink, Needs(gpus=2)),
-    Check(_SEVERAL, "the transport between NCCL's ranks", "P2P or shared memory", _transport, Needs(gpus=2)),
+    Check(_SEVERAL, "NVLink, and NCCL over all GPUs", "all_reduce is correct; its speed", _nvlink, Needs(gpus=2)),
+    Check(_SEVERAL, "transport between NCCL ranks", "P2P or shared memory", _transport, Needs(gpus=2)),
     Check(
         _SEVERAL,
         "in-process: one of several NCCL ranks is killed",
@@ -94,6 +94,6 @@ CHECKS = (
         _ranks_that_continue,
         Needs(gpus=2),
     ),
-    Check(_NODES, "NCCL between nodes, and its network", "all_reduce is right", _between_nodes, _ON_NODES),
-    Check(_NODES, "the job's last rank is killed", "all restart and end well", _killed_between_nodes, _ON_NODES),
+    Check(_NODES, "NCCL between nodes, and its network", "all_reduce is correct", _between_nodes, _ON_NODES),
+    Check(_NODES, "the job's last rank is killed", "all workers restart and succeed", _killed_between_nodes, _ON_NODES),
 )

@@ -168,7 +168,7 @@ def test_the_rows_about_devices_on_a_machine_whose_gpus_are_files(tmp_path: Path
     failed = {row.what: row.seen for row in rows.values() if row.state != "passed"}
     assert failed == {}
     assert len(rows) == 13
-    assert rows["GPUs of the machine"].seen == "2 (Fake H100)"
+    assert rows["GPUs in the machine"].seen == "2 (Fake H100)"
 
 
 @pytest.mark.root

@@ -61,11 +61,11 @@ _ANYWHERE = Needs(rehearsal=True)
 CHECKS = (
     Check(
         _GROUP,
-        "NCCL through init_process_group with our store, a rank for each GPU",
-        "all_reduce, broadcast and barrier right on all ranks",
+        "NCCL through init_process_group with our store, one rank per GPU",
+        "all_reduce, broadcast and barrier are correct on all ranks",
         _nccl,
         _ANYWHERE,
     ),
-    Check(_GROUP, "DDP of a transformer, autocast, torch.compile", "the loss falls", _ddp, _ANYWHERE),
-    Check(_GROUP, "two ranks on one GPU, gloo between them", "the loss falls", _shared, _ANYWHERE),
+    Check(_GROUP, "DDP of a transformer, autocast, torch.compile", "the loss decreases", _ddp, _ANYWHERE),
+    Check(_GROUP, "two ranks on one GPU, gloo between them", "the loss decreases", _shared, _ANYWHERE),
 )
