@@ -166,9 +166,7 @@ CHECKS = (
     Check(_GROUP, "gpu and auto, no GPU visible", "gpu is an error; auto counts processors", _without_visible),
     Check(_GROUP, "gpu, one GPU visible by its UUID", "one worker", _by_uuid),
     Check(_GROUP, "--virtual-local-rank", "each worker has local rank 0 and its own GPU", _virtual_local_rank),
-    Check(
-        _GROUP, "rallyctl check: the rows about GPUs", "the driver and names from nvidia-smi, no FAIL", _check_verb
-    ),
+    Check(_GROUP, "rallyctl check: the rows about GPUs", "the driver and names from nvidia-smi, no FAIL", _check_verb),
     Check(_GROUP, "--numa-binding=node", "the processors of the GPU's NUMA node", _numa),
     Check(_GROUP, "NVLink domain by NVML", "one per GPU that nvidia-smi shows in a fabric", _fabric),
 )
