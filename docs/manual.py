@@ -20,7 +20,7 @@ from rallypoint.base.version import __version__
 
 SUMMARIES = {
     "rallyrun": "start distributed Python jobs and keep them alive",
-    "rallyctl": "run services for rallyrun's jobs, watch them and steer them",
+    "rallyctl": "start, watch and control rallyrun jobs, and run services for them",
 }
 
 

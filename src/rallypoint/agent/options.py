@@ -92,7 +92,7 @@ class PreemptionOptions(OptionRecord):
 
     preempt_signals = Flag(
         str,
-        "Signals to any one node that make all workers save and end the job with exit code 143",
+        "Signals that, sent to any node, make all workers save and end the job with exit code 143",
         metavar="NAMES",
         default="",
         bad=("USR2", "12", "SIGUSR2,SIGX", "SIGKILL", "SIGSTOP", "SIGCHLD", "SIGTERM"),
@@ -100,7 +100,7 @@ class PreemptionOptions(OptionRecord):
     )
     stop_before_end = Flag(
         number,
-        "Preempt the job in the same way this many seconds before the scheduler ends it; 0: never",
+        "Preempt the job this long before the scheduler ends it; 0: never",
         metavar="SECONDS",
         default=0.0,
         bad=("-1", "nan", "inf", "soon"),
@@ -146,27 +146,27 @@ class HangOptions(OptionRecord):
 
     hang_timeout = Flag(
         timeout,
-        "Count the job as hung after this long without output or progress from any rank; 0: never",
+        "Treat the job as hung after this long without output or progress from any rank; 0: never",
         metavar="SECONDS",
         default=0.0,
         bad=("-1", "nan", "86401", "x"),
     )
     silence_timeout = Flag(
         timeout,
-        "Without --hang-timeout: log one line on what the ranks do after this long without a sign of life; 0: never",
+        "Without --hang-timeout: log what the ranks are doing after this long without a sign of life; 0: never",
         metavar="SECONDS",
         default=60.0,
         bad=("-1", "nan", "86401", "x"),
     )
     on_hang = Flag(
         OneOf("report", "restart", "fail"),
-        "What to do about a hang: report (recommended at first), restart, or fail (exit code 124)",
+        "What to do about a hang: report (start with this), restart, or fail (exit code 124)",
         metavar="WHAT",
         default="report",
         bad=("", "kill", "Report"),
     )
     flight_recorder = Flag(
-        SWITCH, "Record collectives for torchfrtrace, and dump them on a hang", default=False, bad=("1",)
+        SWITCH, "Record collectives for torchfrtrace and dump them on a hang", default=False, bad=("1",)
     )
 
     @property
@@ -180,14 +180,14 @@ class CheckOptions(OptionRecord):
 
     preflight = Flag(
         OneOf("", "warn", "require"),
-        "Check this node (as rallyctl check does) and its connections: warn, or require (a FAIL keeps it out)",
+        "Check this node (like rallyctl check) and its connections: warn, or require (do not join after a FAIL)",
         metavar="WHAT",
         default="",
         bad=("maybe",),
     )
     node_check = Flag(
         shell_command,
-        "Shell command that must succeed before this node joins, and again after a failure on this node",
+        "Shell command that must succeed before this node joins, and again after each failure on this node",
         metavar="COMMAND",
         default="",
         bad=(" ",),
@@ -206,7 +206,7 @@ class FrameworkOptions(OptionRecord):
 
     worker_env: Flag[tuple[str, ...]] = Flag(
         framework_kinds,
-        "Variables for workers besides torch's: jax (for jax.distributed.initialize()), tf, ompi, inherit",
+        "Additional variables for workers: jax (for jax.distributed.initialize()), tf, ompi, inherit",
         metavar="KIND,...",
         default=(),
         samples=("jax,tf", "ompi"),
@@ -215,7 +215,7 @@ class FrameworkOptions(OptionRecord):
     )
     socket_ifname = Flag(
         interface_names,
-        "Network interface for gloo and NCCL: auto (the one that leads to the other nodes), or names",
+        "Network interfaces for gloo and NCCL: names, or auto (the one that reaches the other nodes)",
         metavar="NAME,...",
         default="",
         samples=("auto", "lo"),
@@ -229,8 +229,8 @@ class RecoveryOptions(OptionRecord):
 
     preload: Flag[tuple[str, ...]] = Flag(
         module_names,
-        "Modules to import once on this node; restarted workers are forked from the process that imported them. auto: "
-        "the script's imports",
+        "Modules to import once per node, in a process that restarted workers are forked from; auto: the script's "
+        "imports",
         metavar="MODULES",
         default=(),
         samples=("torch,torch.distributed", "json"),
@@ -239,48 +239,48 @@ class RecoveryOptions(OptionRecord):
     )
     standby = Flag(
         count,
-        "Standby workers on this node, ready to replace one that dies (for rallypoint.inprocess)",
+        "Number of standby workers on this node, to replace workers that die (for rallypoint.inprocess)",
         metavar="N",
         default=0,
         bad=("-1", "some"),
     )
     inprocess_timeout = Flag(
         duration,
-        "Time for a worker of rallypoint.inprocess to leave a round that has ended; then it is killed",
+        "Time limit for a rallypoint.inprocess worker to leave a round that ended, before it is killed",
         metavar="SECONDS",
         default=10.0,
         bad=("0", "-1", "nan", "inf", "86401", "soon"),
     )
     fence = Flag(
         SWITCH,
-        "Kill this node's workers if it does not hear from the control plane for the length of the lease",
+        "Kill this node's workers if the control plane is silent for the length of the lease",
         default=False,
         bad=("1",),
     )
     gpu_memory_timeout = Flag(
         seconds,
-        "Longest time that a restart waits until GPU memory of ended workers is free; 0: do not check",
+        "Maximum time that a restart waits for ended workers' GPU memory; 0: do not check",
         metavar="SECONDS",
         default=10.0,
         bad=("-1", "nan", "3601", "x"),
     )
     host_failure_limit = Flag(
         count,
-        "Number of failures that start on this node before the node leaves the job; 0: never",
+        "Number of failures that start on this node before it leaves the job; 0: never",
         metavar="N",
         default=0,
         bad=("-1", "often"),
     )
     leftover_timeout = Flag(
         seconds,
-        "Time at the end for busy processes left by workers that succeeded; 0: end them at once",
+        "Time limit for busy processes that successful workers leave behind; 0: end them at once",
         metavar="SECONDS",
         default=30.0,
         bad=("-1", "nan", "3601", "x"),
     )
     progress_file = Flag(
         str,
-        "File that workers write after each save: an integer (as Megatron does) or any content",
+        "File that workers write after each save: the step as an integer (like Megatron), or any content",
         metavar="PATH",
         default="",
         bad=("/none/there",),
@@ -296,11 +296,11 @@ class OutputOptions(OptionRecord):
     """Options for output and details that people read."""
 
     incident_dir = Flag(
-        str, "Folder where each node saves details of a failure", metavar="DIR", default="", bad=("/dev/null",)
+        str, "Folder in which each node saves details of failures", metavar="DIR", default="", bad=("/dev/null",)
     )
     tee_collapse = Flag(
         seconds,
-        "Show equal teed lines of several ranks once, as [0-7], if they come within this time",
+        "Merge equal teed lines of several ranks, as [0-7], if they arrive within this time",
         metavar="SECONDS",
         default=0.0,
         bad=("-1", "nan", "3601", "x"),
@@ -312,7 +312,7 @@ class ToolOptions(OptionRecord):
 
     wrap = Flag(
         str,
-        "Command that starts each worker, such as py-spy record --; with macros for rank, local rank, host and round",
+        "Command to run each worker under, such as py-spy record --; has macros for rank, local rank, host and round",
         metavar="COMMAND",
         default="",
         samples=("nice -n 5", "env"),
@@ -333,7 +333,7 @@ class TopologyOptions(OptionRecord):
 
     node_domain = Flag(
         str,
-        "Name of the group of nodes whose GPUs are connected, such as a rack; auto: ask NVML or Slurm",
+        "Name of this node's domain: nodes with connected GPUs, such as a rack; auto: ask NVML or Slurm",
         metavar="NAME",
         default="",
         samples=("rack-7", "auto"),
@@ -342,7 +342,7 @@ class TopologyOptions(OptionRecord):
     )
     segment = Flag(
         whole_number,
-        "Number of nodes in one domain that get adjacent group ranks; must divide the minimum of --nnodes",
+        "Number of nodes per segment (one domain, adjacent group ranks); must divide the minimum of --nnodes",
         metavar="N",
         default=1,
         samples=("1", "1"),
@@ -355,27 +355,27 @@ class CommandOptions(OptionRecord):
 
     config = Flag(
         str,
-        "TOML file with flags by name, [env] and [rdzv-conf]; flags and PET_* variables override it",
+        "TOML file with flags by name, [env] and [rdzv-conf]; overridden by flags and PET_* variables",
         metavar="FILE[:PROFILE]",
         default="",
         samples=("/dev/null", "/dev//null"),
     )
     dry_run = Flag(
         SWITCH,
-        "Print the effective configuration, with the source of each value, and exit",
+        "Print the effective configuration with the source of each value and exit",
         default=False,
         bad=("1",),
     )
     cluster = Flag(
         OneOf(*_CLUSTERS.split(", ")),
-        f"Fill in missing flags from what starts the nodes: {_CLUSTERS}",
+        f"Fill in missing flags from the cluster's environment: {_CLUSTERS}",
         metavar="WHICH",
         default="none",
         bad=("sge", ""),
     )
     store_peers = Flag(
         peer_policy,
-        "Hosts that may use the worker store: members, any, or networks (default: members if known)",
+        "Hosts allowed to use the worker store: members, any, or networks (default: members if known)",
         metavar="PEERS",
         default="",
         samples=("members,10.0.0.0/8", "any"),
@@ -384,21 +384,21 @@ class CommandOptions(OptionRecord):
     )
     exit_codes = Flag(
         OneOf("torchrun", "classified", "in-place"),
-        "Exit codes: torchrun's; classified: 1, 2, 75 (retry), 93, 94 (do not), 124, 143; in-place: also 85",
+        "Exit codes: torchrun; classified: 1, 2, 75 (retry), 93, 94 (do not retry), 124, 143; in-place: also 85",
         metavar="WHICH",
         default="torchrun",
         bad=("mine", ""),
     )
     host_prefix = Flag(
         OneOf("auto", "always", "never"),
-        "Host name before each line: always, never, or auto (under srun)",
+        "When to prefix lines with the host name: always, never, or auto (under srun)",
         metavar="WHEN",
         default="auto",
         bad=("maybe", ""),
     )
     log_format = Flag(
         OneOf("auto", "glog"),
-        "Format of the launcher's own lines: glog (with file and line), or auto (short on a terminal, else glog)",
+        "Format of the launcher's log lines: glog (with file and line), or auto (short on a terminal, else glog)",
         metavar="FORM",
         default="auto",
         bad=("json", ""),

@@ -56,26 +56,26 @@ class RendezvousOptions(OptionRecord):
     nnodes = Flag(str, "Number of nodes: N, or MIN:MAX for an elastic job", metavar="N", default="1:1")
     rdzv_backend = Flag(
         str,
-        "Rendezvous backend: static, c10d (in a file with --rdzv-conf=store_type=file), etcd, etcd-v2, or a plug-in",
+        "Rendezvous backend: static, c10d (file-based with --rdzv-conf=store_type=file), etcd, etcd-v2, or a plug-in",
         metavar="NAME",
         default="static",
         complete=_backends,
     )
     rdzv_endpoint = Flag(
         str,
-        "Where the nodes meet; default port 29400 (c10d) or 2379 (etcd, or a list); a path with store_type=file",
+        "Address where nodes meet (default port: 29400, or 2379 for etcd or a list); with store_type=file, a path",
         metavar="HOST:PORT",
         default="",
     )
     rdzv_id = Flag(str, "Job id, the same on all nodes", metavar="ID", default="none")
     rdzv_conf = Flag(
         str,
-        "Options for the backend, such as join_timeout=600,is_host=true",
+        "Backend options, such as join_timeout=600,is_host=true",
         metavar="KEY=VALUE,...",
         default="",
         complete=_backend_options,
     )
-    standalone = Flag(SWITCH, "Run the job on this node alone, with a free port and a new id", default=False)
+    standalone = Flag(SWITCH, "Run a job on this node only, with a free port and a new id", default=False)
     local_addr = Flag(
         str, "Address at which other nodes reach this one (default: detected)", metavar="ADDRESS", default=None
     )
@@ -86,23 +86,23 @@ class WorkerOptions(OptionRecord):
 
     nproc_per_node = Flag(
         str,
-        "Workers on this node: a number, cpu, gpu, xpu or auto",
+        "Number of workers on this node: N, cpu, gpu, xpu or auto",
         metavar="N",
         default="1",
         complete=("auto", "cpu", "gpu", "xpu"),
     )
     role = Flag(str, "Role of this node's workers", metavar="NAME", default="default")
-    module = Flag(SWITCH, "Run the script as a module, as python -m does", default=False, short="-m")
-    no_python = Flag(SWITCH, "Run the script itself as a program, without Python", default=False)
-    run_path = Flag(SWITCH, "Run the script with runpy.run_path, in workers started with --start-method", default=False)
+    module = Flag(SWITCH, "Run the script as a module, like python -m", default=False, short="-m")
+    no_python = Flag(SWITCH, "Run the script directly, without Python", default=False)
+    run_path = Flag(SWITCH, "Run the script with runpy.run_path, in workers started by --start-method", default=False)
     start_method = Flag(
         str,
-        "How to start function workers (--run-path): spawn, fork or forkserver",
+        "How to start workers with --run-path: spawn, fork or forkserver",
         metavar="METHOD",
         default="spawn",
         choices=("spawn", "fork", "forkserver"),
     )
-    virtual_local_rank = Flag(SWITCH, "Show each worker local rank 0 and one GPU", default=False)
+    virtual_local_rank = Flag(SWITCH, "Set local rank 0 for each worker, and show it one GPU", default=False)
     numa_binding = Flag(
         str,
         "Bind workers to processors near their GPU: node, socket, exclusive or core-complex",
@@ -118,7 +118,7 @@ class RestartOptions(OptionRecord):
 
     max_restarts = Flag(
         restarts,
-        "Number of worker failures on all nodes that the job survives; 3/1h: 3 in any hour",
+        "Maximum number of restarts after worker failures, for the whole job; 3/1h: 3 in any hour",
         metavar="N",
         default=0,
     )
@@ -145,13 +145,13 @@ class LogOptions(OptionRecord):
 
     log_dir = Flag(
         str,
-        "Folder in which this run creates its log folder (default: a temporary folder)",
+        "Parent folder for the log folder of this run (default: a temporary folder)",
         metavar="DIR",
         default=None,
     )
     redirects = Flag(
         str,
-        "Write output to files only: 1 stdout, 2 stderr, 3 both; by local rank: 0:3,1:2",
+        "Write output only to files: 1 stdout, 2 stderr, 3 both; per local rank: 0:3,1:2",
         metavar="STREAMS",
         default="0",
         short="-r",
@@ -167,7 +167,7 @@ class LogOptions(OptionRecord):
     )
     log_line_prefix_template = Flag(
         str,
-        "Prefix of teed lines: text with ${role_name}, ${rank}, ${local_rank} or ${hostname}",
+        "Prefix of teed lines; ${role_name}, ${rank}, ${local_rank} and ${hostname} are replaced",
         metavar="TEMPLATE",
         default="",
     )
@@ -176,7 +176,7 @@ class LogOptions(OptionRecord):
     )
     duplicate_stdout_filters: Flag[tuple[str, ...]] = Flag(
         split_filters,
-        "Also write teed lines that contain one of these texts to a file (write a comma as ,,)",
+        "Also write teed lines that contain one of these texts to a file (,, stands for a comma)",
         metavar="TEXTS",
         default=(),
     )
@@ -204,9 +204,9 @@ class StaticRankOptions(OptionRecord):
     """The node's place if ranks are assigned by hand."""
 
     node_rank = Flag(
-        whole_number, "This node's rank; only a preference unless the backend is static", metavar="RANK", default=0
+        whole_number, "Rank of this node; only a preference unless the backend is static", metavar="RANK", default=0
     )
-    master_addr = Flag(str, "Address of node 0, if there is no --rdzv-endpoint", metavar="ADDRESS", default="127.0.0.1")
+    master_addr = Flag(str, "Address of node 0, if --rdzv-endpoint is not set", metavar="ADDRESS", default="127.0.0.1")
     master_port = Flag(whole_number, "Port of node 0 (default: 29500)", metavar="PORT", default=None)
 
 
@@ -248,7 +248,7 @@ GROUPS = (
         (CommandOptions.cluster, *FrameworkOptions.flags, *TopologyOptions.flags),
     ),
     FlagGroup(
-        "checks before the start",
+        "preflight checks",
         "--preflight=require --node-check=./check-gpus.sh train.py",
         CheckOptions.flags,
     ),

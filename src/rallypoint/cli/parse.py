@@ -303,8 +303,8 @@ def build_parser() -> Parser:
         add_help=False,
     )
     parser.add_argument("-h", "--help", action="help", help="Show this help and exit")
-    parser.add_argument("training_script", help="Script, module or program that each worker runs")
-    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Arguments of the script")
+    parser.add_argument("training_script", help="Script, module or program for each worker to run")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Arguments for the script")
     for group in GROUPS:
         section = parser.add_argument_group(group.title, f"example: %(prog)s {group.example}")
         for flag in group.flags:

@@ -13,7 +13,7 @@ from typing import Any
 from rallypoint.cli.parse import HelpFormatter, Parser, ShowVersion
 from rallypoint.cli.verbs import GROUPS, VERBS, Verb
 
-_ABOUT = "Start, watch and steer jobs of rallyrun, and run services for them."
+_ABOUT = "Start, watch and control rallyrun jobs, and run services for them."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -169,7 +169,7 @@ def _verb_list() -> str:
     for group in GROUPS:
         lines += ["", f"{group}:"]
         lines += [f"  {verb.name:<{width}}  {verb.summary}" for verb in VERBS if verb.group == group]
-    return "\n".join([*lines[1:], "", "'rallyctl VERB --help' shows the arguments of a verb and examples."])
+    return "\n".join([*lines[1:], "", "Run 'rallyctl VERB --help' for a verb's arguments and examples."])
 
 
 def _epilog(verb: Verb) -> str:

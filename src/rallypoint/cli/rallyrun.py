@@ -213,7 +213,7 @@ def read_deprecated(arguments: Sequence[str], environ: Mapping[str, str]) -> Opt
         "--use-env",
         "--use_env",
         action="store_true",
-        help="Pass the local rank in LOCAL_RANK only, and not as an argument too",
+        help="Pass the local rank only in LOCAL_RANK, not as an argument",
     )
     options, more = parse_with(parser, arguments, environ)
     print_error(f"FutureWarning: {_DEPRECATED}")

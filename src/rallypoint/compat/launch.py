@@ -23,7 +23,7 @@ def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
         "--use_env",
         default=False,
         action="store_true",
-        help="Workers learn their local rank from LOCAL_RANK alone, not from an argument as well.",
+        help="Pass the local rank only in LOCAL_RANK, not as an argument",
     )
     return parser.parse_args(args)
 
