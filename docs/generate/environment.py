@@ -12,8 +12,8 @@ from rallypoint.cli.flags import FLAGS
 HEAD = """\
 # Environment variables
 
-The command line takes precedence over a variable. Rallypoint warns about a `PET_` variable that belongs to no flag, and
-about a name close to one of its own, such as `RALLYPOINT_SECRETS`.
+Flags on the command line override variables. Rallypoint warns about a `PET_` variable that matches no flag, and about a
+name that is close to one of its own, such as `RALLYPOINT_SECRETS`.
 """
 
 GROUPS: dict[str, dict[str, dict[str, str]]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())

@@ -21,11 +21,11 @@ rallyrun [FLAGS] SCRIPT [ARGUMENTS]
 ```
 
 Write a flag with dashes or underscores (`--nproc-per-node`, `--nproc_per_node`), and its value after `=` or a space. If
-an entry names a variable, it sets the flag's value unless the command line does; for a flag without a value, 1 switches
-it on and 0 off. Flags that torchrun does not have are marked.
+an entry names a variable, the variable sets the flag's value, unless the command line does. For a flag without a value,
+1 turns it on and 0 turns it off. Flags that torchrun does not have are marked.
 
-`--help`, `--version` and `--print-completion=SHELL` (bash, fish, tcsh or zsh) print and exit. Everything after the
-script goes to the script.
+`--help`, `--version` and `--print-completion=SHELL` (bash, fish, tcsh or zsh) print and exit. All arguments after the
+script are passed to it.
 """
 
 DETAILS: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())

@@ -13,8 +13,8 @@ from rallypoint.cli.verbs import VERBS, Verb
 HEAD = """\
 # Verbs and flags of `rallyctl`
 
-`rallyctl` runs outside jobs: it inspects and controls them, and runs services for them. `rallyctl VERB --help` prints
-the same text, `--version` the version.
+`rallyctl` runs outside jobs. It watches and controls them, and runs services for them. `rallyctl VERB --help` prints
+the same text, and `rallyctl --version` prints the version.
 """
 
 

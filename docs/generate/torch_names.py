@@ -10,12 +10,11 @@ from rallypoint.compat.names import ELSEWHERE, HOMES, MODULES
 HEAD = """\
 # Python: names of torch
 
-`rallypoint.compat` has the modules of `torch.distributed.launcher`, `torch.distributed.elastic` and their neighbours
-under the same paths: change `torch.distributed` to `rallypoint.compat` in the import line
+`rallypoint.compat` contains the modules of `torch.distributed.launcher`, `torch.distributed.elastic` and their
+neighbours under the same paths. To use them, change `torch.distributed` to `rallypoint.compat` in the import line
 ([how](../../how-to/torch-api.md)). Rallypoint implements the names below, in every module where torch has them,
-without importing torch. PyTorch's documentation describes them;
-[the list of differences](../../contract/10-differences.md) has the differences. All other names and modules are torch's
-own.
+without importing torch. PyTorch's documentation describes them, and [this page](../../contract/10-differences.md) lists
+the differences. All other names and modules are torch's own.
 """
 
 

@@ -222,14 +222,14 @@ JOB_METRICS = (
     _job(
         GAUGE,
         "job_info",
-        "The job and the coordinator that reports it; always 1.",
+        "Job, and the coordinator that reports it; always 1.",
         lambda job: {(job.incarnation,): 1},
         "incarnation",
     ),
     _job(
         GAUGE,
         "job_phase",
-        "1 for the current phase of the job, 0 for all others.",
+        "1 for the current phase of the job, 0 for the others.",
         lambda job: {(label(phase),): float(phase is job.phase) for phase in JobPhase},
         "phase",
     ),
@@ -239,30 +239,30 @@ JOB_METRICS = (
         "Seconds since the job entered its current phase.",
         lambda job: job.phase_for,
     ),
-    _job(GAUGE, "job_round", "Number of the round that is running or forming.", lambda job: job.round),
-    _job(COUNTER, "job_rounds", "Rounds that ended before the job did.", lambda job: sum(_restarts(job).values())),
+    _job(GAUGE, "job_round", "Number of the running or forming round.", lambda job: job.round),
+    _job(COUNTER, "job_rounds", "Rounds that ended while the job continued.", lambda job: sum(_restarts(job).values())),
     _job(
         COUNTER,
         "job_restarts",
-        "Rounds that ended, by reason.",
+        "Rounds that ended while the job continued, by reason.",
         lambda job: {(reason,): count for reason, count in _restarts(job).items()},
         "reason",
     ),
-    _job(GAUGE, "job_restarts_remaining", "Failures that the job can still survive.", _remaining),
-    _job(GAUGE, "job_nodes", "Nodes, by state.", _nodes, "state"),
+    _job(GAUGE, "job_restarts_remaining", "Restarts left after failures.", _remaining),
+    _job(GAUGE, "job_nodes", "Nodes of the job, by state.", _nodes, "state"),
     _job(GAUGE, "job_nodes_min", "Minimum number of nodes in a round.", lambda job: job.min_nodes),
     _job(GAUGE, "job_nodes_max", "Maximum number of nodes in a round.", lambda job: job.max_nodes),
     _job(GAUGE, "job_nodes_missing", "Nodes that must still join before a round can begin.", lambda job: job.missing),
     _job(
         GAUGE,
         "job_workers",
-        "Workers of the running round.",
+        "Workers in the running round.",
         lambda job: job.totals.workers,
     ),
     _job(
         GAUGE,
         "job_backoff_seconds",
-        "Seconds until the restart back-off allows the next round.",
+        "Seconds until the back-off allows the next round.",
         lambda job: job.backoff,
     ),
 )
@@ -315,7 +315,7 @@ NODE_METRICS = (
     _node(
         GAUGE,
         "agent_info",
-        "The node's agent; always 1.",
+        "Agent of the node; always 1.",
         lambda node: {(node.role, node.backend): 1},
         "role",
         "backend",
@@ -324,13 +324,13 @@ NODE_METRICS = (
     _node(
         GAUGE,
         "group_rank",
-        "Group rank of the node in its round; -1 if it has none.",
+        "Group rank of the node in its round; -1 outside a round.",
         lambda node: node.counted.group_rank,
     ),
     _node(
         GAUGE,
         "round",
-        "Number of the last round that the node took part in; -1 before the first.",
+        "Number of the node's last round; -1 before the first.",
         lambda node: node.counted.round,
     ),
     _node(COUNTER, "rounds", "Rounds that the node took part in.", lambda node: node.counted.rounds),
@@ -341,17 +341,17 @@ NODE_METRICS = (
         lambda node: {(reason,): node.counted.restarts.get(reason, 0) for reason in _REASONS},
         "reason",
     ),
-    _node(COUNTER, "hangs", "Hangs of the job that were reported to the node.", lambda node: node.counted.hangs),
+    _node(COUNTER, "hangs", "Hangs of the job reported to the node.", lambda node: node.counted.hangs),
     _node(
         GAUGE,
         "restarts_remaining",
-        "Failures that the job can still survive, as known to the node.",
+        "Restarts left after failures, as known to the node.",
         lambda node: node.remaining,
     ),
     _node(
         COUNTER,
         "worker_failures",
-        "Failures of the node's workers that were the first of their round, by signal or `exit_code`.",
+        "Failures of the node's workers, only the first per round, by signal or `exit_code`.",
         lambda node: {(kind,): count for kind, count in {"exit_code": 0, **node.counted.failures}.items()},
         "kind",
     ),
@@ -365,14 +365,14 @@ NODE_METRICS = (
     _node(
         GAUGE,
         "phase",
-        "1 for the current phase of the node, 0 for all others.",
+        "1 for the current phase of the node, 0 for the others.",
         lambda node: {(phase.value,): float(phase is node.counted.phase) for phase in NodePhase},
         "phase",
     ),
     _node(
         COUNTER,
         "phase_seconds",
-        "Seconds that the node spent in each phase. They add up to the agent's uptime.",
+        "Seconds that the node spent in each phase. The sum is the agent's uptime.",
         lambda node: {(phase.value,): seconds for phase, seconds in node.counted.seconds.items()},
         "phase",
     ),
@@ -385,20 +385,20 @@ NODE_METRICS = (
     _node(
         GAUGE,
         "worker_last_output_timestamp_seconds",
-        "Time at which a worker last wrote output, in epoch seconds.",
+        "Time of the worker's last output, in epoch seconds.",
         lambda node: {(str(rank),): at for rank, at in enumerate(node.last_output) if at},
         "local_rank",
     ),
     _node(
         GAUGE,
         "progress_step",
-        "Last step that the node's workers reported.",
+        "Last step reported by the node's workers.",
         lambda node: {(): node.counted.step} if node.counted.step >= 0 else {},
     ),
     _node(
         GAUGE,
         "progress_timestamp_seconds",
-        "Time at which they reported it, in epoch seconds.",
+        "Time of the last reported progress, in epoch seconds.",
         lambda node: {(): node.counted.progress_at} if node.counted.progress_at else {},
     ),
 )
@@ -426,12 +426,12 @@ BUILD: Metric[None] = Metric(
     GAUGE, "rallypoint_build_info", "Version of Rallypoint and of Python; always 1.", ("version", "python"), _versions
 )
 JOBS: Metric[Sequence[JobSummary]] = Metric(
-    GAUGE, "rallypoint_jobs", "Jobs of this control plane, by phase.", ("phase",), _jobs
+    GAUGE, "rallypoint_jobs", "Jobs at this control plane, by phase.", ("phase",), _jobs
 )
 ENDED: Metric[Mapping[Outcome, int]] = Metric(
     COUNTER,
     "rallypoint_jobs_ended",
-    "Jobs that have ended at this control plane, by outcome.",
+    "Jobs that ended at this control plane, by outcome.",
     ("outcome",),
     lambda counts: {(outcome.value,): counts.get(outcome, 0) for outcome in Outcome},
 )

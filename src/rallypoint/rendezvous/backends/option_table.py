@@ -47,47 +47,47 @@ OPTIONS = (
         "join_timeout",
         _default("join_timeout"),
         _ELASTIC,
-        "Time to wait for other nodes. If it expires for a node that is needed to reach the minimum, all waiting nodes "
-        "exit with one message.",
+        "Time to wait for other nodes. If it expires for a node that is needed for the minimum, all waiting nodes exit "
+        "with one message.",
     ),
-    OptionText("timeout", "900 s", (STATIC,), "The same, for static ranks."),
+    OptionText("timeout", "900 s", (STATIC,), "Time to wait for other nodes with static ranks."),
     OptionText(
         "last_call_timeout",
         _default("last_call_timeout"),
         _ELASTIC,
-        "Time that the first round, once it has enough nodes but not all, waits for more.",
+        "Time that the first round waits for more nodes after it reaches the minimum.",
     ),
     OptionText(
         "is_host",
         "inferred",
         (C10D,),
-        "Whether this node hosts the control plane, or the shared file. If not given, the node that has the endpoint's "
+        "Whether this node hosts the control plane or the shared file. By default, the node with the endpoint's "
         "address does.",
     ),
     OptionText(
         "store_type",
         "`tcp`",
         (C10D,),
-        "`file`: the nodes use a shared file instead of a port; `--rdzv-endpoint` is its path.",
+        "`file`: the nodes meet in a shared file instead of at a port. Set `--rdzv-endpoint` to its path.",
     ),
-    OptionText("rank", "none", _ELASTIC, "The preferred group rank of this node. `--node-rank` takes precedence."),
+    OptionText("rank", "none", _ELASTIC, "Preferred group rank of this node. `--node-rank` takes precedence."),
     OptionText(
         "keep_alive_interval",
         _default("keep_alive_interval"),
         _STORING,
-        "Time between two heartbeats in a shared file.",
+        "Time between heartbeats in a shared file.",
     ),
     OptionText(
         "keep_alive_max_attempt",
         _default("keep_alive_max_attempt"),
         _STORING,
-        "Number of consecutive heartbeats that may be missed there before the node counts as lost.",
+        "Number of consecutive missed heartbeats in a shared file after which a node counts as lost.",
     ),
     OptionText(
         "cas_backoff_max_seconds",
         _default("cas_backoff_max_seconds"),
         _STORING,
-        "Longest random pause of a node whose write to a shared file came too late, where many nodes join at once.",
+        "Maximum random pause after a late write to a shared file, for jobs in which many nodes join at once.",
     ),
     OptionText("heartbeat_timeout", _default("heartbeat_timeout"), _STORING, "Validated but has no effect."),
     OptionText("read_timeout", "60 s", _STORING, "Validated but has no effect."),
@@ -97,19 +97,19 @@ OPTIONS = (
         _STORING,
         "Validated but has no effect: closing a rendezvous does not wait.",
     ),
-    OptionText("protocol", "`http`", ON_ETCD, "How etcd is reached: `http` or `https`. A certificate implies `https`."),
+    OptionText("protocol", "`http`", ON_ETCD, "Protocol for etcd: `http` or `https`. A certificate implies `https`."),
     OptionText("cacert", "none", ON_ETCD, "PEM file of the certificate authorities for etcd's certificate."),
     OptionText("cert", "none", ON_ETCD, "PEM file of the certificate that this node presents to etcd."),
     OptionText("key", "none", ON_ETCD, "PEM file of the key of `cert`."),
     OptionText("ca_cert", "none", ON_ETCD, "Another name for `cacert`."),
     OptionText("ssl_cert", "none", ON_ETCD, "Another name for `cert`."),
     OptionText("ssl_cert_key", "none", ON_ETCD, "Another name for `key`."),
-    OptionText("user", "none", ON_ETCD, "User of etcd.", beyond_torchrun=True),
+    OptionText("user", "none", ON_ETCD, "etcd user.", beyond_torchrun=True),
     OptionText(
         "password",
         "none",
         ON_ETCD,
-        "That user's password. All users of the machine can read a command line: set "
+        "Password of the etcd user. All users of the machine can read a command line, so set "
         "`RALLYPOINT_ETCD_PASSWORD_FILE` instead.",
         beyond_torchrun=True,
     ),
@@ -120,14 +120,14 @@ OPTIONS = (
         "inferred",
         _ALL,
         "Where this node listens if it hosts the control plane: one of its own addresses or names, or `any` for all "
-        "interfaces. If not given, it listens on the address that the endpoint names.",
+        "interfaces. By default, it listens on the endpoint's address.",
         beyond_torchrun=True,
     ),
     OptionText(
         "remote_control",
         _default("remote_control"),
         _ALL,
-        "Whether commands (`rallyctl restart`, ...) are accepted from other machines if there is no secret.",
+        "Whether to accept commands (`rallyctl restart`, ...) from other machines without a secret.",
         beyond_torchrun=True,
     ),
     OptionText(
@@ -137,15 +137,15 @@ OPTIONS = (
         "PEM file of this node's certificate, for TLS between nodes and control plane. Needs `tls_key` and `tls_ca`.",
         beyond_torchrun=True,
     ),
-    OptionText("tls_key", "none", _ALL, "PEM file of its key, without a passphrase.", beyond_torchrun=True),
+    OptionText("tls_key", "none", _ALL, "PEM file of the key for `tls_cert`, no passphrase.", beyond_torchrun=True),
     OptionText(
-        "tls_ca", "none", _ALL, "PEM file of the certificate authorities of the other side.", beyond_torchrun=True
+        "tls_ca", "none", _ALL, "PEM file of the certificate authorities for the other side.", beyond_torchrun=True
     ),
     OptionText(
         "tls_peer",
         "the endpoint's host",
         _ALL,
-        "The name that the other side's certificate must have: a DNS name, or a URI such as `spiffe://cluster/job7`.",
+        "Name that the other side's certificate must have: a DNS name, or a URI such as `spiffe://cluster/job7`.",
         beyond_torchrun=True,
     ),
     OptionText(
@@ -159,41 +159,41 @@ OPTIONS = (
         "notice_timeout",
         _default("notice_timeout"),
         _ALL,
-        "Time that workers have to save before a membership change restarts them, or a preemption ends them. With 0 "
-        "they get no notice, except after `--preempt-signals` (60 s) and `--stop-before-end`.",
+        "Time for workers to save before a membership change restarts them or a preemption ends them. With 0, they "
+        "get no notice, except with `--preempt-signals` (60 s) and `--stop-before-end`.",
         beyond_torchrun=True,
     ),
     OptionText(
         "failure_grace",
         "5 s",
         _ALL,
-        "Time from SIGTERM to SIGKILL after a failure, unless `--shutdown-timeout` is less.",
+        "Time from SIGTERM to SIGKILL after a failure, unless `--shutdown-timeout` is shorter.",
         beyond_torchrun=True,
     ),
-    OptionText("restart_budget", "none", _ALL, "As `--max-restarts=N/TIME`, which sets it.", beyond_torchrun=True),
+    OptionText("restart_budget", "none", _ALL, "Set by `--max-restarts=N/TIME`.", beyond_torchrun=True),
     OptionText(
         "restart_backoff",
         _default("restart_backoff"),
         _ALL,
-        "Delay of a restart without progress; it doubles each time.",
+        "Delay of a restart after a round without progress. It doubles each time.",
         beyond_torchrun=True,
     ),
     OptionText(
-        "restart_backoff_max", _default("restart_backoff_max"), _ALL, "Maximum of that delay.", beyond_torchrun=True
+        "restart_backoff_max", _default("restart_backoff_max"), _ALL, "Maximum of this delay.", beyond_torchrun=True
     ),
     OptionText(
         "same_failure_limit",
         _default("same_failure_limit"),
         _ALL,
-        "How often the same first failure may recur without progress before the job ends; 0 means any number.",
+        "Number of times that a first failure can recur without progress before the job ends; 0: no limit.",
         beyond_torchrun=True,
     ),
     OptionText(
         "retry_all",
         _default("retry_all"),
         _ALL,
-        "Whether a failure that no restart can change (a missing module, a syntax error, wrong arguments) is retried "
-        "as often as any other. If not, it is retried once.",
+        "Whether to retry a failure that no restart can fix (a missing module, a syntax error, wrong arguments) as "
+        "often as any other. By default, it is retried once.",
         beyond_torchrun=True,
     ),
     OptionText(
@@ -205,9 +205,11 @@ OPTIONS = (
         beyond_torchrun=True,
     ),
     OptionText(
-        "segment", _default("segment"), _ELASTIC, "As `--segment`, which takes precedence.", beyond_torchrun=True
+        "segment", _default("segment"), _ELASTIC, "See `--segment`, which takes precedence.", beyond_torchrun=True
     ),
-    OptionText("store_peers", "the members", _ALL, "As `--store-peers`, which takes precedence.", beyond_torchrun=True),
+    OptionText(
+        "store_peers", "the members", _ALL, "See `--store-peers`, which takes precedence.", beyond_torchrun=True
+    ),
 )
 """The keys, torchrun's first. A plug-in knows its own keys."""
 
