@@ -89,7 +89,7 @@ def test_an_operator_without_a_name_is_a_number(rallyrun: Launcher) -> None:
     shell = f"mkfifo out; {run} > out & read line < out; {ctl} stop script.py; wait; {ctl} status --all"
     job = bare(rallyrun, "sh", "-c", f"cd /dev/shm; {shell}")
     assert job.ends() == 0, job.err
-    assert f"{UID}@{NAME} has stopped the job" in job.err
+    assert f"{UID}@{NAME} stopped the job" in job.err
     assert [line for line in job.out if "stopped" in line and f"{UID}@{NAME}" in line], (job.out, job.err)
 
 

@@ -70,7 +70,7 @@ def waits(stop: Stop) -> str:
 
 
 def is_free(stop: Stop) -> bool:
-    return waits(stop) != "it is held by its debugger"
+    return waits(stop) != "it is paused by its debugger"
 
 
 def rank_of(stop: Stop) -> str:
@@ -84,7 +84,7 @@ def test_breakpoints_in_workers_are_hit_in_each_round(rallyrun: Launcher, flags:
     with closing(editor):
         stops = {rank_of(stop): stop for stop in editor.next_stops(2)}
         assert sorted(stops) == ["0", "1"]
-        assert {waits(stop) for stop in stops.values()} == {"it is held by its debugger"}
+        assert {waits(stop) for stop in stops.values()} == {"it is paused by its debugger"}
         stops["0"].go_on()  # and fails; rank 1 is stopped, held as it is
         for stop in editor.next_stops(2):
             assert stop.pid not in {old.pid for old in stops.values()}

@@ -76,9 +76,9 @@ def left(error: BaseException | None) -> EndedJob:
         ),
         (ChildFailedError("train.py", {}, CAUSE, ending=Ending.HANG), "failed", CAUSE.headline, 0, "HANG"),
         (
-            RendezvousClosedError("a@b has stopped the job", ending=Ending.STOPPED),
+            RendezvousClosedError("a@b stopped the job", ending=Ending.STOPPED),
             "stopped",
-            "a@b has stopped the job",
+            "a@b stopped the job",
             1,
             "STOPPED",
         ),

@@ -167,7 +167,7 @@ def test_a_node_that_tells_nothing_that_can_be_read_is_named(data: bytes) -> Non
     parts.told("bad", data)
     text = parts.ended()
     assert "1 rank (0): ended with exit code 0" in text
-    assert "no evidence came from bad" in text
+    assert "no evidence from bad" in text
 
 
 def test_a_node_that_did_not_finish_is_named_once() -> None:
@@ -184,7 +184,7 @@ def test_what_is_kept_of_all_nodes_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     assert parts.taken == 2, "it has read what it does not keep"
     text = parts.ended()
     assert "1 rank (0): ended" in text
-    assert "no evidence came from large" in text
+    assert "no evidence from large" in text
 
 
 def test_each_hang_has_a_report_of_its_own() -> None:

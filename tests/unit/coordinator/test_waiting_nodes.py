@@ -60,9 +60,9 @@ def test_many_that_come_one_after_another_are_told_once_a_second() -> None:
     assert job.wakes() == 600.0 + 5.0, "the time of the first one that waits"
     assert job.joins(10, 9.0) == both(8)
     assert job.events == [
-        "n3 waits for the next round",
-        "n4, n5, n6, n7 and 2 more wait for the next round",
-        "n10 waits for the next round",
+        "n3 is waiting for the next round",
+        "n4, n5, n6, n7 and 2 more are waiting for the next round",
+        "n10 is waiting for the next round",
     ]
 
 

@@ -101,8 +101,8 @@ def test_what_no_job_shows_is_told_and_all_of_it_is_kept(tmp_path: Path) -> None
     assert "== rank 3: ended with exit code 3" in text
     assert f"read ({tmp_path}/train.py:5)" in text
     assert "-- process " in text
-    assert "    1 process below: read, train.py:5" in report_lines([found])
-    assert report_lines([found])[-1] == f"  all of it: {kept} on n1"
+    assert "    1 child process: read, train.py:5" in report_lines([found])
+    assert report_lines([found])[-1] == f"  full evidence: {kept} on n1"
 
 
 DENIED = """
@@ -156,8 +156,8 @@ def test_who_has_no_stacks_is_to_show_them_if_it_will_be_ended(tmp_path: Path) -
             )
             facts = node_of(workers[0])._replace(processes=workers)
             found = decode_evidence(collect(facts, made, "fail" if ends else "report"))
-            (line,) = [line for line in report_lines([found]) if "no Python stacks of 1 rank (4) on host" in line]
-            assert line.endswith("; they follow when the workers are ended") == ends
+            (line,) = [line for line in report_lines([found]) if "no Python stacks for 1 rank (4) on host" in line]
+            assert line.endswith("; they follow when the workers are stopped") == ends
             assert made.without_stacks == ({0} if ends else set())
     finally:
         sleeps.kill()

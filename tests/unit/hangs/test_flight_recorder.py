@@ -60,7 +60,7 @@ def test_who_has_not_joined_a_collective_is_named() -> None:
 
 def test_a_rank_that_calls_another_collective_is_named() -> None:
     (line,) = told("mismatch")
-    assert line == "#3 of default_pg is not the same on all ranks: all_reduce on ranks 0-2, broadcast on rank 3"
+    assert line == "#3 of default_pg differs between ranks: all_reduce on ranks 0-2, broadcast on rank 3"
 
 
 def test_each_process_group_is_judged_for_itself() -> None:
@@ -135,7 +135,7 @@ def test_a_receive_that_nobody_answers_is_told() -> None:
         "is_p2p": True,
     }
     found = findings([nccl(0, "completed"), nccl(1, "completed", entries=[waits])], range(2))
-    assert found == ["rank 1 waits in recv 1<-0 of default_pg"]
+    assert found == ["rank 1 is waiting in recv 1<-0 of default_pg"]
 
 
 def test_many_groups_are_a_few_lines() -> None:
@@ -231,7 +231,7 @@ def test_the_report_names_findings_what_is_missing_and_the_command() -> None:
         "  flight recorder: all_reduce #3 of default_pg (train.py:46): joined by all with a dump"
     )
     assert lines[2:4] == [
-        "  no flight recorder of 1 rank (3): it did not answer",
+        "  no flight recorder for 1 rank (3): it did not answer",
         "  analysis: torchfrtrace --prefix rank_ /logs/flight_recorder",
     ]
 

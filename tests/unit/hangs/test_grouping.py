@@ -154,8 +154,8 @@ def test_each_rank_is_in_one_group_and_the_report_is_bounded(ranks: list[RankEvi
     lines = report_lines([node], ["n2"])
     assert len(lines) <= MAX_LINES
     assert all(line.isprintable() for line in lines)
-    assert lines[-1] == "  all of it: /tmp/hang.0.txt on n1"
-    assert "  no evidence came from n2" in lines
+    assert lines[-1] == "  full evidence: /tmp/hang.0.txt on n1"
+    assert "  no evidence from n2" in lines
 
 
 def test_a_thousand_ranks_that_all_differ_are_a_short_report() -> None:
@@ -248,7 +248,7 @@ def test_a_report_of_a_hundred_thousand_ranks_is_short_and_names_the_one_that_di
     lines = report_lines(found, ["n1"], more=12_000)
     assert "  1 rank (77777): load, data.py:12  <- differs" in lines
     assert any("all_reduce #7 of default_pg: joined by" in each and "not by rank 77777" in each for each in lines)
-    assert "  no evidence came from n1 and 12000 more" in lines
+    assert "  no evidence from n1 and 12000 more" in lines
     assert len(lines) <= MAX_LINES
     assert max(map(len, lines)) < 1000
 

@@ -90,6 +90,6 @@ def test_what_was_agreed_to_before_is_asked_again() -> None:
 
 
 def test_an_operator_can_only_stop_it_sooner() -> None:
-    verdict = run(run(running(), NODES[0], PREEMPT), NODES[0], Close(detail="ann has stopped the job")).verdict
+    verdict = run(run(running(), NODES[0], PREEMPT), NODES[0], Close(detail="ann stopped the job")).verdict
     assert verdict is not None
     assert verdict.ending is Ending.STOPPED

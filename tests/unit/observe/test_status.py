@@ -273,11 +273,11 @@ def test_an_event_is_a_line_with_its_time() -> None:
 
 
 def test_the_end_is_told_once() -> None:
-    end = (*snapshot().events, event(3, "the job has stopped: ann has stopped the job", seconds_ago=0.0))
-    stopped = snapshot(JobPhase.STOPPED, events=end, detail="the job has stopped: ann has stopped the job")
-    assert told(snapshot(), stopped)[1] == ["14:03:59 the job has stopped: ann has stopped the job"]
+    end = (*snapshot().events, event(3, "the job has stopped: ann stopped the job", seconds_ago=0.0))
+    stopped = snapshot(JobPhase.STOPPED, events=end, detail="the job has stopped: ann stopped the job")
+    assert told(snapshot(), stopped)[1] == ["14:03:59 the job has stopped: ann stopped the job"]
 
 
 def test_events_of_another_coordinator_are_news_whatever_their_numbers() -> None:
-    another = snapshot(incarnation="another", events=(event(1, "another coordinator has taken over"),))
-    assert told(snapshot(), another)[1] == ["14:03:58 another coordinator has taken over"]
+    another = snapshot(incarnation="another", events=(event(1, "another coordinator took over"),))
+    assert told(snapshot(), another)[1] == ["14:03:58 another coordinator took over"]

@@ -314,7 +314,7 @@ class JobHistory:
         """More nodes wait for the next round than `before`."""
         came = [node for node in state.wait_list if node not in before]
         if came:
-            text = f"{join_names(names_of(state, came))} wait{'s' if len(came) == 1 else ''} for the next round"
+            text = f"{join_names(names_of(state, came))} {'is' if len(came) == 1 else 'are'} waiting for the next round"
             self.add("node waiting", state.round, text, now)
 
     def taken_over(self, before: State, state: State, now: float) -> None:
@@ -323,9 +323,9 @@ class JobHistory:
             return
         self._enter_phase(now)
         self.is_later = True
-        runs = f"round {state.round} {'runs' if state.complete else 'forms'}"
+        runs = f"round {state.round} is {'running' if state.complete else 'forming'}"
         how = runs if state.verdict is None else verdict_sentence(state.verdict)
-        self.add("coordinator started", state.round, f"another coordinator has taken over: {how}", now)
+        self.add("coordinator started", state.round, f"another coordinator took over: {how}", now)
 
     def reported(self, age: float, command: str, log_folder: str, now: float) -> None:
         """A node has reported for how many seconds it has been in the job; group rank 0 also reports the rest."""

@@ -28,7 +28,7 @@ class OnHang(StrEnum):
 
 GRACE = 3
 """The factor of the timeout until a worker has reported progress twice."""
-_CAUSE = "the job hangs: no rank has given a sign of life for {:g} s (--hang-timeout)"
+_CAUSE = "the job hangs: no rank has shown a sign of life for {:g} s (--hang-timeout)"
 _THEN = {
     OnHang.REPORT: "nothing else is done (--on-hang=report)",
     OnHang.RESTART: "it counts as a failure: the workers restart if a restart is left (--on-hang=restart)",

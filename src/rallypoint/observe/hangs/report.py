@@ -55,7 +55,7 @@ class Situation(NamedTuple):
     @property
     def headline(self) -> str:
         text = ", ".join(text for text in (self.state, summary_of(self.calls)) if text)
-        return "; ".join(filter(None, (text, self.note))) or "nothing is known"
+        return "; ".join(filter(None, (text, self.note))) or "no information"
 
     @property
     def phrase(self) -> str:
@@ -128,7 +128,7 @@ def findings(records: Sequence[RankRecord], ranks: Collection[int]) -> list[str]
     """A sentence for each process group whose ranks (all, or only those that dumped) disagree or wait together."""
     known = {record.rank for record in records}
     lines = [text for group in _groups(records, ranks) for text in _of_group(group, known)]
-    lines += [f"rank {record.rank} waits in {text}" for record in records for text in record.pending[-1:]]
+    lines += [f"rank {record.rank} is waiting in {text}" for record in records for text in record.pending[-1:]]
     more = [f"and {len(lines) - MAX_FINDINGS} more such lines"] if len(lines) > MAX_FINDINGS else []
     return [*lines[:MAX_FINDINGS], *more]
 
@@ -178,7 +178,7 @@ def _of_group(group: _ProcessGroup, known: Collection[int]) -> Iterable[str]:
             f"{name} on {_ranks([rank for rank, entry in at_top.items() if entry.operation == name])}"
             for name in operations
         )
-        yield f"#{top} of {group.name} is not the same on all ranks: {', '.join(by_name)}{beyond}"
+        yield f"#{top} of {group.name} differs between ranks: {', '.join(by_name)}{beyond}"
         return
     first = at_top[waiting[0]]
     missing = "not complete on any" if len(waiting) == len(at_top) else f"not complete on {_ranks(waiting)}"
@@ -227,8 +227,8 @@ def silence_line(nodes: Sequence[NodeEvidence], seconds: float, job: str, missin
     groups.sort(key=lambda group: (len(group.ranks), group.ranks))
     parts = [f"{_named(group.ranks)} {group.situation.phrase}" for group in groups[:_MAX_PARTS]]
     parts += [f"{len(groups) - _MAX_PARTS} more groups"] if len(groups) > _MAX_PARTS else []
-    parts += [f"no word from {missing} {'node' if missing == 1 else 'nodes'}"] if missing else []
-    return f"no rank has given a sign of life for {seconds:g} s: {', '.join(parts)}; see `rallyctl stacks {job}`"
+    parts += [f"no answer from {missing} {'node' if missing == 1 else 'nodes'}"] if missing else []
+    return f"no rank has shown a sign of life for {seconds:g} s: {', '.join(parts)}; see `rallyctl stacks {job}`"
 
 
 def _named(ranks: Sequence[int]) -> str:
@@ -291,7 +291,7 @@ def _recorded(nodes: Sequence[NodeEvidence]) -> Iterable[str]:
         yield f"flight recorder: {text}"
     for why in sorted({record.why_none for record in records if record.why_none})[:_MAX_HOSTS]:
         ranks = [record.rank for record in records if record.why_none == why]
-        yield f"no flight recorder of {ranks_text(ranks)}: {why}"
+        yield f"no flight recorder for {ranks_text(ranks)}: {why}"
     if readable and (path := next((node.dumps for node in nodes if node.dumps), "")):
         folder, _, prefix = path.rpartition("/")
         others = ", with the dumps of all nodes in one folder" if len(nodes) > 1 else ""
@@ -308,7 +308,7 @@ def _stacks(groups: Sequence[RankGroup], ranks: Sequence[RankEvidence]) -> Itera
         shown += ["    in the kernel:", *(f"      {line}" for line in inside[:_MAX_CALLS])] if inside else []
         shown += [f"    {line}" for line in _children(ranks, group)]
         if shown:
-            yield f"  {ranks_text(group.ranks)} in, the innermost call first:"
+            yield f"  {ranks_text(group.ranks)}, innermost call first:"
             yield from shown
 
 
@@ -317,7 +317,7 @@ def _children(ranks: Sequence[RankEvidence], group: RankGroup) -> Iterable[str]:
     members = frozenset(group.ranks)
     counted = Counter(situation_of(child) for rank in ranks if rank.rank in members for child in rank.children)
     for situation, count in sorted(counted.items(), key=lambda entry: entry[1])[:_MAX_CHILDREN]:
-        yield f"{count} process{'' if count == 1 else 'es'} below: {situation.headline}"
+        yield f"{count} child process{'' if count == 1 else 'es'}: {situation.headline}"
 
 
 def _without_stacks(nodes: Sequence[NodeEvidence]) -> list[str]:
@@ -326,22 +326,22 @@ def _without_stacks(nodes: Sequence[NodeEvidence]) -> list[str]:
         for rank in node.ranks:
             if rank.why_none:
                 hosts.setdefault(rank.why_none, {}).setdefault(node.host, []).append(rank.rank)
-    follow = "; they follow when the workers are ended" if any(node.stacks_follow for node in nodes) else ""
+    follow = "; they follow when the workers are stopped" if any(node.stacks_follow for node in nodes) else ""
     return [
-        f"  no Python stacks of {ranks_text(sorted(rank for ranks in ranks_by_node.values() for rank in ranks))} on "
+        f"  no Python stacks for {ranks_text(sorted(rank for ranks in ranks_by_node.values() for rank in ranks))} on "
         f"{_names([*ranks_by_node])}: {why}{follow}"
         for why, ranks_by_node in sorted(hosts.items())[:_MAX_HOSTS]
     ]
 
 
 def _missing(names: Sequence[str], more: int) -> list[str]:
-    return [f"  no evidence came from {_names(names, more)}"] if names or more else []
+    return [f"  no evidence from {_names(names, more)}"] if names or more else []
 
 
 def _file_places(nodes: Sequence[NodeEvidence]) -> list[str]:
     places = [f"{node.kept} on {node.host}" for node in nodes if node.kept]
     more = f" and on {len(places) - _MAX_HOSTS} more nodes" if len(places) > _MAX_HOSTS else ""
-    return [f"  all of it: {', '.join(places[:_MAX_HOSTS])}{more}"] if places else []
+    return [f"  full evidence: {', '.join(places[:_MAX_HOSTS])}{more}"] if places else []
 
 
 def _names(names: Sequence[str], more: int = 0) -> str:

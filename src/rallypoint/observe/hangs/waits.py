@@ -36,8 +36,8 @@ _MOST_FILES = 4096
 _PROMPTS = (
     ("/IPython/terminal/debugger.py", "cmdloop", "it is at a prompt of ipdb"),
     ("/pdb.py", "interaction", "it is at a prompt of pdb"),
-    ("/pydevd.py", "do_wait_suspend", "it is held by its debugger"),
-    ("/pydevd.py", "_wait_for_attach", "it waits for a debugger to attach"),
+    ("/pydevd.py", "do_wait_suspend", "it is paused by its debugger"),
+    ("/pydevd.py", "_wait_for_attach", "it is waiting for a debugger to attach"),
 )
 """File and function in which a debugger stops the program. Its other functions are below every debugged program."""
 
@@ -59,13 +59,13 @@ def waits_for(pid: int, main: PythonThread | None) -> str:
     tables = [_Sockets(pid, family) for family in ("tcp", "tcp6")]
     for table in tables:
         for socket in table.connecting():
-            return f"it tries to connect to {_address(socket.host, socket.port)}, which does not answer"
+            return f"it is trying to connect to {_address(socket.host, socket.port)}, which does not answer"
     if main is None or not main.frames:
         return ""
     host, port = _address_in(main.arguments)
     if not host or any(table.has_other_use(port) for table in tables):
         return ""
-    return f"it tries to connect to {_address(host, port)}{', where nothing listens' if _is_local(host) else ''}"
+    return f"it is trying to connect to {_address(host, port)}{', where nothing listens' if _is_local(host) else ''}"
 
 
 def _prompt(main: PythonThread) -> str:
@@ -97,14 +97,15 @@ def _on_descriptor(pid: int, call: str, fd: int) -> str:
         if call in _READS:
             if fd == 0:
                 terminal = target.startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
-                return f"it waits for input {'at the terminal' if terminal else 'on its standard input'}"
-            return "it reads a pipe" if target.startswith("pipe:") else f"it reads {path}" if path[0] == "/" else ""
+                return f"it is waiting for input {'at the terminal' if terminal else 'on its standard input'}"
+            what = "a pipe" if target.startswith("pipe:") else path if path[0] == "/" else ""
+            return f"it is reading {what}" if what else ""
         if call in _WRITES and fd in (1, 2):
-            return "it writes to its console, which takes no more"
+            return "it is writing to its console, which is full"
         if call in _WRITES and path.startswith("/"):
-            return f"it writes {path}"
+            return f"it is writing {path}"
         if call in _LOCKS and path.startswith("/"):
-            return f"it waits for the lock of {path}"
+            return f"it is waiting for the lock of {path}"
     return ""
 
 

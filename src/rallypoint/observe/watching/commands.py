@@ -79,7 +79,7 @@ def plan_command(command: Command, state: State, settings: Settings, sessions: S
         case RestartCommand():
             return _restart(state, command.by)
         case StopCommand():
-            text = f"{command.by} has stopped the job"
+            text = f"{command.by} stopped the job"
             return CommandPlan(text, Close(detail=text))
         case DrainCommand():
             return _drain(command, state, sessions)
@@ -95,7 +95,7 @@ def _restart(state: State, by: str) -> CommandPlan:
         raise CommandRefused("no round is running that could be restarted; the next one is forming")
     if state.succeeded:
         raise CommandRefused("some nodes have succeeded already; a restart would do their work again")
-    return CommandPlan(f"{by} has restarted round {state.round}", Restart(state.round))
+    return CommandPlan(f"{by} restarted round {state.round}", Restart(state.round))
 
 
 def _drain(command: DrainCommand, state: State, sessions: SessionRegistry) -> CommandPlan:
@@ -166,7 +166,7 @@ def _resize(command: ResizeCommand, state: State, settings: Settings, sessions: 
     then = ", from the next round on" if state.complete else ""
     needs = f", which needs {_count(short, 'more ')}" if short else ""
     return CommandPlan(
-        f"{command.by} has resized the job from {was} to {now} nodes{then}{needs}", Resize(NodeRange(least, most))
+        f"{command.by} resized the job from {was} to {now} nodes{then}{needs}", Resize(NodeRange(least, most))
     )
 
 

@@ -196,7 +196,7 @@ class HangExtension(Extension):
         # Without sessions, the state is another coordinator's: the nodes are about to return (law 5).
         self._awaits_nodes = not any(node in self.job.sessions for node in after.participants)
         if not self._awaits_nodes:
-            self.job.history.add("hang found", after.round, "no rank has given a sign of life for long", now)
+            self.job.history.add("hang found", after.round, "no rank has shown a sign of life for a long time", now)
 
     def on_resume(self, node: NodeId, now: float) -> None:
         """Notify the node again; or begin, if this was the last awaited node."""
