@@ -1,4 +1,4 @@
-"""Every worker adds its rank plus one to a common sum; a wrong sum makes it exit with 1.
+"""Add up the ranks of all workers, each plus one. A worker that gets a wrong sum exits with 1.
 
 rallyrun --standalone --nproc-per-node=2 examples/allreduce.py
 """
@@ -21,7 +21,7 @@ def main() -> int:
     expected = world_size * (world_size + 1) // 2
     right = int(total) == expected
     verdict = "" if right else f", but {expected} is right"
-    sys.stdout.write(f"rank {rank} of {world_size}: sum {int(total)}{verdict}\n")  # one write, so that lines stay whole
+    sys.stdout.write(f"rank {rank} of {world_size}: sum {int(total)}{verdict}\n")  # one write: lines stay complete
     dist.destroy_process_group()
     return 0 if right else 1
 

@@ -2,14 +2,14 @@
 
     rallyrun --standalone --nproc-per-node=2 --max-restarts=3 examples/train_ddp.py --checkpoint-dir=checkpoints
 
-It is written as a job that is meant to survive should be written:
+It shows how to write a job that survives failures:
 
-- it resumes from the last checkpoint, and a checkpoint is replaced in one step, so that a crash leaves the old or the
-  new one and never half of one;
-- it saves when it is told that it will be stopped (`rallypoint.notices`), in the step on which all workers agree;
-- the batch of a step depends on the step alone. Workers share it out, so any number of them that divides the batch
-  computes the same gradient, and a job finished by fewer workers ends with the same loss, up to rounding (numbers are
-  of double precision to keep that small).
+- It resumes from the last checkpoint. A checkpoint is replaced atomically, so a crash leaves the old or the new one,
+  never half a checkpoint.
+- It saves when it gets a notice that it will be stopped (`rallypoint.notices`), in a step that all workers agree on.
+- The batch depends only on the step and is divided among the workers. Any number of workers that divides the batch
+  computes the same gradient, so a job that fewer workers finish ends with the same loss, up to rounding. (Numbers have
+  double precision to keep rounding errors small.)
 """
 
 from __future__ import annotations
@@ -35,22 +35,26 @@ CONTEXT = 32
 def arguments() -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(description="Train a small character model with torch DDP.")
-    parser.add_argument("--steps", type=int, default=240, help="steps to train in all, those of earlier runs included")
-    parser.add_argument("--batch", type=int, default=24, help="samples a step, over all workers")
-    parser.add_argument("--every", type=int, default=20, help="steps from one checkpoint to the next")
+    parser.add_argument("--steps", type=int, default=240, help="total number of steps, including earlier runs")
+    parser.add_argument("--batch", type=int, default=24, help="samples per step, over all workers")
+    parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--construction-seconds", type=float, default=0.0, metavar="S", help="sleep in place of loading a large model"
+        "--construction-seconds",
+        type=float,
+        default=0.0,
+        metavar="S",
+        help="seconds to sleep, as if loading a large model",
     )
-    parser.add_argument("--checkpoint-dir", type=Path, help="folder of the checkpoint; without one none is saved")
+    parser.add_argument("--checkpoint-dir", type=Path, help="folder for the checkpoint (default: do not save)")
     parser.add_argument(
-        "--progress", type=Path, help="file or named pipe that gets a line of JSON for whatever happens"
+        "--progress", type=Path, help="file or named pipe to which to write one line of JSON per event"
     )
     return parser.parse_args()
 
 
 class Progress:
-    """Lines of JSON for whoever watches the job; short enough for a pipe to keep the lines of all workers apart."""
+    """Lines of JSON for a program that watches the job, short enough that a pipe keeps the workers' lines apart."""
 
     def __init__(self, path: Path | None) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644) if path else None
@@ -59,12 +63,12 @@ class Progress:
         """Write one line: what happened, in which worker, and details."""
         if self._file is not None:
             line = {"event": event, "rank": int(os.environ.get("RANK", "-1")), "pid": os.getpid(), **details}
-            # So long that a pipe of one page holds only a few: the training does not get far ahead of who reads.
+            # Long lines: a pipe of one page holds only a few, so the training cannot get far ahead of the reader.
             os.write(self._file, (json.dumps(line).ljust(1000) + "\n").encode())
 
 
 def corpus() -> torch.Tensor:
-    """A few files of the standard library as one row of character codes; the same with every copy of one Python."""
+    """Some files of the standard library as one row of character codes, identical for all copies of a Python."""
     import torch
 
     folder = Path(sysconfig.get_paths()["stdlib"])
@@ -75,7 +79,7 @@ def corpus() -> torch.Tensor:
 def build_model(seed: int, seconds: float = 0.0) -> torch.nn.Module:
     """A recurrent network that guesses the next character at each place of its context.
 
-    Args: `seed`: for its weights; `seconds`: for which it sleeps, in place of loading a large one.
+    Args: `seed`: for the weights; `seconds`: how long to sleep, as if loading a large model.
     """
     time.sleep(seconds)
     import torch
@@ -97,7 +101,7 @@ def build_model(seed: int, seconds: float = 0.0) -> torch.nn.Module:
 
 
 def share(text: torch.Tensor, step: int, seed: int, batch: int, rank: int, world_size: int) -> torch.Tensor:
-    """This worker's part of the batch of `step`. All parts together are the same whatever the number of workers."""
+    """This worker's part of the batch of `step`. All parts together are the same for any number of workers."""
     import torch
 
     order = torch.Generator().manual_seed(seed * 1_000_003 + step)
@@ -106,13 +110,13 @@ def share(text: torch.Tensor, step: int, seed: int, batch: int, rank: int, world
 
 
 class Checkpoint:
-    """The one file that a resumed run needs."""
+    """The only file that a resumed run needs."""
 
     def __init__(self, folder: Path | None) -> None:
         self.path = folder / "last.pt" if folder else None
 
     def load(self) -> dict[str, Any] | None:
-        """What was saved last, or None."""
+        """The last saved state, or None."""
         import torch
 
         if self.path is None or not self.path.exists():
@@ -121,7 +125,7 @@ class Checkpoint:
         return found
 
     def save(self, state: dict[str, Any]) -> None:
-        """Replace the file in one step, and return when it is on the disk."""
+        """Replace the file atomically. Returns when it is on disk."""
         import torch
 
         if self.path is None:
@@ -134,7 +138,7 @@ class Checkpoint:
             os.fsync(file.fileno())
         draft.replace(self.path)
         folder = os.open(self.path.parent, os.O_RDONLY)
-        os.fsync(folder)  # the new name is on the disk too
+        os.fsync(folder)  # write the new name to disk too
         os.close(folder)
 
 
@@ -142,7 +146,7 @@ def train(options: argparse.Namespace, progress: Progress) -> None:
     """Train from the last checkpoint, if there is one, to the last step."""
     import torch
     import torch.distributed as dist
-    import torch.distributed.nn.functional  # else DDP imports it later, and it keeps the group, and gloo's threads
+    import torch.distributed.nn.functional  # else DDP imports it later, and it keeps the group and gloo's threads alive
     from torch.nn.functional import cross_entropy
     from torch.nn.parallel import DistributedDataParallel
 
@@ -171,7 +175,7 @@ def train(options: argparse.Namespace, progress: Progress) -> None:
         optimizer.step()
         notice = notices.pending()
         told = notice is not None and notice.number > answered
-        # Workers see a notice at different steps, and all have to save in the same one: in that in which any has.
+        # Workers see a notice at different steps, but all must save in the same one: when any worker has seen it.
         sums = torch.stack([loss.detach() / world_size, torch.tensor(float(told), dtype=torch.float64)])
         dist.all_reduce(sums)
         mean, asked = sums[0].clone(), bool(sums[1])
@@ -184,20 +188,20 @@ def train(options: argparse.Namespace, progress: Progress) -> None:
             progress.tell("step", step=step)
         notices.progress(step)
         if asked:
-            dist.barrier()  # the checkpoint is there: who says so now says it for itself
+            dist.barrier()  # the checkpoint exists, so each worker can report it
             notices.acknowledge()
             answered = answered if notice is None else notice.number
     if rank == 0:
         print(f"final loss {mean.item():.9f}", flush=True)
         progress.tell("done", loss=mean.item())
     dist.barrier()
-    # What holds the group goes first, so that its threads end here and not somewhere in the interpreter's own end.
+    # Delete what refers to the group first, so that its threads end here and not during the interpreter's shutdown.
     del model, optimizer
     dist.destroy_process_group()
 
 
 def main(train: Callable[[argparse.Namespace, Progress], None] = train) -> int:
-    """Tell that this worker is there before torch is imported, then train."""
+    """Report this worker before importing torch, then train."""
     options = arguments()
     progress = Progress(options.progress)
     progress.tell("start")

@@ -1,11 +1,12 @@
-"""As train_ddp.py, but workers that live continue in their processes when others die, with the model that they have.
+"""Like train_ddp.py, but when a worker dies, the others continue in their processes with their models in memory.
 
     rallyrun --standalone --nproc-per-node=2 --max-restarts=3 --standby=1 examples/train_ddp_inprocess.py
 
-When a round ends, `train` is interrupted, and called again in the next one. Then some workers have finished a step that
-others have not, and those that are new have nothing: all receive the state of the one that is furthest
-(`round.agree`), and the checkpoint is read only where nobody has a state. Each process builds its model once, before
-its first round (`prepare`): with `--standby` one has done so when a worker dies, and takes its place.
+When a round ends, `train` is interrupted, and called again in the next round. By then, some workers may have finished a
+step that others have not, and new workers have no state. All workers receive the state of the worker that is furthest
+ahead (`round.agree`). The checkpoint is read only if no worker has a state. Each process builds its model once, before
+its first round (`prepare`). With `--standby`, an additional process has already done so when a worker dies, and takes
+its place.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ else:
 
 
 class Training:
-    """What a worker has in memory, from one round to the next."""
+    """What a worker keeps in memory between rounds."""
 
     def __init__(self, options: argparse.Namespace, _progress: Progress) -> None:
         import torch
@@ -33,24 +34,22 @@ class Training:
         self.text = corpus()
         self.model = build_model(options.seed, options.construction_seconds)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)
-        self.model(
-            self.text[None, :CONTEXT]
-        ).sum().backward()  # so that the first step makes nothing for the first time
+        self.model(self.text[None, :CONTEXT]).sum().backward()  # so that the first step has nothing left to create
         self.optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """As it is saved and sent."""
+        """The state to save and to send to other workers."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "loss": self.mean}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Have the state of another worker, or of a checkpoint."""
+        """Take over the state of another worker or of a checkpoint."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.mean = state["loss"]
 
 
 def load(training: Training, memory: dict[str, Any], options: argparse.Namespace) -> int:
-    """Nobody has a state: begin with the checkpoint, or anew. Returns the last finished step."""
+    """Start from the checkpoint, or from scratch if there is none. Returns the last finished step."""
     saved = Checkpoint(options.checkpoint_dir).load()
     with inprocess.uninterrupted():
         if saved is not None:
@@ -69,10 +68,10 @@ def save(training: Training, step: int, options: argparse.Namespace) -> None:
 
 @inprocess.resumable(prepare=Training)
 def train(round_: inprocess.Round, options: argparse.Namespace, progress: Progress) -> None:
-    """Train from where the workers are to the last step."""
+    """Train from the current state to the last step."""
     import torch
     import torch.distributed as dist
-    import torch.distributed.nn.functional  # else DDP imports it later, and it keeps the group, and gloo's threads
+    import torch.distributed.nn.functional  # else DDP imports it later, and it keeps the group and gloo's threads alive
     from torch.nn.functional import cross_entropy
     from torch.nn.parallel import DistributedDataParallel
 
@@ -97,10 +96,10 @@ def train(round_: inprocess.Round, options: argparse.Namespace, progress: Progre
         loss.backward()
         notice = notices.pending()
         told = notice is not None and notice.number > answered
-        # Workers see a notice at different steps, and all have to save in the same one: in that in which any has.
+        # Workers see a notice at different steps, but all must save in the same one: when any worker has seen it.
         sums = torch.stack([loss.detach() / world_size, torch.tensor(float(told), dtype=torch.float64)])
         dist.all_reduce(sums)
-        with inprocess.uninterrupted():  # what others may continue from: all of the step, or nothing
+        with inprocess.uninterrupted():  # others might continue from this state: apply the whole step, or nothing
             training.optimizer.step()
             round_.memory["step"], training.mean = step, sums[0].clone()
         asked = bool(sums[1])
@@ -111,7 +110,7 @@ def train(round_: inprocess.Round, options: argparse.Namespace, progress: Progre
                 save(training, step, options)
             progress.tell("step", step=step)
         if asked:
-            dist.barrier()  # the checkpoint is there: who says so now says it for itself
+            dist.barrier()  # the checkpoint exists, so each worker can report it
             notices.acknowledge()
             answered = answered if notice is None else notice.number
     dist.barrier()

@@ -61,7 +61,7 @@ def _kind(flag: Flag[Any]) -> str:
         return f"one of {', '.join(map(literal, flag.words))}"
     if not isinstance(flag.read, FunctionType):
         return "text"
-    text = (getdoc(flag.read) or "").partition(".")[0]
+    text = (getdoc(flag.read) or f"a {flag.read.__name__.replace('_', ' ')}").partition(".")[0]
     return text[:1].lower() + text[1:]
 
 

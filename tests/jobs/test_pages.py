@@ -107,7 +107,7 @@ def test_the_page_draws_the_json_of_a_report(rallyrun: Launcher) -> None:
     made = report_json(report(agent_runs(files.events["recorded"]), files.notes))
     with browser() as page:
         page.open(f"http://localhost:{http}/")
-        page.wait_for_text("No job runs at this control plane.", "#jobs")
+        page.wait_for_text("No job is running at this control plane.", "#jobs")
         assert page.value("document.querySelector('#choose').hidden && !document.querySelector('#jobs th')")
         page.open(f"http://localhost:{http}/?report")
         page.wait_for("!document.querySelector('#choose').hidden")

@@ -1,4 +1,4 @@
-r"""Hugging Face accelerate: its own loop, `save_state` and `load_state`; saves when it is told of a stop.
+r"""Hugging Face accelerate with a custom loop, `save_state` and `load_state`; saves before a stop.
 
 rallyrun --standalone --nproc-per-node=2 --max-restarts=3 train.py
 """
@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 import torch
-import torch.distributed.nn.functional  # else DDP imports it later, and it keeps the group, and gloo's threads
+import torch.distributed.nn.functional  # else DDP imports it later, and it keeps the group and gloo's threads alive
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, set_seed
 from torch.nn.functional import mse_loss
@@ -19,9 +19,9 @@ from rallypoint import notices
 
 
 def save(accelerator: Accelerator, folder: Path) -> None:
-    """Save under another name, and rename when all ranks have written: no half of a checkpoint is ever found."""
+    """Save under another name, and rename when all ranks have written: a run never finds half a checkpoint."""
     draft = folder.with_name(f"draft-{folder.name}")
-    with notices.saving():  # a stop waits until the block is left
+    with notices.saving():  # a stop waits for the end of this block
         accelerator.save_state(str(draft))
         accelerator.wait_for_everyone()
         if accelerator.is_main_process and not folder.exists():
@@ -30,7 +30,7 @@ def save(accelerator: Accelerator, folder: Path) -> None:
 
 
 def told_to_save(accelerator: Accelerator) -> bool:
-    """Whether any worker has been told of a stop. Workers hear of it at different steps, and save in the same one."""
+    """Whether any worker has a notice of a stop. Workers see it at different steps, but must save in the same one."""
     told = torch.tensor(float(notices.pending() is not None), device=accelerator.device)
     return bool(accelerator.reduce(told, reduction="sum"))
 
@@ -38,14 +38,14 @@ def told_to_save(accelerator: Accelerator) -> bool:
 def main() -> None:
     """Train from the last checkpoint, if there is one, to the last step."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=200, help="steps in all, those of earlier runs included")
-    parser.add_argument("--every", type=int, default=20, help="steps from one checkpoint to the next")
-    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="folder that all nodes share")
+    parser.add_argument("--steps", type=int, default=200, help="total number of steps, including earlier runs")
+    parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
+    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="folder shared by all nodes")
     options = parser.parse_args()
 
-    # Where there is no GPU, accelerate has to be told so; otherwise every worker would train for itself.
+    # Without a GPU, accelerate must be told so; otherwise every worker trains on its own.
     cpu = not torch.accelerator.is_available()
-    # The order of the samples is by seed and epoch, so that a resumed run sees the same.
+    # The seed and the epoch determine the order of the samples, so a resumed run sees the same order.
     accelerator = Accelerator(cpu=cpu, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
     set_seed(0)
     inputs = torch.randn(96, 8)

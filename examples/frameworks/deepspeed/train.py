@@ -1,8 +1,8 @@
-r"""DeepSpeed with ZeRO stage 1: resumes from its last checkpoint, and saves when it is told of a stop.
+r"""DeepSpeed with ZeRO stage 1: resumes from its last checkpoint, and saves before a stop.
 
 rallyrun --standalone --nproc-per-node=2 --max-restarts=3 train.py
 
-Without a GPU, set DS_ACCELERATOR=cpu before; DeepSpeed then needs a C++ compiler at its first start.
+Without a GPU, set DS_ACCELERATOR=cpu first. DeepSpeed then needs a C++ compiler for its first start.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ BATCH = 4
 
 
 def save(engine: deepspeed.DeepSpeedEngine, folder: Path) -> None:
-    """Save, then name the new checkpoint as the last one, in one step: `latest` always names one that is whole."""
+    """Save, then atomically name the new checkpoint in `latest`, which always names a complete one."""
     tag = f"global_step{engine.global_steps}"
-    with notices.saving():  # a stop waits until the block is left
+    with notices.saving():  # a stop waits for the end of this block
         engine.save_checkpoint(str(folder), tag=tag, save_latest=False)
-        dist.barrier()  # every worker has written its part
+        dist.barrier()  # until every worker has written its part
         if dist.get_rank() == 0:
             draft = folder / "latest.draft"
             draft.write_text(tag)
@@ -34,7 +34,7 @@ def save(engine: deepspeed.DeepSpeedEngine, folder: Path) -> None:
 
 
 def told_to_save(device: str) -> bool:
-    """Whether any worker has been told of a stop. Workers hear of it at different steps, and save in the same one."""
+    """Whether any worker has a notice of a stop. Workers see it at different steps, but must save in the same one."""
     told = torch.tensor(float(notices.pending() is not None), device=device)
     dist.all_reduce(told, dist.ReduceOp.MAX)
     return bool(told)
@@ -43,9 +43,9 @@ def told_to_save(device: str) -> bool:
 def main() -> None:
     """Train from the last checkpoint, if there is one, to the last step."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=200, help="steps in all, those of earlier runs included")
-    parser.add_argument("--every", type=int, default=20, help="steps from one checkpoint to the next")
-    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="folder that all nodes share")
+    parser.add_argument("--steps", type=int, default=200, help="total number of steps, including earlier runs")
+    parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
+    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="folder shared by all nodes")
     options = parser.parse_args()
 
     deepspeed.init_distributed(verbose=False)

@@ -1,4 +1,4 @@
-r"""Hugging Face Trainer on a small GPT-2: resumes from its last whole checkpoint, saves when it is told of a stop.
+r"""Hugging Face Trainer on a small GPT-2: resumes from its last complete checkpoint, and saves before a stop.
 
 rallyrun --standalone --nproc-per-node=2 --max-restarts=3 train.py
 """
@@ -28,7 +28,7 @@ SAMPLES, CONTEXT, VOCABULARY = 384, 16, 64
 
 
 class SavingTrainer(Trainer):
-    """A stop waits until a checkpoint is written."""
+    """A stop waits until the checkpoint is written."""
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         with notices.saving():
@@ -36,12 +36,12 @@ class SavingTrainer(Trainer):
 
 
 class SaveBeforeStop(TrainerCallback):
-    """Has the Trainer save when any worker is told of a stop, and says so when that is done."""
+    """Makes the Trainer save when any worker has a notice of a stop, and acknowledges the notice afterwards."""
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        """Workers hear of a stop at different steps, and save in the same one."""
+        """Workers see a notice at different steps, but must save in the same one."""
         told = torch.tensor(float(notices.pending() is not None), device=args.device)
         dist.all_reduce(told, dist.ReduceOp.MAX)
         control.should_save = control.should_save or bool(told)
@@ -50,12 +50,12 @@ class SaveBeforeStop(TrainerCallback):
         return control
 
     def on_save(self, *_: Any, **__: Any) -> None:
-        """Without a notice, nothing happens."""
+        """Does nothing without a notice."""
         notices.acknowledge()
 
 
 def last_whole(folder: Path) -> str | None:
-    """Trainer writes a checkpoint in its place, and `trainer_state.json` last: without that, it is not whole."""
+    """Trainer writes a checkpoint in place, `trainer_state.json` last. Without this file, it is incomplete."""
     whole = [each.parent for each in folder.glob("checkpoint-*/trainer_state.json")]
     last = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
     return None if last is None else str(last)
@@ -64,9 +64,9 @@ def last_whole(folder: Path) -> str | None:
 def main() -> None:
     """Train from the last checkpoint, if there is one, to the last step."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=200, help="steps in all, those of earlier runs included")
-    parser.add_argument("--every", type=int, default=20, help="steps from one checkpoint to the next")
-    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="folder that all nodes share")
+    parser.add_argument("--steps", type=int, default=200, help="total number of steps, including earlier runs")
+    parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
+    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="folder shared by all nodes")
     options = parser.parse_args()
 
     set_seed(0)
@@ -83,7 +83,7 @@ def main() -> None:
             save_total_limit=3,
             per_device_train_batch_size=4,
             learning_rate=1e-3,
-            # Where there is no GPU, Trainer has to be told so; otherwise every worker would train for itself.
+            # Without a GPU, Trainer must be told so; otherwise every worker trains on its own.
             use_cpu=not torch.accelerator.is_available(),
             report_to=[],
             disable_tqdm=True,

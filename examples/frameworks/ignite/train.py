@@ -1,4 +1,4 @@
-r"""An engine of PyTorch Ignite over DDP, which saves after each epoch and resumes from its last checkpoint.
+r"""PyTorch Ignite with DDP: saves after each epoch, and resumes from its last checkpoint.
 
 rallyrun --standalone --nproc-per-node=2 --max-restarts=3 train.py
 """
@@ -38,7 +38,7 @@ def training(_index: int, options: argparse.Namespace) -> None:
 
     trainer = Engine(update)
     state = {"model": model, "optimizer": optimizer, "trainer": trainer}
-    saver = DiskSaver(str(options.checkpoint_dir), require_empty=False)  # writes beside it, then renames
+    saver = DiskSaver(str(options.checkpoint_dir), require_empty=False)  # writes a temporary file, then renames it
     checkpoint = Checkpoint(state, saver, n_saved=2, global_step_transform=lambda engine, _: engine.state.iteration)
     trainer.add_event_handler(Events.EPOCH_COMPLETED, checkpoint)
 
@@ -52,7 +52,7 @@ def training(_index: int, options: argparse.Namespace) -> None:
         Checkpoint.load_objects(state, torch.load(saved[-1], map_location=idist.device(), weights_only=False))
     if rank == 0:
         print(f"{world_size} workers, from step {trainer.state.iteration}\n", end="", flush=True)
-    if trainer.state.iteration < options.steps:  # an engine that has done all its epochs would begin again
+    if trainer.state.iteration < options.steps:  # an engine that finished all its epochs would start again
         trainer.run(batches, max_epochs=options.steps // len(batches))
     loss = mse_loss(model(inputs), inputs.sum(1, keepdim=True)).detach()
     total = idist.all_reduce(loss)
@@ -63,13 +63,13 @@ def training(_index: int, options: argparse.Namespace) -> None:
 def main() -> None:
     """Train from the last checkpoint, if there is one, to the last step."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=200, help="steps in all, those of earlier runs included")
-    parser.add_argument("--every", type=int, default=20, help="steps of an epoch, which ends with a checkpoint")
-    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="folder that all nodes share")
+    parser.add_argument("--steps", type=int, default=200, help="total number of steps, including earlier runs")
+    parser.add_argument("--every", type=int, default=20, help="steps per epoch, each of which ends with a checkpoint")
+    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="folder shared by all nodes")
     with idist.Parallel(backend="nccl" if torch.cuda.is_available() else "gloo") as parallel:
         parallel.run(training, parser.parse_args())
-    # The engine and its handlers refer to each other, and to the model, which keeps the process group: its threads
-    # end when all these are collected, here and not somewhere in the interpreter's own end.
+    # The engine and its handlers refer to each other and to the model, which keeps the process group alive. Collect
+    # them here, so that the group's threads do not end during the interpreter's shutdown.
     gc.collect()
 
 

@@ -1,10 +1,10 @@
-r"""JAX on several processes: resumes from the last checkpoint, and saves when it is told of a stop.
+r"""JAX on several processes: resumes from the last checkpoint, and saves before a stop.
 
 rallyrun --standalone --nproc-per-node=2 --max-restarts=3 --worker-env=jax train.py
 
-`jax.distributed.initialize()` needs no argument: `--worker-env=jax` tells it the coordinator, the number of processes
-and its own rank. The batch of a step depends on the step alone, and is shared out among the devices of all processes,
-so that a job which was interrupted ends with the same loss as one that was not.
+`jax.distributed.initialize()` needs no arguments: with `--worker-env=jax`, it finds the coordinator, the number of
+processes and its own rank in the environment. The batch depends only on the step and is divided among the devices of
+all processes, so an interrupted job ends with the same loss as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Parameters = dict[str, Any]
 
 
 def initial() -> Parameters:
-    """The parameters before the first step; the same in every process."""
+    """The parameters before the first step, the same in every process."""
     draw = np.random.default_rng(0).normal
     return {
         "hidden": draw(scale=FEATURES**-0.5, size=(FEATURES, HIDDEN)).astype(np.float32),
@@ -36,13 +36,13 @@ def initial() -> Parameters:
 
 
 def batch_of(step: int) -> tuple[Any, Any]:
-    """All samples of a step, and what the model is to make of them."""
+    """All samples of a step and their targets."""
     samples = np.random.default_rng(step + 1).normal(size=(BATCH, FEATURES)).astype(np.float32)
     return samples, np.sin(samples.sum(axis=1))
 
 
 def loss_of(parameters: Parameters, samples: jax.Array, wanted: jax.Array) -> jax.Array:
-    """The mean square error of the model."""
+    """The mean squared error of the model."""
     found = jnp.tanh(samples @ parameters["hidden"]) @ parameters["out"]
     return jnp.mean((found - wanted) ** 2)
 
@@ -55,7 +55,7 @@ def train(parameters: Parameters, samples: jax.Array, wanted: jax.Array) -> tupl
 
 
 def load(path: Path) -> tuple[int, Parameters]:
-    """The step to begin with, and the parameters there."""
+    """The step to start from, and its parameters."""
     if not path.exists():
         return 0, initial()
     with np.load(path) as saved:
@@ -63,30 +63,30 @@ def load(path: Path) -> tuple[int, Parameters]:
 
 
 def save(path: Path, step: int, parameters: Parameters) -> None:
-    """Replace the checkpoint in one step: a crash leaves the old one or the new one, and never half of one."""
+    """Replace the checkpoint atomically: a crash leaves the old one or the new one, never half a checkpoint."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".draft.npz")
-    with notices.saving():  # a stop waits until the block is left
+    with notices.saving():  # a stop waits for the end of this block
         np.savez(draft, step=np.asarray(step), **{name: np.asarray(value) for name, value in parameters.items()})
         draft.replace(path)
 
 
 def on_devices(value: Any, sharding: NamedSharding) -> jax.Array:
-    """An array that every process has as a whole, over the devices of all of them."""
+    """An array that is complete in every process, as one over the devices of all processes."""
     return jax.make_array_from_callback(value.shape, sharding, lambda where: value[where])
 
 
 def told_to_save() -> bool:
-    """Whether any worker has been told of a stop. Workers hear of it at different steps, and save in the same one."""
+    """Whether any worker has a notice of a stop. Workers see it at different steps, but must save in the same one."""
     return bool(multihost_utils.process_allgather(np.asarray(notices.pending() is not None)).any())
 
 
 def main() -> None:
     """Train from the last checkpoint, if there is one, to the last step."""
     parser = argparse.ArgumentParser(description="Train a small model with JAX.")
-    parser.add_argument("--steps", type=int, default=200, help="steps in all, those of earlier runs included")
-    parser.add_argument("--every", type=int, default=20, help="steps from one checkpoint to the next")
-    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="folder that all nodes share")
+    parser.add_argument("--steps", type=int, default=200, help="total number of steps, including earlier runs")
+    parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
+    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="folder shared by all nodes")
     options = parser.parse_args()
 
     jax.distributed.initialize()

@@ -1,4 +1,4 @@
-r"""Lightning: resumes from its last checkpoint where an epoch begins, and saves when it is told of a stop.
+r"""Lightning: resumes from its last checkpoint at the start of an epoch, and saves before a stop.
 
 rallyrun --standalone --nproc-per-node=2 --max-restarts=3 train.py
 """
@@ -37,7 +37,7 @@ class Regression(lightning.LightningModule):
 
 
 class SaveBeforeStop(Callback):
-    """Saves after the epoch in which any worker has been told of a stop: all of them in the same one."""
+    """Saves after the epoch in which any worker gets a notice of a stop: the same one on all workers."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -52,7 +52,7 @@ class SaveBeforeStop(Callback):
         if trainer.is_global_zero:
             print(f"step {trainer.global_step} of {trainer.max_steps}\n", end="", flush=True)
         if trainer.strategy.reduce_boolean_decision(notices.pending() is not None, all=False):
-            with notices.saving():  # a stop waits until the block is left
+            with notices.saving():  # a stop waits for the end of this block
                 trainer.save_checkpoint(self.path)
             notices.acknowledge()
 
@@ -60,9 +60,9 @@ class SaveBeforeStop(Callback):
 def main() -> None:
     """Train from the last checkpoint, if there is one, to the last step."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=200, help="steps in all, those of earlier runs included")
-    parser.add_argument("--every", type=int, default=20, help="epochs, of one step here, between two checkpoints")
-    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="folder that all nodes share")
+    parser.add_argument("--steps", type=int, default=200, help="total number of steps, including earlier runs")
+    parser.add_argument("--every", type=int, default=20, help="epochs (of one step) between checkpoints")
+    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="folder shared by all nodes")
     options = parser.parse_args()
 
     lightning.seed_everything(0, verbose=False)

@@ -1,4 +1,4 @@
-r"""A small GPT, trained as nanoGPT trains: settings at the top, DDP, one checkpoint; no line knows of Rallypoint.
+r"""A small GPT, trained like nanoGPT: settings at the top, DDP, one checkpoint, and no code specific to Rallypoint.
 
 rallyrun --standalone --nproc-per-node=2 --max-restarts=3 train.py
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # else DDP imports it later, and it keeps the group, and gloo's threads
+import torch.distributed.nn.functional  # else DDP imports it later, and it keeps the group and gloo's threads alive
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """How large the model is."""
+    """The size of the model."""
 
     block_size: int = 32
     vocab_size: int = 128
@@ -30,7 +30,7 @@ class GPTConfig:
 
 
 class Block(nn.Module):
-    """Attention to what came before, then two layers, each added to what it was given."""
+    """Causal attention, then two layers, each added to its input."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Guesses the next character at each place."""
+    """Predicts the next character at each position."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class GPT(nn.Module):
         self.ln_f, self.lm_head = nn.LayerNorm(config.n_embd), nn.Linear(config.n_embd, config.vocab_size, bias=False)
 
     def forward(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """The loss of a batch; both of shape (batch, block)."""
+        """The loss of a batch. Both arguments have the shape (batch, block)."""
         x = self.wte(idx) + self.wpe(torch.arange(idx.shape[1], device=idx.device))
         return functional.cross_entropy(self.lm_head(self.ln_f(self.h(x))).flatten(0, 1), targets.flatten())
 
@@ -68,9 +68,9 @@ class GPT(nn.Module):
 def main() -> None:
     """Train from the last checkpoint, if there is one, to the last step."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=200, help="steps in all, those of earlier runs included")
-    parser.add_argument("--every", type=int, default=20, help="steps from one checkpoint to the next")
-    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="folder that all nodes share")
+    parser.add_argument("--steps", type=int, default=200, help="total number of steps, including earlier runs")
+    parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
+    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="folder shared by all nodes")
     options = parser.parse_args()
 
     cuda = torch.cuda.is_available()
@@ -92,7 +92,7 @@ def main() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         print(f"{dist.get_world_size()} workers, from step {first}\n", end="", flush=True)
     for step in range(first + 1, options.steps + 1):
-        draw = torch.Generator().manual_seed(1000 * step + rank)  # by the step, so that a resumed run sees the same
+        draw = torch.Generator().manual_seed(1000 * step + rank)  # seeded by step, so a resumed run draws the same
         starts = torch.randint(len(text) - config.block_size - 1, (8,), generator=draw)
         window = text[starts[:, None] + torch.arange(config.block_size + 1)].to(device)
         loss = model(window[:, :-1], window[:, 1:])
@@ -104,13 +104,13 @@ def main() -> None:
             if step % options.every == 0 or step == options.steps:
                 state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "iter_num": step}
                 torch.save({**state, "config": asdict(config)}, path.with_suffix(".draft"))
-                path.with_suffix(".draft").replace(path)  # in one step: never half of a checkpoint
+                path.with_suffix(".draft").replace(path)  # atomic: never half a checkpoint
     window = text[: 64 * (config.block_size + 1)].unflatten(0, (64, -1)).to(device)
     final = model.module(window[:, :-1], window[:, 1:])
     if rank == 0:
         print(f"final loss {final.item():.9f}\n", end="", flush=True)
     dist.barrier()
-    # What holds the group goes first, so that its threads end here and not somewhere in the interpreter's own end.
+    # Delete what refers to the group first, so that its threads end here and not during the interpreter's shutdown.
     del model, optimizer
     dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-r"""PyTorch's DistributedDataParallel: resumes from the last checkpoint, and saves when it is told of a stop.
+r"""PyTorch's DistributedDataParallel: resumes from the last checkpoint, and saves before a stop.
 
 rallyrun --standalone --nproc-per-node=2 --max-restarts=3 train.py
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional  # else DDP imports it later, and it keeps the group, and gloo's threads
+import torch.distributed.nn.functional  # else DDP imports it later, and it keeps the group and gloo's threads alive
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -21,16 +21,16 @@ from rallypoint import notices
 
 
 def save(state: dict[str, object], path: Path) -> None:
-    """Replace the file in one step: a crash leaves the old checkpoint or the new one, and never half of one."""
+    """Replace the file atomically: a crash leaves the old checkpoint or the new one, never half a checkpoint."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".draft")
-    with notices.saving():  # a stop waits until the block is left
+    with notices.saving():  # a stop waits for the end of this block
         torch.save(state, draft)
         draft.replace(path)
 
 
 def told_to_save(device: torch.device) -> bool:
-    """Whether any worker has been told of a stop. Workers hear of it at different steps, and save in the same one."""
+    """Whether any worker has a notice of a stop. Workers see it at different steps, but must save in the same one."""
     told = torch.tensor(float(notices.pending() is not None), device=device)
     dist.all_reduce(told, dist.ReduceOp.MAX)
     return bool(told)
@@ -39,9 +39,9 @@ def told_to_save(device: torch.device) -> bool:
 def main() -> None:
     """Train from the last checkpoint, if there is one, to the last step."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=200, help="steps in all, those of earlier runs included")
-    parser.add_argument("--every", type=int, default=20, help="steps from one checkpoint to the next")
-    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="folder that all nodes share")
+    parser.add_argument("--steps", type=int, default=200, help="total number of steps, including earlier runs")
+    parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
+    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="folder shared by all nodes")
     options = parser.parse_args()
 
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
@@ -87,14 +87,14 @@ def main() -> None:
                     state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}
                     save({**state, "step": step, "loss": loss}, checkpoint)
             if told:
-                dist.barrier()  # the checkpoint is there: each worker says so for itself
+                dist.barrier()  # the checkpoint exists, so each worker can report it
                 notices.acknowledge()
             if step == options.steps:
                 break
     if rank == 0:
         print(f"final loss {loss.item():.9f}\n", end="", flush=True)
     dist.barrier()
-    # What holds the group goes first, so that its threads end here and not somewhere in the interpreter's own end.
+    # Delete what refers to the group first, so that its threads end here and not during the interpreter's shutdown.
     del model, optimizer
     dist.destroy_process_group()
 

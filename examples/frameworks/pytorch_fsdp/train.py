@@ -1,4 +1,4 @@
-r"""PyTorch's FSDP (`fully_shard`), with distributed checkpoints, which any number of workers can load.
+r"""PyTorch's FSDP (`fully_shard`), with distributed checkpoints that any number of workers can load.
 
 rallyrun --standalone --nproc-per-node=2 --max-restarts=3 train.py
 """
@@ -22,7 +22,7 @@ from rallypoint import notices
 
 
 class Training:
-    """The model and its optimizer, each worker with its shard of them."""
+    """The model and its optimizer; each worker has its own shard of both."""
 
     def __init__(self, device: torch.device) -> None:
         torch.manual_seed(0)
@@ -35,17 +35,17 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
 
     def state(self) -> dict[str, Any]:
-        """What is saved."""
+        """The state to save."""
         weights, moments = get_state_dict(self.model, self.optimizer)
         return {"model": weights, "optimizer": moments}
 
     def save(self, folder: Path) -> None:
-        """Write the folder. Its `.metadata` comes last, when all workers have written: with it the folder is whole."""
-        with notices.saving():  # a stop waits until the block is left
+        """Write the folder. `.metadata` is written last, after all workers' parts, and marks the folder as complete."""
+        with notices.saving():  # a stop waits for the end of this block
             dcp.save(self.state(), checkpoint_id=folder)
 
     def load(self, folder: Path) -> int:
-        """Load the last whole checkpoint in `folder`, if there is one; returns its step."""
+        """Load the last complete checkpoint in `folder`, if any, and return its step."""
         whole = sorted(path.parent for path in folder.glob("step-*/.metadata"))
         if not whole:
             return 0
@@ -56,7 +56,7 @@ class Training:
 
 
 def told_to_save(device: torch.device) -> bool:
-    """Whether any worker has been told of a stop. Workers hear of it at different steps, and save in the same one."""
+    """Whether any worker has a notice of a stop. Workers see it at different steps, but must save in the same one."""
     told = torch.tensor(float(notices.pending() is not None), device=device)
     dist.all_reduce(told, dist.ReduceOp.MAX)
     return bool(told)
@@ -65,9 +65,9 @@ def told_to_save(device: torch.device) -> bool:
 def main() -> None:
     """Train from the last checkpoint, if there is one, to the last step."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=200, help="steps in all, those of earlier runs included")
-    parser.add_argument("--every", type=int, default=20, help="steps from one checkpoint to the next")
-    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="folder that all nodes share")
+    parser.add_argument("--steps", type=int, default=200, help="total number of steps, including earlier runs")
+    parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
+    parser.add_argument("--checkpoint-dir", type=Path, default=Path("checkpoints"), help="folder shared by all nodes")
     options = parser.parse_args()
 
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")

@@ -51,7 +51,7 @@ def peer_policy(text: str) -> str:
 
 
 def framework_kinds(text: str) -> tuple[str, ...]:
-    """Kinds, separated by commas. Torch's alone gives none."""
+    """Names of frameworks, separated by commas. Torch's alone gives none."""
     try:
         return checked_frameworks([part.strip() for part in text.split(",")])
     except UserError as error:

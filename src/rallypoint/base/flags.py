@@ -163,7 +163,7 @@ def restarts(text: str) -> int:
 
 
 def count(text: str) -> int:
-    """A whole number from 0 on."""
+    """A whole number, 0 or more."""
     value = whole_number(text)
     if value < 0:
         raise UsageError(f"{text!r} is out of range; give 0 or more")
@@ -191,7 +191,7 @@ def seconds(text: str) -> float:
 
 
 def duration(text: str) -> float:
-    """Seconds above 0, at most a day."""
+    """Seconds above 0, up to a day."""
     value = number(text)
     if not 0 < value <= _DAY:
         raise UsageError(f"{text!r} is not a number of seconds above 0, {_DAY} at most")

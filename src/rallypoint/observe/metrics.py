@@ -248,7 +248,7 @@ JOB_METRICS = (
         lambda job: {(reason,): count for reason, count in _restarts(job).items()},
         "reason",
     ),
-    _job(GAUGE, "job_restarts_remaining", "Restarts left after failures.", _remaining),
+    _job(GAUGE, "job_restarts_remaining", "Restarts left for failures.", _remaining),
     _job(GAUGE, "job_nodes", "Nodes of the job, by state.", _nodes, "state"),
     _job(GAUGE, "job_nodes_min", "Minimum number of nodes in a round.", lambda job: job.min_nodes),
     _job(GAUGE, "job_nodes_max", "Maximum number of nodes in a round.", lambda job: job.max_nodes),
@@ -345,7 +345,7 @@ NODE_METRICS = (
     _node(
         GAUGE,
         "restarts_remaining",
-        "Restarts left after failures, as known to the node.",
+        "Restarts left for failures, as known to the node.",
         lambda node: node.remaining,
     ),
     _node(

@@ -153,7 +153,7 @@ LOSS_WORDS: Mapping[Loss, str] = {
     Loss.RESTART: "starting and stopping workers (restart)",
     Loss.LOST_WORK: "work after the last progress (lost work)",
     Loss.HELD_BACK: "held back after failures (back-off)",
-    Loss.DOWN: "no agent ran",
+    Loss.DOWN: "no agent running",
 }
 CAUSE_WORDS = {
     "failure": "worker failed",
@@ -161,8 +161,8 @@ CAUSE_WORDS = {
     "departed": "node left",
     "gave_up": "node gave up",
     "drained": "membership changed",
-    "requested": "operator's restart",
-    "forgotten": "not known",
+    "requested": "operator restart",
+    "forgotten": "unknown",
 }
 
 
@@ -226,7 +226,7 @@ def _slowest(report: Report) -> Iterator[str]:
     if not slowest:
         return
     yield ""
-    yield "slowest recoveries (end of a round seen, until the workers of the next one were started)"
+    yield "slowest recoveries (end of a round to the start of the next round's workers)"
     yield from table([_recovery(round_) for round_ in slowest])
 
 

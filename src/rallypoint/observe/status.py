@@ -139,7 +139,7 @@ def job_lines(jobs: JobList, *, with_ended: bool) -> list[str]:
         rows.append((job.job, job.phase.value, duration(job.age), nodes, str(job.restarts)))
     lines = table(rows) if jobs.jobs else ["no jobs"]
     if jobs.ended and not with_ended:
-        return [*lines, f"{len(jobs.ended)} {'has' if len(jobs.ended) == 1 else 'have'} ended: --all shows them"]
+        return [*lines, f"{len(jobs.ended)} ended job{'' if len(jobs.ended) == 1 else 's'} not shown; use --all"]
     return [*lines, *ended_lines(jobs.ended)]
 
 
@@ -308,14 +308,14 @@ def _head(snapshot: Snapshot, screen: OnScreen | None) -> Iterator[Line]:
     least, most = totals.least_step, totals.most_step
     if most >= 0:
         some = snapshot.not_shown and totals.reported < totals.in_round
-        of = f", of {totals.reported} nodes that have reported" if some else ""
+        of = f", on {totals.reported} nodes that reported" if some else ""
         yield Line(f"progress  step {least}{f' to {most}' if most != least else ''}{of}")
 
 
 def _node_lines(snapshot: Snapshot, screen: OnScreen | None, others: int) -> list[Line]:
     """The table of the nodes, on a screen with `others` more lines."""
     if not snapshot.nodes:  # a control plane drops the nodes of an ended job
-        return [] if snapshot.detail else [Line("no node has come yet")]
+        return [] if snapshot.detail else [Line("no node has joined yet")]
     nodes = list(snapshot.nodes)
     if screen is not None:
         room = max(_LEAST_NODES, screen.height - others - 2)  # the header, and the number of further nodes
@@ -362,7 +362,7 @@ def _worker_lines(snapshot: Snapshot, screen: OnScreen | None) -> list[Line]:
             blocked = node.report.console_blocked
             since = f"for {duration(blocked)}" if screen is None else f"since {_time_text(blocked, screen)}"
             waiters = node.report.console_waiters
-            who = f": {_ranks(node, waiters)} wait{'s' if len(waiters) == 1 else ''} for it" if waiters else ""
+            who = f": {_ranks(node, waiters)} {'is' if len(waiters) == 1 else 'are'} waiting for it" if waiters else ""
             lines.append(Line(f"  the console of {node.host or node.name} has not been read {since}{who}", "yellow"))
     for node in snapshot.nodes:
         by_code: dict[int, dict[int, float]] = {}
@@ -397,7 +397,7 @@ def _straggler_lines(snapshot: Snapshot) -> list[Line]:
     ]
     more = (steps.late if len(late) == len(steps.behind) else len(late)) - _STRAGGLERS
     lines = [Line(f"  {row}") for row in table(rows)] + ([Line(f"  and {more} more")] if more > 0 else [])
-    return _titled(f"steps behind the median of {steps.ranks} ranks, which is {steps.median}", lines)
+    return _titled(f"steps behind the median ({steps.median}) of {steps.ranks} ranks", lines)
 
 
 def _traceback_lines(snapshot: Snapshot) -> list[Line]:
@@ -407,7 +407,7 @@ def _traceback_lines(snapshot: Snapshot) -> list[Line]:
     lines = last.traceback.rstrip().splitlines()
     cut_off = [Line(f"  ({len(lines) - _TRACEBACK} more lines: --json)", "dim")] if len(lines) > _TRACEBACK else []
     shown = [Line(f"  {line}") for line in lines[-_TRACEBACK:]]
-    return _titled(f"last traceback, of rank {last.rank} on {last.host}", [*cut_off, *shown])
+    return _titled(f"last traceback (rank {last.rank} on {last.host})", [*cut_off, *shown])
 
 
 def failure_text(failure: FailureView) -> str:

@@ -127,7 +127,7 @@ def test_a_large_job_has_the_nodes_with_which_something_is_the_matter() -> None:
     assert seen.totals == totals_of(job.all_rows().nodes)
     lines = status_lines(seen)
     assert "nodes     5000 (min 5000, max 5000), 1 unreachable, 1 waiting, 1 spare, 1 quiet" in lines
-    assert "progress  step 50, of 1024 nodes that have reported" in lines
+    assert "progress  step 50, on 1024 nodes that reported" in lines
     assert "and 4994 more nodes" in lines
 
 

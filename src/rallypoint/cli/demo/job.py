@@ -98,18 +98,18 @@ def demo(plan: DemoPlan, write: Write) -> None:
         RallypointError: the output has lost its reader.
     """
     with tempfile.TemporaryDirectory(prefix="rallypoint-demo-", ignore_cleanup_errors=True) as base:
-        write(f"\n{WORKERS} workers train for {plan.steps} steps, undisturbed.\n\n")
+        write(f"\n{WORKERS} workers train for {plan.steps} steps, without a fault.\n\n")
         expected = _undisturbed(plan, Path(base, "1"), write)
-        write(f"\nThe same again, but one worker is killed at step {plan.fatal}.\n\n")
+        write(f"\nThe same job, but one worker is killed at step {plan.fatal}.\n\n")
         worker = _worker_lost(plan, Path(base, "2"), write)
         runs = [worker]
         rows = [("a worker killed, until the next step", f"{worker.stopped:.2f} s")]
         if plan.standby_program:
-            write("\nThe same kill, but a standby worker has imported and built everything before.\n\n")
+            write("\nThe same kill, but with a standby worker that has already imported and built everything.\n\n")
             runs.append(_worker_replaced(plan, Path(base, "4"), write))
             rows.append(("the same with a standby worker", f"{runs[-1].stopped:.2f} s"))
-        enough = f"of which {NODES - 1} suffice: one whole node is lost at step {plan.fatal}."
-        write(f"\nThe same on {NODES} nodes, {enough}\n\n")
+        fault = f"but one node is lost at step {plan.fatal}."
+        write(f"\nThe same job on {NODES} nodes, of which {NODES - 1} are enough, {fault}\n\n")
         node = _node_lost(plan, Path(base, "3"), write)
     runs.append(node)
     difference = max(abs(run.loss - expected.loss) for run in runs)
@@ -117,11 +117,11 @@ def demo(plan: DemoPlan, write: Write) -> None:
         raise DemoError(f"the final losses differ by {difference:.3g}, which is more than {TOLERANCE:g}")
     rows += [
         ("a node lost, until the next step", f"{node.stopped:.2f} s"),
-        (f"the whole job ({expected.seconds:.1f} s undisturbed)", f"{worker.seconds:.1f} s, {node.seconds:.1f} s"),
+        (f"the whole job ({expected.seconds:.1f} s without a fault)", f"{worker.seconds:.1f} s, {node.seconds:.1f} s"),
         ("the final losses differ by", f"{difference:.1g}"),
     ]
     write("\n" + "".join(f"{label:42}{value:>17}\n" for label, value in rows))
-    write("\nThe job lost a worker, then a node, and ended as if nothing had happened.\n")
+    write("\nThe job lost a worker, then a node, and still ended with the same loss.\n")
 
 
 def _undisturbed(plan: DemoPlan, folder: Path, write: Write) -> DemoResult:
@@ -150,7 +150,7 @@ def _worker_replaced(plan: DemoPlan, folder: Path, write: Write) -> DemoResult:
     flags = ["--standalone", f"--nproc-per-node={WORKERS}", "--max-restarts=3", "--standby=1"]
     with _running(plan._replace(program=plan.standby_program), [flags], folder, write) as run:
         before = run.pids_of("training", WORKERS, _TIMEOUT)
-        run.say(f"{WORKERS} workers train: pids {before}")
+        run.say(f"{WORKERS} workers are training: pids {before}")
         run.wait_for(lambda event: event.get("step") == plan.fatal, _TIMEOUT)
         run.wait_for_standby(before, _TIMEOUT)
         run.say("a standby worker is ready")
@@ -192,7 +192,7 @@ def _resumed(run: DemoRun, workers: int, plan: DemoPlan) -> list[int]:
         return max(0.1, plan.deadline - run.since_kill())
 
     after = run.pids_of("start", workers, remaining())
-    run.say(f"{run.since_kill():.3f} s after the kill, {workers} new workers run: pids {after}")
+    run.say(f"{run.since_kill():.3f} s after the kill, {workers} new workers are running: pids {after}")
     resumed = run.wait_for_all("training", workers, remaining())[0]["step"]
     run.say(f"{run.since_kill():.3f} s after the kill, they resumed from step {resumed}")
     if not 0 < resumed < plan.steps:

@@ -48,14 +48,14 @@ Weights = list[float]
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="A small network learns the sine, in plain Python.")
-    parser.add_argument("--steps", type=int, default=240, help="steps to train in all, those of earlier runs included")
-    parser.add_argument("--batch", type=int, default=6000, help="samples a step, over all workers")
-    parser.add_argument("--every", type=int, default=20, help="steps from one checkpoint to the next")
+    parser = argparse.ArgumentParser(description="Train a small network to learn the sine, in plain Python.")
+    parser.add_argument("--steps", type=int, default=240, help="total number of steps, including earlier runs")
+    parser.add_argument("--batch", type=int, default=6000, help="samples per step, over all workers")
+    parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoint-dir", type=Path, help="folder of the checkpoint; without one none is saved")
+    parser.add_argument("--checkpoint-dir", type=Path, help="folder for the checkpoint (default: do not save)")
     parser.add_argument(
-        "--progress", type=Path, help="file or named pipe that gets a line of JSON for whatever happens"
+        "--progress", type=Path, help="file or named pipe to which to write one line of JSON per event"
     )
     return parser.parse_args(argv)
 
