@@ -47,9 +47,7 @@ def arguments() -> argparse.Namespace:
         help="seconds to sleep, as if loading a large model",
     )
     parser.add_argument("--checkpoint-dir", type=Path, help="folder for the checkpoint (default: do not save)")
-    parser.add_argument(
-        "--progress", type=Path, help="file or named pipe to which to write one line of JSON per event"
-    )
+    parser.add_argument("--progress", type=Path, help="file or named pipe to which to write one line of JSON per event")
     return parser.parse_args()
 
 

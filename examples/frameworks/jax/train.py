@@ -72,7 +72,7 @@ def save(path: Path, step: int, parameters: Parameters) -> None:
 
 
 def on_devices(value: Any, sharding: NamedSharding) -> jax.Array:
-    """An array that is complete in every process, as one over the devices of all processes."""
+    """A value that every process has completely, as one array over the devices of all processes."""
     return jax.make_array_from_callback(value.shape, sharding, lambda where: value[where])
 
 

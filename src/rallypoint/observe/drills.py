@@ -357,7 +357,7 @@ def sentence(trials: Sequence[Trial], stopped: str = "") -> str:
         parts.append("the time of the next step is unknown: the workers report no progress (notices.progress)")
     known = [trial.lost for trial in trials if trial.lost is not None]
     if known:
-        parts.append(f"{sum(known)} steps lost in all")
+        parts.append(f"{sum(known)} steps lost in total")
     if stopped:
         parts.append(f"no more were tried: {stopped}")
     return "; ".join(parts)

@@ -293,7 +293,7 @@ def test_the_table_and_the_sentence() -> None:
     ]
     assert sentence(trials) == (
         "3 of 3 survived; median 1.80 s; the slowest, rank 3 on n1 (rank 1), took 9.10 s: "
-        "0.10 s until it was detected, 0.30 s until the next round, 8.70 s until its first step; 9 steps lost in all"
+        "0.10 s until it was detected, 0.30 s until the next round, 8.70 s until its first step; 9 steps lost in total"
     )
 
 

@@ -54,9 +54,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=20, help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint-dir", type=Path, help="folder for the checkpoint (default: do not save)")
-    parser.add_argument(
-        "--progress", type=Path, help="file or named pipe to which to write one line of JSON per event"
-    )
+    parser.add_argument("--progress", type=Path, help="file or named pipe to which to write one line of JSON per event")
     return parser.parse_args(argv)
 
 
