@@ -113,7 +113,7 @@ class PollingRendezvousClient(RendezvousClient):
                 self._execute(lambda: self._drain(round_))
             case ReportQuiet(quiet=True):
                 log.warning(
-                    "no rank of this node has shown a sign of life for its --hang-timeout or --silence-timeout; its "
+                    "no rank of this node has given a sign of life for its --hang-timeout or --silence-timeout; its "
                     "rendezvous handler cannot ask the other nodes, so nothing is done"
                 )
             case messages.LeaveRequest(wants_reply=True):
