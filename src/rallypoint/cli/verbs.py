@@ -81,7 +81,7 @@ _WATCHED = _job(", or the only job on this machine")
 _STEERED = _job("")
 """A verb that changes a job never picks one by itself."""
 
-START, WATCH, STEER, DIAGNOSE, SERVE = GROUPS = ("Start", "Watch", "Control", "Diagnose", "Serve")
+START, WATCH, STEER, DIAGNOSE, SERVE = GROUPS = ("Start", "Watch", "Steer", "Diagnose", "Serve")
 
 VERBS = (
     Verb(
