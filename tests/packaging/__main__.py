@@ -59,7 +59,7 @@ def main() -> int:
     print(*untried, sep="\n")
     print(*(f"not tried here: {each.name}; `make test-all` emulates aarch64" for each in artefacts if each not in here))
     if not any(line.startswith("Source") for line in contents.metadata(artefacts[0]).get_all("Project-URL") or []):
-        print("before the first upload: pyproject.toml has no [project.urls] with Source; see CONTRIBUTING.md")
+        print("before the first upload: pyproject.toml has no [project.urls] with Source; see docs/releasing.md")
     print(*(f"WRONG: {each}" for each in wrong), sep="\n")
     return 1 if wrong or (untried and not given.allow_untried) else 0
 
