@@ -16,9 +16,9 @@ This page shows the results of one run of `make gpu` on NVIDIA GPUs. [Run it on 
 at most eight minutes.
 """
 _REHEARSED = """
-**We have not recorded a run on a GPU yet.** The tables come from a machine without a GPU. There, `python -m tests.gpu
---rehearse` runs the checks that work on processors, with gloo instead of NCCL. This tests the command but says nothing
-about GPUs: a check counts as run only after it has run on a machine with a GPU.
+**We have not recorded a run on a GPU yet.** The tables come from a machine without a GPU, on which
+`python -m tests.gpu --rehearse` ran the checks that work on processors, with gloo instead of NCCL. Such a run tests the
+command but says nothing about GPUs: a check counts as run only after it has run on a machine with a GPU.
 """
 
 
