@@ -1,7 +1,7 @@
 """The one source of time.
 
 Code that decides takes `now` as a number; only shells have a `Clock`. A clock counts seconds on this host's monotonic
-clock, which mean nothing to another host.
+clock; other hosts cannot compare them with theirs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rallypoint.base.light_typing import NamedTuple, Protocol
 
 
 class Clock(Protocol):
-    """The source of time for a shell; the module `time` is one."""
+    """The source of time for a shell, such as the module `time`."""
 
     def monotonic(self) -> float:
         """Seconds since a fixed moment on this host; never goes back."""
@@ -30,11 +30,11 @@ class _BootClock:
 
 
 BOOT_CLOCK: Clock = _BootClock()
-"""Like `SYSTEM_CLOCK`, but on Linux it also counts time in which the machine is suspended."""
+"""Like `SYSTEM_CLOCK`, but on Linux also counts time while the machine is suspended."""
 
 
 class Deadline(NamedTuple):
-    """A time `at`, in seconds on `clock`, before which something must happen; infinity for no limit."""
+    """A time `at`, in seconds on `clock`, by which something must happen; infinity for no limit."""
 
     at: float
     clock: Clock

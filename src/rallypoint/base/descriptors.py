@@ -1,4 +1,4 @@
-"""The limits of open files of this process; each connection is one."""
+"""The limits on open files of this process. Each connection needs one."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from rallypoint.base.log import get_logger
 log = get_logger(__name__)
 
 _reported: dict[int, float] = {}
-"""Hard limits already reported as too low, with the number of connections: each owner checks again in each round."""
+"""Hard limits already reported as too low, with the number of connections. Owners check again in each round."""
 
 _USUAL = 1024
-"""The limit if it cannot be read."""
+"""The limit to assume if it cannot be read."""
 
 RESERVED = 256
-"""The most open files of a process besides its connections."""
+"""The maximum number of files that a process has open besides its connections."""
 
 _ENOUGH = 1 << 20
-"""If the hard limit is higher (in some containers by a factor of a thousand), the soft limit is not raised beyond this
-without need: some programs close every descriptor up to the limit.
+"""A soft limit that is not raised without need, even if the hard limit is much higher, as in some containers: some
+programs close every descriptor up to the limit.
 """
 
 _before: tuple[int, int] | None = None
-"""The limits before they were raised, which workers get."""
+"""The original limits, which workers get."""
 
 
 def allow_descriptors(needed: float = float("inf"), what: str = "") -> int:
-    """Raise the soft limit of open files as far as the hard limit allows, and return it. Children inherit it.
+    """Raise the soft limit on open files as far as the hard limit allows, and return it. Children inherit it.
 
-    `what` names the owner of the `needed` connections, for a warning if the hard limit is too low; the next warning
-    comes only for twice as many.
+    `what` names the owner of the `needed` connections in the warning about a hard limit that is too low. The warning
+    is repeated only if the number has doubled.
     """
     soft, hard = limits()
     is_low = hard != resource.RLIM_INFINITY and hard < needed + RESERVED
@@ -54,14 +54,14 @@ def _raise(soft: int, hard: int, needed: float) -> None:
     limit = finite if needed > _ENOUGH else min(finite, _ENOUGH)
     if limit <= soft:
         return
-    with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it: keep the old limit
+    with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid the change: keep the old limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         _before = _before or (soft, hard)
 
 
 def allow_nodes(most: int) -> None:
-    """Raise the limit for a coordinator in this process with up to `most` nodes, and warn if it is too low. It is
-    raised even for a few nodes: connections of strangers must leave the agent enough descriptors for a restart.
+    """Raise the limit for a coordinator in this process with up to `most` nodes, and warn if it is too low. Even a
+    few nodes need this: connections from outside the job must leave the agent enough descriptors for a restart.
     """
     allow_descriptors(most, f"Up to {most} nodes of this job")
     soft, hard = limits()
@@ -72,15 +72,15 @@ def allow_nodes(most: int) -> None:
 def restore_for(child: int) -> None:
     """Give a child process that was just started the original limits."""
     if _before is not None:
-        with contextlib.suppress(OSError, ValueError):  # it has ended, or a sandbox forbids it
+        with contextlib.suppress(OSError, ValueError):  # the child has ended, or a sandbox forbids the change
             resource.prlimit(child, resource.RLIMIT_NOFILE, _before)
 
 
 def limits() -> tuple[int, int]:
-    """The soft and the hard limit of open files; `RLIM_INFINITY` for none."""
+    """The soft and the hard limit on open files; `RLIM_INFINITY` for none."""
     try:
         return resource.getrlimit(resource.RLIMIT_NOFILE)
-    except OSError:  # a sandbox may forbid this too
+    except OSError:  # a sandbox may forbid reading them too
         pass
     with contextlib.suppress(OSError, ValueError), open("/proc/self/limits", encoding="utf-8") as lines:
         fields = next((line.split()[3:5] for line in lines if line.startswith("Max open files")), [])
@@ -90,7 +90,7 @@ def limits() -> tuple[int, int]:
 
 
 def for_connections(limit: int) -> int:
-    """The first descriptor reserved for uses other than connections, with this limit."""
+    """The first descriptor that, under this limit, is reserved for uses other than connections."""
     return limit - min(RESERVED, limit // 4)
 
 

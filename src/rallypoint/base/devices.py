@@ -1,6 +1,6 @@
 """Counts the processors and accelerators that this process may use, using only the kernel and the drivers.
 
-The table of `base.vendors` has the makers, how their drivers show devices, and how their variables select some. No
+The table in `base.vendors` lists the makers, how their drivers show devices, and which variables select devices. No
 framework is loaded.
 """
 
@@ -29,23 +29,23 @@ from rallypoint.base.vendors import (
 )
 
 _HIDES_IF_EMPTY = frozenset((CUDA, ROCR))
-"""Variables that hide all devices when empty; any other has no effect when empty."""
+"""Variables that hide all devices when empty; the others have no effect when empty."""
 _HIDING = frozenset(("", "-1", "NoDevFiles", "none", "void"))
-"""Values with which users and schedulers deliberately hide all devices."""
+"""Values that users and schedulers set to hide all devices."""
 
 Root = str | os.PathLike[str]
 
 
 def cpu_count() -> int:
-    """The number of processors that this process may run on, from its cpuset and affinity mask, as in torch."""
+    """The number of processors that this process may use, from its cpuset and affinity mask, as in torch."""
     return len(os.sched_getaffinity(0))
 
 
 class Seen(NamedTuple):
-    """The devices of one vendor here.
+    """One vendor's devices on this machine.
 
-    `devices` are those that a program with the variables would see, in the order of their numbers; `listed` is their
-    number without the variables. `variable` is the selecting one, empty for none. `trouble` is why none can be counted.
+    `devices` are those that a program with the variables would see, in numerical order; `listed` is their number
+    without the variables. `variable` selects devices; empty if none is set. `trouble`: why they cannot be counted.
     """
 
     vendor: Vendor
@@ -56,11 +56,11 @@ class Seen(NamedTuple):
 
 
 def seen(environ: Mapping[str, str], root: Root = "/", vendors: Iterable[Vendor] = VENDORS) -> list[Seen]:
-    """The accelerators of this machine: a row for each vendor whose driver has nodes in /dev, in the table's order.
+    """Find this machine's accelerators: one row per vendor whose driver has nodes in /dev, in the table's order.
 
     Args:
-        environ: the variables of the programs that would use them.
-        root: the folder of `dev`, `sys` and `proc`.
+        environ: the variables of the programs that would use the accelerators.
+        root: the folder that contains `dev`, `sys` and `proc`.
         vendors: the rows of the table to look for.
     """
     files = Files(root)
@@ -74,14 +74,14 @@ def counted(number: int, vendor: Vendor) -> str:
 
 
 def best(rows: Iterable[Seen]) -> Seen | None:
-    """The devices that a job uses by default: the first ones not integrated in a processor (those serve the
-    display).
+    """The devices that a job uses by default: the first that are not integrated in a processor (integrated ones drive
+    the display).
     """
     return next((row for row in rows if any(not device.integrated for device in row.devices)), None)
 
 
 def trouble_of(rows: Iterable[Seen], root: Root = "/") -> tuple[str, str]:
-    """Why accelerators cannot be counted, and the remedy; empty texts if they can."""
+    """The reason why accelerators cannot be counted, and the remedy; empty texts if they can."""
     for row in rows:
         if row.trouble:
             return row.trouble, row.vendor.advice
@@ -100,7 +100,7 @@ def _seen(vendor: Vendor, found: Found, environ: Mapping[str, str]) -> Seen:
 
 
 def _selecting(vendor: Vendor, environ: Mapping[str, str]) -> str:
-    """The variable that selects devices, empty if none is set."""
+    """The variable that selects devices; empty if none is set."""
     given = (name for name in vendor.variables if environ.get(name) or (name in environ and name in _HIDES_IF_EMPTY))
     return next(given, "")
 
@@ -111,17 +111,17 @@ def cuda_count(environ: Mapping[str, str], root: Root = "/") -> int:
 
 
 def cuda_devices(environ: Mapping[str, str], root: Root = "/") -> list[Device]:
-    """NVIDIA's GPUs that a program with the variables `environ` would see, in the order of their numbers.
+    """The NVIDIA GPUs that a program with the variables `environ` would see, in numerical order.
 
-    Without CUDA_VISIBLE_DEVICES, this is the order of the PCI bus. A MIG instance's GPU is known only from the
+    Without CUDA_VISIBLE_DEVICES, this is the order on the PCI bus. A MIG instance's GPU is known only from the
     instance's name.
     """
     return [device for row in seen(environ, root, (NVIDIA,)) for device in row.devices]
 
 
 def one_device_per_worker(environ: Mapping[str, str], workers: int, root: Root = "/") -> list[dict[str, str]]:
-    """The variables of each of `workers` workers if each should see one device (contract section 1.8). Raises UserError
-    if the variable in `environ` names fewer devices than there are workers.
+    """The variables for each of `workers` workers, so that each sees one device (contract section 1.8). Raises
+    UserError if the variable in `environ` lists fewer devices than there are workers.
     """
     vendor, devices = _of_workers(environ, root)
     source = _selecting(vendor, environ)
@@ -136,7 +136,7 @@ def one_device_per_worker(environ: Mapping[str, str], workers: int, root: Root =
             f"{len(entries)} for {workers} worker{'' if workers == 1 else 's'}; name more, or start fewer workers"
         )
     if source and source == vendor.below:
-        entries = _numbers((), workers, vendor)  # among the devices that it leaves
+        entries = _numbers((), workers, vendor)  # among the devices that the variable leaves
     return [dict.fromkeys(names, entry) for entry in entries[:workers]]
 
 
@@ -145,7 +145,7 @@ def _entries(text: str, vendor: Vendor) -> list[str]:
 
 
 def _numbers(devices: Sequence[Device], workers: int, vendor: Vendor) -> list[str]:
-    """The names of the devices in lists: positions, unless the driver numbers them."""
+    """The devices as the variables list them: by position, unless the driver numbers devices."""
     if vendor.select is by_index and len(devices) >= workers:
         return [str(device.number) for device in devices]
     return [str(number) for number in range(workers)]
@@ -163,7 +163,7 @@ def _of_workers(environ: Mapping[str, str], root: Root) -> tuple[Vendor, Sequenc
 
 @cache
 def _all_here(root: str) -> list[Seen]:
-    """Rows of devices that a job uses, ignoring variables; read once, since each worker's variables need it."""
+    """The rows for devices that a job can use, ignoring variables. Cached, since each worker's variables need them."""
     return [row for row in seen({}, root) if best([row])]
 
 

@@ -1,4 +1,4 @@
-"""Endpoints: `host:port` as users write them, and their meaning on this machine (contract sections 4.3 and 4.4)."""
+"""Endpoints: `host:port` as users write them, and what they mean on this machine (contract sections 4.3 and 4.4)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
 
 
 class Endpoint(NamedTuple):
-    """A host name or address without brackets, and a TCP port (0 = the kernel chooses)."""
+    """A host name or address without brackets, and a TCP port (0: the kernel chooses)."""
 
     host: str
     port: int
@@ -31,7 +31,7 @@ class Endpoint(NamedTuple):
 def parse_endpoint(text: str | None, default_port: int | None) -> Endpoint:
     """Parse `host`, `host:port`, `[::1]` or `[::1]:port`; empty means localhost.
 
-    `default_port` is the port if the text has none; None if a port is required.
+    `default_port` applies if the text has no port; None makes the port mandatory.
 
     Raises:
         UserError: the host or the port is invalid.
@@ -65,27 +65,27 @@ def _split(endpoint: str) -> tuple[str, str | None]:
 
 
 def resolve(host: str, port: int = 0) -> list[str]:
-    """Numeric addresses of `host`, each once, in the resolver's order except for `::1`, which is last. Raises OSError
-    if the name cannot be resolved now; later it may be.
+    """The numeric addresses of `host` without duplicates, in the resolver's order except that `::1` comes last. Raises
+    OSError if the name cannot be resolved now; it may resolve later.
     """
     results = _look_up(host, port, socket.SOCK_STREAM)
     return list(dict.fromkeys(str(target[0]) for _, _, _, target in results))
 
 
 def _look_up(host: str, port: int, kind: int, flags: int = 0) -> list[tuple[int, int, int, tuple[Any, ...]]]:
-    """Look up a name. Raises OSError for any error."""
+    """Look up a name. Every failure raises OSError."""
     try:
-        # Bytes if possible: for text, Python imports its codec for names in other scripts.
+        # Use bytes if possible: for text, Python imports its codec for international names.
         name = host.encode() if _is_plain(host) else host
         answers = socket.getaddrinfo(name, port, type=kind, flags=flags)
-    except UnicodeError as error:  # from the codec for names
+    except UnicodeError as error:  # from the codec for international names
         raise OSError(errno.EINVAL, f"{host!r} is not a host name: {error}") from None
     results = [(family, kind, protocol, target) for family, kind, protocol, _, target in answers]
     return sorted(results, key=lambda result: result[3][0] == "::1")
 
 
 def host_name() -> str:
-    """This machine's name, for people; never to connect to."""
+    """This machine's name, for messages. Never connect to it."""
     return printable(socket.gethostname(), 64)
 
 
@@ -95,10 +95,11 @@ def is_loopback(address: str) -> bool:
 
 
 def usable_address(address: str) -> str:
-    """The form of a numeric address of this machine for other processes on it: `127.0.0.1` for `::1`, if there is IPv4.
+    """This machine's numeric address in the form that its other processes should use: `127.0.0.1` for `::1`, if IPv4
+    is available.
 
     Many scripts write `tcp://ADDRESS:PORT`, which allows no colons, and many /etc/hosts files list `::1` first. A
-    server that listens on all interfaces is reachable at either.
+    server that listens on all interfaces is reachable at both.
     """
     return _IPV4_LOOPBACK if address == "::1" and _is_own(_IPV4_LOOPBACK) else address
 
@@ -107,15 +108,15 @@ _IPV4_LOOPBACK = "127.0.0.1"
 
 
 def unmapped_address(address: str) -> str:
-    """A numeric IPv4 address without a dual-stack socket's prefix; others unchanged."""
+    """A numeric IPv4 address without the prefix that a dual-stack socket adds; other addresses unchanged."""
     return address.removeprefix("::ffff:") if "." in address else address
 
 
 def is_this_machine(host: str, *, ask: bool = True) -> bool:
-    """Whether `host` names this machine; without `ask`, as far as known without a name look-up.
+    """Whether `host` names this machine. Without `ask`, do not look up names.
 
-    An address is ours if the kernel would send from it. This covers every interface and alias; comparing names would
-    miss some. A name that does not resolve is not ours (yet).
+    An address is ours if the kernel would send from it. This check covers every interface and alias; comparing names
+    would miss some. A name that does not resolve (yet) is not ours.
     """
     if host in {"localhost", socket.gethostname()}:
         return True
@@ -128,7 +129,7 @@ def is_this_machine(host: str, *, ask: bool = True) -> bool:
 
 def is_own_unknown_name(host: str) -> bool:
     """Whether `host` is this machine's own name but does not resolve here, as in a container without an entry in
-    /etc/hosts: then only the loopback leads to it. May wait for a name server.
+    /etc/hosts. Such a machine can reach itself only over the loopback. May wait for a name server.
     """
     if host != socket.gethostname():
         return False
@@ -146,10 +147,10 @@ def is_local_address(address: str) -> bool:
 def _is_own(address: str) -> bool:
     """Whether a numeric address belongs to one of this machine's interfaces, or is the wildcard. Sends nothing.
 
-    Binding a socket to the address proves nothing if `ip_nonlocal_bind` is set; a route from the address to itself (all
-    that connecting a UDP socket needs) proves it. With IPv4, the socket must be bound first: otherwise the kernel sends
-    from an interface's first address to its other ones. With IPv6, it must not be bound: an unbound socket sends from
-    the address itself only if it is ours, while a bound one sends from any address.
+    Binding a socket to the address proves nothing if `ip_nonlocal_bind` is set. A route from the address to itself
+    does; connecting a UDP socket looks it up. With IPv4, bind the socket first: otherwise the kernel uses an
+    interface's first address to reach its other ones. With IPv6, do not bind it: an unbound socket sends from the
+    address only if it is ours, while a bound one sends from any address.
     """
     address = unmapped_address(address)
     if address in _ALL:
@@ -166,9 +167,9 @@ def _is_own(address: str) -> bool:
 
 
 def source_address(endpoint: Endpoint) -> str:
-    """This machine's address on the way to `endpoint`, as seen from there. Sends nothing.
+    """The address of this machine that `endpoint` sees as the sender. Sends nothing.
 
-    For a loopback, the IPv4 one if there is one (`usable_address`).
+    For a loopback endpoint, the IPv4 loopback if available (`usable_address`).
 
     Raises:
         OSError: the name cannot be resolved, or there is no route.
@@ -186,7 +187,7 @@ def source_address(endpoint: Endpoint) -> str:
 
 
 def own_address(endpoint: Endpoint) -> str:
-    """Like `source_address`, but the loopback without a route to `endpoint`: then no other node has one either."""
+    """Like `source_address`, but the loopback if no route leads to `endpoint`: no other node has one then either."""
     try:
         return source_address(endpoint)
     except OSError:
@@ -194,9 +195,9 @@ def own_address(endpoint: Endpoint) -> str:
 
 
 def outward_address() -> str:
-    """The likely address of this machine for others, if no endpoint shows it. Sends nothing.
+    """The address at which others probably reach this machine, if no endpoint shows it. Sends nothing.
 
-    It is the address of the default route, IPv4 first; without one, that of its own name; otherwise the loopback.
+    It is the address of the default route, IPv4 first; otherwise that of the machine's name; otherwise the loopback.
     """
     for host in (*_ANYWHERE, socket.gethostname()):
         address = own_address(Endpoint(host, 9))
@@ -210,16 +211,16 @@ _ANYWHERE = ("192.0.2.1", "2001:db8::1")
 
 
 def listening_addresses(host: str, *, only_here: bool) -> list[str]:
-    """The addresses of `host` to listen on so that others reach this machine there; none for all interfaces.
+    """The addresses of `host` on which to listen so that others can reach this machine; empty for all interfaces.
 
-    None if these may not be enough: `host` is not (only) this machine, as with a translated or virtual address, or
-    cannot be resolved, or is the loopback here while other machines may connect (not `only_here`).
+    Empty if listening on specific addresses might not be enough: `host` is translated or virtual or also names other
+    machines, cannot be resolved, or is the loopback here while other machines may connect (not `only_here`).
     """
     try:
         addresses = resolve(host)
     except OSError:
         return []
-    # Without IPv6, `::1` is not an address of this machine.
+    # Without IPv6, this machine does not have the address `::1`.
     usable = [address for address in addresses if not is_loopback(address) or _is_own(address)]
     fit = all(
         address not in _ALL and _is_own(address) and (only_here or not is_loopback(address)) for address in usable
@@ -237,15 +238,15 @@ def listening_address(host: str, *, only_here: bool) -> str:
 
 
 def listening_sockets(addresses: Sequence[str], port: int) -> list[socket.socket]:
-    """Like `listening_socket`, on those addresses that belong to this machine (none: all interfaces), all on one port.
-    Raises OSError if the port is taken on one of them, or none belongs to this machine.
+    """Like `listening_socket`, on each of the addresses that belongs to this machine (empty: all interfaces), with the
+    same port. Raises OSError if the port is taken on any of them, or if none belongs to this machine.
     """
     for _ in range(_ATTEMPTS if port == 0 else 0):
         try:
             return _listening_sockets(addresses, port)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise  # otherwise the kernel's port for the first address is taken on another
+                raise  # EADDRINUSE: the kernel's port for the first address is taken on another
     return _listening_sockets(addresses, port)
 
 
@@ -274,8 +275,8 @@ def _listening_sockets(addresses: Sequence[str], port: int) -> list[socket.socke
 def listening_socket(host: str, port: int) -> socket.socket:
     """A bound, listening, non-blocking TCP socket.
 
-    `host` is an address, a name (uses its first address that can be bound), or empty for all interfaces, IPv6 and IPv4
-    on one socket if possible. With port 0, the kernel chooses.
+    `host` is an address, a name (its first address that can be bound), or empty for all interfaces. These share one
+    socket for IPv6 and IPv4 if possible. With port 0, the kernel chooses.
 
     Raises:
         OSError: the port is taken, or the address belongs to another machine.
@@ -296,10 +297,10 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 LISTEN_BACKLOG = 65535
-"""Connections that may wait to be accepted. The kernel uses its `somaxconn` if that is less: 4,096 by default."""
+"""The length of the accept queue. The kernel lowers it to its `somaxconn`, 4,096 by default."""
 
 _NOT_LOCAL = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
-"""The address belongs to another machine, or to a family that the kernel lacks or has disabled."""
+"""Errors of an address that belongs to another machine, or to a family that the kernel lacks or has disabled."""
 
 
 def _listen(family: int, address: tuple[Any, ...], dual: bool) -> socket.socket:
@@ -323,11 +324,11 @@ _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44
 
 
 def shorten_retransmission(sock: socket.socket) -> None:
-    """Make the kernel resend lost packets of a connection with little traffic at short intervals, not exponentially
-    longer ones. For a listening socket, this applies to all accepted connections.
+    """Make the kernel resend lost packets of a connection with little traffic at short, constant intervals.
+    Connections accepted from a listening socket inherit this.
 
-    A link that was down for a second must be in use again within the next one. Does nothing if the kernel cannot do
-    this.
+    After a link was down for a second, it must be in use again within another second. Does nothing if the kernel
+    does not support it.
     """
     options = ((socket.TCP_NODELAY, 1), (_TCP_THIN_LINEAR_TIMEOUTS, 1), (_TCP_RTO_MAX_MS, 1000))
     for option, value in options:
@@ -336,15 +337,15 @@ def shorten_retransmission(sock: socket.socket) -> None:
 
 
 def keep_alive(connected: socket.socket) -> None:
-    """Enable TCP keep-alive: an end that only receives would not notice that its peer is gone."""
+    """Enable TCP keep-alive: a side that only receives would not notice that its peer is gone."""
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
         connected.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def is_acknowledged(connected: socket.socket) -> bool:
-    """Whether the peer's kernel has received everything written to a connection: the peer is not cut off, although its
-    process may be silent. False if this kernel cannot tell.
+    """Whether the peer's kernel has received everything written to a connection. If so, the peer is reachable, even if
+    its process is silent. False if this kernel cannot tell.
     """
     import termios
 
@@ -359,6 +360,6 @@ _INT = struct.Struct("i")
 
 
 def free_port() -> int:
-    """A port that was free a moment ago. Prefer a listening socket: another process may take the port."""
+    """A port that was free a moment ago. Another process may take it, so prefer a listening socket."""
     with listening_socket("", 0) as probe:
         return int(probe.getsockname()[1])

@@ -1,34 +1,34 @@
 """The error tree, ordered by whose fault an error is and what to do next.
 
-    RallypointError                        anything that Rallypoint itself reports
-    ├── UserError                          a value that the user gave cannot work
-    │   ├── UsageError                     the same, of an option that torchrun does not have
-    │   └── UserKeyError, ...              the same, also of the kind that torch raises there (`user_error`)
-    ├── StoreError                         store/          (also a RuntimeError, as torch's DistError is)
+    RallypointError                        any error that Rallypoint itself reports
+    ├── UserError                          a value from the user cannot work
+    │   ├── UsageError                     a UserError about an option that torchrun does not have
+    │   └── UserKeyError, ...              a UserError that is also of the kind that torch raises (`user_error`)
+    ├── StoreError                         store/          (also a RuntimeError, like torch's DistError)
     │   ├── StoreTimeoutError              a key was not set in time
-    │   ├── StoreConnectionError           the server cannot be reached, or has closed the connection
+    │   ├── StoreConnectionError           the server cannot be reached, or closed the connection
     │   ├── StoreProtocolError             bytes that are not the store's protocol, or exceed its limits
     │   └── QueueEmptyError                a pop that does not wait found nothing
     ├── EtcdError                          etcd/
-    │   ├── EtcdUnreachable                no member answered in time; it may have been done all the same
+    │   ├── EtcdUnreachable                no member answered in time; the request may still have taken effect
     │   ├── EtcdRefused                    password, certificate, permission, another protocol
-    │   ├── EtcdLeaseGone                  the lease has ended
+    │   ├── EtcdLeaseGone                  the lease has expired
     │   └── EtcdPackageMissing             the extra `rallypoint[etcd]` is not installed
     ├── RendezvousError                    rendezvous/
-    │   ├── RendezvousClosedError          the job has ended; nobody may join
+    │   ├── RendezvousClosedError          the job has ended; no node can join
     │   ├── RendezvousTimeoutError         not enough nodes joined before the join deadline
-    │   ├── RendezvousConnectionError      the control plane cannot be reached, or is another job's
+    │   ├── RendezvousConnectionError      the control plane cannot be reached, or belongs to another job
     │   ├── RendezvousStateError           the shared state is damaged or of another version
-    │   └── RendezvousGracefulExitError    the job has ended while this node was a spare
-    ├── LoopError                          base/           (also a RuntimeError) the event loop cannot be made
-    ├── PreflightError                     a check that was required has failed, so this node stays out of the job
-    ├── ResourceError                      (also an OSError) processes, memory or descriptors have run out
+    │   └── RendezvousGracefulExitError    the job ended while this node was a spare
+    ├── LoopError                          base/           (also a RuntimeError) the event loop cannot be created
+    ├── PreflightError                     a required check failed; this node stays out of the job
+    ├── ResourceError                      (also an OSError) no more processes, memory or descriptors
     ├── SignalException                    agent and workers: a signal asked the agent to end
     │   └── NodeLeftInOrder                the agent has ended, and the job continues without this node
-    ├── JobPreempted                       the whole job was preempted; it has ended after its workers had saved
-    └── ChildFailedError                   failures/       workers failed; has who, where, how and why
+    ├── JobPreempted                       the whole job was preempted; it ended after its workers had saved
+    └── ChildFailedError                   failures/       workers failed: which, where, how and why
 
-Each message is one sentence that names the problem, with the value, and the remedy.
+Each message is one sentence that states the problem, with the value, and the remedy.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class RallypointError(Exception):
 
 
 class UserError(RallypointError, ValueError):
-    """A value from the user cannot work. The message is all that the user needs."""
+    """A value from the user cannot work. The message tells the user everything needed."""
 
     def __str__(self) -> str:
-        return BaseException.__str__(self)  # a KeyError would quote it
+        return BaseException.__str__(self)  # KeyError would quote the message
 
 
 class UsageError(UserError):
-    """Like `UserError`, but torchrun has no such option or accepts the value: the command exits with 2, as for a wrong
-    flag.
+    """A `UserError` about an option that torchrun lacks or a value that it accepts. The command exits with 2, as for
+    a wrong flag.
     """
 
 
@@ -62,7 +62,7 @@ class PreflightError(RallypointError):
 
 
 class SignalException(RallypointError):
-    """The signal `sigval` or an operator (`drained`) asked this process to end. `saved`: all workers acknowledged the
+    """A signal (`sigval`) or an operator (`drained`) asked this process to end. `saved`: all workers acknowledged the
     notice.
     """
 
@@ -74,20 +74,20 @@ class SignalException(RallypointError):
 
 
 class NodeLeftInOrder(SignalException):
-    """This node was asked to end; its workers ended in order, and the job continues without it."""
+    """This node was asked to end; its workers ended cleanly, and the job continues without it."""
 
 
 class JobPreempted(RallypointError):
-    """The whole job was preempted (`--preempt-signals`): its workers saved, and it ended on all nodes."""
+    """The whole job was preempted (`--preempt-signals`): its workers saved, and all nodes ended."""
 
 
 NEEDS_LINUX = "Rallypoint needs Linux: on Windows use WSL 2, which is Linux, and on macOS a container"
-"""The message on other systems."""
+"""The message outside Linux."""
 
 
 def user_error(text: str, like: type[BaseException] | BaseException) -> UserError:
-    """Create a `UserError` that is also of the kind `like` (an error keeps its `errno`), which code written for torch
-    catches.
+    """Create a `UserError` that is also of the kind `like`, for code that catches torch's errors. If `like` is an
+    error, its `errno` is copied.
     """
     kind = like if isinstance(like, type) else type(like)
     kind = next((base for base in kind.__mro__ if base.__module__ in _STANDARD and base not in _TOO_GENERAL), UserError)
@@ -108,12 +108,12 @@ _made_kinds: dict[type, Any] = {}
 
 
 def _reduce(error: UserError) -> tuple[object, ...]:
-    """For pickle, which recreates the class when it loads the error."""
+    """Let pickle recreate the class when it loads the error."""
     return user_error, (str(error), type(error).__bases__[1])
 
 
 class naming:
-    """Put `source`, where a value was given, before the text of a UserError inside the block."""
+    """Prefix UserErrors inside the block with `source`, the origin of the value."""
 
     def __init__(self, source: str) -> None:
         self._source = source

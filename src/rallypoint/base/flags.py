@@ -1,6 +1,6 @@
-"""Command-line flags as data: their rows, the records of values, and the readers of values.
+"""Command-line flags as data: their rows, records of their values, and functions that read values.
 
-This module does not need argparse: a program that only launches imports the rows too.
+This module does not use argparse, since programs that only launch import it too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _DAY = 24 * 3600
 
 SWITCH = None
-"""The `read` of a flag that takes no value."""
+"""The `read` of a flag without a value."""
 
 T = TypeVar("T")
 
@@ -32,9 +32,9 @@ class Flag(Generic[T]):
     """One row: a flag, and the field of an `OptionRecord` with its value.
 
     The flag is named after the field: `--nproc-per-node` after `nproc_per_node`. `read` converts the text of a value
-    (or raises UsageError), and is `SWITCH` for a flag without a value. `metavar` stands for the value on the help page.
-    `choices` apply to the command line only, never to the environment. `samples` are two accepted texts, the first not
-    the default; `bad` are refused ones. `complete` has words that complete a value.
+    (or raises UsageError); `SWITCH` marks a flag without a value. `metavar` stands for the value on the help page.
+    `choices` apply to the command line only, not to the environment. `samples` are two valid texts, the first not the
+    default; `bad` are invalid ones. `complete` lists words that complete a value.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Flag(Generic[T]):
 
     @property
     def name(self) -> str:
-        """The dashed long spelling."""
+        """The long spelling with dashes."""
         return f"--{self.dest.replace('_', '-')}"
 
     @property
@@ -96,7 +96,7 @@ class OptionRecord:
     """
 
     flags: ClassVar[tuple[Flag[Any], ...]] = ()
-    """The flags: the inherited ones first, then its own."""
+    """All flags, the inherited ones first."""
 
     def __init_subclass__(cls) -> None:
         own = [row for row in vars(cls).values() if isinstance(row, Flag)]
@@ -126,10 +126,10 @@ class OptionRecord:
 
 
 class OneOf:
-    """Reads one of several words. Unlike `Flag.choices`, they apply to the environment too.
+    """Reader that accepts one of several words, also in the environment (unlike `Flag.choices`).
 
     Args:
-        words: the accepted values; an empty text among them means none of the others.
+        words: the accepted values. An empty text among them stands for no value.
     """
 
     def __init__(self, *words: str) -> None:

@@ -1,14 +1,14 @@
-"""Finds the processes with memory on this machine's GPUs, and names them for messages.
+"""Finds the processes that have memory on this machine's GPUs, and describes them in messages.
 
 Laws:
 
-1. NVML's pids belong to the first pid namespace. In another one (most containers), such a number may belong to no
-   process or to another one: then nothing is reported about processes (`pids_are_ours`).
-2. A process that /proc hides (`hidepid`) has not ended: for it, the kernel denies a signal; for an ended one, it
-   reports no such process.
-3. Information from /proc may be outdated a moment later. It serves messages and short waits, never a signal.
+1. NVML's pids belong to the first pid namespace. In another one, as in most containers, the same pid may belong to no
+   process or to a different one. Then we report nothing about processes (`pids_are_ours`).
+2. A process that /proc hides (`hidepid`) is still alive: the kernel denies a signal to it, but reports "no such
+   process" for one that has ended.
+3. Information from /proc may be outdated a moment later. Use it for messages and short waits, never for signals.
 
-Messages number GPUs as `nvidia-smi` does, in the order of the PCI bus, not as a program does that CUDA_VISIBLE_DEVICES
+Messages number GPUs like `nvidia-smi`, by their order on the PCI bus, and not like a program that CUDA_VISIBLE_DEVICES
 restricts.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _MEBIBYTE, _GIBIBYTE = 1 << 20, 1 << 30
 MUCH = _GIBIBYTE
-"""Bytes above which a process on a GPU is worth a message: a program that only talks to the driver uses less."""
+"""Minimum memory, in bytes, for a message about a process: programs that only query the driver use less."""
 _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """The inode of the first pid namespace (PROC_PID_INIT_INO of the kernel)."""
 _MAX_ENVIRONMENT = 1 << 20
@@ -38,7 +38,7 @@ _MAX_PARENTS = 64
 
 
 class Holder(StrEnum):
-    """The relation of a process with GPU memory to this agent."""
+    """How a process with GPU memory is related to this agent."""
 
     ENDED = "ended"
     OURS = "ours"
@@ -46,7 +46,7 @@ class Holder(StrEnum):
 
 
 class Share(NamedTuple):
-    """Memory on the GPU with this index: its bytes (None if unknown) and the owning process (0 if unknown)."""
+    """Memory on the GPU with this index: its bytes (None if unknown) and the process's pid (0 if unknown)."""
 
     gpu: int
     pid: int
@@ -76,8 +76,8 @@ def visible_gpus(all_gpus: Iterable[GpuMemory], environ: Mapping[str, str]) -> d
 
 
 def holder(pid: int, agent: int, job: str) -> Holder:
-    """Classify a process for the agent with this pid, which runs a node of this job. `OURS` are its descendants, and
-    processes that another agent of the job started on this machine.
+    """Classify a process for the agent with this pid, which runs a node of this job. `OURS` are the agent's
+    descendants, and processes that other agents of the job on this machine started.
     """
     stat = read_stat(pid)
     if stat is None:
@@ -114,7 +114,7 @@ def _is_of_job(pid: int, job: str) -> bool:
 
 
 def describe_process(pid: int) -> str:
-    """A live process for a message: `pid 4711 (python, user bob)`."""
+    """A live process, described for a message: `pid 4711 (python, user bob)`."""
     name = printable(read_text(f"/proc/{pid}/comm", 64).rstrip("\n"))
     user = process_user(pid)
     facts = [name, "" if user is None else f"user {_user_name(user)}"]
@@ -132,7 +132,7 @@ def _user_name(user: int) -> str:
 
 
 def held_by(shares: Iterable[Share], names: Mapping[int, str]) -> list[str]:
-    """One text per process: `GPU 0: 61 GiB, GPU 1: 61 GiB held by pid 4711 (python, user bob)`.
+    """Describe each process: `GPU 0: 61 GiB, GPU 1: 61 GiB held by pid 4711 (python, user bob)`.
 
     Args:
         shares: the memory.

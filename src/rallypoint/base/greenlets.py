@@ -1,4 +1,4 @@
-"""Checks that gevent has not replaced threads, on which an agent relies."""
+"""Checks that gevent has not replaced threads, which an agent needs."""
 
 from __future__ import annotations
 

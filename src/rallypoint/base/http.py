@@ -1,7 +1,7 @@
 """Requests and replies of the small HTTP server (`base.http_server`): bytes in, bytes out. Pure.
 
-Only as much HTTP as a probe, a scraper and a page need: one GET or HEAD without a body; the connection closes after the
-reply. A stream is a reply without an end.
+Only the HTTP that a probe, a scraper and a page need: one GET or HEAD without a body, after which the connection
+closes. A stream is a reply that does not end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rallypoint.base.endpoint import is_loopback, unmapped_address
 from rallypoint.base.netlink import Peer
 
 MAX_REQUEST = 8192
-"""Bytes of a request's head; a larger one is refused."""
+"""Maximum size of a request's head in bytes; larger ones are refused."""
 
 _LINE = re.compile(rb"([A-Z]{1,16}) (\S{1,2048}) HTTP/1\.[01]")
 _METHODS = (b"GET", b"HEAD")
@@ -30,13 +30,13 @@ class Request(NamedTuple):
     path: str
     query: Mapping[str, str]
     headers: Mapping[str, str]
-    """Headers by name in lower case; the last one of several with the same name."""
+    """Headers by lower-case name. Of repeated headers, only the last one."""
     bodiless: bool
-    """Whether the client wants only the head of the reply."""
+    """Whether the client wants only the head of the reply (HEAD)."""
 
 
 class RequestError(ValueError):
-    """A request is refused, with this reply."""
+    """The server must refuse a request with this reply."""
 
     def __init__(self, status: HTTPStatus) -> None:
         super().__init__(status.phrase)
@@ -59,11 +59,11 @@ class Client(NamedTuple):
 
 
 Handler = Callable[[bytes, Client], Awaitable[Answer]]
-"""Answers a request, given its head up to the blank line, and the client."""
+"""Answers a request. Arguments: its head up to the blank line, and the client."""
 
 
 def parse(head: bytes) -> Request:
-    """Parse a request. Raises RequestError if it is malformed or not for reading."""
+    """Parse a request. Raises RequestError if it is malformed or neither GET nor HEAD."""
     line, _, rest = head.partition(b"\r\n")
     match = _LINE.fullmatch(line)
     if match is None:
@@ -90,7 +90,7 @@ def refusal(status: HTTPStatus, sentence: str = "") -> bytes:
 
 
 def response(status: HTTPStatus, fields: Mapping[str, Any], bodiless: bool = False) -> bytes:
-    """A whole reply with `fields` as JSON; `bodiless` omits the body, but not its length."""
+    """A whole reply with `fields` as JSON; `bodiless` omits the body but still states its length."""
     return document(status, "application/json", json.dumps(fields, default=str).encode() + b"\n", bodiless)
 
 
@@ -119,15 +119,15 @@ def _head(status: HTTPStatus, headers: Mapping[str, str]) -> bytes:
 
 
 class Access(NamedTuple):
-    """The clients that may see jobs: those with the `token`; without one, this user and root on this machine, or all
-    (`is_open`).
+    """The clients that may see jobs: those with the `token`; without a token, this user and root on this machine, or
+    everybody (`is_open`).
     """
 
     token: str = ""
     is_open: bool = False
 
     def refusal_for(self, request: Request, client: Client) -> bytes | None:
-        """The reply to a client without access; None for one with access."""
+        """The reply that refuses a client; None if the client has access."""
         if self.token:
             scheme, _, token = request.headers.get("authorization", "").partition(" ")
             if scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self.token.encode()):
@@ -138,7 +138,7 @@ class Access(NamedTuple):
         is_unknown = client.user is Peer.UNKNOWN  # not on Linux
         if client.user is not Peer.OWN_USER and not (is_unknown and is_loopback(unmapped_address(client.address))):
             return refusal(HTTPStatus.FORBIDDEN, "without a token, only the same user on this machine has access")
-        # A host name that leads here may belong to a foreign page, which must not read this (DNS rebinding).
+        # A foreign page may use a host name that leads here (DNS rebinding). It must not read this.
         if not _is_local_name(request.headers.get("host", "")):
             return refusal(HTTPStatus.FORBIDDEN, "ask for this machine by its address, or as localhost")
         return None

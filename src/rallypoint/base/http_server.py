@@ -1,10 +1,10 @@
-"""A small HTTP server on the process's loop thread: probes, a page and its stream, a scraper.
+"""A small HTTP server on the process's loop thread, for probes, a page with its stream, and a scraper.
 
 Laws:
 
-- connections are bounded in bytes, time and number; a new one replaces the oldest, so that no number of connections can
-  keep a probe out. Streams are counted separately, and end when their reader is too slow;
-- the handler runs on the loop's thread, and does slow work elsewhere;
+- connections are limited in size, time and number. A new connection replaces the oldest, so that no number of
+  connections can lock out a probe. Streams are counted separately, and end if their reader is too slow;
+- the handler runs on the loop's thread, and moves slow work elsewhere;
 - no error here ends the job.
 """
 
@@ -25,11 +25,11 @@ log = get_logger(__name__)
 _MAX_CONNECTIONS = 64
 _MAX_STREAMS = 32
 _REQUEST_TIMEOUT = 5.0
-"""Seconds that a connection may last, except for streams."""
+"""Maximum duration of a connection in seconds, except for streams."""
 _READ_TIMEOUT = 10.0
-"""Seconds within which the reader of a stream must take the sent data."""
+"""Seconds that a stream's reader has to accept data."""
 _MAX_DISCARDED = 64 * 1024
-"""Bytes read and discarded after a reply: unread input could make the client lose the reply."""
+"""Bytes to read and discard after a reply: with unread input, the client might lose the reply."""
 
 
 async def serve(listeners: Sequence[socket.socket], handler: Handler, stop: asyncio.Event) -> None:
@@ -51,7 +51,7 @@ class HttpConnections:
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._users = PeerUsers()
-        self._requests: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._requests: dict[asyncio.Task[None], None] = {}  # oldest first
         self._streams: dict[asyncio.Task[None], None] = {}
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -59,7 +59,7 @@ class HttpConnections:
         assert task is not None
         _add(self._requests, task, _MAX_CONNECTIONS)
         try:
-            # The client may disconnect or be slow, or a new connection replaces this one.
+            # The client may disconnect or be slow, or a new connection may replace this one.
             with contextlib.suppress(OSError, asyncio.CancelledError):
                 async with asyncio.timeout(_REQUEST_TIMEOUT):
                     answer = await self._serve_one(reader, writer)
@@ -80,7 +80,7 @@ class HttpConnections:
         self._users.close()
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Stream | None:
-        """Serve one request. Returns the stream if that is the answer."""
+        """Serve one request. Returns the stream if the answer is one."""
         try:
             answer = await self._answer(await reader.readuntil(b"\r\n\r\n"), writer)
         except asyncio.IncompleteReadError:

@@ -1,4 +1,4 @@
-"""The kernel's notifications of changed files (inotify(7)), through the C library; imported only when needed."""
+"""The kernel's notifications of changed files (inotify(7)), through the C library. Imported only when needed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that f
 
 _libc = ctypes.CDLL(
     None, use_errno=True
-)  # here, since to load it in a thread while another one forks may hang the copy
+)  # import here: loading it in one thread while another forks may make the child hang
 _init, _add, _remove = _libc.inotify_init1, _libc.inotify_add_watch, _libc.inotify_rm_watch
 
 
 class Inotify:
-    """Watches files for writes, and folders for new entries. Raises OSError if this user has too many of these, or the
-    kernel has none.
+    """Watches files for writes, and folders for new entries. Raises OSError if this user already has too many of these
+    objects, or if the kernel has no inotify.
     """
 
     def __init__(self) -> None:
@@ -31,17 +31,17 @@ class Inotify:
         return self._fd
 
     def watch(self, path: str, events: int = WRITTEN) -> int:
-        """Watch the file or folder `path` for `events` (`WRITTEN` or `CREATED`); returns the number of the watch.
-        Raises OSError if it does not exist, or this user watches too many.
+        """Watch the file or folder `path` for `events` (`WRITTEN` or `CREATED`); returns the watch's number. Raises
+        OSError if `path` does not exist, or if this user watches too many.
         """
         return self._checked(_add(self._fd, os.fsencode(path), events), f"inotify_add_watch on {path!r}")
 
     def unwatch(self, number: int) -> None:
-        """End a watch. Does nothing if the file is gone, and the watch with it."""
+        """End a watch. Does nothing if the watch ended when its file disappeared."""
         _remove(self._fd, number)
 
     def changed(self) -> set[int] | None:
-        """Numbers of the watches with notifications since the last call; None if the kernel dropped some."""
+        """The numbers of watches with events since the last call; None if the kernel dropped some events."""
         try:
             data = os.read(self._fd, 64 * 1024)
         except BlockingIOError:

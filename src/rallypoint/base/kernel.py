@@ -1,9 +1,9 @@
-"""The system calls that an agent needs, and an early check that it may use them.
+"""The system calls that an agent needs, and an early check that they are allowed.
 
-A sandbox (the seccomp profile of a container) may deny system calls, and a root folder may lack /proc. One sentence
-then names everything that is missing. Without the check, each would later look like something else: a limit, a lost
-process, or one that cannot be killed. Pidfds are not needed (see `base.open_process`). Every loop of this program waits
-in `until_readable`.
+A sandbox (a container's seccomp profile) may deny system calls, and a root folder may lack /proc. The check names
+everything that is missing in one sentence. Without it, each gap would later look like another fault: a limit, a lost
+process, or one that cannot be killed. Pidfds are optional (see `base.open_process`). All loops of this program wait in
+`until_readable`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rallypoint.base.errors import ResourceError
 
 
 class DeniedError(ResourceError):
-    """A sandbox or the root folder denies a needed call, and would do so again."""
+    """A sandbox or the root folder denies a required call; trying again does not help."""
 
 
 _DENIALS = {errno.EPERM, errno.EACCES, errno.ENOSYS}
@@ -30,7 +30,7 @@ _checked = False
 
 
 def check_kernel() -> None:
-    """Check, once per process, that the calls that an agent needs are allowed. Raises DeniedError if not; the text
+    """Check, once per process, that the calls that an agent needs are allowed. Raises DeniedError if not; its message
     names the calls and the remedy.
     """
     global _checked
@@ -45,7 +45,7 @@ def check_kernel() -> None:
 
 
 def check_for_loop() -> None:
-    """Check the calls that an event loop needs; without them, it may end this process. Raises DeniedError."""
+    """Check the calls that an event loop needs: without them, the loop may end this process. Raises DeniedError."""
     if not _checked:
         _check(_CALLS)
 
@@ -67,7 +67,7 @@ def denied_error(*calls: str, why: OSError | None = None) -> DeniedError:
 
 
 def memory_file(name: str) -> int:
-    """The descriptor of a new file in memory (`memfd_create`). Raises OSError, a DeniedError if the call is denied."""
+    """Create a file in memory (`memfd_create`). Returns its descriptor. Raises OSError, or DeniedError if denied."""
     try:
         return os.memfd_create(name, os.MFD_CLOEXEC)
     except OSError as error:
@@ -75,7 +75,7 @@ def memory_file(name: str) -> int:
 
 
 def is_denial(error: OSError) -> bool:
-    """Whether a system call without a path was denied, rather than failing for lack of a resource."""
+    """Whether a system call without a path was denied, and did not fail for lack of a resource."""
     return error.errno in _DENIALS and error.filename is None
 
 
@@ -102,10 +102,10 @@ _CALLS: dict[str, Callable[[], object]] = {
 
 
 def set_pipe_size(fd: int, size: int) -> int:
-    """Set the capacity of a pipe in bytes, if allowed; returns the actual capacity."""
+    """Set the capacity of a pipe in bytes, if allowed. Returns its actual capacity."""
     try:
         return fcntl(fd, F_SETPIPE_SZ, size)
-    except OSError:  # more than this user may have
+    except OSError:  # more than this user is allowed
         return fcntl(fd, F_GETPIPE_SZ)
 
 
@@ -120,7 +120,7 @@ class Wakeup:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
-        """Readable from `set` until `clear`; -1 once closed."""
+        """The descriptor, readable from `set` until `clear`; -1 once closed."""
         return self._fd
 
     def set(self) -> None:
@@ -158,18 +158,18 @@ def _check_proc() -> None:
 
 
 _MAX_SECONDS = 86_400.0
-"""The kernel takes milliseconds in 31 bits."""
+"""The kernel stores milliseconds in 31 bits."""
 
 
 def readable(fd: int, seconds: float = 0.0, events: int = select.POLLIN) -> bool:
-    """Whether a descriptor is, or within this time becomes, readable; without `events`, whether its peer is gone."""
+    """Whether a descriptor is or becomes readable within this time; without `events`, whether its peer is gone."""
     poller = select.poll()
     poller.register(fd, events)
     return bool(poller.poll(seconds * 1000))
 
 
 def above_standard(fd: int) -> int:
-    """Move this descriptor to a number above 2."""
+    """Move this descriptor to a number above 2; returns the new one."""
     if fd > 2:
         return fd
     try:
@@ -179,16 +179,16 @@ def above_standard(fd: int) -> int:
 
 
 def always_readable() -> int:
-    """A descriptor that is always readable, like that of an ended process. Raises OSError."""
+    """Create a descriptor that is always readable, like that of an ended process. Raises OSError."""
     reading, writing = os.pipe()
     os.close(writing)
     return reading
 
 
 def until_readable(fds: Iterable[int], seconds: float) -> None:
-    """Sleep until one of the descriptors is readable, or for this many seconds, a day at most.
+    """Sleep until one of the descriptors is readable, or for this many seconds, at most a day.
 
-    Milliseconds are rounded up, so anything due within that time is due when this returns.
+    Milliseconds are rounded up, so that anything due within that time is due when this returns.
     """
     poller = select.poll()
     for fd in fds:

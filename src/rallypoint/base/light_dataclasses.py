@@ -2,8 +2,8 @@
 `dataclasses`.
 
 Type checkers see `dataclasses`. Code that asks a class for its fields (`dataclasses.fields`, `replace`, `asdict`, a
-derived dataclass) gets them, and imports the module then. Its own imports, which read the text of functions, take
-longer than all our classes.
+derived dataclass) gets them, and causes the import only then. The import takes longer than all our classes, since it
+pulls in modules that inspect source code.
 
 Law: for the arguments supported here, a class behaves as if `dataclasses` had created it.
 """
@@ -21,7 +21,7 @@ else:
             return "<factory>"
 
     _FACTORY = _Missing()
-    """The default of a parameter whose value a factory makes."""
+    """The default of a parameter whose value comes from a factory."""
     _NONE = _Missing()
 
     class _Field:
@@ -30,11 +30,11 @@ else:
             self.init, self.repr, self.kw_only = init, repr, kw_only
 
     def field(**arguments):
-        """One field; for the arguments see `dataclasses.field`."""
+        """One field; see `dataclasses.field` for the arguments."""
         return _Field(**arguments)
 
     def dataclass(cls=None, /, *, eq=True, repr=True, frozen=False, slots=False):
-        """Make a class a dataclass; for the arguments see `dataclasses.dataclass`."""
+        """Turn a class into a dataclass; see `dataclasses.dataclass` for the arguments."""
         if cls is None:
             return lambda cls: _build_class(cls, eq, repr, frozen, slots)
         return _build_class(cls, eq, repr, frozen, slots)
@@ -99,7 +99,7 @@ else:
         return cls
 
     def _init(cls, fields, frozen):
-        """The constructor: one function of all fields, as in `dataclasses`."""
+        """Create the constructor: one function for all fields, as in `dataclasses`."""
         scope, body = {"_FACTORY": _FACTORY, "_set": object.__setattr__}, []
         parameters, named = ["self"], []
         for name, (_, field) in fields.items():
@@ -112,7 +112,7 @@ else:
                 scope[f"_default_{name}"] = field.default
                 parameter, value = f"{name}=_default_{name}", name if field.init else f"_default_{name}"
             elif not field.init:
-                continue  # the class sets it itself
+                continue  # the class sets the default itself
             if field.init:
                 (named if field.kw_only else parameters).append(parameter)
             body.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")

@@ -1,10 +1,10 @@
 """The names of `typing` for modules that are imported before the first worker starts, without importing `typing`.
 
-Type checkers see `typing` itself. At run time the names are stand-ins that do nothing, except `NamedTuple`. Its classes
-behave like those of `typing`, but values of two classes are never equal. They take an eighth of the time to create: a
-start creates more than a hundred.
+Type checkers see `typing` itself. At run time, the names are placeholders that do nothing, except `NamedTuple`. Its
+classes behave like those of `typing`, but values of two classes are never equal. Creating them takes an eighth of the
+time, and a start creates more than a hundred.
 
-Law: do not import this module where a stand-in would be used as a type at run time (`typing.get_type_hints`).
+Law: do not import this module where a placeholder would be used as a type at run time (`typing.get_type_hints`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ else:
             return tuple(self)
 
         def __eq__(self, other):
-            # Equal to a plain tuple, as in `typing`, but not to another record: a `Succeed(2)` is no
+            # Equal to a plain tuple, as in `typing`, but not to another record: `Succeed(2)` does not equal
             # `ConfirmRequest(2)`.
             return (type(self) is type(other) or not isinstance(other, _Record)) and tuple.__eq__(self, other)
 
@@ -94,7 +94,7 @@ else:
             return f"{type(self).__name__}({', '.join(map('%s=%r'.__mod__, zip(self._fields, self, strict=True)))})"
 
     _CODE = {}
-    """The constructor of named tuples, by the number of their fields: it differs in nothing but their names."""
+    """Constructors of named tuples, by number of fields: they differ only in the names."""
 
     def _constructor(name, fields, defaults):
         if (code := _CODE.get(len(fields))) is None:

@@ -1,8 +1,8 @@
-"""Rallypoint's own log lines on standard error: for people on a terminal, and elsewhere as torchrun's users know them.
+"""Rallypoint's own log lines on standard error: readable on a terminal, and elsewhere in the format of torchrun.
 
 `LOGLEVEL` sets the level (default WARNING), contract section 1.12. On a terminal, a message begins with the time and
 the program. In a file or a pipe, each line begins with the level's letter, the date and time, the process and the
-source line (contract section 5.8). A label, if set, comes first.
+source line (contract section 5.8). A label, if set, precedes all of these.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _ROOT = "rallypoint"
 
 
 def printable(text: str, most: int = 255) -> str:
-    """At most `most` characters of a text from another machine; unprintable ones become question marks."""
+    """A text from another machine, cut to `most` characters; question marks replace unprintable ones."""
     text = text[:most]
     return text if text.isprintable() else "".join(character if character.isprintable() else "?" for character in text)
 
 
 def ranges(numbers: Iterable[int]) -> list[str]:
-    """Numbers for people: `0-2` and `5` for 5, 0, 1 and 2."""
+    """Format numbers for a message: 5, 0, 1 and 2 as `0-2` and `5`."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
@@ -38,7 +38,7 @@ def ranges(numbers: Iterable[int]) -> list[str]:
 
 
 def terminal_rewrites_lines() -> bool:
-    """Whether the terminal that `TERM` names can rewrite a line."""
+    """Whether the terminal named in `TERM` can rewrite a line."""
     return os.environ.get("TERM", "dumb") not in {"", "dumb", "unknown"}
 
 
@@ -54,7 +54,7 @@ def with_label(text: str) -> str:
 
 
 class _Glog(logging.Formatter):
-    """Puts the prefix before every line of a message, so that a grep for the process finds all of them."""
+    """Puts the prefix before every line of a message, so that grep for the process finds all of them."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%m%d %H:%M:%S", time.localtime(record.created))
@@ -69,11 +69,11 @@ class _Glog(logging.Formatter):
 
 
 _SHOWN_LEVELS = ((logging.ERROR, "error: ", "31"), (logging.WARNING, "", "33"), (logging.NOTSET, "", "36"))
-"""The level, its word before the message, and the code of its colour; the highest level first."""
+"""The level, the word for it, and its colour code; highest level first."""
 
 
 class _ForPeople(logging.Formatter):
-    """Puts the time and the program before a message; its further lines are unchanged."""
+    """Puts the time and the program before the first line of a message only."""
 
     def __init__(self, program: str, *, colours: bool) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class _ForPeople(logging.Formatter):
 
 
 class StderrHandler(logging.Handler):
-    """Writes each record to standard error in whole lines; without a formatter, only the message."""
+    """Writes each record to standard error in whole lines; without a formatter, the message only."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -103,7 +103,7 @@ class StderrHandler(logging.Handler):
 
 
 class RateLimitedLog:
-    """Logs at most `LINES` warnings in `WINDOW` seconds, and counts the others: "and 5 more `what`"."""
+    """Logs at most `LINES` warnings per `WINDOW` seconds, and counts the rest: "and 5 more `what`"."""
 
     LINES, WINDOW = 10, 10.0
 
@@ -133,7 +133,7 @@ class RateLimitedLog:
 
 
 def log_level() -> str:
-    """The level's name from `LOGLEVEL`, in capitals. Raises UserError if it is not a level of Python's logging."""
+    """The level's name from `LOGLEVEL`, in capitals. Raises UserError if Python's logging has no such level."""
     name = os.environ.get("LOGLEVEL", "WARNING").upper()
     if name not in logging.getLevelNamesMapping():
         allowed = ", ".join(sorted(logging.getLevelNamesMapping()))
@@ -149,12 +149,12 @@ def configure(label: str = "", program: str = "rallypoint", form: str = "auto") 
     """Send Rallypoint's records to standard error at the level of `LOGLEVEL`, each line after `label`. Idempotent.
 
     Args:
-        label: the beginning of each line, such as this host's name.
-        program: the program's name in lines for people.
-        form: `glog`, or `auto` (for people on a terminal, `glog` elsewhere).
+        label: the text at the start of each line, such as this host's name.
+        program: the program's name, shown on a terminal.
+        form: `glog`, or `auto` (readable on a terminal, `glog` elsewhere).
 
     Raises:
-        UserError: `LOGLEVEL` names no level.
+        UserError: `LOGLEVEL` is not a level.
     """
     global _label
     _label = label

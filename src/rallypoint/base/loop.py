@@ -1,7 +1,7 @@
-"""One asyncio loop on a thread of its own, for all servers and clients of this process.
+"""The asyncio loop of this process, on its own thread, for all servers and clients.
 
-`uvloop` runs it if installed, plain `asyncio` otherwise. Both are imported on the new thread, so that the caller can
-continue, such as to start workers, during the 40 ms of imports.
+`uvloop` runs it if installed, otherwise `asyncio`. The new thread imports them, which takes 40 ms. The caller can start
+workers meanwhile.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class LoopError(RallypointError, RuntimeError):
 
 
 class LoopThread:
-    """A running loop. One owner starts and stops it; others only submit work. Its thread starts at the first use.
+    """A running loop. Its owner starts and stops it; others only submit work. Its thread starts on first use.
 
     If the loop cannot be created, no caller waits for it: queued calls never run (see `withdraw`), and later calls
-    raise LoopError. So do calls in a forked child, since threads are not copied.
+    raise LoopError. Calls in a forked child raise LoopError too, since fork does not copy threads.
     """
 
     def __init__(self, name: str = "rallypoint-loop") -> None:
@@ -47,7 +47,7 @@ class LoopThread:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop itself; waits until it runs. Raises LoopError if it cannot be created."""
+        """The loop itself; waits until it is running. Raises LoopError if it cannot be created."""
         self._check_process()
         self._begin()
         self._ready.wait()
@@ -57,12 +57,12 @@ class LoopThread:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a fork of the loop's process, and so lacks its thread."""
+        """Whether this process was forked from the loop's process, and so lacks its thread."""
         return os.getpid() != self._process
 
     def call(self, function: Callable[[], None]) -> None:
         """Run `function` on the loop's thread as soon as possible; never waits. After `stop`, the function is dropped.
-        Raises LoopError if there can never be a loop.
+        Raises LoopError if the loop cannot be created.
         """
         self._check_process()
         with self._lock:
@@ -84,7 +84,7 @@ class LoopThread:
                 raise
 
     def withdraw(self, function: Callable[[], None]) -> bool:
-        """Withdraw a function from `call` if there is no loop yet. Returns whether it was withdrawn."""
+        """Take back a function passed to `call`, if no loop exists yet. Returns whether it was still queued."""
         if self.is_forked:
             return True
         with self._lock:
@@ -94,7 +94,7 @@ class LoopThread:
             return True
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop; any other thread can wait for the future. Raises LoopError without a loop."""
+        """Run a coroutine on the loop. Any other thread may wait for the future. Raises LoopError without a loop."""
         try:
             loop = self.loop
         except LoopError:
@@ -105,8 +105,8 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, loop)
 
     def stop(self, timeout: float | None = None) -> None:
-        """Cancel all tasks, close the loop, and wait at most `timeout` seconds for the thread. Idempotent; not for the
-        loop's own thread.
+        """Cancel all tasks, close the loop, and wait at most `timeout` seconds for the thread. Idempotent. Do not call
+        on the loop's own thread.
         """
         if not self._begun or self.is_forked:
             return
@@ -122,7 +122,7 @@ class LoopThread:
             self._thread.join(timeout)
 
     def _check_process(self) -> None:
-        """Call before taking any lock: a lock that was taken during the fork stays locked."""
+        """Raise if forked. Call before taking any lock: a lock taken during the fork stays locked forever."""
         if self.is_forked:
             raise LoopError(
                 f"this object was created in process {self._process}, of which process {os.getpid()} is a copy without "
@@ -136,7 +136,7 @@ class LoopThread:
             self._begun = True
         try:
             self._thread.start()
-        except RuntimeError as error:  # no more threads
+        except RuntimeError as error:  # no thread can be started
             self._fail(error)
 
     def _run(self) -> None:

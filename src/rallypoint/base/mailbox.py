@@ -1,6 +1,6 @@
-"""A queue for events from any thread, signal handler or callback, and one reader that can poll it.
+"""A queue that any thread, signal handler or callback can post events to, and that its one reader can poll.
 
-Its descriptor is readable while there are events, so the reader waits for exits, sockets and events in one call.
+Its descriptor is readable while it contains events, so the reader can wait for exits, sockets and events in one call.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Mailbox(Generic[T]):
         self._items: deque[T] = deque()
         self._wakeup = Wakeup()
         self._closed = False
-        self._lock = threading.RLock()  # reentrant: a signal handler may post in the middle of a post
+        self._lock = threading.RLock()  # reentrant: a signal handler may post while its thread is posting
 
     def fileno(self) -> int:
-        """The descriptor, readable while events wait."""
+        """The descriptor, readable while events are queued."""
         return self._wakeup.fileno()
 
     def post(self, event: T) -> None:
-        """Add an event, or drop it after `close`."""
+        """Add an event; after `close`, drop it."""
         with self._lock:
             if not self._closed:
                 self._items.append(event)
@@ -49,7 +49,7 @@ class Mailbox(Generic[T]):
 
 
 class Background(Generic[T]):
-    """Runs one piece of work at a time; only the last result counts. All calls come from the loop's thread."""
+    """Runs one task at a time in the background; only the latest result counts. Call only on the loop's thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -61,10 +61,10 @@ class Background(Generic[T]):
         return self._work is not None
 
     def start(self, work: Callable[[], T]) -> bool:
-        """Begin a piece of work, which must not raise; the previous one is dropped.
+        """Start a task, which must not raise. The result of the previous one is dropped.
 
         Returns:
-            Whether it began; false if this machine allows no further thread.
+            Whether it started; False if this machine does not allow another thread.
         """
         is_started = start_thread(lambda: self._mailbox.post((work, work())), self._name) is not None
         self._work = work if is_started else None

@@ -3,11 +3,11 @@ TCP connection (sock_diag(7)). Imported only when needed.
 
 Laws about peers' users:
 
-1. The kernel looks up the peer's socket by the connection's two addresses. The answer counts only while the socket is
+1. The kernel looks up the peer's socket by the connection's two addresses. An answer counts only if the socket is
    established and a process has it open: for closing or orphaned sockets, the kernel reports user 0.
-2. A socket that is not found is on another machine, or in another network namespace, or no longer has a process. The
-   caller cannot tell these apart, and grants nothing to any of them.
-3. If the kernel cannot be asked, this is an error and never an answer.
+2. A socket that the kernel does not find is on another machine or in another network namespace, or its process is gone.
+   Callers cannot distinguish these cases, and grant nothing in any of them.
+3. Failure to ask the kernel is an error, never an answer.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rallypoint.base.endpoint import is_loopback, unmapped_address
 from rallypoint.base.light_typing import NamedTuple, TypeAlias
 
 MAX_ADDRESSES = 256
-"""A machine with more addresses, such as a load balancer, counts as unknown."""
+"""If a machine has more addresses, as a load balancer does, they count as unknown."""
 
 _NEWLINK, _GETLINK, _NEWADDR, _GETADDR = 16, 18, 20, 22
 _ERROR, _DONE = 2, 3
 _REQUEST_DUMP = 0x301
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _ADDRESS = struct.Struct("=BBBBI")  # family, bits of the network, flags, scope, interface
-_LINK = struct.Struct("=BxHiII")  # family, kind, interface, flags, which of these count
+_LINK = struct.Struct("=BxHiII")  # family, kind, interface, flags, mask of the flags
 _ATTRIBUTE = struct.Struct("=HH")  # length, type
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _IFLA_NAME = 3
@@ -42,7 +42,7 @@ _TIMEOUT = 5.0
 
 
 class Interface(NamedTuple):
-    """One network interface and its addresses, without link-local ones of IPv6."""
+    """One network interface and its addresses, except link-local ones of IPv6."""
 
     name: str
     is_loopback: bool
@@ -52,7 +52,7 @@ class Interface(NamedTuple):
 
 
 def interfaces() -> list[Interface]:
-    """This machine's interfaces that are up, in the kernel's order. Raises OSError if the kernel cannot list them."""
+    """This machine's active interfaces, in the kernel's order. Raises OSError if the kernel cannot list them."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as kernel:
         kernel.settimeout(_TIMEOUT)
         links = list(_parse_dump(kernel, _GETLINK, _NEWLINK))
@@ -77,10 +77,10 @@ def interfaces() -> list[Interface]:
 
 
 def interface_addresses() -> tuple[str, ...] | None:
-    """Addresses from which this machine may connect to others, IPv4 and IPv6, each once; None if unknown.
+    """Addresses from which this machine may connect to others, IPv4 and IPv6, without duplicates; None if unknown.
 
-    Includes all interfaces that are up, without loopback and link-local addresses. For a temporary IPv6 address, its
-    network is listed instead.
+    Covers all active interfaces, but not loopback and link-local addresses. A temporary IPv6 address is replaced by
+    its network.
     """
     try:
         own_interfaces = interfaces()
@@ -94,7 +94,7 @@ def interface_addresses() -> tuple[str, ...] | None:
 
 
 def _parse_dump(kernel: socket.socket, request: int, answer: int) -> Iterator[bytes]:
-    """The kernel's messages in reply to a dump request. OSError if it refuses."""
+    """The kernel's messages in reply to a dump request. Raises OSError if the kernel refuses."""
     kernel.send(_HEADER.pack(_HEADER.size + 8, request, _REQUEST_DUMP, 1, 0) + bytes(8))
     while True:
         data = kernel.recv(65536)
@@ -121,7 +121,7 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 NOT_HERE = -1
-"""Instead of a user id: no process on this machine (in this network namespace) has the other end."""
+"""Replaces a user id if no process on this machine (in this network namespace) has the other end."""
 
 _SOCK_DIAG, _BY_FAMILY, _REQUEST = 4, 20, 1
 _QUERY = struct.Struct("=BBBBI4s16s16sI8s")  # family, protocol, extensions, padding, states, and the socket's id
@@ -136,17 +136,17 @@ _MAPPED = bytes(10) + b"\xff\xff"
 
 class Peer(Enum):
     OWN_USER = auto()
-    """A process on this machine, of our own user or root."""
+    """A process on this machine that runs as our own user or root."""
     OTHER_USER = auto()
-    """A process on this machine, of another user; or a connection on this machine without a process."""
+    """A process on this machine that runs as another user; or a connection here without a process."""
     REMOTE = auto()
     """A process on another machine, or in another network namespace."""
     UNKNOWN = auto()
-    """Unknown: the kernel cannot be asked."""
+    """The kernel cannot be asked."""
 
 
 SocketName: TypeAlias = "tuple[str, int] | tuple[str, int, int, int]"
-"""A socket's name for one of its ends."""
+"""One end of a connection, as a socket names it."""
 
 
 class _Side(NamedTuple):
@@ -161,13 +161,13 @@ class _Side(NamedTuple):
 
 
 def _user_of(kernel: _Kernel, peer: _Side, own: _Side) -> int:
-    """The user id of the process at the other end; `NOT_HERE` if it belongs to no process here. Raises OSError if the
+    """The user id of the process at the other end; `NOT_HERE` if no process here has it. Raises OSError if the
     kernel cannot be asked.
     """
     global _netlink_works
     try:
         user = _ask(kernel, peer, own)
-        # The kernel gives the same answer for a missing socket and if it cannot look. Our own socket exists.
+        # The kernel answers "no such socket" also when it cannot look. Ask for our own socket, which exists.
         _netlink_works = _netlink_works or user != NOT_HERE or _ask(kernel, own, peer) != NOT_HERE
         if _netlink_works:
             return user
@@ -177,17 +177,17 @@ def _user_of(kernel: _Kernel, peer: _Side, own: _Side) -> int:
 
 
 _netlink_works = False
-"""Whether the kernel has found a socket through netlink before."""
+"""Whether netlink has ever found a socket."""
 
 
 class _Kernel:
-    """A netlink socket, from the first request to `close`. One thread uses it at a time."""
+    """A netlink socket, opened by the first request. Use it on one thread at a time, and close it."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
 
     def ask(self, request: bytes) -> bytes:
-        """Ask the kernel. Raises OSError without an answer; the next request then uses another socket."""
+        """Ask the kernel. Raises OSError if it does not answer; the next request then opens a new socket."""
         try:
             if self._socket is None:
                 self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG)
@@ -206,7 +206,7 @@ class _Kernel:
 
 
 class PeerUsers:
-    """Finds the users of peers. For one thread; must be closed."""
+    """Finds the users of peers. Use it on one thread only, and close it."""
 
     def __init__(self) -> None:
         self._own_addresses: frozenset[str] | None = None
@@ -236,8 +236,8 @@ class PeerUsers:
         return Peer.OWN_USER if uid in {os.geteuid(), 0} else Peer.OTHER_USER
 
     def _addresses_here(self) -> frozenset[str]:
-        """The addresses of this machine. A later address that no connection has shown counts as another machine's: that
-        grants its users less than a local user gets, and no more than a remote one.
+        """The addresses of this machine. An address added later, which no connection has shown yet, counts as another
+        machine's: its users get less than local users, and no more than remote ones.
         """
         if self._own_addresses is None:
             try:
@@ -255,7 +255,7 @@ def _parse_side(name: SocketName) -> _Side:
 
 
 def _ask(kernel: _Kernel, source: _Side, target: _Side) -> int:
-    """The user of the established socket from `source` to `target`, from sock_diag(7)."""
+    """The user of the established socket from `source` to `target`, according to sock_diag(7)."""
     header = (_HEADER.size + _QUERY.size, _BY_FAMILY, _REQUEST, 1, 0)
     ports = _PORTS.pack(source.port, target.port)
     which = (source.family, socket.IPPROTO_TCP, 0, 0, _ANY_STATE, ports, source.packed, target.packed, source.scope)
@@ -270,7 +270,7 @@ def _ask(kernel: _Kernel, source: _Side, target: _Side) -> int:
 
 
 def _read_tables(source: _Side, target: _Side) -> int:
-    """The same from /proc/net, which has a line for each socket. Raises OSError if that is missing."""
+    """The user according to /proc/net, which has one line per socket. Raises OSError if that is missing."""
     tables = {"/proc/net/tcp6": _entry_ends(source, target, as_ipv6=True)}
     if source.family == socket.AF_INET:
         tables["/proc/net/tcp"] = _entry_ends(source, target, as_ipv6=False)
@@ -279,7 +279,7 @@ def _read_tables(source: _Side, target: _Side) -> int:
         with suppress(FileNotFoundError), open(path) as table:
             read += 1
             for line in table:
-                # number, local and remote address, state, queues, timer, retransmissions, user, time-outs, inode
+                # number, local and remote address, state, queues, timer, retransmissions, user, timeouts, inode
                 fields = line.split(None, 10)
                 if fields[1:3] == ends and int(fields[3], 16) == _ESTABLISHED and fields[9] != "0":
                     return int(fields[7])
@@ -289,7 +289,7 @@ def _read_tables(source: _Side, target: _Side) -> int:
 
 
 def _entry_ends(source: _Side, target: _Side, *, as_ipv6: bool) -> list[str]:
-    """Both ends in the form of the tables: each word of the address as a number in this machine's byte order."""
+    """Both ends as the tables show them: each word of the address as a number in this machine's byte order."""
     shown = []
     for side in (source, target):
         packed = _MAPPED + side.packed if as_ipv6 and side.family == socket.AF_INET else side.packed

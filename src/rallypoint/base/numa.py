@@ -1,5 +1,5 @@
 """Binds each worker to processors near its GPU (contract section 1.9). `worker_cpus` reads the machine's topology from
-/sys; `bindings` decides and is pure.
+/sys. `bindings` decides; it is pure.
 
 Laws:
 
@@ -34,7 +34,7 @@ class AffinityMode(str, Enum):  # noqa: UP042 - its `str` is torch's: with the n
     SOCKET = "socket"
     """All processors of the socket that the node is on."""
     EXCLUSIVE = "exclusive"
-    """Whole cores of the node, which no other GPU's worker gets."""
+    """Whole cores of the node, not shared with workers of other GPUs."""
     CORE_COMPLEX = "core-complex"
     """The processors behind one last-level cache of the node."""
 
@@ -44,11 +44,11 @@ class NumaOptions:
     """The requested binding.
 
     Args:
-        affinity_mode: the processors that a worker shares with its GPU; an `AffinityMode` or its text.
-        should_fall_back_if_binding_fails: whether workers run unbound if they cannot be bound.
+        affinity_mode: the processors that a worker shares with its GPU: an `AffinityMode` or its text.
+        should_fall_back_if_binding_fails: whether workers that cannot be bound run unbound.
 
     Raises:
-        UserError: there is no such mode.
+        UserError: no such mode exists.
     """
 
     affinity_mode: AffinityMode | str
@@ -67,10 +67,10 @@ class NumaOptions:
 
 
 class CpuTopology(NamedTuple):
-    """The machine's topology. Only what the mode needs is filled in.
+    """The part of the machine's topology that the mode needs.
 
-    `nodes`: NUMA node to its processors. `gpu_nodes`: the NUMA node of each GPU. `packages`: NUMA node to its socket.
-    `cores`, `caches`: processor to those on the same core, and behind the same last-level cache.
+    `nodes` maps a NUMA node to its processors, `packages` to its socket. `gpu_nodes` lists the NUMA node of each GPU.
+    `cores` and `caches` map a processor to those on the same core, or behind the same last-level cache.
     """
 
     nodes: Mapping[int, Cpus]
@@ -81,10 +81,10 @@ class CpuTopology(NamedTuple):
 
 
 def bindings(mode: AffinityMode, topology: CpuTopology, allowed: Cpus, workers: int) -> list[Cpus]:
-    """The processors of each worker, by local rank, out of those `allowed` to the agent.
+    """The processors for each worker, by local rank, from those `allowed` for the agent.
 
     Raises:
-        UserError: there are fewer GPUs than workers, or a worker would have no processor.
+        UserError: fewer GPUs than workers exist, or a worker would have no processor.
     """
     if workers > len(topology.gpu_nodes):
         raise UserError(
@@ -140,7 +140,7 @@ _BY_MODE: dict[AffinityMode, Callable[[CpuTopology, Cpus, int], Cpus]] = {
 
 
 def _gpu_position(topology: CpuTopology, gpu: int) -> tuple[int, int]:
-    """The position of a GPU among the GPUs of its NUMA node, and their number."""
+    """The position of a GPU among the GPUs of its NUMA node, and how many the node has."""
     node = topology.gpu_nodes[gpu]
     on_node = [number for number, gpu_node in enumerate(topology.gpu_nodes) if gpu_node == node]
     return on_node.index(gpu), len(on_node)
@@ -161,19 +161,19 @@ def parse_cpus(text: str) -> Cpus:
 
 
 def format_cpus(cpus: Cpus) -> str:
-    """Format such a list for people."""
+    """Format processors for messages, like the kernel's lists."""
     return ",".join(ranges(cpus))
 
 
 def worker_cpus(
     options: NumaOptions, workers: int, environ: Mapping[str, str], root: Path = Path("/")
 ) -> list[Cpus] | None:
-    """The processors of each of `workers` workers of this node, by local rank; None if they run unbound.
+    """The processors for each of this node's `workers` workers, by local rank; None if they run unbound.
 
     `environ` is the agent's environment, which selects the GPUs; `root` is the folder with `sys`, `proc` and `dev`.
 
     Raises:
-        UserError: they cannot be bound, and `options` does not allow that.
+        UserError: workers cannot be bound, and `options` does not let them run unbound.
     """
     try:
         gpus = _addresses(environ, root)
@@ -190,8 +190,8 @@ def worker_cpus(
 
 
 def read_topology(mode: AffinityMode, gpus: Sequence[str], root: Path = Path("/")) -> CpuTopology:
-    """The part of the topology that `mode` needs; `gpus` are PCI addresses. UserError if the kernel does not show
-    it.
+    """Read the part of the topology that `mode` needs; `gpus` are PCI addresses. Raises UserError if the kernel does
+    not show it.
     """
     cpu_folder = root / "sys/devices/system/cpu"
     devices = [root / "sys/bus/pci/devices" / address for address in gpus]
@@ -216,7 +216,7 @@ def bind_this_process(cpus: Cpus) -> None:
     """Bind every thread of this process that has the same affinity as the main thread.
 
     Raises:
-        OSError: none of these processors may be used.
+        OSError: this process may use none of these processors.
     """
     before = os.sched_getaffinity(os.getpid())
     for name in os.listdir("/proc/self/task"):
@@ -247,7 +247,7 @@ def _packages(cpu_folder: Path, nodes: Mapping[int, Cpus]) -> dict[int, int]:
 
 
 def _behind_cache(folder: Path) -> Cpus:
-    """The processors that share a processor's last-level data cache; none if the kernel shows none."""
+    """The processors that share a processor's last-level data cache; empty if the kernel shows no cache."""
     caches = [
         (int(_text(index / "level")), _cpus(index / "shared_cpu_list"))
         for index in sorted(folder.glob("index[0-9]*"))

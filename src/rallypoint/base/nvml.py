@@ -1,14 +1,14 @@
-"""NVIDIA's management library (NVML): the GPUs that the driver has, their health, memory and NVLink domains.
+"""NVIDIA's management library (NVML): the driver's GPUs, their health, memory and NVLink domains.
 
 Laws:
 
-1. Nothing here raises. Anything that the library, the driver or the GPU does not answer is an unknown value in the
-   result, beside the known ones. An old library lacks functions; a virtual machine or a MIG instance refuses some.
+1. Nothing here raises. What the library, the driver or the GPU does not answer is unknown in the result; the rest is
+   still valid. An old library lacks functions; a virtual machine or a MIG instance refuses some.
 2. Code that only counts GPUs (`base.devices`) imports neither this file nor `ctypes`.
-3. Any call may hang as long as the driver does: a caller that must not hang uses a thread or process that nobody waits
-   for.
+3. Any call can hang as long as the driver does. A caller that must not hang uses a thread or process that it never
+   waits for.
 
-GPUs are in the order of the PCI bus, as in `nvidia-smi`, where the first has index 0.
+GPUs are in PCI bus order, as in `nvidia-smi`, starting at index 0.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class _PciInfo(ctypes.Structure):
 
 
 def nvml_devices(library: str = LIBRARY) -> list[tuple[str, str]]:
-    """PCI address and UUID of each GPU, in the order of the PCI bus; empty texts if unknown.
+    """PCI address and UUID of each GPU, in PCI bus order; empty texts if unknown.
 
-    Empty without the library (its name or path), or if it does not work.
+    Empty if the library (its name or path) is missing or does not work.
     """
     return _of_each_gpu(_device, library)
 
@@ -59,7 +59,7 @@ def _of_each_gpu(query: Callable[[ctypes.CDLL, int], T], library: str) -> list[T
         if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
             return []
         return [query(nvml, number) for number in range(count.value)]
-    except AttributeError:  # a library older than these functions
+    except AttributeError:  # the library is older than these functions
         return []
     finally:
         nvml.nvmlShutdown()
@@ -80,10 +80,10 @@ def _device(nvml: ctypes.CDLL, number: int) -> tuple[str, str]:
 
 
 class GpuHealth(NamedTuple):
-    """The health of one GPU: its PCI address and name, and why the driver does not answer for it, if so.
+    """The health of one GPU: its PCI address, its name, and why the driver does not answer for it, if so.
 
-    `errors` counts memory errors that ECC could not correct since the driver was loaded; -1 without ECC. For memory
-    rows to be replaced by spare ones: whether this waits for a reset, and whether it failed.
+    `errors` counts memory errors since the driver was loaded that ECC could not correct; -1 without ECC. Two fields
+    describe the replacement of bad memory rows by spare ones: whether it waits for a reset, and whether it failed.
     """
 
     address: str
@@ -101,9 +101,9 @@ class NvmlHealth(NamedTuple):
 
 
 def nvml_health(library: str = LIBRARY) -> NvmlHealth | None:
-    """The health of all GPUs, in the order of the PCI bus; None without the library (its name or path).
+    """The health of all GPUs, in PCI bus order; None without the library (its name or path).
 
-    May hang as long as the driver does.
+    Can hang as long as the driver does.
     """
     try:
         nvml = ctypes.CDLL(library)
@@ -155,13 +155,13 @@ def _health(nvml: ctypes.CDLL, number: int) -> GpuHealth:
 
 
 def _query(nvml: ctypes.CDLL, function: str, *arguments: object) -> bool:
-    """Whether the library and the GPU had an answer, which is then in the arguments."""
+    """Whether the library and the GPU answered. The answer is then in the arguments."""
     entry = getattr(nvml, function, None)
     return entry is not None and entry(*arguments) == 0
 
 
 _COMPLETED = 3
-"""The value of `nvmlGpuFabricState_t` of a GPU that is registered with its fabric."""
+"""The `nvmlGpuFabricState_t` of a GPU that is registered with its fabric."""
 
 
 class _FabricInfo(ctypes.Structure):
@@ -175,7 +175,7 @@ class _FabricInfo(ctypes.Structure):
 
 def nvml_fabrics(library: str = LIBRARY) -> list[str]:
     """The NVLink domain and partition of each GPU, in the form of the label `nvidia.com/gpu.clique`: UUID, period and
-    clique; empty texts for GPUs in none. Like `nvml_devices`; may hang as long as the driver does.
+    clique; empty texts for GPUs without a domain. Like `nvml_devices`, but can hang as long as the driver does.
     """
     return _of_each_gpu(_fabric, library)
 
@@ -186,7 +186,7 @@ def _fabric(nvml: ctypes.CDLL, number: int) -> str:
         return ""
     known = _query(nvml, "nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info))
     cluster = bytes(info.cluster)
-    if not known or info.state != _COMPLETED or info.status or not any(cluster):  # a single machine has none
+    if not known or info.state != _COMPLETED or info.status or not any(cluster):  # a single machine has no cluster
         return ""
     from uuid import UUID
 
@@ -194,10 +194,10 @@ def _fabric(nvml: ctypes.CDLL, number: int) -> str:
 
 
 _INSUFFICIENT_SIZE = 7
-"""Returned if the array is too small; the count is then the size that it needs."""
+"""The array is too small; the count is then the required size."""
 _UNKNOWN_BYTES = (1 << 64) - 1
 _SOME_PROCESSES, MOST_PROCESSES = 64, 4096
-"""The sizes of the first and the last array to try for the processes of a GPU."""
+"""The first and the last array size to try for the processes on a GPU."""
 
 
 class _Memory(ctypes.Structure):
@@ -214,14 +214,14 @@ class _ProcessInfo(ctypes.Structure):
 
 
 class GpuProcess(NamedTuple):
-    """A process with memory on a GPU: its bytes, over all MIG instances; None if the driver does not report them."""
+    """A process with memory on a GPU, in bytes over all MIG instances; None if the driver does not report them."""
 
     pid: int
     used: int | None = None
 
 
 class GpuMemory(NamedTuple):
-    """The memory of one GPU in bytes, and the processes that compute on it; None if unknown.
+    """The memory of one GPU in bytes, and the processes that are computing on it; None if unknown.
 
     Pids are those of the machine's first pid namespace.
     """
@@ -235,9 +235,9 @@ class GpuMemory(NamedTuple):
 
 @contextmanager
 def nvml_kept_open(library: str = LIBRARY) -> Iterator[bool]:
-    """Keep the library initialized, so that calls of this file inside save the driver's time for it.
+    """Keep the library initialized inside the block: repeated calls in this file then cost less driver time.
 
-    Yields whether there is a working library (its name or path).
+    Yields whether the library (its name or path) works.
     """
     try:
         nvml = ctypes.CDLL(library)
@@ -252,7 +252,7 @@ def nvml_kept_open(library: str = LIBRARY) -> Iterator[bool]:
 
 
 def nvml_memory(library: str = LIBRARY) -> list[GpuMemory]:
-    """The memory of each GPU, and its owners. Like `nvml_devices`; may hang as long as the driver does."""
+    """The memory of each GPU, and its owners. Like `nvml_devices`, but can hang as long as the driver does."""
     return _of_each_gpu(_memory, library)
 
 
@@ -281,7 +281,7 @@ def _processes(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> tuple[GpuProcess, 
 
 
 def _of_each_process(infos: list[_ProcessInfo]) -> tuple[GpuProcess, ...]:
-    """Sum up by process, which may be listed once for each MIG instance that it uses."""
+    """Sum up by process, since a process is listed once per MIG instance that it uses."""
     memory: dict[int, int | None] = {}
     for info in infos:
         before = memory.get(info.pid, 0)

@@ -1,4 +1,4 @@
-"""Creates handles of processes: with pidfds or, without these, with `base.without_pidfds`."""
+"""Creates handles of processes, with pidfds if available, otherwise with `base.without_pidfds`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def child_handle(pid: int, fd: int, send: Callable[[int, int], bool]) -> Process
 
     Args:
         pid: the process.
-        fd: the descriptor from the reaper; the handle closes it.
-        send: lets the reaper send a signal to that pid; returns False if the reaper is lost.
+        fd: the descriptor received from the reaper; the handle closes it.
+        send: asks the reaper to send a signal to that pid; returns False if the reaper is lost.
     """
     if HAS_PIDFDS:
         return ProcessHandle(pid, fd)
@@ -24,7 +24,7 @@ def child_handle(pid: int, fd: int, send: Callable[[int, int], bool]) -> Process
     from rallypoint.base.without_pidfds import CheckedHandle
 
     stat = read_stat(pid)
-    # Check after reading: a worker that has ended by now may have ended before, and then `stat` is another process's.
+    # Check after reading: if the worker has ended by now, `stat` may describe another process with its pid.
     return CheckedHandle(pid, fd, None if readable(fd) else stat, send)
 
 
@@ -32,8 +32,8 @@ def open_process(pid: int) -> ProcessHandle:
     """The handle of any process.
 
     Raises:
-        ProcessLookupError: there is no such process.
-        OSError: no descriptor is free, or no thread, if one must watch the process.
+        ProcessLookupError: no such process exists.
+        OSError: no descriptor is free, or no thread can be started to watch the process.
     """
     if HAS_PIDFDS:
         return ProcessHandle(pid, above_standard(os.pidfd_open(pid)))

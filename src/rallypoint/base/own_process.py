@@ -1,4 +1,4 @@
-"""A name of this process that no other process has or can guess."""
+"""A name for this process that no other process has or can guess."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _token = b""
 
 
 def process_token() -> bytes:
-    """16 random bytes, the same while this process lives. A pid is not unique: of containers that share a network, each
+    """16 random bytes, constant during this process's life. A pid is not unique: if containers share a network, each
     may have a process 1 at the same address.
     """
     global _token

@@ -1,6 +1,6 @@
-"""Whether processes have pidfds here. Linux before 5.3 has none, and a sandbox may deny them.
+"""Whether pidfds are available. Linux before 5.3 has none, and a sandbox may deny them.
 
-Law: built-in modules only, for the reaper.
+Law: use built-in modules only, since the reaper imports this file.
 """
 
 import posix
@@ -9,7 +9,7 @@ import posix
 def _has_pidfds() -> bool:
     try:
         posix.close(posix.pidfd_open(posix.getpid()))
-        __import__("_signal").pidfd_send_signal(-1, 0)  # there is no such descriptor
+        __import__("_signal").pidfd_send_signal(-1, 0)  # no such descriptor exists
     except AttributeError:  # this Python was built for an older kernel
         return False
     except OSError as error:

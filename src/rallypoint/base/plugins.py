@@ -13,7 +13,7 @@ _log = get_logger(__name__)
 
 
 def load(target: str) -> Any:
-    """Import the object that `module:attribute` names. Raises ImportError or AttributeError."""
+    """Import the object named by `module:attribute`. Raises ImportError or AttributeError."""
     module, _, attribute = target.partition(":")
     value: Any = import_module(module)
     for part in attribute.split("."):
@@ -24,7 +24,7 @@ def load(target: str) -> Any:
 def entry_point(group: str, name: str) -> Any | None:
     """The loaded entry point `name` of `group`, or None if no installed package has it.
 
-    Only this reads the package metadata (in tens of milliseconds), so call it only for names that are not ours.
+    This reads the package metadata, which takes tens of milliseconds: call it only for names that are not ours.
     """
     from importlib.metadata import entry_points
 
@@ -34,20 +34,20 @@ def entry_point(group: str, name: str) -> Any | None:
 
 
 def entry_point_names(group: str) -> list[str]:
-    """Names of the installed entry points in `group`, sorted; for messages."""
+    """Sorted names of the installed entry points in `group`, for messages."""
     from importlib.metadata import entry_points
 
     return sorted(entry_points(group=group).names)
 
 
 def plugin(group: str, name: str, what: str, known: Iterable[str], make: Callable[[Any], Any]) -> Any:
-    """The result of `make` for the entry point `name`; `what` and our `known` names are for messages. Raises UserError
-    if no package offers the name (also a KeyError), or its entry point fails.
+    """Call `make` with the entry point `name` and return the result; messages use `what` and our `known` names. Raises
+    UserError if no package offers the name (also a KeyError), or if its entry point fails.
     """
     try:
         offer = entry_point(group, name)
         instance = None if offer is None else make(offer)
-    except Exception as error:  # foreign code, which may fail in any way
+    except Exception as error:  # third-party code can raise anything
         _log.info("the %s %r failed", what, name, exc_info=True)
         raise UserError(
             f"the {what} {name!r} cannot be created ({type(error).__name__}: {error}); check the package that provides "

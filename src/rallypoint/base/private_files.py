@@ -1,12 +1,12 @@
-"""Folders and files that no other user of the machine can read, write or plant.
+"""Folders and files that other users of the machine cannot read, write or plant.
 
 Laws:
 
-1. A folder is private if `lstat` shows a directory of our own user without access for others. Anything else of that
-   name is refused and not touched.
+1. A folder is private if `lstat` shows a directory that our own user owns and others cannot access. Anything else with
+   that name is refused and left untouched.
 2. A file is written under a new name, which cannot be a link, and then renamed.
-3. A file that others could have planted is opened without following a link or waiting for a pipe; it must be a regular
-   file of our own user or root.
+3. A file that others could have planted is opened without following a link or waiting for a pipe. It must be a regular
+   file that our own user or root owns.
 
 Workers import this module too, so it imports little.
 """
@@ -25,7 +25,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def is_private(folder: str) -> bool:
-    """Whether a folder of this name exists and is private."""
+    """Whether a private folder with this name exists."""
     try:
         seen = os.lstat(folder)
     except (OSError, ValueError):
@@ -34,11 +34,11 @@ def is_private(folder: str) -> bool:
 
 
 def make_private(folder: str) -> None:
-    """Create a private folder, unless it exists.
+    """Create a private folder, or accept an existing one.
 
     Raises:
-        PermissionError: something else has its name, or others have access.
-        OSError: it cannot be created.
+        PermissionError: something else has this name, or others have access.
+        OSError: the folder cannot be created.
     """
     try:
         os.mkdir(folder, 0o700)
@@ -48,7 +48,7 @@ def make_private(folder: str) -> None:
 
 
 def replace_file(path: str, data: bytes, *, mode: int = 0o600, sync: bool = False) -> None:
-    """Write a file atomically, and wait for the disk if `sync`. Raises OSError."""
+    """Write a file atomically; with `sync`, wait for the disk. Raises OSError."""
     new = f"{path}.{os.getpid()}.{os.urandom(8).hex()}"
     try:
         with open(os.open(new, _NEW, mode), "wb") as file:
@@ -67,18 +67,18 @@ def open_to_append(path: str) -> int:
     """Open or create a private file for appending lines; returns its descriptor.
 
     Raises:
-        PermissionError: it is a link, not a regular file, or belongs to another user.
-        OSError: it cannot be opened.
+        PermissionError: the file is a link, is not regular, or belongs to another user.
+        OSError: the file cannot be opened.
     """
     return _open(path, _APPEND, (os.geteuid(),))
 
 
 def open_regular(path: str) -> int:
-    """Open a file for reading that others could have planted; returns its descriptor.
+    """Open a file that others could have planted, for reading; returns its descriptor.
 
     Raises:
-        PermissionError: it is a link, not a regular file, or belongs to neither us nor root.
-        OSError: it cannot be opened.
+        PermissionError: the file is a link, is not regular, or belongs to neither us nor root.
+        OSError: the file cannot be opened.
     """
     return _open(path, _READ, (os.geteuid(), 0))
 

@@ -1,6 +1,6 @@
-"""The handle of a process: becomes readable when the process ends; a signal through it reaches no other process.
+"""The handle of a process: readable once the process ends. Signals sent through it reach no other process.
 
-`base.open_process` creates handles; without pidfds, those of `base.without_pidfds`, which lists the drawbacks.
+`base.open_process` creates handles. Without pidfds, `base.without_pidfds` provides them and lists the drawbacks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ class ProcessHandle:
     """A process with its pidfd.
 
     Args:
-        pid: the pid, for people.
+        pid: the pid, for messages.
         fd: its pidfd, which this object closes.
     """
 
@@ -22,15 +22,15 @@ class ProcessHandle:
         self._fd = fd
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when the process has ended; -1 after `close`."""
+        """A descriptor that becomes readable when the process ends; -1 after `close`."""
         return self._fd
 
     def send_signal(self, number: int) -> None:
-        """Send a signal. Raises OSError if the process has ended, or runs as a user that we may not signal."""
+        """Send a signal. Raises OSError if the process has ended, or if we may not signal its user's processes."""
         signal.pidfd_send_signal(self._fd, number)
 
     def outlives_reaper(self) -> bool:
-        """Whether the process is still running although its descriptor is readable, because its reaper is lost."""
+        """Whether the process is still running although its descriptor is readable, since its reaper is lost."""
         return False
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""Reads /proc/<pid>/stat for the whole program, finds descendants, and signals processes found there.
+"""Reads /proc/<pid>/stat for the whole program, finds descendants, and signals the processes found.
 
-Law: built-in modules only, since the reaper reads it too and must be ready fast (`workers.reaper.program`).
+Law: use built-in modules only, since the reaper imports this file and must start fast (`workers.reaper.program`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 _signal = __import__("_signal")
-"""The C module of `signal`, whose own enums of all constants cost 4 ms and 1 MB."""
+"""The C module behind `signal`: enums of all constants, which `signal` creates, cost 4 ms and 1 MB."""
 
 
 class ProcessStat:
@@ -28,13 +28,13 @@ class ProcessStat:
         self.group = int(fields[2])
         self.session = int(fields[3])
         self.started = int(fields[19])
-        """Clock ticks after boot: with the pid, it identifies one process permanently."""
+        """Clock ticks after boot. Together with the pid, they identify one process forever."""
         # A process whose first thread has ended shows as a zombie while its other threads run.
         self.ended = self.state in "ZX" and int(fields[17]) <= 1
 
     @property
     def key(self) -> tuple[int, int]:
-        """A value that no other process will ever have."""
+        """A value that no other process ever has."""
         return self.pid, self.started
 
     def is_running(self) -> bool:
@@ -43,14 +43,14 @@ class ProcessStat:
 
 
 def signal_process(stat: ProcessStat, *numbers: int) -> None:
-    """Send signals to a process, safe against reuse of its pid. Does nothing if it has ended, or runs as a user that we
-    may not signal.
+    """Send signals to a process, even if its pid might be reused. Does nothing if it has ended, or if we may not
+    signal its user's processes.
     """
     fd = -1
     try:
         if HAS_PIDFDS:
             fd = posix.pidfd_open(stat.pid)
-        if stat.is_running():  # only with the pidfd open can the pid not be reused
+        if stat.is_running():  # the pid cannot be reused while the pidfd is open
             for number in numbers:
                 if HAS_PIDFDS:
                     _signal.pidfd_send_signal(fd, number)
@@ -64,7 +64,7 @@ def signal_process(stat: ProcessStat, *numbers: int) -> None:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """One process; None if there is none that this user may see (`hidepid`)."""
+    """One process; None if it does not exist or is hidden from this user (`hidepid`)."""
     try:
         fd = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY | posix.O_CLOEXEC)
     except OSError:
@@ -79,20 +79,20 @@ def read_stat(pid: int) -> ProcessStat | None:
 
 
 def parse_stat(pid: int, line: bytes) -> ProcessStat | None:
-    """Parse the content of a process's file; None if it is incomplete."""
+    """Parse the `stat` file of a process; None if it is incomplete."""
     # The command name is in parentheses and may itself contain spaces and parentheses: split after the last one.
     fields = line[line.rfind(b")") + 2 :].split()
     return ProcessStat(pid, fields) if len(fields) >= 20 else None
 
 
 def process_table() -> dict[int, ProcessStat]:
-    """Every visible process, by pid. Raises OSError if /proc cannot be read now, such as without a free descriptor."""
+    """Every visible process, by pid. Raises OSError if /proc cannot be read, for example without a free descriptor."""
     pids = [int(name) for name in posix.listdir("/proc") if name.isdigit()]
     return {pid: stat for pid in pids if (stat := read_stat(pid)) is not None}
 
 
 def descendants(root: int, parents: dict[int, int], but: Collection[int] = ()) -> set[int]:
-    """The pids below `root`. `parents` maps each pid to its parent's; `but` and all below them are left out."""
+    """The pids below `root`. `parents` maps each pid to its parent's. `but` and their descendants are left out."""
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():
         children.setdefault(parent, []).append(pid)

@@ -1,4 +1,4 @@
-"""Reads further information about processes and this machine from /proc (proc(5))."""
+"""Reads other information about processes and this machine from /proc (proc(5))."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rallypoint.base.light_typing import NamedTuple
 
 
 def read_text(path: str, most: int = -1) -> str:
-    """The text of a file, at most `most` characters; empty if this process cannot read it."""
+    """The first `most` characters of a file; empty if this process cannot read it."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(most)
@@ -22,7 +22,7 @@ def local_port_range() -> str:
 
 
 def read_proc_state(pid: int) -> str | None:
-    """A process's state (`R`, `S`, `D`, `Z`, ...; contract section 5.12); None if there is no such process."""
+    """A process's state (`R`, `S`, `D`, `Z`, ...; contract section 5.12); None if no such process exists."""
     from rallypoint.base.process_table import read_stat
 
     stat = read_stat(pid)
@@ -30,7 +30,7 @@ def read_proc_state(pid: int) -> str | None:
 
 
 def process_user(pid: int) -> int | None:
-    """The user id of a process; None if there is none that this user may see."""
+    """The user id of a process; None if it does not exist or is hidden from this user."""
     try:
         return int(_status(pid)["Uid"].split()[0])
     except (OSError, KeyError, ValueError, IndexError):
@@ -38,19 +38,19 @@ def process_user(pid: int) -> int | None:
 
 
 def is_uninterruptible_state(state: str | None) -> bool:
-    """Whether a process in this state waits for a device or a network disk, and cannot be killed until then."""
+    """Whether a process in this state is waiting for a device or a network disk and cannot be killed meanwhile."""
     return state == "D"
 
 
 class InheritedSettings(NamedTuple):
-    """Settings that this process passes on to children: its ignored signals and its umask."""
+    """Settings that children inherit from this process: its ignored signals and its umask."""
 
     ignored: frozenset[int]
     umask: int
 
 
 def inherited_settings() -> InheritedSettings:
-    """Read the settings from /proc: other ways to read the umask change it."""
+    """Read the settings from /proc, since other ways to read the umask change it."""
     try:
         fields = _status("self")
         return InheritedSettings(_numbers(fields["SigIgn"]), int(fields["Umask"], 8))
@@ -68,7 +68,7 @@ def _read_settings() -> InheritedSettings:
 
 
 def has_signal_handler(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal; False if there is no such process."""
+    """Whether a process has a handler for a signal; False if no such process exists."""
     try:
         return number in _numbers(_status(pid)["SigCgt"])
     except (OSError, KeyError):
@@ -76,7 +76,7 @@ def has_signal_handler(pid: int, number: int) -> bool:
 
 
 def is_ended_by(pid: int, number: int) -> bool:
-    """Whether a process has the default action for a signal that then ends it; False if there is no such process."""
+    """Whether a signal ends a process because it has the default action; False if no such process exists."""
     try:
         status = _status(pid)
         return number not in _numbers(status["SigCgt"]) | _numbers(status["SigIgn"])

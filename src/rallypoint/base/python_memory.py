@@ -1,18 +1,18 @@
 """Reads the stacks and handled exceptions of a Python process's threads from its memory.
 
-The process is not stopped; nothing is sent to it or loaded into it. The cost is some hundred reads of `/proc/PID/mem`.
-The kernel permits these to anybody who may trace the process: its user, or with Yama's `ptrace_scope=1` only its
-ancestors, such as the agent for its workers.
+The process is not stopped, and nothing is sent to it or loaded into it. The cost is several hundred reads of
+`/proc/PID/mem`. The kernel permits these to anybody who may trace the process: its user, or with Yama's
+`ptrace_scope=1` only its ancestors, such as the agent for its workers.
 
 Laws:
 
-1. The process keeps running, so data may be torn, and a pointer may lead anywhere. Each object's type is compared with
-   the expected one, each length has a bound, and a mismatch ends that thread's stack.
-2. Only tested layouts are read: CPython 3.11 to 3.14 with a global lock, on 64-bit machines.
-3. No file of the process is opened: its symbols are in its memory too, and a file may be on a disk that hangs.
+1. The process keeps running, so data may be torn, and a pointer may lead anywhere. Check each object's type, and bound
+   each length. A mismatch ends that thread's stack.
+2. Read only tested layouts: CPython 3.11 to 3.14 with a global lock, on 64-bit machines.
+3. Open no file of the process: its symbols are in its memory too, and a file may be on a disk that hangs.
 
-The layouts are those of CPython's headers (`Include/internal/pycore_frame.h`, `cpython/pystate.h`, `cpython/code.h`),
-and of the line and exception tables in its `Objects/locations.md` and `InternalDocs/exception_handling.md`.
+The layouts come from CPython's headers (`Include/internal/pycore_frame.h`, `cpython/pystate.h`, `cpython/code.h`), and
+for the line and exception tables from `Objects/locations.md` and `InternalDocs/exception_handling.md`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from typing import NamedTuple
 
 _MOST_THREADS, _MOST_FRAMES, _MOST_EXCEPTIONS, _MOST_TABLE = 64, 64, 8, 256 * 1024
 _MOST_TEXT = 2048
-"""The most characters of a text to read."""
+"""Maximum number of characters to read from a text."""
 _TRIES = 3
-"""Attempts for one process, which changes while it is read."""
+"""Attempts per process, since it changes while we read."""
 
 
 class Unreadable(Exception):
-    """The process cannot be read, for the reason in the text."""
+    """The process cannot be read; the text says why."""
 
 
 class UnknownPython(Unreadable):
-    """The process runs a Python of unknown layout."""
+    """The process runs a Python whose layout is unknown."""
 
 
 class PythonFrame(NamedTuple):
@@ -46,8 +46,8 @@ class PythonFrame(NamedTuple):
 class HandledException(NamedTuple):
     """An exception that a thread is handling, or that is propagating.
 
-    `cleans_up`: its handler is a `finally` or `with`, which passes it on, rather than an `except`. `frames` are those
-    of its traceback, the outermost first.
+    `cleans_up`: its handler is not an `except` but a `finally` or `with`, which passes it on. `frames` are those of
+    its traceback, outermost first.
     """
 
     name: str
@@ -67,9 +67,8 @@ class HandledException(NamedTuple):
 
 
 class PythonThread(NamedTuple):
-    """One thread. `frames` are the innermost first, `exceptions` the innermost first. `mark` changes with any of its
-    calls or local variables. `arguments` are the texts and numbers passed to the innermost call, if that is a C
-    function.
+    """One thread. `frames` and `exceptions` are innermost first. `mark` changes with any of its calls or local
+    variables. `arguments` are the texts and numbers passed to the innermost call, if that is a C function.
     """
 
     native_id: int
@@ -80,35 +79,35 @@ class PythonThread(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """Offsets of one version; those common to all versions are constants below."""
+    """Offsets for one version; constants below are common to all versions."""
 
     first_interpreter: int
     first_thread: int
     native_id: int
     exceptions: int
-    """The stack of handled exceptions, in a thread."""
+    """In a thread: the stack of handled exceptions."""
     raised: int
-    """The propagating exception, in a thread."""
+    """In a thread: the propagating exception."""
     frame: int
-    """The innermost frame, in the object that `frame_holder` leads to."""
+    """In the object at `frame_holder`: the innermost frame."""
     frame_holder: int
-    """The thread's pointer to the object with the frame; -1 if that is the thread itself."""
+    """In a thread: the pointer to the object with the frame; -1 if that is the thread itself."""
     frame_code: int
     previous: int
     next_instruction: int
-    """Code units by which the frame's pointer is ahead of the executed instruction."""
+    """How many code units the frame's pointer is ahead of the executed instruction."""
     owner: int
     first_line: int
     variables: int
-    """The number of local variables, in a code object."""
+    """In a code object: the number of local variables."""
     instructions: int
     stack_size: int
     text: int
-    """Where the characters of a compact ASCII text begin."""
+    """Where the characters start in a compact ASCII text."""
     locals: int
-    """Where the local variables of a frame begin."""
+    """Where the local variables start in a frame."""
     items: int
-    """Where the items of a tuple begin."""
+    """Where the items start in a tuple."""
     catches: bytes
     """The instructions of an `except` that compares the type of an exception and continues with another; the
     instruction of an `except` without a type.
@@ -127,7 +126,7 @@ _EXCEPTION_TABLE, _FILE, _QUALNAME, _LINES = 40, 112, 128, 136
 _OF_C = 3
 """The first frame owner that stands for a call from C."""
 _TAG = 3
-"""The lowest bits of a reference in a frame of Python 3.14; all are set for a small number."""
+"""The lowest bits of a reference in a frame of Python 3.14; all of them are set for a small number."""
 _EXCEPTION_SIZE, _ARGS, _TRACEBACK = 48, 24, 40
 _TYPE_SIZE, _TYPE_NAME, _TYPE_FLAGS = 176, 24, 168
 _IS_EXCEPTION, _IS_TUPLE, _IS_STR, _IS_INT = 1 << 30, 1 << 26, 1 << 28, 1 << 24
@@ -135,10 +134,10 @@ _FREE_THREADED_AT, _COOKIE = 16, b"xdebugpy"
 
 
 def read_python(pid: int) -> tuple[PythonThread, ...]:
-    """The threads of a process that runs Python, the main thread first. Takes some milliseconds.
+    """Read the threads of a Python process, main thread first. Takes a few milliseconds.
 
     Raises:
-        Unreadable: it is gone, may not be read, or has an unsupported Python.
+        Unreadable: the process is gone, may not be read, or has an unsupported Python.
     """
     try:
         memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
@@ -162,7 +161,7 @@ def read_python(pid: int) -> tuple[PythonThread, ...]:
 
 
 class _Reader:
-    """One read of one process."""
+    """A single read of one process."""
 
     def __init__(self, pid: int, memory: int) -> None:
         self._pid = pid
@@ -203,7 +202,7 @@ class _Reader:
         address = self.number(interpreter + layout.first_thread) if interpreter else 0
         while address and len(found) < _MOST_THREADS:
             found.append(self._thread(address))
-            address = self.number(address + 8)  # `next`; the main thread, which was first, is the last
+            address = self.number(address + 8)  # `next`; the oldest thread, usually the main one, comes last
         if not found:
             raise Unreadable("Python has not begun, or has ended")
         found.reverse()
@@ -240,7 +239,7 @@ class _Reader:
             try:
                 if address and (known := self._simple(address)) is not None:
                     found.append(known)
-            except (OSError, ValueError, OverflowError):  # a remnant of an earlier call
+            except (OSError, ValueError, OverflowError):  # left over from an earlier call
                 continue
         return tuple(found)
 
@@ -262,7 +261,7 @@ class _Reader:
         if not flags & _IS_EXCEPTION:
             return None
         if self._version == 0x030B and raised and not _number_in(raw, _TRACEBACK):
-            return None  # its traceback is beside it then
+            return None  # its traceback is then stored next to it
         frames, cleans_up, entry = list[PythonFrame](), raised, _number_in(raw, _TRACEBACK)
         while entry and len(frames) < _MOST_FRAMES:
             fields = self.read(entry, 40)
@@ -270,7 +269,7 @@ class _Reader:
             code_address = self.number(frame + self.layout.frame_code) & ~_TAG
             code, at = self._code(code_address), int.from_bytes(fields[32:36], "little", signed=True)
             frames.append(PythonFrame(code.function, code.file, code.line(at)))
-            if code_address in running:  # the frame that handles it, which is the innermost of these
+            if code_address in running:  # the innermost of these frames handles it
                 cleans_up = raised or code.passes_on(at)
             entry = _number_in(fields, 16)
         return HandledException(name, self._text_of(_number_in(raw, _ARGS)), tuple(frames), cleans_up)
@@ -293,7 +292,7 @@ class _Reader:
     # Objects
 
     def _type(self, address: int) -> tuple[str, int]:
-        """The name and the flags of a type."""
+        """A type's name and flags."""
         raw = self.read(address, _TYPE_SIZE)
         return self.c_text(_number_in(raw, _TYPE_NAME)).rpartition(".")[2], _number_in(raw, _TYPE_FLAGS)
 
@@ -373,7 +372,7 @@ class _Code:
         self._reader = reader
 
     def line(self, at: int) -> int:
-        """The line of the instruction at the offset `at` in bytes."""
+        """The line of the instruction at the byte offset `at`."""
         line, begins, unit, table = self._first_line, 0, max(at, 0) // 2, iter(self._lines)
         for first in table:
             kind, ends = first >> 3 & 15, begins + (first & 7) + 1
@@ -383,7 +382,7 @@ class _Code:
                 step, others = _signed(_variable(table)), 0
                 for _ in range(3 if kind == 14 else 0):
                     _variable(table)
-            else:  # 10 to 12: so many lines further and two columns; below: one byte of columns
+            else:  # 10 to 12: number of lines ahead and two columns; below: one byte of columns
                 step, others = (kind - 10, 2) if kind >= 10 else (0, 1)
             for _ in range(others):
                 next(table, 0)
@@ -394,7 +393,7 @@ class _Code:
         return line
 
     def passes_on(self, at: int) -> bool:
-        """Whether the handler of an exception raised at the offset `at` in bytes passes it on: it is no `except`."""
+        """Whether the handler of an exception raised at the byte offset `at` passes it on, unlike an `except`."""
         table, unit, handler = iter(self._exceptions), max(at, 0) // 2, -1
         for first in table:
             begins = _variable_from(first, table)
@@ -415,7 +414,7 @@ _OF_A_HANDLER = 48
 
 
 def _variable(table: Iterator[int]) -> int:
-    """A number in six bits a byte, the lowest first."""
+    """A number, six bits per byte, lowest first."""
     value = shift = 0
     for byte in table:
         value |= (byte & 63) << shift
@@ -434,7 +433,7 @@ def _big_endian(table: Iterator[int]) -> int:
 
 
 def _variable_from(first: int, table: Iterator[int]) -> int:
-    """A number in six bits a byte, the highest first."""
+    """A number, six bits per byte, highest first."""
     value, byte = first & 63, first
     while byte & 64:
         byte = next(table, 0)
@@ -460,7 +459,7 @@ _MOST_MAPPINGS, _MOST_CHAINED = 4 * 1024 * 1024, 4096
 
 
 def _python_symbols(reader: _Reader, pid: int) -> dict[str, int]:
-    """The addresses of Python's own symbols, from the program or its library."""
+    """The addresses of Python's own symbols, in the program or its library."""
     for base in _candidates(pid):
         try:
             found = _symbols(reader, base)
@@ -482,7 +481,7 @@ def _candidates(pid: int) -> list[int]:
     found: dict[bytes, int] = {}
     for line in lines:
         fields = line.split(None, 5)
-        if len(fields) == 6 and fields[2] == b"00000000":  # the beginning of a file
+        if len(fields) == 6 and fields[2] == b"00000000":  # the start of a file
             path = fields[5].removesuffix(b" (deleted)")
             if path == program or b"libpython3." in path:
                 found.setdefault(path, int(fields[0].partition(b"-")[0], 16))
@@ -490,7 +489,7 @@ def _candidates(pid: int) -> list[int]:
 
 
 def _symbols(reader: _Reader, base: int) -> dict[str, int]:
-    """The addresses of our names in the dynamic table of an ELF file in memory."""
+    """The addresses of our names, from the dynamic table of an ELF file in memory."""
     head = reader.read(base, 64)
     if head[:6] != b"\x7fELF\x02\x01":
         raise OSError("no 64-bit ELF file")
@@ -509,7 +508,7 @@ def _symbols(reader: _Reader, base: int) -> dict[str, int]:
         if tag == 0:
             break
         tags[tag] = value
-    # glibc has added where the file was loaded to these, musl has not.
+    # glibc adds the file's load address to these; musl does not.
     texts, table, hashes = (
         value + bias if value < base else value for value in (tags.get(tag, 0) for tag in (5, 6, 0x6FFFFEF5))
     )

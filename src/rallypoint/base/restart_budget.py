@@ -1,4 +1,4 @@
-"""`--max-restarts=3/1h`: a number of restarts in any time of this length. Imported only if given."""
+"""The budget in `--max-restarts=3/1h`: restarts per sliding window. Imported only if used."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 from rallypoint.base.errors import UsageError
 
 MOST, LONGEST = 10_000, 86_400.0
-"""The most restarts in a window, and its most seconds."""
+"""The maximum number of restarts per window, and its maximum length in seconds."""
 
 _BUDGET = re.compile(r"([0-9]{1,6})/([0-9]{1,6}(?:\.[0-9]{1,3})?)(s|m|h|d|)", re.ASCII)
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 class RestartBudget(int):
-    """A number of restarts; `window` is the number of seconds to which it applies."""
+    """A number of restarts per `window` seconds."""
 
     window: float
 
@@ -26,7 +26,7 @@ class RestartBudget(int):
 
 
 def read_budget(text: str) -> RestartBudget:
-    """Read `N/TIME`; a time is a number with `s`, `m`, `h` or `d`, or seconds. Raises UsageError if it is malformed."""
+    """Read `N/TIME`. A time is in seconds, or has the unit `s`, `m`, `h` or `d`. Raises UsageError if malformed."""
     match = _BUDGET.fullmatch(text)
     if match is None:
         raise UsageError(f"{text!r} is not a number of restarts in a time, such as 3/1h or 5/30m")

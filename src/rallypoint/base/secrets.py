@@ -1,14 +1,14 @@
-"""Secrets that a user gives this process: read once, and removed from the environment that children inherit.
+"""Secrets from a user: read once, and removed from the environment that children inherit.
 
     RALLYPOINT_SECRET, RALLYPOINT_SECRET_FILE                  shared by the nodes of a job, or of several jobs
     RALLYPOINT_ETCD_PASSWORD, RALLYPOINT_ETCD_PASSWORD_FILE    of the user in --rdzv-conf
 
 Laws:
 
-1. A secret is never in a child's environment, in a log line or in an error.
+1. A secret never appears in a child's environment, a log line or an error.
 2. Each job has a key derived from the secret. A job's token contains that key; neither the secret nor another job's key
    can be derived from it.
-3. A guessable secret is refused, since an observer of one handshake can try guesses offline.
+3. A guessable secret is refused, since an observer of one handshake could try guesses offline.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ ETCD_PASSWORD = "RALLYPOINT_ETCD_PASSWORD"
 _FILE = "_FILE"
 
 TOKEN_PREFIX = "rpt1-"
-"""The beginning of a job's token, and never of a secret."""
+"""The start of every job's token, and of no secret."""
 _KEY_SIZE = 32
 _LEAST_CHARACTERS, _LEAST_DIFFERENT = 20, 8
-"""A secret of 32 random bytes has 43 characters; these refuse words and dates, and allow other generators' output."""
+"""These minimums rule out words and dates. A secret of 32 random bytes has 43 characters."""
 _MAX_SECRETS = 2
-"""The present secret and, during a replacement, the previous one."""
+"""The current secret and, during a rotation, the previous one."""
 _LARGEST_FILE = 4096
 
 
 class Secret(NamedTuple):
-    """One or two secrets or tokens: the first is sent, and all are accepted."""
+    """One or two secrets or tokens: send the first, accept all."""
 
     texts: tuple[str, ...]
 
     def keys(self, job: str) -> tuple[bytes, ...]:
-        """The keys of a job, 32 bytes each; its nodes and its coordinator prove that they have one."""
+        """The keys of a job, 32 bytes each. Its nodes and its coordinator prove to each other that they have one."""
         return tuple(_key(text, job) for text in self.texts)
 
     def __repr__(self) -> str:
@@ -51,8 +51,7 @@ def new_secret() -> str:
 
 
 def token(secret: Secret, job: str) -> str:
-    """The token of one job, which its nodes get instead of the secret. Raises UsageError if `secret` is itself a
-    token.
+    """The token of one job, which nodes get instead of the secret. Raises UsageError if `secret` is already a token.
     """
     if secret.texts[0].startswith(TOKEN_PREFIX):
         raise UsageError(f"{SECRET} is the token of a job, and tokens are derived from a secret; give the secret")
@@ -60,13 +59,13 @@ def token(secret: Secret, job: str) -> str:
 
 
 def is_token(text: str) -> bool:
-    """Whether a text has the form of a job's token."""
+    """Whether a text looks like a job's token."""
     return text.startswith(TOKEN_PREFIX) and _bytes(text.removeprefix(TOKEN_PREFIX)) is not None
 
 
 def job_secret() -> Secret | None:
-    """The secret in `RALLYPOINT_SECRET` or in the file of `RALLYPOINT_SECRET_FILE`; None if neither is set. Raises
-    UsageError if it is guessable, is not one or two words, or others may read the file.
+    """The secret in `RALLYPOINT_SECRET` or in the file `RALLYPOINT_SECRET_FILE`; None if neither is set. Raises
+    UsageError if it is guessable or not one or two words, or if others may read the file.
     """
     text = _from_environment(SECRET)
     if text is None:
@@ -80,8 +79,8 @@ def job_secret() -> Secret | None:
 
 
 def launch_secret(*, new: bool) -> str:
-    """The secret of this process's environment, for the nodes of a job started from here; with `new`, one is created if
-    there is none. Raises UsageError: see `job_secret`.
+    """The secret in this process's environment, for the nodes of a job started from here; with `new`, create one if
+    it is missing. Raises UsageError like `job_secret`.
     """
     secret = job_secret()
     if secret is None:
@@ -90,15 +89,15 @@ def launch_secret(*, new: bool) -> str:
 
 
 def etcd_password() -> str:
-    """The password in `RALLYPOINT_ETCD_PASSWORD` or in the file of `RALLYPOINT_ETCD_PASSWORD_FILE`; empty without
-    either. Raises UsageError if the file cannot be read, or others may read it.
+    """The password in `RALLYPOINT_ETCD_PASSWORD` or in the file `RALLYPOINT_ETCD_PASSWORD_FILE`; empty if neither is
+    set. Raises UsageError if the file cannot be read, or if others may read it.
     """
     return (_from_environment(ETCD_PASSWORD) or "").removesuffix("\n")
 
 
 def http_token(path: str, source: str) -> str:
-    """The token in a file, which HTTP clients must send; `source` names the option with the path. Raises UsageError if
-    the file cannot be read, others may read it, or it has no token.
+    """Read the token that HTTP clients must send from a file; `source` names the option with the path. Raises
+    UsageError if the file cannot be read, contains no token, or is readable for others.
     """
     words = _read(path, source).split()
     if len(words) != 1 or len(words[0]) < _LEAST_CHARACTERS or not words[0].isascii():
@@ -110,8 +109,8 @@ def http_token(path: str, source: str) -> str:
 
 
 def read_job_secret() -> None:
-    """Take the secrets from the environment, and read the file of `RALLYPOINT_SECRET_FILE`. The current content counts
-    until the next call, even if the file changes. Raises UsageError: see `job_secret`.
+    """Take the secrets from the environment, and read the file in `RALLYPOINT_SECRET_FILE`. Later changes of the file
+    have no effect until the next call. Raises UsageError like `job_secret`.
     """
     _files.pop(SECRET, None)
     if path := os.environ.get(SECRET + _FILE, ""):
@@ -120,7 +119,7 @@ def read_job_secret() -> None:
 
 
 def take_from_environment() -> None:
-    """Move all secrets from `os.environ` to this process's memory. Call it before processes are started."""
+    """Move all secrets from `os.environ` to this process's memory. Call this before starting processes."""
     for variable in (SECRET, ETCD_PASSWORD):
         text = os.environ.pop(variable, None)
         if text is not None:
@@ -128,11 +127,11 @@ def take_from_environment() -> None:
 
 
 _taken: dict[str, str] = {}
-"""The values from the environment, by variable. A variable that is set again, even to nothing, replaces its value."""
+"""The values from the environment, by variable. Setting a variable again, even to nothing, replaces its value."""
 
 
 _files: dict[str, tuple[str, str]] = {}
-"""The path and the text of a file, by variable."""
+"""The path and the content of each file, by variable."""
 
 
 def _from_environment(variable: str) -> str | None:
@@ -148,7 +147,7 @@ def _from_environment(variable: str) -> str | None:
 
 def _read(path: str, variable: str) -> str:
     try:
-        # O_NONBLOCK, so that a named pipe does not block; only regular files are accepted below.
+        # O_NONBLOCK: a named pipe must not block. Only regular files are accepted below.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             _check_file(os.fstat(fd), path, variable)
@@ -166,8 +165,8 @@ def _read(path: str, variable: str) -> str:
 
 
 def _check_file(status: os.stat_result, path: str, variable: str) -> None:
-    """Refuse a file that others may read. A file from root, as with Kubernetes and systemd, may be readable by our
-    group.
+    """Refuse a file that others may read. Our group may read a file owned by root, as Kubernetes and systemd create
+    it.
     """
     if not stat.S_ISREG(status.st_mode):
         raise UsageError(f"{variable}={path!r} is not a regular file; give the path of one")

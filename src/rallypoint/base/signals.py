@@ -1,8 +1,8 @@
 """Turns signals into events: a handler only posts the number.
 
-Python runs a handler in the main thread when that next runs Python code. But the kernel may deliver a signal to any
-other thread, and then a main thread in `poll` sleeps on. So it must also wait for the `SignalWakeup` of `post_signals`.
-A ^C without another handler is Python's KeyboardInterrupt; `defer_interrupts` controls where it may be raised.
+Python runs a handler the next time that the main thread runs Python code. But the kernel may deliver a signal to any
+other thread, and a main thread in `poll` then stays asleep. So it must also wait for the `SignalWakeup` of
+`post_signals`. A ^C without another handler raises KeyboardInterrupt; `defer_interrupts` controls where.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rallypoint.base.light_typing import Any
 
 
 def signal_name(number: int) -> str:
-    """`SIGTERM` for 15; `<N/A>` for a number that is no signal here."""
+    """`SIGTERM` for 15; `<N/A>` for a number that is not a signal here."""
     try:
         return signal.Signals(abs(number)).name
     except ValueError:
@@ -28,7 +28,7 @@ def signal_name(number: int) -> str:
 
 
 def signal_number(name: str) -> signal.Signals | None:
-    """The signal called `name` (`SIGTERM`); None if this system has no such signal."""
+    """The signal called `name` (`SIGTERM`); None if this system does not have it."""
     try:
         return signal.Signals[name.strip()]
     except KeyError:
@@ -36,17 +36,17 @@ def signal_number(name: str) -> signal.Signals | None:
 
 
 def how_it_ended(code: int) -> str:
-    """How a process ended, as part of a sentence: `was killed by SIGKILL` for -9, `ended with exit code 3`."""
+    """Describe in words how a process ended: `was killed by SIGKILL` for -9, `ended with exit code 3`."""
     return f"was killed by {signal_name(code)}" if code < 0 else f"ended with exit code {code}"
 
 
 def exit_codes_of(number: int) -> tuple[int, int]:
-    """The exit codes of workers that a signal ended: from the signal itself, and as shells and handlers report it."""
+    """The two exit codes of workers that a signal ended: the signal's own, and the one that shells and handlers use."""
     return -number, 128 + number
 
 
 class SignalWakeup:
-    """Becomes readable after each signal with a Python handler, whichever thread gets it."""
+    """Becomes readable after each signal with a Python handler, whichever thread receives it."""
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe()
@@ -55,7 +55,7 @@ class SignalWakeup:
         self._previous_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
 
     def fileno(self) -> int:
-        """The descriptor, readable from a signal until `clear`; the handler runs before the next sleep."""
+        """The descriptor, readable from a signal until `clear`. The handler runs before the next sleep."""
         return self._read_fd
 
     def clear(self) -> None:
@@ -72,9 +72,9 @@ class SignalWakeup:
 def post_signals(post: Callable[[int], None], numbers: Iterable[int]) -> Iterator[SignalWakeup | None]:
     """While the block runs, pass each arriving signal of `numbers` to `post`, which must only enqueue.
 
-    Yields the wake-up of a sleeping main thread; None outside the main thread, where Python installs no handlers and
-    this does nothing. Signals that the parent ignored stay ignored unless named. The previous handlers are restored at
-    the end of the block or of `ignore_signals_at_exit`.
+    Yields an object that wakes the main thread. Outside the main thread, where Python cannot install handlers, it
+    does nothing and yields None. Signals that the parent ignored stay ignored unless named. The previous handlers are
+    restored when the block ends, or when `ignore_signals_at_exit` does.
     """
     if threading.current_thread() is not threading.main_thread():
         yield None
@@ -100,7 +100,7 @@ def post_signals(post: Callable[[int], None], numbers: Iterable[int]) -> Iterato
 
 
 _INTERRUPT_TIMEOUT = 5.0
-"""Seconds after which a ^C that nobody noticed counts as stuck."""
+"""Seconds after which an unhandled ^C counts as stuck."""
 
 
 @contextmanager
@@ -109,8 +109,8 @@ def defer_interrupts() -> Iterator[Callable[[], None]]:
 
     Elsewhere it could separate two steps that belong together: in an import, in a request to another process, under a
     lock. It wakes a sleep on the `SignalWakeup` of `post_signals`. If the function is not called for
-    `_INTERRUPT_TIMEOUT` seconds, the next ^C raises at once. Does nothing outside the main thread, or if ^C has another
-    handler.
+    `_INTERRUPT_TIMEOUT` seconds, the next ^C raises immediately. Does nothing outside the main thread, or if ^C has
+    another handler.
     """
     first: float | None = None
 
@@ -141,15 +141,15 @@ def is_posting_handler(handler: Any) -> bool:
 
 
 _handlers_to_restore: dict[int, Any] | None = None
-"""The handlers that `ignore_signals_at_exit` will restore; only for the main thread."""
+"""The handlers that `ignore_signals_at_exit` restores; used by the main thread only."""
 
 
 @contextmanager
 def ignore_signals_at_exit() -> Iterator[None]:
-    """While the block runs, ignore the signals of `post_signals` after that has ended.
+    """While the block runs, ignore the signals of `post_signals` after that function's block ends.
 
-    So a signal can neither interrupt the release of resources nor change an outcome already decided. The previous
-    handlers are restored at the end of the outermost block. Does nothing in other threads.
+    No signal can then interrupt the release of resources, or change an outcome that was already decided. The
+    outermost block restores the previous handlers. Does nothing in other threads.
     """
     global _handlers_to_restore
     if _handlers_to_restore is not None or threading.current_thread() is not threading.main_thread():
@@ -169,7 +169,7 @@ def _restore_handlers(previous: dict[int, Any]) -> None:
 
 
 def _reset_after_fork() -> None:
-    """Forget the block, which is the parent's, in a forked process."""
+    """Forget the parent's block in a forked process."""
     global _handlers_to_restore
     _handlers_to_restore = None
 

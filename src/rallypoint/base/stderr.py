@@ -1,8 +1,8 @@
-"""The standard error of this process, which the log, a live line and workers' output share.
+"""The standard error of this process, which the log, the live line and the workers' output share.
 
 Laws:
 
-1. A writer of a line in several pieces keeps `STDERR_LOCK` until the line has ended, so that lines stay whole.
+1. A writer that writes a line in several pieces keeps `STDERR_LOCK` until the line ends, so that lines stay whole.
 2. While an agent runs (`written_beside`), its main thread does not write: a console that nobody reads (a stopped pager,
    a dead ssh session, a container's log driver) would block the job. Another thread writes, in order, from a bounded
    queue.
@@ -28,51 +28,51 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 _LOCK_TIMEOUT = 5.0
-"""Seconds that a direct write waits for other writers; a console may block forever."""
+"""Seconds that a direct write waits for other writers, since a console may block forever."""
 _MOST_BYTES = 1024 * 1024
-"""The largest size of waiting lines."""
+"""The maximum size of queued lines."""
 _DRAIN = 5.0
-"""Seconds that the end of a run waits for the console."""
+"""Seconds to wait for the console when a run ends."""
 
 ERASE_LINE = "\r\x1b[K"
 """The terminal sequence that erases the cursor's line."""
 
 
 class OutputLock:
-    """The lock on an output shared by threads; first come, first served."""
+    """A lock on an output that threads share; first come, first served."""
 
     def __init__(self) -> None:
         self.line_unfinished = False
-        """Whether the last output did not end its line."""
+        """Whether the last output ended in the middle of a line."""
         self.shows_live_line = False
-        """Whether the last output is a line that is rewritten in place: the next writer erases it first."""
+        """Whether the last output was a live line: the next writer erases it first."""
         self.writing_since: float | None = None
-        """When the write in progress began, on the monotonic clock: long ago if nobody reads."""
+        """When the current write began, on the monotonic clock. Long ago if nobody reads."""
         self.reset_after_fork()
 
     def take_live_line(self) -> str:
-        """The sequence that erases the live line, if shown; its owner draws it again. Call with the lock."""
+        """The sequence that erases the live line, if shown; its owner redraws it. Call with the lock taken."""
         shown, self.shows_live_line = self.shows_live_line, False
         return ERASE_LINE if shown else ""
 
     def blocked_for(self) -> float:
-        """For how many seconds the write in progress has lasted; 0.0 without one."""
+        """How many seconds the current write has lasted; 0.0 if none."""
         since = self.writing_since
         return 0.0 if since is None else time.monotonic() - since
 
     def reset_after_fork(self) -> None:
-        """Unlock, in a forked child, where the other threads do not exist."""
-        # Taken while waiting, so that a continuous writer does not overtake waiting ones.
+        """Unlock in a forked child, which has no other threads."""
+        # Waiting threads take this lock, so that a continuous writer cannot overtake them.
         self._queue_lock = threading.RLock()
         self._write_lock = threading.RLock()
         self.writing_since = None
 
     @contextmanager
     def hold(self, timeout: float = -1) -> Iterator[None]:
-        """Take the lock inside the `with`; after a `timeout` that is not negative, continue without it.
+        """Take the lock inside the `with`. After a `timeout` that is not negative, continue without it.
 
-        The owner's thread gets it again at once, ahead of waiting threads: a signal handler may write in the middle of
-        a line, or interrupt code that has the lock.
+        The thread that has the lock can take it again immediately, ahead of waiting threads: a signal handler may write
+        in the middle of a line, or interrupt code that has the lock.
         """
         owned = self._write_lock._is_owned()  # type: ignore[attr-defined]
         locked = self._write_lock.acquire() if owned else self._acquire_in_turn(timeout)
@@ -99,7 +99,7 @@ STDERR_LOCK = OutputLock()
 
 def print_error_line(text: str) -> None:
     """Write a whole line to the current `sys.stderr` (which may be redirected), between others' lines."""
-    if sys.stderr is None:  # closed; `print` would take standard output
+    if sys.stderr is None:  # closed: `print` would use standard output
         return
     if _writer is None or _writer.thread.runs_this():
         _write_line(sys.stderr, text, _LOCK_TIMEOUT)
@@ -108,11 +108,11 @@ def print_error_line(text: str) -> None:
 
 
 def draw(write: Callable[[], None], *, needed: bool = True) -> None:
-    """Draw something that is no line: at once, or on the thread of `written_beside`.
+    """Draw something other than a line: immediately, or on the thread of `written_beside`.
 
     Args:
         write: draws it.
-        needed: whether to draw it even if the console is busy now.
+        needed: whether to draw even if the console is busy.
     """
     if _writer is None:
         write()
@@ -122,7 +122,7 @@ def draw(write: Callable[[], None], *, needed: bool = True) -> None:
 
 @contextmanager
 def written_beside() -> Iterator[None]:
-    """Inside the `with`, a separate thread writes lines: no caller waits for the console."""
+    """Write lines on a separate thread inside the `with`: no caller waits for the console."""
     global _writer, _users
     if _writer is None:
         _writer = _LineWriter()
@@ -138,14 +138,14 @@ def written_beside() -> Iterator[None]:
 
 
 class _LineWriter:
-    """The queue of lines. It bounds their bytes; its thread bounds their number."""
+    """The queue of lines. It limits their bytes; its thread limits their number."""
 
     def __init__(self) -> None:
         self.thread = SideThread("rallypoint-console", self._failed)
         self._waiting = 0
-        """Bytes that wait."""
+        """Number of queued bytes."""
         self._lost = 0
-        """Lines dropped since the last written one."""
+        """Number of lines dropped since the last written one."""
         self._lock = threading.RLock()  # reentrant, for signal handlers
 
     def put(self, text: str, write: Callable[[str, float], None]) -> None:
@@ -161,11 +161,11 @@ class _LineWriter:
                 self._lost += 1
 
     def end(self) -> None:
-        """Write the waiting lines as long as the console takes them, and end the thread."""
+        """Write the queued lines while the console accepts them, and end the thread."""
         if self.thread.wait_idle(_DRAIN) and self._lost and sys.stderr is not None:
             self.thread.post("line", partial(_write_line, sys.stderr, _missing(self._lost), -1))
         left = self.thread.close(_DRAIN)
-        if self.thread.busy_for():  # nobody reads
+        if self.thread.busy_for():  # nobody is reading
             return
         for work in left:  # no thread could be started
             if not _takes_output():
@@ -179,7 +179,7 @@ class _LineWriter:
         write(text, -1)
 
     def _failed(self, _what: str) -> None:
-        """The console is gone: there is nowhere to report it."""
+        """Ignore that the console is gone: errors cannot be reported anywhere else."""
 
 
 def _missing(lines: int) -> str:
@@ -210,7 +210,7 @@ _users = 0
 
 
 def _reset_after_fork() -> None:
-    """A forked child has no writing thread."""
+    """Reset the state in a forked child, which has no writing thread."""
     global _writer, _users
     _writer, _users = None, 0
     STDERR_LOCK.reset_after_fork()

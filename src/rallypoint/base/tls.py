@@ -1,12 +1,12 @@
-"""TLS of the control plane: both sides present a certificate, and changed files are loaded again.
+"""TLS for the control plane: both sides present a certificate. Changed files are reloaded.
 
 Laws:
 
-1. Each side requires a certificate signed by `ca` from the other; there is no mode without one.
+1. Each side requires from the other a certificate signed by `ca`. No mode works without one.
 2. With `peer`, the other side's certificate must name that identity as a URI (spiffe://...) or a DNS name. Without it,
    a node checks that the certificate names the endpoint's host, and the coordinator accepts every certificate signed by
    `ca`.
-3. Renewed certificates apply from the next connection on. Files that cannot be loaded change nothing and are reported.
+3. Renewed certificates apply from the next connection on. Files that cannot be loaded are reported and change nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ControlTls:
         return self._contexts_now()[1]
 
     def objection_to(self, certificate: Mapping[str, Any] | None) -> str | None:
-        """Why a certificate from `SSLObject.getpeercert` is not the peer's; None if it is."""
+        """Why a certificate from `SSLObject.getpeercert` does not identify the peer; None if it does."""
         if not self.files.peer:
             return None
         names = [str(name) for _, name in (certificate or {}).get("subjectAltName", ())]
@@ -73,7 +73,7 @@ class ControlTls:
 
 
 def _state(files: TlsFiles) -> list[tuple[int, int, int] | None]:
-    """A value that changes with the files: a renewal replaces a file or writes to it."""
+    """A value that changes when a renewal replaces a file or writes to it."""
     state: list[tuple[int, int, int] | None] = []
     for path in files[:3]:
         try:
@@ -96,7 +96,7 @@ def _load(files: TlsFiles) -> tuple[SSLContext, SSLContext]:
         context.check_hostname = protocol is ssl.PROTOCOL_TLS_CLIENT and not files.peer
         context.verify_mode = ssl.CERT_REQUIRED
         contexts.append(context)
-    contexts[0].num_tickets = 0  # no TLS session is resumed; offering it costs a third of the handshake
+    contexts[0].num_tickets = 0  # never resume a TLS session; offering it costs a third of the handshake
     return contexts[0], contexts[1]
 
 
@@ -112,7 +112,7 @@ def _load_into(context: SSLContext, files: TlsFiles) -> None:
             raise UserError(f"{name}={path!r} is not a regular file; give the path of one in PEM")
     try:
         context.load_cert_chain(files.cert, files.key, password=_no_password)
-    except (OSError, ValueError) as error:  # an SSLError is an OSError
+    except (OSError, ValueError) as error:  # SSLError is an OSError
         raise UserError(
             f"tls_cert={files.cert!r} and tls_key={files.key!r} are not a certificate and its key "
             f"in PEM without a password: {_reason(error)}"
@@ -138,7 +138,7 @@ class TlsError(Exception):
 class TlsChannel:
     """The coordinator's end of one TLS connection, as bytes in and bytes out.
 
-    So it can begin after the first byte has shown the kind of connection, and with the current files.
+    It can therefore start after the first byte has shown the kind of connection, and use the current files.
     """
 
     def __init__(self, tls: ControlTls) -> None:
@@ -149,13 +149,13 @@ class TlsChannel:
         self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = tls.for_coordinator().wrap_bio(self._received, self._to_send, server_side=True)
         self.is_open = False
-        """Whether the handshake has ended."""
+        """Whether the handshake is complete."""
         self.objection: str | None = None
-        """Why the other side, with a valid certificate, is not the peer."""
+        """Why the other side is not the peer although its certificate is valid."""
 
     def receive(self, data: bytes) -> bytes:
-        """Decrypt received bytes. There may be data `to_send` afterwards. On any thread, but one at a time: each call
-        of the handshake takes about half a millisecond, during which other threads run. Raises TlsError if the
+        """Decrypt received bytes; data `to_send` may result. Call it on any thread, but one at a time: during the
+        handshake each call takes about half a millisecond, in which other threads can run. Raises TlsError if the
         connection is unusable.
         """
         self._received.write(data)
@@ -171,7 +171,7 @@ class TlsChannel:
             raise TlsError(f"its TLS is refused: {_reason(error)}") from None
 
     def send(self, data: bytes) -> None:
-        """Encrypt `data` for `to_send`; drop it before the handshake has ended."""
+        """Encrypt `data` for `to_send`; drop it if the handshake is not complete."""
         if self.is_open:
             self._object.write(data)
 
@@ -182,7 +182,7 @@ class TlsChannel:
         if self.is_open:
             try:
                 self._object.unwrap()
-            except self._ssl.SSLError:  # it wants the peer's close_notify, which we do not need
+            except self._ssl.SSLError:  # OpenSSL expects the peer's close_notify, which we do not need
                 return
 
     def _read(self) -> bytes:

@@ -1,17 +1,17 @@
-"""The makers of accelerators: how their drivers show devices, and which variables select some; see the table `VENDORS`.
+"""The makers of accelerators: how their drivers show devices, and which variables select devices; see the table
+`VENDORS`.
 
-No framework is loaded. Information comes from the drivers' files below /dev, /sys and /proc; each row names the source
-of its names. The rows of NVIDIA were checked on its GPUs; all others follow the drivers' and vendors' documents.
+No framework is loaded. Information comes from the drivers' files below /dev, /sys and /proc; each row states the source
+of its names. NVIDIA's rows were checked on its GPUs; all others follow the drivers' and vendors' documents.
 
 Laws:
 
 1. A device counts if this process may open its node in /dev. /sys and /proc alone prove nothing, since a container sees
    those of the whole machine.
-2. A driver with nodes in /dev whose devices cannot be counted is reported (`Found.trouble`). Callers must not take this
-   for "there is none".
-3. The variables of a row are those that the device's runtime reads in a worker. Variables that only a container's
-   runtime reads (NVIDIA_VISIBLE_DEVICES, ASCEND_VISIBLE_DEVICES, HABANA_VISIBLE_DEVICES) have already had their effect:
-   the nodes in /dev.
+2. If a driver has nodes in /dev but its devices cannot be counted, report this (`Found.trouble`). Callers must not take
+   it for "no device".
+3. The variables of a row are those that the device's runtime reads in a worker. Variables that only a container runtime
+   reads (NVIDIA_VISIBLE_DEVICES, ASCEND_VISIBLE_DEVICES, HABANA_VISIBLE_DEVICES) have already determined /dev's nodes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rallypoint.base.procfs import read_text
 class Device(NamedTuple):
     """One device: its PCI address (`0000:07:00.0`) and UUID, each empty if unknown.
 
-    `number` is its number in the vendor's lists; `integrated` means a GPU in a processor.
+    `number` is the one in the vendor's lists; `integrated` marks a GPU in a processor.
     """
 
     address: str = ""
@@ -37,14 +37,14 @@ class Device(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The devices that this process may open, in the order of their numbers, or why they cannot be counted."""
+    """The devices that this process may open, in numerical order, or why they cannot be counted."""
 
     devices: Sequence[Device] = ()
     trouble: str = ""
 
 
 class Files:
-    """The files below a folder with `dev`, `sys` and `proc`: `/`, or a faked machine. Unreadable files are empty."""
+    """The files below a folder with `dev`, `sys` and `proc`: `/`, or a fake machine. Unreadable files are empty."""
 
     def __init__(self, root: str | os.PathLike[str] = "/") -> None:
         self.root = os.fspath(root)
@@ -63,7 +63,7 @@ class Files:
         return read_text(self.path(name)).strip()
 
     def link(self, name: str) -> str:
-        """The name of a symbolic link's target: for `device` the PCI address, for `driver` the driver."""
+        """The last part of a symbolic link's target: for `device` the PCI address, for `driver` the driver."""
         return os.path.basename(os.path.realpath(self.path(name))) if os.path.islink(self.path(name)) else ""
 
     def exists(self, name: str) -> bool:
@@ -73,7 +73,7 @@ class Files:
         return os.access(self.path(node), os.R_OK | os.W_OK)
 
     def numbered(self, folder: str, pattern: str) -> list[int]:
-        """The numbers in names of `folder` that match: `davinci([0-9]+)`."""
+        """The numbers in matching names of `folder`: `davinci([0-9]+)`."""
         names = self.dev if folder == "dev" else self.names(folder)
         return sorted(int(match[1]) for match in map(re.compile(pattern).fullmatch, names) if match)
 
@@ -88,11 +88,11 @@ class Vendor(NamedTuple):
     Args:
         name: the maker, for messages.
         devices: the plural of its devices, for messages.
-        kind: torch's name of the device, which `--nproc-per-node` takes.
+        kind: torch's name for the device, which `--nproc-per-node` accepts.
         find: reads the driver's files.
-        variables: the variables that select devices; the first one set decides.
-        per_worker: further variables that give a worker a device of its own.
-        select: the devices that a list names, in its order.
+        variables: the variables that select devices; the first one that is set decides.
+        per_worker: additional variables that assign a worker its own device.
+        select: the devices that a list names, in the list's order.
         advice: the remedy if no device can be opened.
         below: a variable that a lower layer applies first; `variables` select among the remaining devices.
     """
@@ -112,25 +112,25 @@ class Vendor(NamedTuple):
 
 
 def by_cuda(text: str, devices: Sequence[Device]) -> list[Device]:
-    """Read a list like CUDA: up to the first entry that names no GPU; a GPU named twice makes it void.
+    """Read a list like CUDA: up to the first entry that is not a GPU. A GPU that is listed twice makes the list void.
 
     See the CUDA C++ Programming Guide, "CUDA Environment Variables".
     """
     entries = [entry.strip() for entry in text.split(",")]
-    if entries[0].startswith("MIG-"):  # a CUDA program sees only one MIG instance of the list
+    if entries[0].startswith("MIG-"):  # a CUDA program sees only one MIG instance from the list
         return [_mig_parent(entries[0], devices)] if devices else []
     chosen = _chosen(entries, devices)
     return chosen if len(set(chosen)) == len(chosen) else []
 
 
 def _mig_parent(entry: str, gpus: Sequence[Device]) -> Device:
-    """The GPU of `MIG-<GPU-UUID>/<instance>/<instance>`; newer names have no GPU."""
+    """The GPU in `MIG-<GPU-UUID>/<instance>/<instance>`; newer names contain no GPU."""
     uuid = entry.removeprefix("MIG-").partition("/")[0]
     return next((gpu for gpu in gpus if gpu.uuid and gpu.uuid == uuid), gpus[0] if len(gpus) == 1 else Device())
 
 
 def by_list(text: str, devices: Sequence[Device]) -> list[Device]:
-    """Numbers or UUIDs, up to the first entry that names none; a device named twice counts once."""
+    """Numbers or UUIDs, up to the first entry that is not a device; a device that is listed twice counts once."""
     return list(dict.fromkeys(_chosen([entry.strip() for entry in text.split(",")], devices)))
 
 
@@ -145,7 +145,7 @@ def _chosen(entries: Iterable[str], devices: Sequence[Device]) -> list[Device]:
 
 
 def _named(entry: str, devices: Sequence[Device]) -> Device | None:
-    """The device that `entry` names: by position, by UUID, or by a prefix of one UUID only."""
+    """The device that `entry` names: by position, UUID, or a prefix of exactly one UUID."""
     if entry.startswith("GPU-"):
         matches = [device for device in devices if device.uuid.startswith(entry)]
         return matches[0] if len(matches) == 1 else None
@@ -161,19 +161,19 @@ def by_strict_list(text: str, devices: Sequence[Device]) -> list[Device]:
 
 
 def by_index(text: str, devices: Sequence[Device]) -> list[Device]:
-    """The driver's numbers (module ids), in any order; unknown ones do not count."""
+    """The driver's numbers (module ids), in any order; unknown ones are ignored."""
     by_number = {device.number: device for device in devices}
     wanted = [int(entry) for entry in map(str.strip, text.split(",")) if entry.isascii() and entry.isdigit()]
     return [by_number[number] for number in dict.fromkeys(wanted) if number in by_number]
 
 
 def by_ranges(text: str, devices: Sequence[Device]) -> list[Device]:
-    """`0-3,8`, as Neuron's runtime reads it."""
+    """Ranges such as `0-3,8`, as Neuron's runtime reads them."""
     return by_list(",".join(expanded(text)), devices)
 
 
 def expanded(text: str) -> list[str]:
-    """`0-2,8` as `0`, `1`, `2`, `8`. Other entries stay unchanged."""
+    """Expand `0-2,8` to `0`, `1`, `2`, `8`. Other entries stay unchanged."""
     entries: list[str] = []
     for entry in map(str.strip, text.split(",")):
         first, _, last = entry.partition("-")
@@ -188,7 +188,7 @@ _MOST = 1 << 10
 
 
 def by_affinity(text: str, devices: Sequence[Device]) -> list[Device]:
-    """`0,1.0`: devices by number, or one tile of a device (Level Zero, "Affinity Mask"). An empty mask hides none."""
+    """Devices or single tiles such as `0,1.0` (Level Zero, "Affinity Mask"). An empty mask hides no device."""
     entries = [entry.strip() for entry in text.split(",")]
     numbers = [int(entry.split(".")[0]) for entry in entries if _AFFINITY_ENTRY.fullmatch(entry)]
     known = dict.fromkeys(number for number in numbers if number < len(devices))
@@ -202,14 +202,14 @@ _AFFINITY_ENTRY = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 def _nvidia(files: Files, _environ: Mapping[str, str]) -> Found:
-    """Reads /proc/driver/nvidia/gpus and the device nodes; if the kernel hides the former, NVML (`base.nvml`)."""
+    """Reads /proc/driver/nvidia/gpus and the device nodes; if the kernel hides the folder, NVML (`base.nvml`)."""
     nodes = {f"nvidia{number}" for number in files.numbered("dev", r"nvidia([0-9]+)")}
     folder = "proc/driver/nvidia/gpus"
     by_address = {
         name: dict(_INFORMATION.findall(files.text(f"{folder}/{name}/information"))) for name in files.names(folder)
     }
     if by_address:
-        # A container may see the whole machine's /proc but have only a few GPUs' device nodes.
+        # A container may see the whole machine's /proc, but have device nodes of only a few GPUs.
         return Found(
             _in_order(
                 Device(address, facts.get("GPU UUID", ""))
@@ -217,9 +217,9 @@ def _nvidia(files: Files, _environ: Mapping[str, str]) -> Found:
                 if not nodes or f"nvidia{facts.get('Device Minor', '')}" in nodes
             )
         )
-    if nodes or "dxg" in files.dev:  # a sandbox that hides the driver's /proc, or Windows's Linux
+    if nodes or "dxg" in files.dev:  # a sandbox that hides the driver's /proc, or Linux on Windows
         return Found(_in_order((_by_nvml() if files.root == "/" else []) or [Device()] * len(nodes)))
-    if not files.dev.isdisjoint(("nvgpu", "nvhost-gpu")):  # Jetson: one GPU, in the processor, and all there is
+    if not files.dev.isdisjoint(("nvgpu", "nvhost-gpu")):  # Jetson: a single GPU, integrated in the processor
         return Found([Device(number=0)])
     trouble = "NVIDIA's driver is loaded (/dev/nvidiactl), and lists no GPU"
     return Found(trouble=trouble) if "nvidiactl" in files.dev else Found()
@@ -238,16 +238,16 @@ def _by_nvml() -> list[Device]:
     return [Device(address, uuid) for address, uuid in nvml_devices()]
 
 
-# AMD, and Hygon, whose driver is made from AMD's
+# AMD, and Hygon, whose driver is derived from AMD's
 
 KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
 _APUS = frozenset((90002, 90009, 90012, 100103, 100303, 100305, 100306, 110003, *range(110500, 110600)))
-"""`gfx_target_version` of GPUs in processors for desktops and notebooks: those that LLVM's "User Guide for AMDGPU
-Backend" lists as APU only (gfx902, gfx909, gfx90c, gfx1013, gfx1033, gfx1035, gfx1036, gfx1103, gfx115x)."""
+"""`gfx_target_version` of GPUs integrated in processors for desktops and notebooks: those that LLVM's "User Guide for
+AMDGPU Backend" lists as APU only (gfx902, gfx909, gfx90c, gfx1013, gfx1033, gfx1035, gfx1036, gfx1103, gfx115x)."""
 
 
 def _amd(files: Files, _environ: Mapping[str, str]) -> Found:
-    """KFD's compute nodes, numbered by HIP in this order (Linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
+    """KFD's compute nodes, which HIP numbers in this order (Linux, drivers/gpu/drm/amd/amdkfd/kfd_topology.c).
 
     The kernel hides `properties` of a GPU that a container's device cgroup does not allow.
     """
@@ -285,9 +285,9 @@ _INTEGRATED = re.compile(r"[0-9a-f]{4}:00:[0-9a-f]{2}\.[0-7]")
 
 
 def _intel(files: Files, environ: Mapping[str, str]) -> Found:
-    """GPUs on cards, or else the one in the processor, as torch counts them.
+    """GPUs on cards, or otherwise the integrated one, as torch counts them.
 
-    Each tile of a card is a device (`tile0` of the driver xe, `gt0` of i915), unless ZE_FLAT_DEVICE_HIERARCHY says
+    Each tile of a card is a device (`tile0` with the driver xe, `gt0` with i915), unless ZE_FLAT_DEVICE_HIERARCHY is
     COMPOSITE (Level Zero, "Environment Variables").
     """
     cards: list[Device] = []
@@ -318,11 +318,11 @@ def _tiles(files: Files, device: str) -> int:
     return max(1, tiles, *(len(files.numbered(f"{device}/drm/{card}/gt", r"gt([0-9]+)")) for card in cards))
 
 
-# Accelerators with nodes of their own
+# Accelerators with their own device nodes
 
 
 def _numbered(pattern: str, maker: str) -> Finder:
-    """Devices are the nodes in /dev with matching names; their PCI addresses are unknown."""
+    """Devices are the nodes in /dev with matching names. Their PCI addresses are unknown."""
     name = re.compile(pattern)
 
     def find(files: Files, _environ: Mapping[str, str]) -> Found:
@@ -338,7 +338,7 @@ def _numbered(pattern: str, maker: str) -> Finder:
 
 
 def _metax(files: Files, _environ: Mapping[str, str]) -> Found:
-    """Render nodes of MetaX's PCI id, beside /dev/mxcd (its images are run with --device of both)."""
+    """Render nodes with MetaX's PCI vendor id, next to /dev/mxcd (its images run with --device for both)."""
     if "mxcd" not in files.dev:
         return Found()
     devices = []
@@ -354,18 +354,18 @@ def _metax(files: Files, _environ: Mapping[str, str]) -> Found:
 
 _ACCEL = r"accel([0-9]+)"
 _IN_PROCESSORS = frozenset(("intel_vpu", "amdxdna", "rocket", "ethosu"))
-"""Linux's drivers of units for inference in processors of notebooks and boards, which torch does not train on."""
+"""Linux drivers for inference units in processors of notebooks and boards. Torch does not train on these."""
 
 
 def _accel_nodes(files: Files) -> dict[int, str]:
-    """The number of each node of Linux's subsystem for accelerators (/dev/accel/accelN), and its driver."""
+    """The number of each node of Linux's accelerator subsystem (/dev/accel/accelN), and its driver."""
     numbers = files.numbered("dev/accel", _ACCEL) if "accel" in files.dev else []
     drivers = {number: files.link(f"sys/class/accel/accel{number}/device/driver") for number in numbers}
     return {number: driver for number, driver in drivers.items() if driver not in _IN_PROCESSORS}
 
 
 def _gaudi(files: Files, _environ: Mapping[str, str]) -> Found:
-    """/dev/accel/accelN of the driver habanalabs, in the order of module ids (docs.habana.ai, "Multiple Tenants")."""
+    """Nodes /dev/accel/accelN of the driver habanalabs, by module id (docs.habana.ai, "Multiple Tenants")."""
     devices = []
     hidden = 0
     for number, driver in _accel_nodes(files).items():
@@ -387,12 +387,12 @@ def _gaudi(files: Files, _environ: Mapping[str, str]) -> Found:
 _NEURON = "sys/devices/virtual/neuron_device"
 _ONE_CORE = frozenset(("Inferentia", "Inferentia2", "Trainium1"))
 _TWO_CORES = frozenset(("Trainium2", "Trainium3"))
-"""Physical cores of a logical one, by default, by the device's name (awsdocs-neuron, "Logical NeuronCore")."""
+"""Default number of physical cores per logical one, by device name (awsdocs-neuron, "Logical NeuronCore")."""
 
 
 def _neuron(files: Files, environ: Mapping[str, str]) -> Found:
-    """Logical cores, each of which is a device of torch: `core_count` of each /dev/neuronN (awsdocs-neuron, "Neuron
-    Sysfs User Guide"), divided by the cores of a logical one.
+    """Logical cores, which are torch's devices: `core_count` of each /dev/neuronN (awsdocs-neuron, "Neuron Sysfs User
+    Guide"), divided by the number of physical cores per logical one.
     """
     cores = 0
     numbers = [number for number in files.numbered("dev", r"neuron([0-9]+)") if files.can_open(f"dev/neuron{number}")]
@@ -411,11 +411,11 @@ def _neuron(files: Files, environ: Mapping[str, str]) -> Found:
 
 _TPUS = frozenset(("0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f"))
 _TPU_OF_TWO = "0x0076"
-"""PCI device ids of chips from v2 to v6e, and of v7, which is two devices for a program (JAX, hardware_utils.py)."""
+"""PCI device ids of chips v2 to v6e, and of v7, which programs see as two devices (JAX, hardware_utils.py)."""
 
 
 def _tpu(files: Files, _environ: Mapping[str, str]) -> Found:
-    """/dev/accelN, or the group of VFIO of each chip: /dev/vfio/GROUP."""
+    """/dev/accelN, or each chip's VFIO group: /dev/vfio/GROUP."""
     nodes = files.numbered("dev", _ACCEL)
     if nodes:
         links = [f"sys/class/accel/accel{number}/device" for number in nodes]
@@ -448,7 +448,7 @@ def _tpu(files: Files, _environ: Mapping[str, str]) -> Found:
     )
 
 
-# Drivers whose nodes alone are known
+# Drivers of which only the device nodes are known
 
 _UNCOUNTED = {
     "Enflame": r"gcu[0-9]+",
@@ -458,11 +458,11 @@ _UNCOUNTED = {
     "Habana (a driver of before Linux 6.2)": r"hl[0-9]+",
     "Hygon": r"mkfd",
 }
-"""Makers, and the names that their drivers give to nodes in /dev (`docker run --device` of their own images)."""
+"""Makers, and the names of their drivers' nodes in /dev (from `docker run --device` for their images)."""
 
 
 def uncounted(files: Files) -> str:
-    """A description of an accelerator that no row counts; empty if there is none."""
+    """Describe an accelerator that no row counts; empty if none is found."""
     for maker, pattern in _UNCOUNTED.items():
         node = next(filter(re.compile(pattern).fullmatch, sorted(files.dev)), "")
         if node and not (node == "mkfd" and "kfd" in files.dev):
@@ -486,7 +486,7 @@ NVIDIA = Vendor(
 AMD = Vendor(  # ROCm, "GPU isolation techniques"
     *("AMD", "AMD GPUs", "cuda", _amd, (HIP, CUDA), (HIP, CUDA), by_list, f"{_GROUPS} and /dev/kfd", ROCR),
 )
-METAX = Vendor(  # whose torch calls them cuda; the second variable is for programs that were written for CUDA
+METAX = Vendor(  # torch for MetaX calls them cuda; the second variable serves programs written for CUDA
     *("MetaX", "MetaX GPUs", "cuda", _metax, ("MACA_VISIBLE_DEVICES", CUDA), ("MACA_VISIBLE_DEVICES", CUDA), by_list),
     f"see `mx-smi`; {_GROUPS} and /dev/mxcd",
 )
@@ -507,7 +507,7 @@ NEURON = Vendor(
     *("AWS Neuron", "NeuronCores", "neuron", _neuron, ("NEURON_RT_VISIBLE_CORES",), ("NEURON_RT_VISIBLE_CORES",)),
     *(by_ranges, "see `neuron-ls`; give the container /dev/neuron*"),
 )
-TPU = Vendor(  # libtpu prefers the first, if it is not empty
+TPU = Vendor(  # libtpu prefers the first, unless it is empty
     *("TPU", "TPU chips", "tpu", _tpu, ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"), ("TPU_VISIBLE_CHIPS",), by_list),
     "give the container /dev/accel* or /dev/vfio",
 )
@@ -526,4 +526,4 @@ INTEL = Vendor(
 )
 
 VENDORS = (NVIDIA, AMD, METAX, ILUVATAR, ASCEND, GAUDI, NEURON, TPU, MOORE_THREADS, CAMBRICON, INTEL)
-"""In the order of `auto`: Intel is last, since its cards may only serve the display."""
+"""In the order of `auto`: Intel is last, since its cards might only drive the display."""

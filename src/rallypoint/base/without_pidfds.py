@@ -1,11 +1,10 @@
-"""Handles of processes without pidfds (Linux before 5.3, sandboxes that deny them). Imported only then.
+"""Handles of processes without pidfds (Linux before 5.3, sandboxes that deny them). Imported only if needed.
 
-The reaper waits for a worker's end, and then closes a pipe. It also sends the worker's signals, since a pid cannot be
-reused before the parent has reaped it. For any other process, a thread watches for the end.
+The reaper waits until a worker ends, and then closes a pipe. It also sends the worker's signals, since a pid cannot be
+reused before the parent reaps the process. For any other process, a thread waits until it ends.
 
-Drawbacks: for a process that is neither the reaper's child nor ours, the end is noticed up to `WATCH_INTERVAL` late;
-and a signal can reach another process if the pid is reused in the microseconds between the look at /proc and the
-signal.
+Drawbacks: the end of a process that is neither the reaper's child nor ours is noticed up to `WATCH_INTERVAL` late. And
+a signal can reach another process if the pid is reused in the microseconds after the check in /proc.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from rallypoint.base.process_table import ProcessStat, parse_stat, read_stat
 from rallypoint.base.side_thread import start_thread
 
 WATCH_INTERVAL = 0.02
-"""Seconds between looks at a process that is no child of ours or the reaper's."""
+"""Seconds between checks of a process that is neither our child nor the reaper's."""
 
 FACT = (
     "processes have no pidfds here (Linux before 5.3, or a sandbox): the reaper signals the workers instead; a process "
@@ -37,8 +36,8 @@ class CheckedHandle(ProcessHandle):
 
     Args:
         pid: the process.
-        fd: readable when the process has ended; this object closes it.
-        stat: the process in /proc; None if it had ended.
+        fd: becomes readable when the process ends; this object closes it.
+        stat: the process in /proc; None if it has ended.
         send: sends a signal to the pid through its parent; returns whether the parent is alive.
     """
 
@@ -62,10 +61,10 @@ class CheckedHandle(ProcessHandle):
 
 
 def exit_fd(pid: int) -> int:
-    """A descriptor that becomes readable when a process has ended; a thread waits for that. Raises OSError like
-    `open_process`.
+    """Create a descriptor that becomes readable when a process ends; a thread waits for the process. Raises OSError
+    like `open_process`.
     """
-    # The open file stays this process's: reading it fails once another process has the pid.
+    # The open file stays bound to this process: reading fails once another process has the pid.
     try:
         watched = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -86,11 +85,11 @@ def exit_fd(pid: int) -> int:
 def _watch(pid: int, watched: int, writing: int) -> None:
     """Wait until a process ends or its handle is closed; then write into the pipe.
 
-    Closing the pipe is not enough: a fork of this process has its writing end too.
+    Closing the pipe is not enough, since a fork of this process also has its writing end.
     """
     try:
         if _is_running(pid, watched):
-            with suppress(ChildProcessError):  # no child of ours, or another thread has reaped it
+            with suppress(ChildProcessError):  # not our child, or another thread reaped it
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         closed = select.poll()
         closed.register(writing, 0)
