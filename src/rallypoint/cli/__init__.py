@@ -1,4 +1,4 @@
-"""`rallyrun`: parses torchrun's command line with a table of flags, and turns it into a `LaunchConfig`."""
+"""`rallyrun`: parses torchrun's command line with a table of flags, and converts it to a `LaunchConfig`."""
 
 import sys
 

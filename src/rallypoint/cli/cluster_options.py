@@ -1,11 +1,11 @@
-"""`--cluster`: the environment of a cluster supplies values that the user has not given.
+"""`--cluster`: the environment of a cluster supplies values that the user did not set.
 
 Laws:
 
-1. Values from a flag or a `PET_*` variable take precedence. If the user gives an endpoint, it decides where nodes meet.
+1. Values from a flag or a `PET_*` variable take precedence. If the user sets an endpoint, nodes meet there.
 2. A value that cannot be determined is reported in one sentence before anything starts. It ends the job (exit code 2),
    unless the flags suffice without it.
-3. Without `--cluster` nothing changes; one warning says if each node is about to run its own job.
+3. Without `--cluster` nothing changes, except for one warning if each node is about to run its own job.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from rallypoint.rendezvous.params import parse_rdzv_conf
 _log = get_logger(__name__)
 
 _MEETING = ("rdzv_endpoint", "master_addr", "master_port")
-"""Options that each say where nodes meet."""
+"""Options that say where nodes meet."""
 _BY_ENDPOINT = ("c10d", "static")
-"""Backends that meet at a node of the job."""
+"""Backends whose nodes meet at a node of the job."""
 _MOST = 1 << 20
-"""The most characters to read from a file."""
+"""Maximum number of characters to read from a file."""
 
 
 def with_cluster(options: Options, environ: Mapping[str, str], machine: Machine) -> Options:
-    """The options, completed with values of the cluster that `--cluster` names. Raises UsageError: the cluster's
-    environment is damaged, or not enough to start a job.
+    """Complete the options with values of the cluster that `--cluster` names. Raises UsageError: the cluster's
+    environment is damaged, or not sufficient to start a job.
     """
     which = options.features.command.cluster
     source = f"{options.source('cluster')}={which}"
@@ -72,13 +72,13 @@ def this_machine(environ: Mapping[str, str]) -> Machine:
 
 
 def _foreign_text(path: str) -> str:
-    """The text of a file named by a variable; empty unless the file belongs to root or to this user."""
+    """The text of a file named in a variable; empty unless root or this user owns the file."""
     if not path:
         return ""
     try:
         with open(open_regular(path), encoding="utf-8", errors="replace") as file:
             return file.read(_MOST)
-    except (OSError, ValueError) as error:  # a path with a null character is a ValueError
+    except (OSError, ValueError) as error:  # a null character in the path raises ValueError
         _log.info("%s, which describes the job, is not read: %s", printable(path), error)
         return ""
 
@@ -108,7 +108,7 @@ def _completed(options: Options, cluster: Cluster, environ: Mapping[str, str]) -
 
 
 def _warn(cluster: Cluster, endpoint_derived: bool, workers: int) -> None:
-    """Warn, on one node, about settings with which the job can run but that its user may not want."""
+    """Warn, on one node, about settings that work but are probably not intended."""
     if cluster.remark and endpoint_derived:
         _log.warning("%s: %s", cluster.title, cluster.remark)
     usable, there = cpu_count(), cluster.cpus or os.cpu_count() or 1
@@ -139,9 +139,9 @@ def _rendezvous(options: Options, cluster: Cluster) -> dict[str, Any]:
 
 
 def _workers(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> tuple[str, str]:
-    """The number of workers that this node starts, and its source; empty if the user has given it.
+    """The number of workers to start on this node, and its source; empty if the user set it.
 
-    The number is that of `auto`, for the part of this machine that the task may use.
+    The number is the one for `auto`, restricted to the part of this machine that the task may use.
     """
     option = options.nproc_per_node if "nproc_per_node" in options.sources else "auto"
     if option != "auto":
@@ -152,7 +152,7 @@ def _workers(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> 
         if not cluster.gpus:
             raise
         gpus = 0
-    # An unknown driver counts no devices; then the scheduler's value applies.
+    # With an unknown driver, no devices are counted: use the scheduler's value.
     gpus = gpus if cluster.gpus is None else min(gpus or cluster.gpus, cluster.gpus)
     if gpus:
         return str(gpus), "the task's GPUs"
@@ -160,7 +160,7 @@ def _workers(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> 
 
 
 def warn_of_own_worlds(options: Options, environ: Mapping[str, str]) -> None:
-    """Warn, on one of several nodes, if each of them is about to run its own job or to wait for itself."""
+    """Warn, on one of several nodes, if each is about to run its own job or to wait for itself."""
     started = None if options.standalone or "TORCHELASTIC_RUN_ID" in environ else started_with_others(environ)
     if started is None or started.number != 0:
         return

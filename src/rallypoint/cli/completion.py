@@ -4,9 +4,9 @@ shtab creates the scripts from the parsers.
 
 Laws:
 
-1. No TAB starts Python: a script contains everything that it completes, and the shell reads the names of files.
-2. A wheel contains the scripts, from its build; a checkout creates them if shtab is installed.
-3. Only dashed spellings are completed, though the commands also accept torchrun's underscores.
+1. Pressing TAB never starts Python: a script contains everything that it completes, and the shell reads file names.
+2. A wheel contains the scripts from its build. A checkout creates them if shtab is installed.
+3. Only dashed spellings are completed, although the commands also accept torchrun's underscores.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ SHELLS = {
     "fish": ("share/fish/vendor_completions.d/rallyrun.fish", "share/fish/vendor_completions.d/rallyctl.fish"),
     "tcsh": (),
 }
-"""Where each shell looks for a script of these commands, below a prefix; tcsh looks nowhere."""
+"""Where each shell looks for completion scripts, below a prefix; tcsh has no such place."""
 
 PACKAGED = Path(__file__).with_name("completions")
-"""The folder in a wheel with the script of each shell, under the shell's name."""
+"""The folder in a wheel that contains each shell's script, named after the shell."""
 
 _FILES = ("FILE", "PATH", "training_script", "training_script_args", "paths")
 _FOLDERS = ("DIR",)
@@ -34,10 +34,10 @@ _ENDS_OF_ZSH = "\nif [[ $zsh_eval_context[-1] == eval ]]"
 
 
 def printed_script(shell: str, parsers: Mapping[str, argparse.ArgumentParser]) -> str:
-    """The script for commands, by name, in one of `SHELLS`; the installed script has both of ours.
+    """The script for commands, by name, in one of `SHELLS`. The installed script covers both of ours.
 
     Raises:
-        UserError: neither this installation nor shtab has one.
+        UserError: the script is not installed, and shtab cannot create it.
     """
     packaged = PACKAGED / shell
     try:
@@ -51,7 +51,7 @@ def printed_script(shell: str, parsers: Mapping[str, argparse.ArgumentParser]) -
 
 
 def completion_script(shell: str, parsers: Mapping[str, argparse.ArgumentParser]) -> str:
-    """The script, created here.
+    """Create the script.
 
     Raises:
         ImportError: shtab is not installed.
@@ -76,13 +76,13 @@ def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _say_what_completes(action: argparse.Action) -> None:
-    """Give shtab the words of a value, or mark it as a file; keep only one spelling of each flag."""
+    """Tell shtab the words for a value, or that it is a file; keep only one spelling per flag."""
     import shtab
 
     action.option_strings = [flag for flag in action.option_strings if "_" not in flag]
     names = {*action.option_strings, str(action.metavar or action.dest)}
     if action.choices is None:
-        # The parser does not enforce them, since it converts values first: these parsers are for completion only.
+        # The parser converts values first, so it cannot enforce these words. It serves completion only.
         action.choices = getattr(action.type, "words", None) or next(
             (words for name, words in _words().items() if name in names), None
         )
@@ -93,7 +93,7 @@ def _say_what_completes(action: argparse.Action) -> None:
 
 
 def _words() -> dict[str, tuple[str, ...]]:
-    """Words for values by the name of the flag: from the flags' rows, and for verbs."""
+    """Words for values, by flag name: from the flags' rows, and for verbs."""
     from rallypoint.cli.flags import FLAGS
     from rallypoint.clusters.preflight.run import NAMES
 
@@ -102,7 +102,7 @@ def _words() -> dict[str, tuple[str, ...]]:
 
 
 def _one_of_zsh(scripts: list[str], names: list[str]) -> str:
-    """One autoloaded file for all commands: zsh calls it with the command in `$service`."""
+    """One autoloaded file for all commands: zsh calls it with the command's name in `$service`."""
     bodies = [script.partition("\n")[2].partition(_ENDS_OF_ZSH)[0] for script in scripts]
     sourced = "\n".join(f"  compdef _shtab_{name} -N {name}" for name in names)
     end = f"""

@@ -1,4 +1,4 @@
-"""A launch in one file (`--config job.toml`), and the effective configuration (`--dry-run`).
+"""A launch configuration in one file (`--config job.toml`), and the effective configuration (`--dry-run`).
 
     nnodes = "2:4"                    # a flag by name, with dashes or underscores
     nproc-per-node = "gpu"
@@ -18,10 +18,10 @@
 
 Laws:
 
-1. A value in the file counts as `PET_<NAME>` would: the command line and the environment take precedence, and the
-   flag's own reader reads it. If the environment has a variable of `[env]`, its value there stays.
-2. A name that is no flag is refused, with the nearest flag as a hint.
-3. `--dry-run` prints a file of the same form.
+1. A value in the file counts like `PET_<NAME>`: the command line and the environment take precedence, and the flag's
+   own reader reads it. A variable in `[env]` does not replace one in the environment.
+2. A name that is not a flag is refused; the error suggests the most similar flag.
+3. `--dry-run` prints a file in the same format.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Config(NamedTuple):
-    """The contents of a file: values of flags as texts, by the flags' fields, and variables of workers."""
+    """The contents of a file: texts of flag values, by the flags' fields, and variables for workers."""
 
     values: dict[str, str]
     environment: dict[str, str]
@@ -53,7 +53,7 @@ def read_config(given: str) -> Config:
     """Read `FILE` or `FILE:PROFILE`.
 
     Raises:
-        UsageError: there is no such file or profile, or it has an invalid entry.
+        UsageError: no such file or profile exists, or it contains an invalid entry.
     """
     path, profile = given, ""
     if not os.path.exists(path) and ":" in given:
@@ -86,7 +86,7 @@ def _load(path: str) -> dict[str, Any]:
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Both tables; entries of the second replace those of the first, also in inner tables."""
+    """Merge tables; entries of the second replace those of the first, even in inner tables."""
     merged = {_key(name): value for name, value in below.items()}
     for name, value in above.items():
         before = merged.get(_key(name))
@@ -118,7 +118,7 @@ def _config(given: str, table: Mapping[str, Any]) -> Config:
 
 
 def _text(given: str, flag: Flag[Any], value: object) -> str:
-    """A value as text, in the form of a command line."""
+    """A value as text, as on a command line."""
     name = flag.name.removeprefix("--")
     if flag.read is None:
         if isinstance(value, bool):
@@ -154,12 +154,12 @@ def _environment(given: str, table: object) -> dict[str, str]:
 
 
 def effective_lines(values: Mapping[str, Any], sources: Mapping[str, str], environment: Mapping[str, str]) -> list[str]:
-    """The configuration as a file for `--config`: given values with their sources, then the defaults as comments.
+    """Format the configuration as a file for `--config`: set values with their sources, then defaults as comments.
 
     Args:
         values: the values of all flags, by field, and the script with its arguments.
-        sources: the sources of values that are not defaults.
-        environment: the file's variables for the workers.
+        sources: the sources of values other than defaults.
+        environment: the file's variables for workers.
     """
     flags = [flag for flag in FLAGS if flag.dest not in _NOT_IN_FILE and flag.dest in values]
     given = [flag for flag in flags if values[flag.dest] != flag.default or flag.dest in sources]
@@ -194,7 +194,7 @@ def _in_order(values: Iterable[object]) -> list[object]:
 
 
 def _quoted(text: str) -> str:
-    """A TOML string; unprintable characters are escaped."""
+    """Format a TOML string; unprintable characters are escaped."""
     escaped = (
         f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}" for character in text
     )

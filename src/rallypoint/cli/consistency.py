@@ -1,7 +1,7 @@
-"""Finds values that cannot be meant: unexpanded shell variables, empty values, flags that contradict `--standalone`,
-and flags after the script.
+"""Finds values that the user cannot intend: unexpanded shell variables, empty values, flags that contradict
+`--standalone`, and flags after the script.
 
-Without these checks, a job of several nodes waits for its join timeout, each node with its own id or endpoint.
+Without these checks, the nodes of a job would have different ids or endpoints, and wait for the join timeout.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ from rallypoint.cli.parse import Options, parse_nnodes
 _log = get_logger(__name__)
 
 _UNEXPANDED = re.compile(r"\$(?:[A-Za-z_]\w*|\{[^{}]*\}|\([^()]*\))|`[^`]+`", re.ASCII)
-"""`$NAME`, `${NAME}`, `$(COMMAND)` (also Kubernetes's form of a variable), and a command in backquotes."""
+"""`$NAME`, `${NAME}`, `$(COMMAND)` (also a Kubernetes variable), and a command in backquotes."""
 
 _PLAIN_TEXTS = (
     *("nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "local_addr"),
     *("role", "log_dir", "logs_specs", "event_log_handler", "master_addr"),
     *("incident_dir", "progress_file", "node_domain"),
 )
-"""Options in which a `$` has no meaning here. It has one in templates, filters, commands and the script's arguments."""
+"""Options in which `$` has no meaning here, unlike in templates, filters, commands and the script's arguments."""
 
 _PASSWORD = re.compile(r"\bpassword\s*=[^,]*")
 
 _MEETING = ("rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "master_addr", "master_port")
-"""Options that say where this node meets others, and as which node."""
+"""Options that say where this node meets others, and its rank."""
 _OF_STANDALONE = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "node_rank": 0, "master_addr": "localhost"}
-"""Values that `--standalone` sets anyway; the defaults are also harmless."""
+"""Values that `--standalone` sets anyway. The defaults are harmless too."""
 
 
 def consistent(options: Options, late: str) -> Options:
-    """The options without those that `--standalone` overrides; one line names these.
+    """Remove the options that `--standalone` overrides, and name them in one line.
 
     Args:
-        options: those of the command line.
-        late: an argument of the script that looks as if it were meant for the launcher; empty for none.
+        options: the options from the command line.
+        late: an argument of the script that was probably meant for the launcher; empty for none.
 
     Raises:
-        UserError: a value cannot be meant.
+        UserError: the user cannot intend a value.
     """
     values = options.flat()
     for dest in _PLAIN_TEXTS:
         if dest in options.sources:
             refuse_unexpanded(options.source(dest), values[dest])
-    if late and not options.no_python:  # a program may be another launcher
+    if late and not options.no_python:  # the program may be another launcher
         script = options.training_script
         _log.warning("%s comes after %s and is passed to it; put it before %s to use it here", late, script, script)
     return _alone(options, values) if options.standalone else _checked_meeting(options)
 
 
 def refuse_unexpanded(source: str, value: object) -> None:
-    """Raises UsageError: the value has a variable or a command that no shell and no template has expanded."""
+    """Raise UsageError if the value contains a variable or a command that no shell or template expanded."""
     text = _PASSWORD.sub("", value) if isinstance(value, str) else ""
     if (found := _UNEXPANDED.search(text)) is not None:
         raise UsageError(
@@ -64,7 +64,7 @@ def refuse_unexpanded(source: str, value: object) -> None:
 
 
 def _alone(options: Options, values: dict[str, Any]) -> Options:
-    """Let `--standalone` win if the other value comes from the environment, or if the job can run anyway."""
+    """Let `--standalone` win if the other value comes from the environment, or if the job can run without it."""
     changes: dict[str, Any] = {}
     low, high = parse_nnodes(options.nnodes, options.source("nnodes"))
     if high > 1:
@@ -100,7 +100,7 @@ def _checked_meeting(options: Options) -> Options:
     try:
         _, high = parse_nnodes(options.nnodes, options.source("nnodes"))
     except UserError:
-        high = 1  # refused where the number is used
+        high = 1  # refused later, where the number is used
     if high > 1 and not options.rdzv_id.strip():
         raise UsageError(
             f"{options.source('rdzv_id')} is empty, and the nodes of a job need one id; give the same on all of them"

@@ -1,10 +1,10 @@
 """Converts `Options` to the launcher's input: a `LaunchConfig`, an entry point and its arguments.
 
-Checks whose message names the flag are here (contract section 1.13); lower layers check the rest.
+If a message names the flag, its check is here (contract section 1.13); lower layers check the rest.
 
-torchrun silently ignores unknown names (keys in `--rdzv-conf`, `PET_*` variables). The contract requires that they are
-ignored here too, but there is a warning. A variable that is almost one of ours gets a warning too, since without its
-secret a job would run unprotected.
+torchrun silently ignores unknown names (keys in `--rdzv-conf`, `PET_*` variables). The contract requires us to ignore
+them too, but we warn. We also warn about variables that resemble ours: with a misspelt `RALLYPOINT_SECRET`, a job would
+run unprotected.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _RESERVED = ("backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_a
 _OF_SEVERAL_NODES = {
     *("nnodes", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank", "master_addr", "master_port", "segment"),
 }
-"""Options for jobs of several nodes, which may contradict others."""
+"""Options for jobs with several nodes, which may contradict other options."""
 
 _ENVIRONMENTS = ("VIRTUAL_ENV", "CONDA_PREFIX", "UV_PROJECT_ENVIRONMENT")
-"""Variables that may name another environment than the launcher's."""
+"""Variables that may name an environment other than the launcher's."""
 _FEW_HAVE = {"nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "standalone", "max_restarts"}
 _OF_LAUNCHERS = frozenset(name for flag in FLAGS if flag.dest in _FEW_HAVE for name in flag.spellings)
-"""Spellings of flags that few scripts have."""
+"""Spellings of flags that are rare in scripts."""
 
 EntryPoint = str | Callable[..., None]
 
@@ -59,8 +59,8 @@ EntryPoint = str | Callable[..., None]
 def config_from_options(
     options: Options, environ: Mapping[str, str]
 ) -> tuple[LaunchConfig, EntryPoint, tuple[str, ...]]:
-    """The configuration, the program or function to run, and its arguments, with `${local_rank}` still in them. Raises
-    UserError: a value cannot work.
+    """The configuration, the program or function to run, and its arguments, which still contain `${local_rank}`.
+    Raises UserError: a value cannot work.
     """
     late = next((word for word in options.training_script_args if word.partition("=")[0] in _OF_LAUNCHERS), "")
     if late or not _OF_SEVERAL_NODES.isdisjoint(options.sources) or set("$`").intersection(str(options.flat())):
@@ -111,7 +111,7 @@ def config_from_options(
 
 
 def _check(options: Options, environ: Mapping[str, str]) -> Features:
-    """Check the values as far as possible on their own. Returns the options beyond torchrun, with absolute paths."""
+    """Check each value as far as possible. Returns the options beyond torchrun's, with absolute paths."""
     _check_bounds(options)
     _check_signals(options)
     own = options.features
@@ -122,8 +122,8 @@ def _check(options: Options, environ: Mapping[str, str]) -> Features:
 
 
 def entry_point(options: Options, environ: Mapping[str, str]) -> tuple[EntryPoint, tuple[str, ...]]:
-    """The program or function that each worker runs, and its arguments (contract section 1.7). Raises UserError for
-    `--no-python` together with `--module`.
+    """The program or function that each worker runs, and its arguments (contract section 1.7). Raises UserError:
+    `--no-python` was combined with `--module`.
     """
     script, arguments = options.training_script, options.training_script_args
     if options.run_path:
@@ -147,8 +147,8 @@ def entry_point(options: Options, environ: Mapping[str, str]) -> tuple[EntryPoin
 
 
 def check_script(options: Options, environ: Mapping[str, str]) -> None:
-    """Raise UserError if there is no such script. Names for another interpreter, a macro or `python -m` are not
-    checked.
+    """Raise UserError if the script does not exist. Does not check arguments of another interpreter, macros or
+    `python -m`.
     """
     script = options.training_script
     elsewhere = options.module or options.no_python or "PYTHON_EXEC" in environ
@@ -156,7 +156,7 @@ def check_script(options: Options, environ: Mapping[str, str]) -> None:
         return
     folder, name = os.path.split(os.path.abspath(script))
     try:
-        # Without the ending, by which any two short names are alike.
+        # Compare without the suffix, which would make any two short names similar.
         stems = [name.removesuffix(".py") for name in os.listdir(folder) if name.endswith(".py")]
         from rallypoint.cli.similar_names import closest_match
 
@@ -169,7 +169,7 @@ def check_script(options: Options, environ: Mapping[str, str]) -> None:
 
 
 def limit_threads(config: LaunchConfig, environ: MutableMapping[str, str]) -> None:
-    """Set one OpenMP thread for each of several workers, unless the user has set a number (contract section 1.10)."""
+    """Set one OpenMP thread per worker if there are several, unless the user set a number (contract section 1.10)."""
     if config.nproc_per_node < 2 or "OMP_NUM_THREADS" in environ:
         return
     environ["OMP_NUM_THREADS"] = "1"
@@ -186,7 +186,7 @@ _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
         lambda value: value >= 0 and is_in_range("max_restarts", value),
         f"0 to {range_of('max_restarts').maximum}",
     ),
-    "monitor_interval": (lambda value: value > 0, "above 0 seconds"),  # false for not-a-number
+    "monitor_interval": (lambda value: value > 0, "above 0 seconds"),  # False for NaN
     "shutdown_timeout": (lambda value: value >= 0, "0 seconds or more"),
 }
 
@@ -296,12 +296,12 @@ def _local_ranks(options: Options) -> set[int] | None:
 
 
 def local_world_size(text: str, environ: Mapping[str, str], source: str = "--nproc-per-node") -> int:
-    """Parse a number of workers, or count the devices for `auto`, `cpu`, `gpu` or another name of a device.
+    """Parse a number of workers, or count the devices for `auto`, `cpu`, `gpu` or another device name.
 
-    `source` is where the text was given, for messages.
+    `source` is the origin of the text, for messages.
 
     Raises:
-        UserError: it is none of these, less than one, or there is no such device, or none can be counted.
+        UserError: the text is invalid or less than one, or no such device exists, or devices cannot be counted.
     """
     try:
         size = int(text)
@@ -317,12 +317,12 @@ def local_world_size(text: str, environ: Mapping[str, str], source: str = "--npr
     return size
 
 
-# The rendezvous, and its endpoint (contract section 1.5)
+# The rendezvous and its endpoint (contract section 1.5)
 
 
 class RendezvousChoice(NamedTuple):
     """A rendezvous: `configs` are the backend's options, `node_rank` is the rank that this node requests, and
-    `endpoint_flag` is where the user gave the endpoint, if `endpoint_given`.
+    `endpoint_flag` is the origin of the endpoint if the user set it (`endpoint_given`).
     """
 
     backend: str
@@ -335,8 +335,8 @@ class RendezvousChoice(NamedTuple):
 
 
 def choose_rendezvous(options: Options, max_nodes: int) -> RendezvousChoice:
-    """Follow the table of section 1.5 from top to bottom. Raises UserError: an endpoint, an option of the backend or a
-    node rank cannot work.
+    """Apply the table in section 1.5 from top to bottom. Raises UserError: an endpoint, a backend's option or a node
+    rank cannot work.
     """
     configs: dict[str, Any] = dict(_configs(options))
     alone = options.standalone or _is_default_static(options, max_nodes)
@@ -351,7 +351,7 @@ def choose_rendezvous(options: Options, max_nodes: int) -> RendezvousChoice:
             _log.warning("%s counts all failures with the backend %s", budget, options.rdzv_backend)
     if alone:
         return _standalone(configs, announce=options.standalone)
-    if not options.rdzv_id.isprintable():  # otherwise refused later, after more has begun
+    if not options.rdzv_id.isprintable():  # otherwise refused only after other steps
         text = f"{options.source('rdzv_id')}={options.rdzv_id!r} has characters that cannot be printed"
         raise UsageError(f"{text}; give the job an id without them, the same on all nodes")
     if options.rdzv_backend == "static":
@@ -395,7 +395,7 @@ def _standalone(configs: dict[str, Any], announce: bool) -> RendezvousChoice:
 
 
 def _uuid4() -> str:
-    """A random UUID (RFC 9562, version 4); the module `uuid` would cost more than the rest of this file."""
+    """A random UUID (RFC 9562, version 4). Importing `uuid` would cost more than the rest of this file."""
     number = int.from_bytes(os.urandom(16), "big") & ~(0xF000 << 64) & ~(0xC000 << 48) | 4 << 76 | 2 << 62
     text = f"{number:032x}"
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
@@ -423,7 +423,7 @@ def _static(options: Options, configs: dict[str, Any], max_nodes: int) -> Rendez
 
 
 def _warn_of_options(options: Options, conf: dict[str, Any], backend: str, alone: bool) -> None:
-    """Warn about unknown options, except for plug-ins. A job that is `alone` uses c10d, whatever backend was given."""
+    """Warn about unknown options, but not for plug-ins. A job that is `alone` always uses c10d."""
     from rallypoint.rendezvous.backends.option_table import KNOWN
 
     if (known := KNOWN.get(backend)) is not None:
@@ -441,8 +441,8 @@ def _configs(options: Options) -> dict[str, str]:
 
 
 def checked(options: Options, environ: Mapping[str, str]) -> Features:
-    """Check the values, and warn about those without effect here. Returns them with absolute paths. Raises UserError: a
-    value cannot work.
+    """Check the values, and warn about those without effect here. Returns them with absolute paths. Raises UserError:
+    a value cannot work.
     """
     own = options.features
     if own.preemption.wanted or own.preemption.requeue:
@@ -530,7 +530,7 @@ def _progress_file(options: Options) -> str:
 
 
 def _incident_dir(options: Options) -> str:
-    """The folder, created now, so that a failure shows before the folder is needed."""
+    """The folder, created early: a failure must show before a report is written."""
     path = options.features.output.incident_dir
     try:
         if path:
@@ -555,11 +555,11 @@ OURS = frozenset(
 )
 """The variables that this program reads."""
 _ALMOST = 0.8
-"""The minimal similarity of a name to one of `OURS`, from 0 to 1: Kubernetes sets similar variables for services."""
+"""Minimum similarity to one of `OURS`, from 0 to 1: Kubernetes sets similar variables for services."""
 
 
 def warn_of_variables(environ: Mapping[str, str]) -> None:
-    """Warn about variables that look like those of flags (`PET_NNODE`) or like one of `OURS`, but are not."""
+    """Warn about variables whose names resemble those of flags (`PET_NNODE`) or one of `OURS`."""
     flags = {flag.variable: flag for flag in FLAGS}
     for name in sorted(name for name in environ if name.startswith("PET_")):
         flag = flags.get(name)
@@ -583,7 +583,7 @@ def warn_of_variables(environ: Mapping[str, str]) -> None:
 
 
 def warn_of_options(source: str, names: Collection[str], backend: str, known: Collection[str]) -> None:
-    """Warn about options in `source` (`--rdzv-conf` or `PET_RDZV_CONF`) that the backend does not know."""
+    """Warn about options from `source` (`--rdzv-conf` or `PET_RDZV_CONF`) that the backend does not know."""
     for name in sorted(set(names).difference(known)):
         similar = _MEANT.get(name, "")
         if similar not in known and not similar.startswith("--"):
@@ -595,4 +595,4 @@ def warn_of_options(source: str, names: Collection[str], backend: str, known: Co
 
 
 _MEANT = {"timeout": "join_timeout", "join_timeout": "timeout", "rank": "--node-rank"}
-"""Other backends' names for an option, and options with their own flag, which takes precedence."""
+"""Names of options in other backends, and options whose own flag takes precedence."""

@@ -1,4 +1,4 @@
-"""The verb `drill`: causes faults in a running job, and measures how long each recovery takes."""
+"""The verb `drill`: injects faults into a running job, and measures how long each recovery takes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rallypoint.observe.watching.messages import CommandReply, FaultCommand, Sna
 NOT_SURVIVED = 4
 """The exit code if the job did not survive a fault; 1 if a fault was refused."""
 _LOOK_EVERY = 0.5
-"""Seconds between two looks at the job; events have their own times, so this does not blur them."""
+"""Seconds between two queries of the job. Events carry their own times, so this does not limit precision."""
 _KILLS = {"worker": Fault.KILL_WORKER, "agent": Fault.KILL_AGENT, "node": Fault.KILL_NODE}
 
 
@@ -64,7 +64,7 @@ def _parse_drill(options: argparse.Namespace) -> Drill:
         raise UsageError(f"'{fault.value}' is a fault of a node; choose one with --node")
     for name in ("times", "every", "within"):
         value = getattr(options, name)
-        if not 0 < value < math.inf:  # nan fails too
+        if not 0 < value < math.inf:  # refuses NaN too
             raise UsageError(f"--{name}={value:g} is out of range; give more than 0")
     if not is_in_range("lasts", lasts):
         raise UsageError(f"a fault cannot last {lasts:g} s; give from 0 to {range_of('lasts').maximum:g}")
@@ -84,7 +84,7 @@ def _fault(options: argparse.Namespace) -> tuple[Fault, float]:
 
 
 class _DrillRun:
-    """One drill, on a session with the job's coordinator."""
+    """One drill, in a session with the job's coordinator."""
 
     def __init__(self, session: WatcherSession, drill: Drill, every: float) -> None:
         self._session = session
@@ -93,7 +93,7 @@ class _DrillRun:
         self._trials: list[Trial] = []
         self._job = ""
         self.stopped = ""
-        """Why not all faults were caused."""
+        """Why the drill stopped before all faults."""
 
     async def all_trials(self) -> None:
         due = time.monotonic()
@@ -112,7 +112,7 @@ class _DrillRun:
                 return
 
     async def _begin(self, number: int) -> Begun:
-        """Cause one fault. Raises DrillRefused if it is not caused."""
+        """Inject one fault. Raises DrillRefused if it is refused."""
         before = await self._wait_until_settled()
         drill, victim = self._drill, choose(self._drill, number, before)
         self._session.send(FaultCommand(operator_name(), drill.fault, victim.rank, victim.key, drill.lasts))
@@ -122,7 +122,7 @@ class _DrillRun:
         return Begun(drill, number, victim, reply.detail, before)
 
     async def _wait_until_settled(self) -> Snapshot:
-        """The state of the job, once all of it is well again, or has ended."""
+        """The state of the job after it recovered completely or ended."""
         until = time.monotonic() + self._drill.within
         while not (seen := await self._snapshot()).detail and not is_settled(seen):
             if time.monotonic() > until:

@@ -1,7 +1,7 @@
-"""The end of a command: one sentence or one report on standard error, and an exit code (contract section 7.6).
+"""How a command ends: one sentence or one report on standard error, and an exit code (contract section 7.6).
 
-Known causes are shown without tracebacks, which would be about the launcher and not the job. An unexpected exception
-keeps its traceback, since then the launcher, or a plug-in, has a defect.
+Known causes are shown without tracebacks, which would concern the launcher and not the job. An unexpected exception
+keeps its traceback, since the launcher or a plug-in then has a bug.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from rallypoint.failures.record import record
 
 FAILED, USAGE = 1, 2
 PREEMPTED = 143
-"""128 + SIGTERM, whatever `--exit-codes` says: only flags beyond torchrun lead here."""
+"""128 + SIGTERM, regardless of `--exit-codes`: only flags beyond torchrun's lead here."""
 HUNG = 124
-"""Like timeout(1), whatever `--exit-codes` says, for the same reason."""
+"""Like timeout(1), regardless of `--exit-codes`, for the same reason."""
 INTERRUPTED = 130
 """The shell's code for a program that SIGINT ended: 128 + 2."""
 
 
 Finish = Callable[[BaseException | None, int], int]
-"""Called with the exception that ended the work, if any, and its exit code; returns the final exit code."""
+"""Receives the exception that ended the work, if any, and its exit code. Returns the final exit code."""
 
 
 def exit_code_of(work: Callable[[], None], program: str = "rallyrun", finish: Finish | None = None) -> int:
     """Do the work, write errors to standard error, and return the exit code.
 
-    The work runs under `record`, so its failure also reaches this process's own error file (contract section 7.4).
-    `finish` is called last.
+    The work runs under `record`, so its failure is also written to this process's own error file (contract section
+    7.4). `finish` is called last.
     """
     error, code = _run_printed(work, program)
     return code if finish is None else finish(error, code)
 
 
 def _run_printed(work: Callable[[], None], program: str) -> tuple[BaseException | None, int]:
-    """Do the work. Returns the exception that ended it, already printed, and the exit code."""
+    """Do the work. Returns the exception that ended it, after printing it, and the exit code."""
 
     orderly_end: NodeLeftInOrder | JobPreempted | None = None
 
@@ -48,7 +48,7 @@ def _run_printed(work: Callable[[], None], program: str) -> tuple[BaseException 
         nonlocal orderly_end
         try:
             work()
-        except (NodeLeftInOrder, JobPreempted) as error:  # on request, and nothing has failed
+        except (NodeLeftInOrder, JobPreempted) as error:  # requested; nothing failed
             print_error(f"{program}: {error}")
             orderly_end = error
 
@@ -94,7 +94,7 @@ def _error_sentence(error: RallypointError, program: str) -> str:
 
 
 def _who_raised(error: Exception) -> str:
-    """The origin of an unexpected exception: the plug-in that raised it, or this program."""
+    """The origin of an unexpected exception: a plug-in or this program."""
     trace = error.__traceback__
     while trace is not None:
         package = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -109,19 +109,19 @@ class OutputError(RallypointError):
 
 
 def print_error(text: str) -> None:
-    """Write a line to standard error if possible; otherwise the exit code must suffice."""
-    if sys.stderr is not None:  # with None, `print` would use standard output
+    """Write a line to standard error if possible; otherwise only the exit code reports the error."""
+    if sys.stderr is not None:  # `print` would use standard output instead of None
         with suppress(OSError, ValueError):
             print(with_label(text), file=sys.stderr, flush=True)
 
 
 def print_answer(text: str) -> None:
-    """Write a command's answer to standard output, as lines. Raises OutputError: no reader, or the disk is full."""
+    """Write lines with the answer to standard output. Raises OutputError if nobody reads it or the disk is full."""
     write_answer(f"{text}\n")
 
 
 def write_answer(text: str) -> None:
-    """Like `print_answer`, without the end of line."""
+    """Like `print_answer`, without the newline."""
     try:
         print(text, end="", flush=True)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Every flag of the command line (contract section 1.1): torchrun's, and those of `agent.options`, in one order.
+"""Every flag of the command line (contract section 1.1): torchrun's, and those in `agent.options`, in one order.
 
-A flag is named here, once, and where it is used. The field of `cli.parse.Options`, its type and default, the parser,
-`PET_*` variable, help, reference, manual page and completion come from its row.
+A flag's name appears only here and where the flag is used. Its row also defines the field of `cli.parse.Options`, its
+type and default, the parser, `PET_*` variable, help, reference, manual page and completion.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class LogOptions(OptionRecord):
 
 
 class StaticRankOptions(OptionRecord):
-    """The node's place if ranks are assigned by hand."""
+    """The node's place if ranks are assigned manually."""
 
     node_rank = Flag(
         whole_number, "Rank of this node; only a preference unless the backend is static", metavar="RANK", default=0
@@ -211,7 +211,7 @@ class StaticRankOptions(OptionRecord):
 
 
 class FlagGroup(NamedTuple):
-    """A section of the help page, with an example of its flags."""
+    """A section of the help page, with an example for its flags."""
 
     title: str
     example: str
@@ -271,6 +271,6 @@ GROUPS = (
 """The flags, in the order of the help page."""
 
 BEYOND_TORCHRUN = frozenset(Features().flat())
-"""The options that torchrun does not have."""
+"""The options that torchrun lacks."""
 
 FLAGS = tuple(flag for group in GROUPS for flag in group.flags)

@@ -1,9 +1,9 @@
-"""`rallyctl status --watch`: follows a job until it ends, through restarts of its control plane.
+"""`rallyctl status --watch`: follows a job until it ends, even if its control plane restarts.
 
-On a terminal the contents are redrawn after each answer (`Screen`). Laws:
+On a terminal, each answer redraws the contents (`Screen`). Laws:
 
 1. No line is wider than the terminal, and no more lines are drawn than fit.
-2. The terminal is restored at the end.
+2. The terminal is restored when the command ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TAKE, _GIVE_BACK = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 
 
 class Terminal:
-    """A whole terminal, from the first drawing until `close`."""
+    """Draws on the whole terminal, from the first drawing until `close`."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -81,12 +81,12 @@ class Screen:
         self.redraw()
 
     def note(self, text: str) -> None:
-        """A note about the screen itself, such as that it is not up to date; empty for none."""
+        """Show a note about the screen itself, for example that it is out of date; empty for none."""
         self._note = text
         self.redraw()
 
     def redraw(self) -> None:
-        """Draw the same contents again, in the current size of the terminal."""
+        """Draw the same contents again, for the current size of the terminal."""
         if self._snapshot is None:
             return
         width, height = self._terminal.size
@@ -100,13 +100,13 @@ class Screen:
 
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AWAY = 60.0
-"""Seconds for which a control plane may be unreachable after it was reached."""
+"""Seconds that a control plane may be unreachable after it was reached."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 2.0
-"""Seconds between two attempts to reach it, at first and at most."""
+"""Seconds between two connection attempts, at first and at most."""
 
 
 class Lines:
-    """A line for each change, for output that is no terminal."""
+    """Prints a line per change, for output other than a terminal."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._changes = ChangeLines()
@@ -124,7 +124,7 @@ class Lines:
 
 
 class JsonLines(Lines):
-    """Each change as JSON on one line; notes go to people, on standard error."""
+    """Prints each change as one line of JSON; notes go to standard error."""
 
     _shown: tuple[str, int] | None = None
 
@@ -135,7 +135,7 @@ class JsonLines(Lines):
 
     def note(self, text: str) -> None:
         if text:
-            self._shown = None  # another coordinator of the same name may count its changes from the start
+            self._shown = None  # another coordinator with the same name may start counting its changes again
             print_error(f"rallyctl: {text}")
 
 
@@ -143,7 +143,7 @@ Display = Screen | Lines
 
 
 def display_for(as_json: bool, write: Callable[[str], None]) -> Display:
-    """A live screen on a terminal that can show one; otherwise lines."""
+    """A live screen on a terminal that supports one; otherwise lines."""
     if as_json:
         return JsonLines(write)
     if not (sys.stdout.isatty() and terminal_rewrites_lines()):
@@ -159,9 +159,8 @@ class Follower:
         ended: Callable[[float], EndedJob | None],
         display: Display,
     ) -> None:
-        """`targets` finds the places where the control plane may be, also after it was lost. Afterwards `job` returns
-        the id, empty for the only job. `ended` returns how the job has ended since a moment, if it did so on this
-        machine.
+        """`targets` finds where the control plane may be, even after it was lost. Then `job` returns the id, empty for
+        the only job. `ended` returns how the job ended after a given time, if it ended on this machine.
         """
         self._targets = targets
         self._job = job
@@ -173,8 +172,8 @@ class Follower:
         self._noted = False
 
     async def run(self) -> Snapshot | JobList | EndedJob:
-        """Follow the job until it ends. Returns how it ended, or, if there are several jobs, their list. Raises
-        RallypointError: it cannot be reached, or no longer.
+        """Follow the job until it ends. Returns how it ended, or the list of jobs if there are several. Raises
+        RallypointError: the control plane cannot be reached, or was lost.
         """
         pause = _FIRST_PAUSE
         with _TerminalSignals(self._display):
@@ -192,7 +191,7 @@ class Follower:
                     await asyncio.sleep(pause)
 
     def _on_lost(self, error: Exception, pause: float) -> float:
-        """Handle a control plane that does not answer. Returns the seconds until the next attempt."""
+        """Handle a silent control plane. Returns the seconds until the next attempt."""
         now = time.monotonic()
         if not self._noted:
             self._noted, self._lost_at, pause = True, now, _FIRST_PAUSE / 2
@@ -205,7 +204,7 @@ class Follower:
         return min(2 * pause, _LONGEST_PAUSE)
 
     async def _follow(self) -> Snapshot | JobList:
-        # On a thread: it may ask etcd, or the agents of this machine.
+        # On a thread, since this may ask etcd or the agents on this machine.
         where = await asyncio.to_thread(self._targets)
         async with await open_session(where, self._job() if self._last is None else self._last.job) as session:
             session.send(WatchRequest(after=0))
@@ -235,8 +234,8 @@ class Follower:
 
 
 class _TerminalSignals:
-    """Inside the block, a display that uses a whole terminal is redrawn when the size changes, and the terminal is
-    restored before a signal ends the process.
+    """Inside the block, redraw a display on the whole terminal when its size changes, and restore the terminal before
+    a signal ends the process.
     """
 
     def __init__(self, display: Display) -> None:

@@ -1,4 +1,4 @@
-"""The verbs of `rallyctl` for a running job: a watcher's session with its coordinator shows or controls the job."""
+"""The verbs of `rallyctl` for a running job. They show or control it in a watcher's session with its coordinator."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 PHASE_CODES = {"running": 0, "waiting": 3, "forming": 3, "held back": 3, "failed": 4, "stopped": 4, "succeeded": 5}
 """The exit codes of `rallyctl status` by phase; 1 if the job cannot be reached."""
 _UNCUT = 100_000
-"""The width of a line that is not shown on a terminal, in characters."""
+"""The width, in characters, of a line outside a terminal."""
 _MOST_NAMED = 8
-"""The most jobs that a sentence names."""
+"""Maximum number of jobs that a sentence names."""
 
 _Seen = TypeVar("_Seen")
 
@@ -59,7 +59,7 @@ _Seen = TypeVar("_Seen")
 
 
 def parameters_of(options: argparse.Namespace, endpoint: str) -> RendezvousParameters:
-    """The rendezvous that `--rdzv-backend`, `--rdzv-id` and `--rdzv-conf` describe. Raises UserError: `--rdzv-conf`
+    """Build the rendezvous from `--rdzv-backend`, `--rdzv-id` and `--rdzv-conf`. Raises UserError: `--rdzv-conf`
     cannot be read, or a value cannot work.
     """
     from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
@@ -69,8 +69,8 @@ def parameters_of(options: argparse.Namespace, endpoint: str) -> RendezvousParam
 
 
 def targets(options: argparse.Namespace) -> list[DialTarget]:
-    """The places where the job's coordinator may be. A job of this machine is looked up once; then the options contain
-    its id, and how to reach its agent.
+    """Where the job's coordinator may be. A job on this machine is looked up only once; the options then contain its
+    id and how to reach its agent.
     """
     from rallypoint.cli.local_jobs import is_endpoint, job_named, targets_of
     from rallypoint.rendezvous.params import parse_rdzv_conf
@@ -88,8 +88,8 @@ def targets(options: argparse.Namespace) -> list[DialTarget]:
 
 
 def given_endpoint(options: argparse.Namespace) -> str:
-    """The endpoint, or the name of the job, as given by the user; empty for none. If a `PET_*` variable gives the
-    endpoint, the other `PET_*` variables count too.
+    """The endpoint or job name that the user specified; empty for none. Other `PET_*` variables count only if the
+    endpoint comes from one.
     """
     if options.endpoint and options.rdzv_endpoint:
         raise UsageError("the endpoint is given twice; give it as ENDPOINT or as --rdzv-endpoint")
@@ -107,7 +107,7 @@ def given_endpoint(options: argparse.Namespace) -> str:
 
 
 def ended_here(options: argparse.Namespace, since: float = 0.0) -> EndedJob | None:
-    """How the job has ended, if it did so on this machine after a moment, and this is known."""
+    """How the job ended, if it ended on this machine after `since` and this is known."""
     from rallypoint.cli.local_jobs import UNKNOWN, past_jobs_named, past_of
 
     job = options.found
@@ -119,7 +119,7 @@ Followed = tuple[Callable[[], "Sequence[DialTarget]"], Callable[[], str], Callab
 
 
 def followed(options: argparse.Namespace) -> Followed:
-    """The functions that a `Follower` needs to find the job."""
+    """The functions with which a `Follower` finds the job."""
     return lambda: targets(options), lambda: options.rdzv_id, lambda since: ended_here(options, since)
 
 
@@ -140,8 +140,8 @@ def with_session(options: argparse.Namespace, use: Callable[[WatcherSession], Aw
 
 
 async def receive(session: WatcherSession, kind: type[_Seen]) -> _Seen:
-    """Receive a message of this kind. Raises RallypointError: the control plane has several jobs or none, and none was
-    named.
+    """Receive a message of this kind. Raises RallypointError: the command names no job, and the control plane has
+    none or several.
     """
     while True:
         seen = await session.receive()
@@ -152,8 +152,8 @@ async def receive(session: WatcherSession, kind: type[_Seen]) -> _Seen:
 
 
 async def collect(session: WatcherSession, take: Callable[[str, bytes], None]) -> CommandReply:
-    """Pass the data of each node to `take`, with the node's name, as soon as it is complete; returns the final answer.
-    Data that is too long is truncated.
+    """Pass each node's data, once complete, to `take` with the node's name; return the final answer. Data that is too
+    long is truncated.
     """
     from rallypoint.observe.bundle import ON_DEMAND_LIMIT
 
@@ -173,7 +173,7 @@ async def collect(session: WatcherSession, take: Callable[[str, bytes], None]) -
 
 
 def unnamed(jobs: JobList) -> RallypointError:
-    """The error for a command that names no job, if the control plane has several or none."""
+    """The error for a command without a job's name, if the control plane has none or several."""
     if not jobs.jobs:
         return UnreachableError("no job is running at this control plane")
     names = ", ".join(job.job for job in jobs.jobs[:_MOST_NAMED])
@@ -251,7 +251,7 @@ def _watch(options: argparse.Namespace) -> int:
         from rallypoint.cli.local_jobs import show_past
 
         return show_past(seen, options)
-    if isinstance(display, Screen):  # its contents disappear with it
+    if isinstance(display, Screen):  # its contents disappear when it closes
         _print_status(seen, options)
     return PHASE_CODES[seen.phase.value]
 
@@ -268,7 +268,7 @@ def _print_jobs(jobs: JobList, options: argparse.Namespace) -> None:
 
 
 def _print_status(snapshot: Snapshot, options: argparse.Namespace, ended: Sequence[JobSummary] | None = None) -> None:
-    """`ended`: jobs that have ended at the same control plane, if requested."""
+    """Print the job's state. `ended`: jobs that ended at the same control plane, if requested."""
     if options.json:
         from rallypoint.observe.status import status_json
 
@@ -351,10 +351,10 @@ def bundle(options: argparse.Namespace) -> int:
 
 
 def require_job(options: argparse.Namespace) -> None:
-    """Refuse a command that names no job: the only job of this machine may be somebody else's.
+    """Refuse a command without a job's name: the only job on this machine may belong to somebody else.
 
     Raises:
-        UsageError: neither an argument nor the environment names one. NoJobError: there is none here either.
+        UsageError: neither an argument nor the environment names a job. NoJobError: no job is running here either.
     """
     from rallypoint.cli.local_jobs import candidates, job_named, running_jobs
     from rallypoint.cli.slurm_step import NAMED
@@ -367,7 +367,7 @@ def require_job(options: argparse.Namespace) -> None:
 
 
 def _command(options: argparse.Namespace, doing: str, make: Callable[[str], Command]) -> int:
-    """Name the job and its state, then send a command for it."""
+    """Print the job's name and state, then send it a command."""
     require_job(options)
 
     async def send_command(session: WatcherSession) -> int:

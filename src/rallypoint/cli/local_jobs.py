@@ -1,13 +1,13 @@
-"""The jobs of this machine, running and ended, and the names that people use for them.
+"""The jobs on this machine, running and ended, and the names that people use for them.
 
 Laws:
 
-1. A job is named by its id, by its number (the process id of one of its agents), by its port or by its script; the
-   first characters of an id are enough. A word that names several jobs is refused with a list of them: a verb never
+1. The name of a job is its id, its number (the process id of one of its agents), its port or its script. The first
+   characters of an id are enough. A word that matches several jobs is refused with a list of them: a verb never
    guesses.
-2. Agents belong to one job only if they belong to one user and meet at the same place under the same id; ended agents,
-   only if they also ran at the same time. Root names a job of one user among several as USER/NAME.
-3. An endpoint, `host:port`, names no job of this machine: it is dialled as it is.
+2. Agents belong to one job only if they belong to one user and meet at the same place under the same id. Ended agents
+   must also have run at the same time. If several users have matching jobs, root names one as USER/NAME.
+3. An endpoint, `host:port`, is not the name of a job here: it is dialled unchanged.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ _T = TypeVar("_T")
 _ENDPOINT = re.compile(r".+:[0-9]+")
 _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _SHORT = 8
-"""Characters of a generated id that a list shows."""
+"""How many characters of a generated id a list shows."""
 _LEAST_PREFIX = 4
-"""The fewest characters of an id that name the job."""
+"""Minimum number of characters of an id that name a job."""
 _MOST_CANDIDATES = 8
 _LOOK, _SHORT_LOOK = 3.0, 0.5
-"""Seconds to wait for the coordinators' answers; the second value is for jobs of other users and of stopped agents."""
+"""Seconds to wait for coordinators to answer; the second value is for other users' jobs and stopped agents."""
 _LINES, _MOST_RANKS = 10, 8
-"""Lines of each output, and ranks, to show for an ended job, unless all are requested."""
+"""How many lines per output, and how many ranks, to show for an ended job, unless all are requested."""
 _MOST_LOOKS = 200
-"""The most jobs whose coordinators are asked."""
+"""Maximum number of jobs whose coordinators are asked."""
 OUTCOME_CODES = {"succeeded": 5, "failed": 4, "stopped": 4, "left": 1, "killed": 1}
-"""The exit codes of `rallyctl status` for a job that has ended here; 1 if its outcome is unknown."""
+"""The exit codes of `rallyctl status` for a job that ended here; 1 if its outcome is unknown."""
 
 
 UNKNOWN = {name for name, code in OUTCOME_CODES.items() if code == 1}
 
 
 class NoJobError(RallypointError):
-    """No job of this machine has this name."""
+    """No job on this machine has this name."""
 
 
 class RunningJob(NamedTuple):
-    """The agents of a job on this machine, the oldest first, and the job's state if its coordinator has reported it."""
+    """A job's agents on this machine, oldest first, and the job's state if its coordinator has reported it."""
 
     agents: tuple[LocalJob, ...]
     seen: Snapshot | None = None
@@ -74,7 +74,7 @@ class RunningJob(NamedTuple):
 
 
 def running_jobs() -> list[RunningJob]:
-    """The jobs on this machine that this user may see, their own first, then the oldest first."""
+    """The jobs on this machine that this user may see: the user's own first, then oldest first."""
     by_meeting: dict[tuple[int, str, str, str], list[LocalJob]] = {}
     us = os.geteuid()
     for job in sorted(local_jobs(), key=lambda job: (job.user != us, job.began)):
@@ -83,12 +83,12 @@ def running_jobs() -> list[RunningJob]:
 
 
 def past_jobs() -> list[EndedJob]:
-    """The jobs of this user that have ended here, the newest first."""
+    """This user's jobs that ended here, newest first."""
     return [_decisive_agent(agents) for agents in _past_agents()]
 
 
 def _past_agents() -> list[list[EndedJob]]:
-    """The agents of each job, the newest first."""
+    """The agents of each job, newest first."""
     jobs: list[list[EndedJob]] = []
     for ended in ended_jobs():
         together = (
@@ -117,7 +117,7 @@ def _rendezvous_of(job: LocalJob) -> tuple[int, str, str, str]:
 
 
 def is_endpoint(word: str) -> bool:
-    """Whether a word is a complete endpoint, or several."""
+    """Whether a word is one or several complete endpoints."""
     return _ENDPOINT.fullmatch(word) is not None
 
 
@@ -130,7 +130,7 @@ def jobs_named(word: str, jobs: Sequence[RunningJob]) -> list[RunningJob]:
 
 
 def past_jobs_named(word: str, job: str) -> list[EndedJob]:
-    """The jobs that have ended here, with this id (empty for any) and this name or endpoint; newest first."""
+    """The jobs that ended here, with this id (empty for any) and this name or endpoint; newest first."""
     jobs = [agents for agents in _past_agents() if job in {"", agents[0].job.job}]
     if is_endpoint(word):
         matches = [agents for agents in jobs if _on_loopback(agents[0].job.endpoint) == _on_loopback(word)]
@@ -156,10 +156,10 @@ def job_named(word: str, job: str) -> RunningJob | None:
     """The job on this machine with this name (empty for the only one) and this id (empty for any).
 
     Returns:
-        None if no job has this name, but it can be a host's name.
+        None if no job has this name, but the name can be a host's.
 
     Raises:
-        UsageError: there are several. NoJobError: there is none.
+        UsageError: several jobs match. NoJobError: no job matches.
     """
     jobs = [running for running in running_jobs() if job in {"", running.first_agent.job}]
     matches = jobs_named(word, jobs) if word else jobs
@@ -188,7 +188,7 @@ def job_named(word: str, job: str) -> RunningJob | None:
 
 
 def _refuse_other_case(word: str, jobs: Sequence[RunningJob]) -> None:
-    """Raise NoJobError if the word is a job's name except for upper and lower case, so that no host is meant."""
+    """Raise NoJobError if the word is a job's name in the wrong case, since it then does not mean a host."""
     names = {name.lower(): name for job in jobs for name in (job.first_agent.job, job.first_agent.script)}
     if word.lower() in names:
         raise NoJobError(f"no job on this machine is named {word!r}; did you mean {names[word.lower()]}?")
@@ -208,10 +208,10 @@ def candidates(jobs: Sequence[RunningJob]) -> str:
 
 
 def either_order(options: argparse.Namespace, operand: str, fits: re.Pattern[str]) -> None:
-    """Find out which of two words is the job and which the verb's own operand, which matches `fits`.
+    """Find out which of two words is the job, and which is the verb's own operand, which matches `fits`.
 
     Raises:
-        UsageError: both could be the job.
+        UsageError: either word could be the job.
     """
     first, second = getattr(options, operand), options.endpoint
     orders = [order for order in ((first, second), (second, first)) if fits.fullmatch(order[0])] if second else []
@@ -228,12 +228,12 @@ def either_order(options: argparse.Namespace, operand: str, fits: re.Pattern[str
         options.endpoint = chosen[0][1]
 
 
-# Their coordinators and their state
+# Coordinators and their state
 
 
 def targets_of(job: LocalJob, config: Mapping[str, Any]) -> list[DialTarget]:
-    """The places where the coordinator of a job of this machine may be. If this command has no secret, the job's token
-    comes from its agent.
+    """Where the coordinator of a job on this machine may be. If this command has no secret, use the job's token from
+    its agent.
     """
     from rallypoint.base.secrets import Secret
     from rallypoint.rendezvous.coordinators import coordinators
@@ -247,18 +247,18 @@ def targets_of(job: LocalJob, config: Mapping[str, Any]) -> list[DialTarget]:
 
 
 def with_snapshots(jobs: Sequence[RunningJob], config: Mapping[str, Any]) -> list[RunningJob]:
-    """The jobs with their state; all coordinators are asked in parallel."""
+    """Add the state to each job; ask all coordinators in parallel."""
 
     async def with_snapshot(job: RunningJob) -> RunningJob:
         is_own = job.first_agent.user == os.geteuid()
         patience = _LOOK if is_own and not all(map(_is_stopped, job.agents)) else _SHORT_LOOK
         try:
             async with asyncio.timeout(patience):
-                # Do not send this command's options to a place that another user has written down.
+                # Another user may have written this address: do not send this command's options there.
                 where = await asyncio.to_thread(targets_of, job.first_agent, config if is_own else {})
                 async with await open_session(where, job.first_agent.job) as session:
                     return job._replace(seen=await session.snapshot(WatchRequest()))
-        except Exception:  # another user may have written anything
+        except Exception:  # another user may have written anything here
             return job
 
     async def look_at_all() -> list[RunningJob]:
@@ -269,13 +269,13 @@ def with_snapshots(jobs: Sequence[RunningJob], config: Mapping[str, Any]) -> lis
 
 
 class _Unawaited(ThreadPoolExecutor):
-    """Runs each call on a thread that nobody waits for: a name server may need longer than this command has."""
+    """Runs each call on its own daemon thread: a name server may need longer than this command is willing to wait."""
 
     def submit(self, call: Callable[..., _T], /, *args: Any, **more: Any) -> Future[_T]:
         future: Future[_T] = Future()
 
         def work() -> None:
-            future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+            future.set_running_or_notify_cancel()  # it can no longer be cancelled
             try:
                 future.set_result(call(*args, **more))
             except BaseException as error:
@@ -288,7 +288,7 @@ class _Unawaited(ThreadPoolExecutor):
 
 
 def _is_stopped(agent: LocalJob) -> bool:
-    """Whether SIGSTOP or a debugger keeps an agent from answering."""
+    """Whether SIGSTOP or a debugger prevents an agent from answering."""
     return read_proc_state(agent.pid) in {"T", "t"}
 
 
@@ -298,7 +298,7 @@ def _is_stopped(agent: LocalJob) -> bool:
 def jobs_here_json(
     jobs: Sequence[RunningJob], past: Sequence[EndedJob], now: float, reports: Sequence[KeptReport] | None = None
 ) -> str:
-    """`reports`: the kept reports of the only job in `past`; None if they were not requested."""
+    """`reports`: the saved reports of the only job in `past`; None if not requested."""
     kept = {} if reports is None else _kept_fields(reports)
     ended = [_past_fields(job) | kept for job in past]
     return json.dumps(
@@ -307,7 +307,7 @@ def jobs_here_json(
 
 
 def show_jobs(jobs: Sequence[RunningJob], past: Sequence[EndedJob], options: argparse.Namespace) -> None:
-    """Print the jobs of this machine."""
+    """Print the jobs on this machine."""
     now = time.time()
     if options.json:
         print_answer(jobs_here_json(jobs, past, now))
@@ -354,7 +354,7 @@ def _past_lines(jobs: Sequence[EndedJob], now: float) -> list[str]:
 
 
 def show_past(job: EndedJob, options: argparse.Namespace) -> int:
-    """Print how a job has ended, with its report; returns the exit code."""
+    """Print how a job ended, with its report. Returns the exit code."""
     reports = _reports_of(job)
     if options.json:
         print_answer(jobs_here_json([], [job], time.time(), reports))
@@ -375,8 +375,8 @@ def show_past(job: EndedJob, options: argparse.Namespace) -> int:
 
 
 def _reports_of(job: EndedJob) -> list[KeptReport]:
-    """The reports that a job's agents have kept here: first the one with the job's first failure, then the one that
-    knew its end.
+    """The reports that a job's agents saved here: the one with the job's first failure, then the one that knows how
+    it ended.
     """
     from rallypoint.features.kept_reports import kept_report
 
@@ -386,7 +386,7 @@ def _reports_of(job: EndedJob) -> list[KeptReport]:
 
 
 def _kept_lines(job: EndedJob, reports: Sequence[KeptReport], *, all_ranks: bool) -> list[str]:
-    """The report, and the last output of ranks: of failed ranks, or of all if none failed; nothing after a success."""
+    """The report, and the last output of failed ranks, or of all ranks if none failed; nothing after a success."""
     report = next((kept.report for kept in reports if kept.report), ())
     lines: list[str] = []
     if report and (job.outcome == "failed" or len(report) > 1):
@@ -408,7 +408,7 @@ def _kept_lines(job: EndedJob, reports: Sequence[KeptReport], *, all_ranks: bool
 
 
 def _rank_lines(end: RankEnd, known: Collection[str], *, whole: bool) -> Iterator[str]:
-    """The last lines of each output of a rank, unless the report has them."""
+    """The last lines of each of a rank's outputs, unless the report contains them."""
     code = "" if end.exit_code is None else f", {_exit_words(end.exit_code)}"
     for name, lines, path in (
         ("standard output", end.stdout, end.stdout_file),
@@ -429,14 +429,14 @@ def _exit_words(code: int) -> str:
 
 
 def sentence_of(job: EndedJob) -> str:
-    """How a job has ended, in the words of its control plane."""
+    """How a job ended, in the words of its control plane."""
     if job.outcome == "failed" and job.detail:
         return f"the job has failed: {job.detail}"
     return job.detail or f"the job has {job.outcome}"
 
 
 def past_of(job: LocalJob) -> list[EndedJob]:
-    """How a job of this machine has ended, and earlier jobs of the same id and place, the newest first."""
+    """How a job on this machine, and earlier jobs with the same id and place, ended; newest first."""
     return [
         _decisive_agent(agents) for agents in _past_agents() if _rendezvous_of(agents[0].job) == _rendezvous_of(job)
     ]

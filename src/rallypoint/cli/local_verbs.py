@@ -1,4 +1,4 @@
-"""The verbs of `rallyctl` that need no job: trials, checks, reports, secrets, completion."""
+"""The verbs of `rallyctl` that work without a job: trials, checks, reports, secrets, completion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rallypoint.clusters.preflight.results import CheckInputs
 
 _LEAST_STEPS = 40
-"""The fewest steps of a demonstration."""
+"""Minimum number of steps for a demonstration."""
 _ETCD_ENDS = {signal.SIGTERM, signal.SIGINT}
 
 
@@ -82,7 +82,7 @@ def _check_inputs(options: argparse.Namespace) -> CheckInputs:
 
 
 def _workers(text: str | None) -> int:
-    """The given number; 0 if none was given, or if it cannot be counted: the check of accelerators says why."""
+    """The specified number; 0 for none, or if workers cannot be counted: the check of accelerators says why."""
     if not text:
         return 0
     from rallypoint.cli.convert import local_world_size
@@ -173,7 +173,7 @@ def etcd(options: argparse.Namespace) -> None:
     if options.num_retries < 0:
         raise UsageError(f"--num-retries={options.num_retries} is negative; give 0 or more")
     check_kernel()
-    # Blocked, so that only `sigwait` gets them; it gets SIGCHLD too.
+    # Blocked, so that only `sigwait` receives them. It also receives SIGCHLD.
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_ETCD_ENDS, signal.SIGCHLD})
     server = LocalEtcd(options.port, options.data_dir)
     log = None

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 _RANKS = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?")
 _MOST_RANKS = 1024
 _MOST_NOTES = 1000
-"""Notes that are remembered so that none is printed twice."""
+"""How many notes to remember, so that none is printed twice."""
 _LAST_WORDS = 5.0
-"""Seconds for which the nodes of an ended job may still send output."""
+"""Seconds in which the nodes of an ended job can still send output."""
 _LOOK_AGAIN = 0.05
 UNREACHABLE = 69
-"""The exit code of `wait` if the job cannot be reached: EX_UNAVAILABLE in sysexits.h. All others are the job's."""
+"""The exit code of `wait` if the job cannot be reached: EX_UNAVAILABLE in sysexits.h. All other codes are the job's."""
 
 
 def logs(options: argparse.Namespace) -> int:
@@ -68,7 +68,7 @@ def logs(options: argparse.Namespace) -> int:
 
 
 def _take_operands(options: argparse.Namespace) -> tuple[int, ...]:
-    """The ranks among the operands; any other operand is the endpoint."""
+    """The ranks among the operands. Any other operand is the endpoint."""
     options.endpoint = ""
     ranks: dict[int, None] = {}
     for operand in options.operands:
@@ -114,7 +114,7 @@ class _LogLines:
 
 
 class _Notes(Lines):
-    """A display of notes alone, for people: on standard error."""
+    """A display that shows only notes, on standard error."""
 
     def __init__(self) -> None:
         super().__init__(lambda text: print_error(f"rallyctl: {text}"))
@@ -123,12 +123,12 @@ class _Notes(Lines):
 
 
 class _LogFollower(Follower):
-    """Follows the workers' output until the job ends. Each node is asked again when its last answer was read."""
+    """Follows the workers' output until the job ends. Asks a node again when its last answer has been read."""
 
     def __init__(self, options: argparse.Namespace, ranks: tuple[int, ...], take: Callable[[str, bytes], None]) -> None:
         super().__init__(*followed(options), _Notes())
         self.refusal = ""
-        """Why the job's logs cannot be followed, if they cannot."""
+        """Why the job's logs cannot be followed; empty if they can."""
         cursor = 1 + secrets.randbelow(2**39)
         self._command = CollectCommand(operator_name(), CollectKind.LOGS, ranks, options.lines, cursor)
         self._take = take
@@ -170,7 +170,7 @@ class _LogFollower(Follower):
 
 
 def _say_end(seen: Snapshot | EndedJob) -> None:
-    """Say how a job has ended if its control plane is gone too."""
+    """Say how a job ended, if its control plane is gone too."""
     if not isinstance(seen, Snapshot):
         from rallypoint.cli.local_jobs import sentence_of
 
@@ -195,7 +195,7 @@ def events(options: argparse.Namespace) -> int:
 
 
 class _EventLines(_Notes):
-    """A line for each event of the job, from the oldest known event on."""
+    """Prints a line per event of the job, starting with the oldest known event."""
 
     def __init__(self, *, as_json: bool) -> None:
         from rallypoint.observe.status import NewEvents
@@ -218,7 +218,7 @@ class _EventLines(_Notes):
 
 
 def _ended_soon(options: argparse.Namespace) -> EndedJob | None:
-    """How the job has ended on this machine. Its agent may still be about to write this down."""
+    """How the job ended on this machine. Waits for its agent, which may not have recorded it yet."""
     from rallypoint.features.local_jobs import local_jobs
 
     until = time.monotonic() + _LAST_WORDS

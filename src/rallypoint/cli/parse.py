@@ -3,10 +3,10 @@
 Laws:
 
 1. The command line takes precedence over `PET_<NAME>`, which takes precedence over the default.
-2. Up to the script, argparse handles prefixes, `--` and usage errors, as in torchrun with the same Python. A prefix
-   never means `--version`. If it could be one of torchrun's flags, it never means any other flag.
-3. Words after the script are not parsed, except for a first `--` right after it. (argparse does parse them: torchrun
-   refuses `train.py --log x`, since `--log` could be two of its own flags.)
+2. Up to the script, argparse handles prefixes, `--` and usage errors, as in torchrun with the same Python. No prefix
+   means `--version`. A prefix that could be one of torchrun's flags never means another flag.
+3. Words after the script are not parsed, except for a `--` right after it. (With argparse they are: torchrun refuses
+   `train.py --log x`, since `--log` matches two of its own flags.)
 4. Text from the environment is converted by the flag's type, but not checked against its choices.
 """
 
@@ -42,10 +42,10 @@ underscores instead of dashes. LOGLEVEL=INFO logs each step."""
 
 
 class Options(RendezvousOptions, WorkerOptions, RestartOptions, LogOptions, StaticRankOptions):
-    """The user's options: torchrun's by name, and `features` for those beyond torchrun.
+    """The user's options: torchrun's by name, and `features` for the others.
 
-    `sources` says, for each value that is not a default, where it was given: `--nnodes`, `PET_NNODES`, or the file of
-    `--config`. That file may also have `environment`, variables for workers.
+    `sources` holds the origin of each value that is not a default: `--nnodes`, `PET_NNODES`, or the file of
+    `--config`. That file may also set `environment`, variables for workers.
     """
 
     training_script: str
@@ -77,8 +77,8 @@ class Options(RendezvousOptions, WorkerOptions, RestartOptions, LogOptions, Stat
     def from_values(
         cls, values: dict[str, Any], sources: Mapping[str, str], environment: Mapping[str, str] = {}
     ) -> Options:
-        """Create options from the script, its arguments, and the values that are not defaults, by flag name. Raises
-        TypeError if a name is unknown.
+        """Create options from the script, its arguments, and values other than defaults, by flag name. Raises TypeError
+        if a name is unknown.
         """
         own = {dest: values.pop(dest) for dest in values.keys() & BEYOND_TORCHRUN}
         return cls(**values, features=Features.of(**own), sources=sources, environment=environment)
@@ -90,7 +90,7 @@ class Options(RendezvousOptions, WorkerOptions, RestartOptions, LogOptions, Stat
         return values
 
     def source(self, dest: str) -> str:
-        """Where the value of `dest` was given, for messages; the flag's name for a default."""
+        """The origin of the value of `dest`, for messages; the flag's name for a default."""
         return self.sources.get(dest, f"--{dest.replace('_', '-')}")
 
 
@@ -98,8 +98,8 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
     """Parse the arguments after the program's name, and the `PET_*` variables of `environ`.
 
     Raises:
-        SystemExit: code 2 after a usage error, code 0 after help; the text has been printed.
-        UserError: a `PET_*` variable of a flag without a value is not a whole number.
+        SystemExit: code 2 after a usage error, code 0 after help; the text is already printed.
+        UserError: the `PET_*` variable of a flag without a value is not a whole number.
     """
     return parse_with(build_parser(), arguments, environ)[0]
 
@@ -107,7 +107,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
 def parse_with(
     parser: Parser, arguments: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[Options, Mapping[str, Any]]:
-    """Like `parse`, with a parser from `build_parser` and additional optional flags; also returns their values."""
+    """Like `parse`, with a parser from `build_parser` and other optional flags; also returns their values."""
     switches = {flag.dest: _read_switch(flag, environ[flag.variable]) for flag in FLAGS if _is_set(flag, environ, True)}
     values = _up_to_the_script(parser, arguments)
     known = {flag.dest for flag in FLAGS} | {"training_script", "training_script_args"}
@@ -145,7 +145,7 @@ class ShowVersion(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        from rallypoint.base.version import __version__  # here, to import one module less at every start
+        from rallypoint.base.version import __version__  # imported here to save a module at every start
 
         print(self._command, __version__)
         parser.exit()
@@ -154,7 +154,7 @@ class ShowVersion(argparse.Action):
 class PrintCompletion(argparse.Action):
     """The flag `--print-completion SHELL`: prints a completion script for the command to stdout and exits.
 
-    The command is `rallyrun`, or `torchrun` if it is called by that name. Exit code 1 if there is no script.
+    The command is `rallyrun`, or `torchrun` if called by that name. Exit code 1 if no script is available.
     """
 
     def __call__(
@@ -171,8 +171,8 @@ class PrintCompletion(argparse.Action):
 
 
 def parse_nnodes(text: str, source: str = "--nnodes") -> tuple[int, int]:
-    """Parse `N` or `MIN:MAX` as (minimum, maximum) of nodes; `source` is where it was given, for messages. Raises
-    UserError: it is neither, or no job can have these sizes.
+    """Parse `N` or `MIN:MAX` into the minimum and maximum number of nodes; `source` is the origin, for messages.
+    Raises UserError: the text is invalid, or no job can have these sizes.
     """
     try:
         numbers = [int(part) for part in text.split(":")]
@@ -192,7 +192,7 @@ class _NotACommandLine(Exception):
 
 
 class HelpFormatter(argparse.HelpFormatter):
-    """Shows each flag in its dashed spelling, with the value once."""
+    """Shows each flag in its dashed spelling only, with its value once."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=36, width=_columns() - 2)
@@ -208,7 +208,7 @@ class HelpFormatter(argparse.HelpFormatter):
         return "\n".join(indent + line for line in lines)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        """Like argparse, but does not break the names of flags."""
+        """Like argparse, but does not break flag names."""
         lines = [""]
         for word in text.split():
             if lines[-1] and len(lines[-1]) + len(word) >= width:
@@ -232,12 +232,12 @@ def _columns() -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser, which can also try a command line without ending the process if it is wrong."""
+    """argparse's parser, which can also try a command line without ending the process on an error."""
 
     _trying = False
 
     def try_parse(self, words: Sequence[str]) -> dict[str, Any] | None:
-        """The values, or None if `words` are not a command line."""
+        """The values, or None if `words` are not a valid command line."""
         self._trying = True
         try:
             return vars(self.parse_args(words))
@@ -247,7 +247,7 @@ class Parser(argparse.ArgumentParser):
             self._trying = False
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """argparse's candidates for a prefix, but only torchrun's if there are any: `--te` means the same there."""
+        """argparse's candidates for a prefix; torchrun's only, if there are any: `--te` must mean the same as there."""
         candidates = [
             candidate
             for candidate in super()._get_option_tuples(option_string)
@@ -256,7 +256,7 @@ class Parser(argparse.ArgumentParser):
         return [candidate for candidate in candidates if candidate[0].dest not in BEYOND_TORCHRUN] or candidates
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """Like argparse, which before Python 3.12.5 turns the one value in `--flag=--` into an empty list."""
+        """Like argparse, but keeps the value in `--flag=--`, which argparse loses before Python 3.12.5."""
         nothing = action.option_strings and arg_strings == ["--"]
         values = super()._get_values(action, arg_strings)
         if nothing and values == []:
@@ -264,7 +264,7 @@ class Parser(argparse.ArgumentParser):
         return values
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """Like argparse, but with the reader's own words if it refuses a value."""
+        """Like argparse, but shows the reader's own message if it refuses a value."""
         try:
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError as error:
@@ -273,7 +273,7 @@ class Parser(argparse.ArgumentParser):
             raise
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        # Like argparse from Python 3.11.4 on: output without a reader changes no exit code.
+        # Like argparse from Python 3.11.4 on: a closed output does not change the exit code.
         try:  # noqa: SIM105 - in the bytecode of each start
             super()._print_message(message, file)
         except OSError:
@@ -292,7 +292,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> Parser:
-    """Create the parser. Its results have only the values on the command line."""
+    """Create the parser. Its results contain only values from the command line."""
     parser = Parser(
         _program(),
         usage="%(prog)s [OPTION ...] training_script ...",
@@ -332,7 +332,7 @@ def build_parser() -> Parser:
 
 
 def _help(flag: Flag[Any]) -> str:
-    """The flag's help, with its default as people write it: 300, not 300.0."""
+    """The flag's help, with its default in plain form: 300, not 300.0."""
     if flag.default in (None, "", ()):
         return flag.help
     shown = f"{flag.default:g}" if isinstance(flag.default, float) else flag.default
@@ -340,19 +340,19 @@ def _help(flag: Flag[Any]) -> str:
 
 
 def _program() -> str | None:
-    """The name in the usage: None lets argparse find it, which fails if an embedding program has given none."""
+    """The name in the usage. None lets argparse find it, which fails if an embedding program sets no name."""
     named = sys.argv and isinstance(sys.argv[0], (str, os.PathLike))
     return None if named else "rallyrun"
 
 
 def _up_to_the_script(parser: Parser, arguments: Sequence[str]) -> dict[str, Any]:
-    """Parse up to the script, which is the last word of the shortest prefix that argparse accepts."""
+    """Parse up to the script, the last word of the shortest prefix that argparse accepts."""
     for end in range(1, len(arguments) + 1):
         head, rest = arguments[:end], arguments[end:]
         values = parser.try_parse(head)
         if values is None:
             if not any(word.startswith("-") for word in head[-2:]):
-                break  # one of two words that are not flags is the script: the mistake comes before it
+                break  # one of two words that are not flags is the script: the mistake precedes it
             continue
         if rest[:1] == ["--"] and "--" not in head:
             rest = rest[1:]

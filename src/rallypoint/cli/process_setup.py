@@ -1,6 +1,6 @@
-"""Sets up the descriptors and signals that a command's process has inherited, before any import.
+"""Sets up the descriptors and signals that a command's process inherited, before any import.
 
-Only built-in modules are used: until this is done, a ^C would end an import with a traceback.
+Uses built-in modules only: until this is done, a ^C would end an import with a traceback.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
     import signal as signals
     from typing import Any
 else:
-    import _signal as signals  # below `signal`, which makes enums of all its constants
+    import _signal as signals  # the C module: `signal` creates enums of all its constants
 
 _by_interrupt = False
 
 
 def set_up_process() -> None:
-    """Set up this process for a command: call it first, once, and only in a process that does nothing else.
+    """Set up this process for a command. Call this first, once, and only in a process that the command owns.
 
-    Closed standard descriptors become /dev/null: otherwise the next opened file would get their numbers, and workers
-    would write into it. Until `restore_keyboard_interrupt`, a ^C ends this process at once and silently, like any
-    program without a handler. While the interpreter shuts down, signals are ignored, and output without a reader is
-    dropped. Process 1 of a container becomes its init, and the command becomes a child of that.
+    Closed standard descriptors become /dev/null: otherwise files opened later would get their numbers, and workers
+    would write into them. Until `restore_keyboard_interrupt`, a ^C ends this process immediately and silently, like
+    any program without a handler. While the interpreter shuts down, signals are ignored, and output without a reader
+    is dropped. Process 1 of a container becomes its init, and the command a child of it.
     """
     import atexit
 
@@ -55,7 +55,7 @@ def _open_null(name: str) -> None:
 
 
 def restore_keyboard_interrupt() -> bool:
-    """Make ^C raise KeyboardInterrupt again, until `end_keyboard_interrupt`. Returns whether it did not before."""
+    """Make ^C raise KeyboardInterrupt again, until `end_keyboard_interrupt`. Returns whether this is a change."""
     if signals.getsignal(signals.SIGINT) != signals.SIG_DFL:
         return False
     signals.signal(signals.SIGINT, signals.default_int_handler)
@@ -67,7 +67,7 @@ def end_keyboard_interrupt() -> None:
 
 
 def end_by_interrupt() -> None:
-    """Make this process end by SIGINT at exit, like programs without a handler: then a shell script that runs it stops
+    """Make this process end by SIGINT at exit, like programs without a handler, so that a calling shell script stops
     too.
     """
     global _by_interrupt
@@ -75,7 +75,7 @@ def end_by_interrupt() -> None:
 
 
 def drop_output(stream: Any) -> None:
-    """Redirect a stream that cannot be written to /dev/null, with its remaining contents.
+    """Redirect a stream that cannot be written to /dev/null, along with its buffered contents.
 
     The interpreter flushes standard output and error when it exits. If that fails, it prints an error and replaces the
     command's exit code with 120.
@@ -86,7 +86,7 @@ def drop_output(stream: Any) -> None:
             os.dup2(null, stream.fileno())
         finally:
             os.close(null)
-    except (OSError, ValueError):  # without /dev/null, or without a descriptor: None is not flushed
+    except (OSError, ValueError):  # /dev/null or a descriptor is missing; None is not flushed
         for name in ("stdout", "stderr"):
             if getattr(sys, name) is stream:
                 setattr(sys, name, None)
@@ -107,5 +107,5 @@ def _flush_output() -> None:
         try:
             if stream is not None:
                 stream.flush()
-        except (OSError, ValueError):  # it has lost its reader, or is closed
+        except (OSError, ValueError):  # closed, or nobody reads it
             drop_output(stream)

@@ -1,4 +1,4 @@
-"""The command `rallyctl`: everything that runs outside of a job. Its verbs are the rows of `cli/verbs.py`; a verb's
+"""The command `rallyctl`: everything that runs outside a job. Its verbs are the rows of `cli/verbs.py`. A verb's
 function is imported when the verb runs.
 """
 
@@ -17,7 +17,7 @@ _ABOUT = "Start, watch and control rallyrun jobs, and run services for them."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `rallyctl`; `argv` are the arguments after the program's name, None for this process's own.
+    """Run `rallyctl` with the arguments `argv` after the program's name; None for this process's own.
 
     Returns:
         The exit code: 0 after SIGTERM or ^C, 1 after a failure, 2 after a value that cannot work.
@@ -51,10 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 class _VerbParser(Parser):
     listed: Sequence[argparse.Action] = ()
-    """Options to show before the list of verbs, in the parser that has verbs."""
+    """Options to show before the list of verbs, in the parser for verbs."""
 
     def format_help(self) -> str:
-        """Like argparse, but with the verbs in groups, which argparse cannot show."""
+        """Like argparse, but shows the verbs in groups, which argparse cannot do."""
         if not self.listed:
             return super().format_help()
         page = self.formatter_class(prog=self.prog)
@@ -78,7 +78,7 @@ class _VerbParser(Parser):
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    """The parsed arguments, including operands after later flags, which argparse would not take."""
+    """Parse the arguments, including operands after later flags, which argparse would not accept."""
     parser = build_parser()
     options, late = parser.parse_known_args(words)
     for word in late:
@@ -93,7 +93,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _unknown(word: str, verb: str | None) -> str:
-    """The error for a word that no argument takes."""
+    """The error for a word that no argument accepts."""
     if not word.startswith("-"):
         return f"{word!r} is one argument too many; 'rallyctl {verb} --help' shows what it takes"
     from rallypoint.cli.similar_names import unknown_flag

@@ -1,7 +1,7 @@
 """The command `rallyrun`, from its arguments to its exit code (contract sections 1 and 7.6).
 
-`--help` and usage errors import argparse and the table of flags, and nothing else of Rallypoint. The process is set up
-before that (`process_setup`), so nothing is imported at the top of this file.
+`--help` and usage errors import argparse and the table of flags, and nothing else from Rallypoint. The process is set
+up before that (`process_setup`), so nothing is imported at the top of this file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SEVERAL_NODES = (
     "DSTACK_NODES_NUM",
     "FLUX_JOB_NNODES",
 )
-"""Variables that show that there are several nodes, if one is set."""
+"""Variables that indicate several nodes, if one is set."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ def main(argv: Sequence[str] | None = None, in_place_of: str = "") -> int:
     """Run `rallyrun`.
 
     Args:
-        argv: the arguments after the program's name; None for those of this process, which then belongs to the command.
-        in_place_of: the command that was started, if not `rallyrun`: `torchrun`, through `rallyctl shim`.
+        argv: the arguments after the program's name. None for those of this process, which the command then owns.
+        in_place_of: the command that the user started, if not `rallyrun`: `torchrun`, through `rallyctl shim`.
 
-    Returns:
+        Returns:
         The exit code: 0 if all workers succeeded. 1 if something failed, a value cannot work, or a signal that this
         agent handles ended it (including ^C). 2 for a value that torchrun would have accepted. 130 after a ^C that it
-        does not handle, because it has not begun or SIGINT is not among its signals. (The command's process then ends
-        by SIGINT.) `--exit-codes=classified` has others (`verdict`).
+        does not handle, because it has not started or SIGINT is not among its signals. (The command's process then
+        ends by SIGINT.) `--exit-codes=classified` uses other codes (`verdict`).
 
     Raises:
         SystemExit: 2 after a usage error, 0 after help.
@@ -58,14 +58,14 @@ def _read(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
 def _run_command(
     argv: Sequence[str] | None, read: Callable[[Sequence[str], Mapping[str, str]], Options], in_place_of: str
 ) -> int:
-    """Run a command. `read` parses the arguments once the process is set up; it may raise UserError."""
+    """Run a command. `read` parses the arguments after the process is set up; it may raise UserError."""
     if argv is None:
         from rallypoint.cli.process_setup import set_up_process
 
         set_up_process()
         import gc
 
-        gc.disable()  # a start makes no garbage, and the collector would search all its objects many times
+        gc.disable()  # a start creates no garbage, and the collector would scan all its objects many times
     from rallypoint.base.errors import UserError
 
     run = _Run(in_place_of, is_command=argv is None)
@@ -84,15 +84,15 @@ def _run_command(
 
 
 class _Run:
-    """One run; its options are the user's, and, once `launch` has begun, the effective ones.
+    """One run. Its options are the user's, and after `launch` starts, the effective ones.
 
-    `is_command`: this process belongs to the command, so the garbage collector is off during the start; otherwise it
-    belongs to the calling program.
+    `is_command`: the command owns this process, so the garbage collector is off during the start. Otherwise the
+    calling program owns it.
     """
 
     options: Options
     refused: UserError | None = None
-    """The error in the arguments; then there are no options."""
+    """The error in the arguments; there are then no options."""
 
     def __init__(self, in_place_of: str, *, is_command: bool) -> None:
         self._in_place_of = in_place_of
@@ -112,11 +112,11 @@ class _Run:
             os.environ.setdefault(name, value)
         from rallypoint.base.secrets import take_from_environment
 
-        take_from_environment()  # before anything starts that would inherit it
+        take_from_environment()  # before starting anything that would inherit them
         from rallypoint.base.log import configure
         from rallypoint.workers.reaper.client import prestart
 
-        prestart()  # it gets ready during the imports that follow
+        prestart()  # it gets ready during the imports below
         from rallypoint.workers.logs.specs import host_label
 
         command = self.options.features.command
@@ -135,22 +135,22 @@ class _Run:
         from rallypoint.agent.launch import elastic_launch
         from rallypoint.cli.process_setup import end_keyboard_interrupt, restore_keyboard_interrupt
 
-        # Only if the run does not handle it: in an import, a KeyboardInterrupt can leave a traceback.
+        # Only if the run does not handle SIGINT: during an import, KeyboardInterrupt can print a traceback.
         unhandled = "SIGINT" not in map(str.strip, config.signals_to_handle.split(","))
         restored = unhandled and restore_keyboard_interrupt()
         if self._is_command:
             import gc
 
-            gc.freeze()  # objects of the start stay, and are not searched again
+            gc.freeze()  # objects of the start stay, so do not scan them again
             gc.enable()
         try:
             elastic_launch(config, program)(*arguments)
         finally:
-            if restored:  # no worker is left; the rest only reports the end
+            if restored:  # no worker is left; only the report remains
                 end_keyboard_interrupt()
 
     def finish(self, error: BaseException | None, code: int) -> int:
-        """The final exit code; writes the verdict if that is requested. Most runs import nothing here."""
+        """The final exit code. Writes the verdict if requested. Most runs import nothing here."""
         if self.refused is not None:
             return code
         wants = self.options.features.command.exit_codes
@@ -164,7 +164,7 @@ class _Run:
 
 
 def by_cluster(options: Options) -> Options:
-    """The options, with values of the cluster if requested."""
+    """The options, completed with values from the cluster if requested."""
     if options.features.command.cluster != "none":
         from rallypoint.cli.cluster_options import this_machine, with_cluster
 
@@ -177,15 +177,15 @@ def by_cluster(options: Options) -> Options:
 
 
 def _warn_of_variables() -> None:
-    """Warn about misspelt variables. Most environments have none that could be ours; then nothing is imported."""
+    """Warn about misspelt variables. Most environments contain none that resemble ours; then nothing is imported."""
     if any(name.startswith(("PET_", "RALLYPOINT_")) for name in os.environ):
         from rallypoint.cli.convert import warn_of_variables
 
         warn_of_variables(os.environ)
 
 
-# `python -m rallypoint.launch`: the deprecated form (contract section 1.14), with one difference: without `--use-env`,
-# each worker's first argument is `--local-rank=<local rank>`.
+# `python -m rallypoint.launch`: the deprecated form (contract section 1.14). It differs in one point: without
+# `--use-env`, each worker's first argument is `--local-rank=<local rank>`.
 
 _DEPRECATED = (
     "python -m rallypoint.launch is deprecated, as torch.distributed.launch is: use rallyrun, and LOCAL_RANK instead "
@@ -198,11 +198,11 @@ def main_deprecated(argv: Sequence[str] | None = None, in_place_of: str = "") ->
 
 
 def read_deprecated(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """Parse a command line that may have `--use-env`.
+    """Parse a command line that may contain `--use-env`.
 
     Raises:
         SystemExit: code 2 after a usage error, code 0 after help.
-        UserError: a program would get the local rank as an argument, or a `PET_*` variable is bad.
+        UserError: a program would receive the local rank as an argument, or a `PET_*` variable is invalid.
     """
     from rallypoint.base.errors import UserError
     from rallypoint.cli.exit import print_error

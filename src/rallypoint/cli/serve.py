@@ -1,7 +1,7 @@
 """`rallyctl serve`: a control plane outside the training nodes.
 
-If requested (`Type=notify` and `WatchdogSec=` in systemd, through sd_notify(3)), it notifies the service manager when
-it serves, that its loop is not stuck, and when it begins to end. `--http` also serves the pages of all its jobs.
+If requested (`Type=notify` and `WatchdogSec=` in systemd, through sd_notify(3)), it tells the service manager when it
+is serving, that its loop is not stuck, and when it starts to shut down. `--http` also serves the pages of all its jobs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def serve(options: argparse.Namespace) -> None:
     configure(program="rallyctl")
     check_for_loop()
     endpoint = _endpoint("--endpoint", options.endpoint or ":", C10D_PORT)
-    # Blocked before any thread starts, so that only `sigwait` gets them.
+    # Blocked before any thread starts, so that only `sigwait` receives them.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     listeners = _listeners("--endpoint", endpoint, "the control plane cannot listen")
     allow_descriptors()
@@ -78,7 +78,7 @@ _LATER = (
     "store.wire",
     "observe.watching.session",
 )
-"""Modules that a coordinator imports only when it needs them."""
+"""Modules that a coordinator imports only on demand."""
 
 
 def import_ahead() -> None:
@@ -90,7 +90,7 @@ def import_ahead() -> None:
 
 
 def _serve_until_signal(ready: str) -> signal.Signals:
-    """Wait for a signal that ends the server. Notify the service manager that the loop runs, first with `ready`."""
+    """Wait for a signal that ends the server. Tell the service manager that the loop is alive, first with `ready`."""
     timeout = _watchdog_timeout()
     answered = ready
     while True:
@@ -104,13 +104,13 @@ def _serve_until_signal(ready: str) -> signal.Signals:
 
 
 def _watchdog_timeout() -> float:
-    """Seconds within which the service manager expects the next message; 0 if it expects none."""
+    """Seconds within which the service manager expects a message; 0 if it expects none."""
     microseconds, of = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
     return int(microseconds) / 1e6 if microseconds.isdecimal() and of in ("", str(os.getpid())) else 0.0
 
 
 def _loop_answers(timeout: float) -> bool:
-    """Whether the serving loop responds within this time; 0 means any time."""
+    """Whether the server's loop responds within this time; 0 for no limit."""
 
     async def answer() -> bool:
         return True
@@ -137,7 +137,7 @@ def _tell_manager(state: str) -> None:
 
 
 def _pages(jobs: ManyJobs, options: argparse.Namespace) -> Serving | None:
-    """Serve the pages of all jobs at `--http` from now on; without HOST, for this machine alone."""
+    """Serve the pages of all jobs at `--http` from now on; without HOST, only for this machine."""
     where, token_file = options.http, options.http_token_file
     if not where:
         if token_file:
@@ -173,7 +173,7 @@ def _pages(jobs: ManyJobs, options: argparse.Namespace) -> Serving | None:
 
 
 def _endpoint(flag: str, text: str, default_port: int) -> Endpoint:
-    """Where to listen; the host `*` means all addresses of this machine, as in `:29400`."""
+    """Where to listen. The host `*` means all addresses of this machine, as in `:29400`."""
     everywhere = text.startswith((":", "*:"))
     port = text.partition(":")[2] or default_port
     try:

@@ -18,13 +18,13 @@ _NODES = (
     *("nvidia", "nvgpu", "nvhost-gpu", "dxg", "kfd", "dri", "mxcd", "iluvatar", "davinci", "accel", "neuron", "vfio"),
     *("mtgpu", "cambricon_dev"),
 )
-"""Beginnings of names in /dev, for drivers whose devices `base.vendors` can count."""
+"""Prefixes of names in /dev, for drivers whose devices `base.vendors` can count."""
 
 
 def warn_of_sharing(workers: int, environ: Mapping[str, str], *, each_gets_one: bool) -> None:
-    """Warn, in one line each, if several workers outnumber their processors or the devices that they see.
+    """Warn, in one line each, if several workers outnumber the processors or devices that they see.
 
-    `each_gets_one`: each worker gets one device of a list whose length was checked (`--virtual-local-rank`).
+    `each_gets_one`: each worker gets one device from a list of checked length (`--virtual-local-rank`).
     """
     short = shortage(workers, processors(), environ)
     if short is not None:
@@ -36,7 +36,7 @@ def warn_of_sharing(workers: int, environ: Mapping[str, str], *, each_gets_one: 
 
 
 def shared_devices(workers: int, environ: Mapping[str, str], root: Root = "/", *, each_gets_one: bool = False) -> str:
-    """The line about devices, empty if each worker can have one, or there are none; `root` has `dev`, `sys`, `proc`."""
+    """The line about devices; empty if each worker can have one, or none exist. `root` has `dev`, `sys` and `proc`."""
     from rallypoint.base.devices import best, counted, seen
 
     row = best(seen(environ, root))

@@ -1,15 +1,15 @@
-"""`rallyctl shim`: makes programs that start torch's launcher start ours, in one environment or for one command.
+"""`rallyctl shim`: redirects torch's launcher to Rallypoint, in an environment or for one command.
 
-In an environment, our program replaces its `torchrun`, and a `.pth` file and a module beside it redirect imports of
-torch's launcher to `rallypoint.compat.shim`. For one command, a folder with the same files is put in front of `PATH`
-and `PYTHONPATH`. Both work with any version of Rallypoint; without it, everything is torch's own.
+In an environment, our program replaces its `torchrun`. A `.pth` file and a module next to it redirect imports of
+torch's launcher to `rallypoint.compat.shim`. For one command, a folder with the same files is prepended to `PATH` and
+`PYTHONPATH`. Both work with any version of Rallypoint; if it is missing, torch works as without the shim.
 
 Laws:
 
-1. Only these three files, bytecode of the module, and torch's own `torchrun`, kept beside ours, are written.
-2. Each file is replaced whole, and after each step a launch works, with torch's launcher or ours.
-3. `off` restores the files that `on` has found. Files that were installed since (a newer torch) are left alone.
-4. An environment that others share is refused.
+1. Write only these three files, bytecode of the module, and a copy of torch's own `torchrun` next to ours.
+2. Replace files atomically. After each step a launch works, with torch's launcher or ours.
+3. `off` restores the files that `on` found. It does not touch files that were installed later (a newer torch).
+4. Refuse an environment that others share.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from rallypoint.cli.exit import print_answer
 
 _SWITCH = "RALLYPOINT_SHIM"
 _PYTHON = "RALLYPOINT_SHIM_PYTHON"
-"""Names the Python that has Rallypoint, for the `torchrun` of `shim run`."""
+"""Names the Python that contains Rallypoint, for the `torchrun` of `shim run`."""
 _FOLDER = Path(__file__).with_name("shim_path")
-"""The folder to put in front of `PATH` and `PYTHONPATH`; also the sources of the files for an environment."""
+"""The folder to prepend to `PATH` and `PYTHONPATH`. Also contains the sources of the files for an environment."""
 _OFF = 3
 """The exit code of `status` if the shim is off."""
 _LONGEST_SHEBANG = 127
-"""Bytes of a script's first line that every Linux reads."""
+"""How many bytes of a script's first line every Linux reads."""
 
 
 def shim(options: argparse.Namespace) -> int:
@@ -82,7 +82,7 @@ def _run(command: list[str]) -> int:
 
 
 class _Environment:
-    """The environment of the Python that runs this command."""
+    """The environment of the Python that is running this command."""
 
     def __init__(self) -> None:
         self._prefix = Path(sys.prefix)
@@ -93,14 +93,14 @@ class _Environment:
 
     @property
     def _kind(self) -> str:
-        """Its kind; empty for the system's Python, or another one that is installed for all users."""
+        """The kind; empty for the system's Python, or another that is installed for all users."""
         if sys.prefix != sys.base_prefix:
             return "virtual environment"
         shared = Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED").exists()
         return "conda environment" if not shared and (self._prefix / "conda-meta").is_dir() else ""
 
     def refusal(self) -> str:
-        """Why this environment is left alone; empty if it belongs to the user."""
+        """Why this environment must not be changed; empty if it belongs to the user."""
         if not self._kind:
             return f"{self._prefix} is not a virtual environment, but a Python that all programs share"
         owner = self._prefix.stat().st_uid
@@ -117,7 +117,7 @@ class _Environment:
         return copied and read_text(str(self._torchrun)) == self._script()
 
     def lines(self) -> list[str]:
-        """The state of the shim, for people."""
+        """Describe the state of the shim."""
         ours, hook = _is_ours(self._torchrun), self._hook.exists()
         state = "on" if self.is_on else "partly on: 'rallyctl shim on' completes it" if ours or hook else "off"
         rows = [
@@ -147,7 +147,7 @@ class _Environment:
     def switch_on(self) -> None:
         """Install our files."""
         if not _is_ours(self._torchrun):
-            if self._torchrun.exists():  # a newer torch may have come since
+            if self._torchrun.exists():  # a newer torch may have been installed
                 new = self._kept.with_name(f".{self._kept.name}-new")
                 shutil.copy2(self._torchrun, new)
                 new.replace(self._kept)
@@ -155,7 +155,7 @@ class _Environment:
                 self._kept.unlink(missing_ok=True)
         _write(self._torchrun, self._script(), 0o755)
         _write(self._module, read_text(str(_FOLDER / self._module.name)), 0o644)
-        py_compile.compile(str(self._module), quiet=2)  # otherwise every Python that may not write would compile it
+        py_compile.compile(str(self._module), quiet=2)  # otherwise each Python without write access would
         _write(self._hook, read_text(str(_FOLDER / self._hook.name)), 0o644)
 
     def switch_off(self) -> None:
@@ -170,7 +170,7 @@ class _Environment:
             self._torchrun.unlink()
 
     def _script(self) -> str:
-        """Our `torchrun`, for this Python."""
+        """Our `torchrun` for this Python."""
         lines = (_FOLDER / "torchrun").read_text().splitlines(keepends=True)
         simple = f"#!{sys.executable}\n"
         if len(os.fsencode(simple)) <= _LONGEST_SHEBANG and not any(map(str.isspace, sys.executable)):
@@ -193,6 +193,6 @@ def _user(number: int) -> str:
 
 
 def _write(path: Path, text: str, mode: int) -> None:
-    """Replace a file; its mode does not depend on the umask."""
+    """Replace a file, with a mode that does not depend on the umask."""
     replace_file(str(path), text.encode(), mode=mode)
     path.chmod(mode)

@@ -6,11 +6,11 @@ from collections.abc import Collection
 from difflib import SequenceMatcher
 
 ALIKE = 0.6
-"""The similarity of two names, from 0 to 1, from which one may be a misspelling of the other."""
+"""Minimum similarity, from 0 to 1, at which one name may be a misspelling of another."""
 
 
 def unknown_flag(word: str, flags: Collection[str], command: str) -> str:
-    """The error for a flag that does not exist, with the most similar one of `flags`."""
+    """The error for an unknown flag, which suggests the most similar one in `flags`."""
     flag = word.partition("=")[0]
     names = [name for name in flags if name.startswith("--") and "_" not in name]
     similar = next((name for name in names if name.startswith(flag.rstrip("s"))), "") if len(flag) > 3 else ""

@@ -1,6 +1,6 @@
 """`rallyctl --slurm=JOBID VERB`: runs the verb in its own step on the first node of a Slurm job.
 
-There it finds the job as on any machine with an agent, and the job's ports need not be open to the login node.
+On that node it finds the job as usual, and the job's ports do not have to be open to the login node.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rallypoint.base.errors import UsageError, UserError
 _JOB = re.compile(r"[0-9]+([_+][0-9]+)?")
 """A job, a task of an array, or a part of a heterogeneous job, in Slurm's notation."""
 NAMED = "_RALLYPOINT_SLURM_JOB"
-"""A variable of the verb in the step: its job has been named already, by the id of Slurm's job."""
+"""Set in the step, where the verb does not need the job's name: Slurm's job id has already selected it."""
 _STEP = ("--overlap", "--nodes=1", "--ntasks=1", "--quiet")
 
 
@@ -25,10 +25,10 @@ def run_on_first_node(job: str, words: Sequence[str]) -> NoReturn:
 
     Args:
         job: the job's id.
-        words: the arguments of `rallyctl`; the option itself is left out.
+        words: the arguments of `rallyctl`, including the option, which is removed.
 
     Raises:
-        UsageError: the id is not one of Slurm's.
+        UsageError: the id is not valid in Slurm.
         UserError: `srun` cannot be started.
     """
     if _JOB.fullmatch(job) is None:
@@ -42,6 +42,6 @@ def run_on_first_node(job: str, words: Sequence[str]) -> NoReturn:
 
 
 def _without_option(words: Sequence[str]) -> list[str]:
-    """The words without the option: the first word with its name (possibly shortened), as it precedes the verb."""
+    """Remove the option: the first word with its name, which may be shortened, since it precedes the verb."""
     at = next(index for index, word in enumerate(words) if word.startswith("--s"))
     return [*words[:at], *words[at + (1 if "=" in words[at] else 2) :]]

@@ -1,7 +1,7 @@
 """`rallyctl launch`: runs a command on several hosts, over ssh.
 
-The parser of `rallyrun` also parses the flags of a `rallyrun` here: a mistake is reported once, before any host is
-reached, and not once for each of them.
+The parser of `rallyrun` checks the flags of a `rallyrun` command here, so that a mistake is reported once, before any
+host is reached, and not once per host.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from rallypoint.clusters.remote.job import LaunchPlan
 
 _LARGEST_FILE = 1024 * 1024
-"""Bytes of a host file or a file of variables."""
+"""Maximum size in bytes of a host file or a file of variables."""
 _TIMES = {"connect_timeout": 3600, "lost_after": 86_400, "grace": 86_400}
-"""The largest value of each, in seconds."""
+"""Maximum values in seconds."""
 
 
 def launch(options: argparse.Namespace) -> int:
@@ -62,7 +62,7 @@ def _plan(options: argparse.Namespace) -> LaunchPlan:
         print_error(
             f"rallyctl: {known.most} of {len(hosts)} hosts run at a time, as --nnodes says; the others are spares"
         )
-    # A control plane outside of this launch may have no secret; then it would refuse nodes that have one.
+    # A control plane outside this launch might have no secret, and would refuse nodes that have one.
     if not {SECRET, f"{SECRET}_FILE"} & variables.keys() and (text := launch_secret(new=not known.endpoint_given)):
         variables[SECRET] = text
     folder = options.chdir or _folder()
@@ -110,7 +110,7 @@ def _seconds(options: argparse.Namespace, name: str) -> int:
 
 
 def _folder() -> str:
-    """The folder of this command, by the name that its user knows: other hosts know it by the same name."""
+    """The folder of this command, by the name that the user sees: other hosts know it by that name."""
     shown = os.environ.get("PWD", "")
     try:
         if os.path.isabs(shown) and os.path.samefile(shown, "."):
@@ -123,8 +123,8 @@ def _folder() -> str:
 
 
 class LaunchedCommand(NamedTuple):
-    """A command: `least` is the number of nodes without which its job cannot continue, 0 if unknown; `most` is the
-    number that run at a time; `endpoint_given` is whether it names its own control plane.
+    """A command. `least`: the number of nodes that its job needs to continue, 0 if unknown. `most`: the number that
+    run at the same time. `endpoint_given`: whether it names its own control plane.
     """
 
     least: int = 0
@@ -133,13 +133,13 @@ class LaunchedCommand(NamedTuple):
 
 
 def read_command(command: Sequence[str], variables: Mapping[str, str], hosts: int) -> LaunchedCommand:
-    """Parse a command; for commands other than `rallyrun`, nothing is known.
+    """Parse a command. Only `rallyrun` commands are understood.
 
-    `variables` are the `PET_*` variables that it will have, `hosts` is the default number of nodes.
+    `variables` are the `PET_*` variables that the command will have; `hosts` is the default number of nodes.
 
     Raises:
         SystemExit: a usage error of rallyrun, already printed; or after its help.
-        UserError: the number of nodes is impossible.
+        UserError: the number of nodes cannot work.
     """
     is_given = "PET_RDZV_ENDPOINT" in variables
     if os.path.basename(command[0]) != "rallyrun":

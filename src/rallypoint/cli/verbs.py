@@ -1,5 +1,5 @@
-"""The verbs of `rallyctl`: one row each. The help pages, the reference, the manual page and the completion scripts are
-generated from these rows.
+"""The verbs of `rallyctl`, one row per verb. Help pages, reference, manual page and completion scripts are generated
+from these rows.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from rallypoint.rendezvous.params import BACKENDS, C10D_PORT
 
 
 class Argument(NamedTuple):
-    """A flag of a verb, or an operand: its names, and the keyword arguments of `add_argument`."""
+    """A flag or an operand of a verb: its names, and the keyword arguments for `add_argument`."""
 
     names: tuple[str, ...]
     more: dict[str, Any]
 
 
 class Verb(NamedTuple):
-    """One verb. A string among `arguments` is the title of a section of the help page that begins there."""
+    """One verb. A string among `arguments` is the title of the help section that starts there."""
 
     name: str
     group: str
     summary: str
     text: str
-    """Paragraphs, with an empty line between them."""
+    """Paragraphs, separated by empty lines."""
     examples: tuple[tuple[str, str], ...]
-    """The purpose of each example, and the words after the verb's name."""
+    """Pairs of a purpose and the words after the verb's name."""
     work: str
-    """`module:function`, below this package: takes the parsed arguments, and returns the exit code, or None for 0."""
+    """`module:function`, below this package: accepts the parsed arguments and returns the exit code, or None for 0."""
     arguments: tuple[str | Argument, ...]
     exit_codes: tuple[tuple[int, str], ...] = ()
-    """Only codes that say more than success, failure and a usage error."""
+    """Only codes that tell more than success, failure and usage error."""
 
 
 def _value(name: str, metavar: str, text: str, **more: Any) -> Argument:
-    """An operand, or a flag with a value, which is an empty string if the flag is not given."""
+    """An operand, or a flag with a value; the default is an empty string."""
     if name.startswith("-") and "required" not in more:
         more.setdefault("default", "")
     return Argument(tuple(name.split()), {"metavar": metavar, "help": text, **more})
@@ -50,7 +50,7 @@ def _list_value(name: str, metavar: str, text: str) -> Argument:
 
 
 def _rendezvous(id_help: str) -> tuple[Argument, ...]:
-    """Where a job's nodes meet, besides the endpoint (`job_verbs.parameters_of` reads it)."""
+    """Where a job's nodes meet, apart from the endpoint (`job_verbs.parameters_of` reads it)."""
     *most, last = BACKENDS
     text = f"{', '.join(most)} or {last} (default: c10d)"
     return (
@@ -79,7 +79,7 @@ def _job(default: str) -> tuple[str | Argument, ...]:
 
 _WATCHED = _job(", or the only job on this machine")
 _STEERED = _job("")
-"""A verb that changes a job never picks one by itself."""
+"""A verb that changes a job never chooses the job itself."""
 
 START, WATCH, STEER, DIAGNOSE, SERVE = GROUPS = ("Start", "Watch", "Steer", "Diagnose", "Serve")
 

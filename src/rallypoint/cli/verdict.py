@@ -1,11 +1,11 @@
-"""The result of a run for machines: an exit code, a JSON file, and the termination message of Kubernetes.
+"""The result of a run for other programs: an exit code, a JSON file, and the termination message of Kubernetes.
 
-The exit codes of `--exit-codes=classified` tell a scheduler whether to retry. All agents of a job end with the same
-code: it follows from the job's verdict, or from an event that reached all of them.
+The exit codes of `--exit-codes=classified` tell a scheduler whether to retry. All agents of a job exit with the same
+code, which follows from the job's verdict or from an event that reached all of them.
 
-The file in `RALLYPOINT_VERDICT_FILE` is written completely or not at all. `/dev/termination-log`, if it exists and is
-writable, gets the same contents as one line of at most 4,096 bytes, unless the run has succeeded. A pod with another
-`terminationMessagePath` sets it in `RALLYPOINT_TERMINATION_LOG`.
+The file in `RALLYPOINT_VERDICT_FILE` is written completely or not at all. Unless the run succeeded, the same contents,
+as one line of at most 4,096 bytes, go to `/dev/termination-log` if that is writable. Pods with another
+`terminationMessagePath` set it in `RALLYPOINT_TERMINATION_LOG`.
 
 Imported only if a code or a verdict is requested.
 """
@@ -47,10 +47,10 @@ from rallypoint.store.errors import StoreError
 from rallypoint.workers.reaper.client import ReaperDenied
 
 VERDICT_FILE, TERMINATION_LOG = "RALLYPOINT_VERDICT_FILE", "RALLYPOINT_TERMINATION_LOG"
-"""The environment variables with the paths of the files."""
+"""The environment variables for the paths of the files."""
 DEFAULT_TERMINATION_LOG = "/dev/termination-log"
 MAX_TERMINATION_LOG = 4096
-"""Bytes that Kubernetes keeps."""
+"""Maximum size of Kubernetes' message, in bytes."""
 VERSION = 1
 _MAX_MESSAGE = 8 * 1024
 
@@ -68,12 +68,12 @@ CODES = {
 """The exit code of each ending."""
 
 IN_PLACE = 85
-"""Another start on the same machine can help; the number is that of ERESTART."""
+"""Another start on the same machine can help. The number is that of ERESTART."""
 _OF_THIS_MACHINE = (PreflightError, ResourceError, SignalException, NodeLeftInOrder)
-"""Endings after which this machine is unfit or is taken away, so that another start here would not help."""
+"""Endings after which this machine is unfit or will be taken away, so another start here cannot help."""
 
 POD_INDEX = "JOB_COMPLETION_INDEX"
-"""Kubernetes sets it in the pods of an Indexed Job, and does not replace a pod that has exited with 0."""
+"""Set by Kubernetes in the pods of an Indexed Job. Kubernetes does not replace a pod that exited with 0."""
 _ENDINGS: tuple[tuple[type[BaseException], Ending], ...] = (
     (UserError, Ending.CONFIGURATION),
     (JobPreempted, Ending.PREEMPTED),
@@ -82,20 +82,20 @@ _ENDINGS: tuple[tuple[type[BaseException], Ending], ...] = (
     (EtcdError, Ending.INFRASTRUCTURE),
     (RendezvousTimeoutError, Ending.INFRASTRUCTURE),
     (RendezvousConnectionError, Ending.INFRASTRUCTURE),
-    (RendezvousClosedError, Ending.CONFIGURATION),  # another job's id, or another node's rank
+    (RendezvousClosedError, Ending.CONFIGURATION),  # the id of another job, or the rank of another node
     (RendezvousStateError, Ending.CONFIGURATION),
     (StoreError, Ending.INFRASTRUCTURE),
     (PreflightError, Ending.INFRASTRUCTURE),
-    (DeniedError, Ending.CONFIGURATION),  # another try would be denied too, as with the next
+    (DeniedError, Ending.CONFIGURATION),  # the next attempt would be denied too, as in the row below
     (ReaperDenied, Ending.CONFIGURATION),
     (ResourceError, Ending.INFRASTRUCTURE),
     (LoopError, Ending.INFRASTRUCTURE),
 )
-"""The endings of errors without their own; the first matching row counts, otherwise it is the program."""
+"""The endings of errors without one of their own. The first matching row counts; otherwise the program failed."""
 
 
 class Classified(NamedTuple):
-    """The result of a run: `ending` is None for a success, and if a person's signal ended it."""
+    """The result of a run. `ending` is None for a success, or if a person's signal ended the run."""
 
     ending: Ending | None
     code: int
@@ -105,7 +105,7 @@ SUCCESS = Classified(None, 0)
 
 
 def classified(error: BaseException | None, *, is_pod: bool = False) -> Classified:
-    """`is_pod`: this node is a pod, which must be replaced if it was evicted from a job that continues without it."""
+    """Classify a run. `is_pod`: this node is a pod. If evicted while the job continues, it must be replaced."""
     if error is None or isinstance(error, RendezvousGracefulExitError):
         return SUCCESS
     if isinstance(error, NodeLeftInOrder) and (error.drained or not is_pod):
@@ -125,10 +125,10 @@ def code_in_place(error: BaseException | None, classification: Classified) -> in
 
 
 def ending_of(error: BaseException) -> Ending:
-    """Why a run has not succeeded.
+    """Why a run did not succeed.
 
-    SIGTERM means that the machine is taken away: saved work is kept. Without saved work, the job can be retried
-    unchanged.
+    SIGTERM means that the machine will be taken away: the job was preempted if its work was saved; otherwise it can
+    be retried unchanged.
     """
     if isinstance(error, SignalException):
         return Ending.PREEMPTED if error.saved else Ending.INFRASTRUCTURE
@@ -162,14 +162,14 @@ def finish(error: BaseException | None, code: int, job: str, exit_codes: str, en
         except OSError as trouble:
             log.error("%s=%s cannot be written: %s", VERDICT_FILE, path, trouble.strerror)
     shown = environ.get(TERMINATION_LOG) or DEFAULT_TERMINATION_LOG
-    if code and os.path.isfile(shown):  # never created: outside of Kubernetes it does not exist
+    if code and os.path.isfile(shown):  # do not create it: outside of Kubernetes it does not exist
         with suppress(OSError), open(shown, "wb", buffering=0) as file:
             file.write(termination_message(verdict))
     return code
 
 
 def verdict_of(error: BaseException | None, classification: Classified, code: int, job: str) -> dict[str, Any]:
-    """The fields of a verdict, as in docs/reference/exit-codes.md."""
+    """The fields of a verdict, as documented in docs/reference/exit-codes.md."""
     cause = error.root_cause() if isinstance(error, ChildFailedError) else None
     text = "" if error is None else cause.headline if cause is not None else str(error) or type(error).__name__
     return {
@@ -190,7 +190,7 @@ def verdict_of(error: BaseException | None, classification: Classified, code: in
 
 
 def termination_message(verdict: Mapping[str, Any]) -> bytes:
-    """One line of JSON of at most `MAX_TERMINATION_LOG` bytes: long texts are cut until it fits."""
+    """One line of JSON of at most `MAX_TERMINATION_LOG` bytes; long texts are shortened until it fits."""
     line = b""
     for most in (1200, 600, 300, 100, 0):
         cause = verdict["cause"]

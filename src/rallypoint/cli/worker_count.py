@@ -1,4 +1,4 @@
-"""Counts a node's workers if their number is given as a kind of device."""
+"""Counts a node's workers if `--nproc-per-node` names a kind of device."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rallypoint.base.errors import UserError
 from rallypoint.base.vendors import VENDORS
 
 _KINDS = {"gpu": "cuda"} | {vendor.kind: vendor.kind for vendor in VENDORS if vendor.kind != "cuda"}
-"""Names that `--nproc-per-node` accepts, and torch's name of the devices that each counts."""
+"""Names that `--nproc-per-node` accepts, and torch's name for the devices to count."""
 
 
 def count_devices(text: str, environ: Mapping[str, str], source: str, root: Root = "/") -> int:
-    """Count the devices that `--nproc-per-node` names (contract section 1.6). Raises UserError: the name is unknown, or
-    there are no such devices, or they cannot be counted.
+    """Count the devices that `--nproc-per-node` names (contract section 1.6). Raises UserError: the name is unknown,
+    or no such device exists, or the devices cannot be counted.
     """
     if text == "cpu":
         return cpu_count()
@@ -43,8 +43,8 @@ def count_devices(text: str, environ: Mapping[str, str], source: str, root: Root
 
 
 def count_accelerators(environ: Mapping[str, str], source: str, root: Root = "/") -> int:
-    """The accelerators that a job uses by itself; 0 if there are none. Raises UserError: there are some that cannot be
-    counted; processors are no substitute for them.
+    """The number of accelerators that a job uses by default. Raises UserError if some exist but cannot be counted;
+    processors are no substitute for them.
     """
     rows = seen(environ, root)
     row = best(rows)

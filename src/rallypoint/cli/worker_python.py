@@ -1,13 +1,13 @@
-"""Chooses the workers' Python if the active environment is not the launcher's (docs/how-to/environments.md).
+"""Chooses the workers' Python if the active environment differs from the launcher's (docs/how-to/environments.md).
 
 The rule, without `PYTHON_EXEC`:
 
 1. Workers run the launcher's own Python, as with torchrun.
-2. But if the launcher has no torch, they run the active environment's Python, if that has torch, or if the launcher was
-   installed as a tool, alone in its own environment (`uv tool`, `pipx`).
-3. If both have torch, one line says which is used, and how to choose.
+2. But if the launcher has no torch, workers run the active environment's Python, provided that this has torch, or that
+   the launcher was installed as a tool, alone in its own environment (`uv tool`, `pipx`).
+3. If both have torch, one line says which Python runs, and how to choose.
 
-The module imports and starts nothing: it looks for files. A torch on PYTHONPATH belongs to no environment.
+The module only looks for files; it imports and starts nothing. A torch on PYTHONPATH belongs to no environment.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def worker_python(environ: Mapping[str, str]) -> str:
     has_torch: bool | None = None
     for variable, prefix in _active(environ):
         if os.path.realpath(prefix) == os.path.realpath(sys.prefix):
-            break  # the launcher belongs to the active environment
+            break  # the launcher is part of the active environment
         python = _python_of(prefix)
         if not python:
             continue
@@ -57,7 +57,7 @@ def worker_python(environ: Mapping[str, str]) -> str:
 
 
 def _active(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Variables that name an environment, and its folder; the innermost environment first."""
+    """Variables that name an environment, and its folder; innermost environment first."""
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         if environ.get(variable):
             yield variable, environ[variable]
@@ -78,7 +78,7 @@ def _of_project(named: str) -> str:
 
 
 def _python_of(prefix: str) -> str:
-    """The interpreter of an environment; empty if it has none that can run."""
+    """The interpreter of an environment; empty if it has none that works."""
     paths = (os.path.abspath(f"{prefix}/bin/{name}") for name in ("python", "python3"))
     return next((path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)), "")
 
@@ -90,14 +90,14 @@ def _launcher_has_torch(environ: Mapping[str, str]) -> bool:
         spec = find_spec("torch")
     except (ImportError, ValueError):
         return False
-    if spec is None or spec.origin is None:  # nothing, or just a folder of that name
+    if spec is None or spec.origin is None:  # nothing, or just a folder with that name
         return False
     shared = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
     return not any(spec.origin.startswith(os.path.join(os.path.abspath(folder), "torch/")) for folder in shared)
 
 
 def _has_torch(prefix: str) -> bool:
-    """Whether an environment has torch, or sees the torch of the Python from which it was created."""
+    """Whether an environment contains torch, or sees the torch of the Python that created it."""
     if any(map(_holds_torch, _package_folders(prefix, ("lib",)))):
         return True
     config = {
@@ -117,7 +117,7 @@ def _package_folders(prefix: str, libraries: tuple[str, ...]) -> Iterator[str]:
 
 
 def _holds_torch(folder: str) -> bool:
-    """Whether a folder has torch, or only its metadata, as after an installation from a checkout."""
+    """Whether a folder contains torch, or only its metadata, as after installing from a checkout."""
     return os.path.exists(f"{folder}/torch/__init__.py") or any(
         name.startswith("torch-") and name.endswith((".dist-info", ".egg-info")) for name in _names(folder)
     )
