@@ -1,4 +1,4 @@
-"""Sends data that a watcher or a hang's investigation requests from this node, in parts, from a thread."""
+"""Sends data from this node that a watcher or the investigation of a hang requests, in parts, from a thread."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ log = get_logger(__name__)
 def start_collecting(
     request: CollectRequested, gather: Callable[[], bytes], send: Callable[[CollectedPart], None]
 ) -> threading.Thread | None:
-    """Gather the data on a thread and send it. None if this machine allows no further thread, which is also
-    reported.
+    """Gather the data on a thread and send it. If this machine does not allow another thread, report this and return
+    None.
     """
     thread = start_thread(partial(_collect, request, gather, send), "collect")
     if thread is None:

@@ -1,8 +1,8 @@
 """Confirmations: a node asks before it starts a round's workers if the coordinator was silent for the lease, or if its
 workers are fenced.
 
-Law: a confirmation is valid while nobody else can be the coordinator, at most for a lease. If that is too short a part
-of the lease, the node is answered after the leader's lease was extended.
+Law: a confirmation is valid while nobody else can be the coordinator, at most for a lease. If too little of the lease
+remains, answer the node after the leader's lease is extended.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rallypoint.control.coordinator.sessions import SessionRecord
 from rallypoint.control.protocol.messages import Confirmed, ConfirmRequest
 
 _LEAST_PART = 2
-"""The least part of the lease for which a confirmation is valid, as a divisor."""
+"""The minimum part of the lease for which a confirmation is valid, as a divisor."""
 
 
 class Confirmations(Extension):
@@ -23,7 +23,7 @@ class Confirmations(Extension):
         self.job = job
         self.handlers = {ConfirmRequest: self._on_request}
         self._waiting: dict[int, ConfirmRequest] = {}
-        """Requests, one per session, that wait until the leader's lease is extended."""
+        """Requests that wait until the leader's lease is extended, by session."""
 
     def _on_request(self, speaker: SessionRecord, request: ConfirmRequest, _now: float) -> None:
         lease, leads_for = self.job.settings.lease, self.job.leads_for
@@ -33,7 +33,7 @@ class Confirmations(Extension):
             self.job.send(speaker.number, Confirmed(request.number, min(lease, leads_for)))
 
     def tick(self, now: float) -> None:
-        """Answer waiting nodes, if the lease now suffices."""
+        """Answer waiting nodes if enough of the lease remains."""
         waiting, self._waiting = self._waiting, {}
         for session, request in waiting.items():
             if (speaker := self.job.sessions.get(session)) is not None:

@@ -1,4 +1,4 @@
-"""The extensions of the coordinator, one row each. Cheap to import: an extension is imported on first use
+"""The extensions of the coordinator, one row per extension. Cheap to import: an extension is imported on first use
 (`control.coordinator.extension`).
 """
 

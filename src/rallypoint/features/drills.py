@@ -1,11 +1,11 @@
-"""Causes a drill's faults on this node (`rallyctl drill`); everybody else detects them like real faults.
+"""Injects a drill's faults on this node (`rallyctl drill`). All other code detects them like real faults.
 
 Laws:
 
-1. Only this agent and its workers are affected, each identified by its pid and start time. A killed worker counts as
-   killed from outside.
-2. A helper process continues or kills every stopped process when the time is up, since a stopped agent could not. If
-   the agent ends earlier, the helper does so at once.
+1. Only this agent and its workers are affected, each identified by pid and start time. A killed worker counts as killed
+   from outside.
+2. A stopped agent could not continue anything, so a helper process continues or kills every stopped process when the
+   time is up. If the agent ends earlier, the helper does so immediately.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ tell(signal.SIGSTOP)
 select.select([0], [], [], float(seconds))
 tell(int(last))
 """
-"""Stops processes, given by pid and start time, and sends them a last signal after some seconds or at the end of its
-input.
+"""Stops processes, identified by pid and start time. After some seconds, or at the end of its input, sends them a last
+signal.
 """
 _PACKAGES = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
 
 class Drills(Feature):
-    """The drills of one agent. Never waits."""
+    """The drills of one agent. Never blocks."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -61,7 +61,7 @@ class Drills(Feature):
             freezer.wait()
 
     def _begin(self, request: FaultRequested) -> None:
-        """Cause the requested fault; the link performs a cut."""
+        """Inject the requested fault. The link itself performs a cut."""
         self._freezers = [freezer for freezer in self._freezers if freezer.poll() is None]
         fault, workers = request.fault, self._targets(request)
         if fault.is_of_worker and not workers:
@@ -69,7 +69,7 @@ class Drills(Feature):
             return
         try:
             self._do(request, workers)
-        except OSError as error:  # the process has ended, or this machine has no process or descriptor left
+        except OSError as error:  # the process has ended, or this machine has no free process or descriptor
             log.warning("the drill cannot be done: %s", error)
 
     def _do(self, request: FaultRequested, workers: list[ProcessStat]) -> None:
@@ -91,7 +91,7 @@ class Drills(Feature):
                 self._freeze([*workers, own], request.lasts, kill=fault is Fault.KILL_NODE)
 
     def _end_hang(self, _report: HangReport) -> None:
-        """The hang is reported: let the worker continue, unless it is ended for it."""
+        """Let the worker continue after its hang was reported, unless it is ended."""
         freezer, self._hang = self._hang, None
         if freezer is not None:
             _release(freezer)

@@ -1,10 +1,10 @@
-"""The flight recorders of torch's process groups, enabled with torch's own variables (`--flight-recorder`).
+"""Enables the flight recorders of torch's process groups, with torch's own variables (`--flight-recorder`).
 
 Laws:
 
-1. The user's settings stay, also under old names.
-2. Dumps go into the folder of this start of the workers. The pipes and sockets for requesting dumps are in the notice
-   directory: on a local disk, and removed with it.
+1. The user's settings take precedence, even under their old names.
+2. Dumps go to the log folder of this start of the workers. The pipes and sockets that request dumps are in the notice
+   directory, which is on a local disk, and are removed with it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 ENTRIES = 2000
-"""The number of operations that a worker keeps, over all process groups; torch's default."""
+"""How many operations a worker stores, over all process groups; torch's default."""
 _MAX_SOCKET = 100
-"""The most bytes of a socket's path; the kernel takes 107."""
+"""Maximum length of a socket's path in bytes; the kernel allows 107."""
 
 
 class FlightRecorder(Feature):
@@ -48,7 +48,7 @@ class FlightRecorder(Feature):
 
 
 class _PerWorker:
-    """Declares the variables of `switch_on`, whose values are known once the log folders exist."""
+    """Declares the variables from `switch_on`, whose values are known once the log folders exist."""
 
     names = PER_WORKER
 
@@ -57,27 +57,28 @@ class _PerWorker:
 
 
 def constant_variables(given: Mapping[str, str]) -> dict[str, str]:
-    """The variables that are the same for all workers and rounds. torch reads them on import, so workers can be forked
-    from a process that has imported torch.
+    """The variables that all workers and rounds share. torch reads them on import, so workers can be forked from a
+    process that has imported torch.
 
     Args:
+        given: the user's variables.
         given: the user's variables.
     """
     return _unless_given({BUFFER: str(ENTRIES), DUMP_ON_TIMEOUT: "1"}, given)
 
 
 def switch_on(context: PContext, notices: str, previous: PContext | None) -> None:
-    """Add the paths of dumps, and of the pipe or socket that requests them, to the environment of workers about to
-    start.
+    """Add the paths of dumps, and of the pipe or socket that requests them, to the environment of workers that are
+    about to start.
 
     Args:
         context: the workers; their log folders exist.
         notices: the notice directory; empty for none.
-        previous: the workers of the previous round, some of which may continue in their processes: torch keeps its
-            first path.
+        previous: the previous round's workers. Some may continue in their processes, where torch keeps its first
+            path.
     """
     attempt = attempt_folder(context.error_files.values())
-    folder = dump_folder(os.path.abspath(attempt) if attempt else attempt)  # workers may change theirs
+    folder = dump_folder(os.path.abspath(attempt) if attempt else attempt)  # workers may change their working directory
     variables: dict[str, str] = {}
     if not folder:
         log.warning(

@@ -1,26 +1,26 @@
-"""Makes a restart wait for the GPU memory of ended workers.
+"""Makes a restart wait until ended workers have released their GPU memory.
 
-The driver frees a process's memory after its death, but a restart may come some hundredths of a second later: new
-workers would run out of memory for an invisible reason.
+The driver frees a process's memory after its death. A restart may follow within hundredths of a second, and the new
+workers would run out of memory without a visible reason.
 
-Laws of the reasons to wait (`judge`, which is pure):
+Laws about the reasons to wait (`judge`, which is pure):
 
-1. An ended process that NVML lists still has memory: wait, and look again. A process that kept its memory for a whole
-   limit is not waited for again: otherwise it would delay every later restart.
+1. An ended process that NVML lists still has memory: wait, and look again. If it kept its memory for a whole limit, do
+   not wait for it again: it would delay every later restart.
 2. A live process of ours (`base.gpu_holders.Holder`) is intended: no wait and no message.
 3. A live process that is not ours and has much memory is named once per run. Waiting cannot help.
 4. If pids mean nothing (another pid namespace), or the driver lists none, the used memory decides: wait for a second
-   look, and as long as each look finds less than the previous one.
+   look, and then as long as each look finds less than the one before.
 
-Laws of the wait (`GpuMemoryWait`):
+Laws about waiting (`GpuMemoryWait`):
 
-5. The first workers of this agent never wait: no process of ours has used a GPU.
-6. Only a thread calls the driver, which may hang; there is at most one such thread. At the limit, the loop starts the
-   workers regardless of the thread.
-7. No error here is a failure of the node. It is logged once, and the workers start.
-8. First wait for survivors of the last round that are being ended: until then they are live processes of ours.
+5. The first workers of this agent never wait, since no process of ours has used a GPU.
+6. The driver may hang, so only a thread calls it; at most one such thread exists. When the limit is reached, the loop
+   starts the workers without waiting for the thread.
+7. Errors here are never failures of the node. They are logged once, and the workers start.
+8. First wait until survivors from the last round that are being ended are gone: until then they are live processes.
 
-Messages number GPUs as `nvidia-smi` does. No part of this has been measured on a GPU yet.
+Messages number GPUs like `nvidia-smi`. Nothing here has been measured on a GPU yet.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.2
-"""Seconds between two looks, doubling from the first value to the second."""
+"""Seconds between two looks; they double from the first value to the second."""
 _SECOND_LOOK = 0.02
-"""The least seconds between two looks that only compare memory."""
+"""Minimum seconds between two looks that only compare memory."""
 _WORTH_A_LINE = 0.1
-"""A wait of at least this many seconds is logged."""
+"""A wait is logged if it lasts at least this many seconds."""
 _FEW = 8
-"""The most processes named in one line."""
+"""Maximum number of processes named in one line."""
 
 
 # The rules
 
 
 class Look(NamedTuple):
-    """One look at the GPUs that the workers see, by index; and the kinds of the listed processes, by pid, None if pids
-    mean nothing.
+    """One look at the GPUs that the workers see, by index; and the kinds of the listed processes by pid, or None if
+    pids mean nothing.
     """
 
     gpus: Mapping[int, GpuMemory]
@@ -80,7 +80,7 @@ class Look(NamedTuple):
 
 
 class MemoryVerdict(NamedTuple):
-    """The memory to wait for, and the memory of processes that are not ours."""
+    """The memory to wait for, and the memory that processes of others use."""
 
     waits_for: tuple[Share, ...] = ()
     strangers: tuple[Share, ...] = ()
@@ -90,9 +90,9 @@ def judge(look: Look, before: Look | None, given_up: Collection[int] = ()) -> Me
     """Judge a look.
 
     Args:
-        look: the look.
-        before: the previous one of the same wait.
-        given_up: pids of ended processes that are not waited for again.
+        look: the current look.
+        before: the previous look during the same wait.
+        given_up: pids of ended processes to ignore.
     """
     waits_for: list[Share] = []
     strangers: list[Share] = []
@@ -112,7 +112,7 @@ def judge(look: Look, before: Look | None, given_up: Collection[int] = ()) -> Me
 
 
 def _may_shrink(gpu: GpuMemory, before: GpuMemory | None, *, is_first: bool) -> bool:
-    """Whether memory alone is a reason to look again (law 4)."""
+    """Whether the used memory alone is a reason to look again (law 4)."""
     if gpu.used is None:
         return False
     return is_first or (before is not None and before.used is not None and gpu.used < before.used)
@@ -122,7 +122,7 @@ def _may_shrink(gpu: GpuMemory, before: GpuMemory | None, *, is_first: bool) -> 
 
 
 def driver_looks(job: str) -> Generator[Look]:
-    """Yields a look on each request; none without a working NVIDIA library."""
+    """Yield a look per request; nothing without a working NVIDIA library."""
     own_pid, namespace_is_first = os.getpid(), pids_are_ours()
     with nvml_kept_open() as works:
         while works:
@@ -132,30 +132,30 @@ def driver_looks(job: str) -> Generator[Look]:
 
 
 class Watch:
-    """One wait, for the looking thread.
+    """One wait, as the looking thread sees it.
 
     Args:
-        looks: the looks, each made on request.
-        given_up: pids of ended processes that are not waited for.
+        looks: yields a look per request.
+        given_up: pids of ended processes to ignore.
     """
 
     def __init__(self, looks: Callable[[], Generator[Look]], given_up: Collection[int] = ()) -> None:
         self.over = threading.Event()
         """Set when nobody waits for the thread any more."""
         self.ended = False
-        """Whether the thread has left the driver."""
+        """Whether the thread has returned from the driver."""
         self.failed = False
         self.verdict: MemoryVerdict | None = None
-        """The verdict of the last look; None before the driver's first answer."""
+        """The verdict on the last look; None until the driver answers."""
         self.gpus: frozenset[int] = frozenset()
-        """The GPUs whose memory was waited for."""
+        """The GPUs whose memory the thread waited for."""
         self.names: Mapping[int, str] = {}
-        """The names in messages of processes that are not ours, by pid."""
+        """Names for messages of processes that are not ours, by pid."""
         self._looks = looks
         self._given_up = frozenset(given_up)
 
     def run(self) -> Watch:
-        """Look until there is nothing to wait for, on a thread."""
+        """Look until no memory is left to wait for. Runs on a thread."""
         try:
             self._look()
         except Exception:
@@ -189,20 +189,20 @@ class Watch:
 
 
 class MemoryWait(Feature):
-    """Makes each restart of one agent wait; created after the first workers have started (law 5)."""
+    """Makes each restart of one agent wait. Created after the first workers start (law 5)."""
 
     def preparations(self) -> Iterable[Preparation]:
         return (GpuMemoryWait(self.workers, self.workers.group.spec.features.recovery.gpu_memory_timeout),)
 
 
 class GpuMemoryWait(Preparation):
-    """The wait of one agent, in each round but its first.
+    """One agent's waits, in every round but its first.
 
     Args:
         workers: the agent's workers.
-        timeout: the most seconds that a restart waits.
-        looks: the looks of one wait, for a job; called and driven on its thread.
-        clock: the clock of the limit.
+        timeout: the maximum number of seconds that a restart waits.
+        looks: yields the looks of one wait for a job; called and driven on its thread.
+        clock: the clock for the limit.
     """
 
     def __init__(
@@ -220,13 +220,13 @@ class GpuMemoryWait(Preparation):
         self._clock = clock
         self._work: Background[Watch] = Background("rallypoint-gpu-memory")
         self._due = False
-        """Whether the wait begins as soon as no survivor is being ended."""
+        """Whether to start waiting as soon as no survivor is being ended."""
         self._until = math.inf
-        """When the workers start in any case; infinite without a wait."""
+        """When the workers start in any case; infinity without a wait."""
         self._watch: Watch | None = None
-        """The watch of this round, if its thread was started."""
+        """This round's watch, if its thread started."""
         self._last: Watch | None = None
-        """The last watch whose thread was started, which may still be in the driver."""
+        """The last watch whose thread started. The thread may still be in the driver."""
         self._is_silent = False
         """Whether the driver did not answer `_last` in time."""
         self._is_off = False
@@ -263,7 +263,7 @@ class GpuMemoryWait(Preparation):
             self._conclude(done, self._timeout - (self._until - now))
         elif now >= self._until:
             self._give_up()
-        elif self._watch is None and not self._in_driver():  # otherwise its end wakes the loop
+        elif self._watch is None and not self._in_driver():  # otherwise the loop wakes when it ends
             self._start()
 
     def cancel(self) -> None:
@@ -280,7 +280,7 @@ class GpuMemoryWait(Preparation):
         return self._last is not None and not self._last.ended
 
     def _survivors_end(self) -> bool:
-        """Whether processes of the previous round are being ended by `HeldWorkers` (law 8)."""
+        """Whether `HeldWorkers` is ending processes from the previous round (law 8)."""
         context = self._workers.pcontext
         stop = None if context is None else context.stopping
         return stop is not None and not stop.done
@@ -295,7 +295,7 @@ class GpuMemoryWait(Preparation):
         log.warning("the workers start without a check of GPU memory: this machine allows no more threads")
 
     def _conclude(self, watch: Watch, seconds: float) -> None:
-        """The thread has nothing left to wait for."""
+        """Start the workers: the thread has nothing left to wait for."""
         self.cancel()
         self._is_off = watch.failed
         self._warn_of_strangers(watch)
@@ -306,7 +306,7 @@ class GpuMemoryWait(Preparation):
         log.info("the restart waited %.2f s for %s", seconds, what)
 
     def _give_up(self) -> None:
-        """The limit is reached: log the findings, and let the workers start."""
+        """Log the findings when the limit is reached, and let the workers start."""
         watch, verdict = self._watch, None if self._watch is None else self._watch.verdict
         self.cancel()
         if watch is None or verdict is None:
@@ -332,7 +332,7 @@ class GpuMemoryWait(Preparation):
     def _warn_of_strangers(self, watch: Watch) -> None:
         """Name each process that is not ours once per run."""
         shares = watch.verdict.strangers if watch.verdict is not None else ()
-        names = watch.names  # after the verdict: the thread writes them before it
+        names = watch.names  # read them after the verdict, since the thread writes them before it
         new = [share for share in shares if share.pid not in self._named]
         self._named |= {share.pid for share in new}
         for text in held_by(new, names):

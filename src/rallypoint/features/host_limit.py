@@ -1,8 +1,8 @@
 """Lets a node leave the job if its workers were the first to fail too often (`--host-failure-limit`).
 
-The node counts its own failures during this agent's life: only those that ended a round, not consequences of another
-node's failure. A spare takes its place, or the job continues without it, as after any departure; without enough nodes,
-the others wait for a new one.
+The node counts only failures that ended a round during this agent's life, not consequences of another node's failure. A
+spare takes its place, or the job continues without it, as after any departure. If too few nodes remain, they wait for a
+new one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rallypoint.control.protocol.messages import LeaveRequest, RoundEnded
 
 
 class HostLimit(Feature):
-    """The failures of one node."""
+    """The failure count of one node."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)

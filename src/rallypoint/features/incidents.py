@@ -1,12 +1,12 @@
-"""Keeps this node's information about a failure in a folder, for later inspection (`--incident-dir`, `rallyctl
+"""Saves this node's information about a failure in a folder, for later inspection (`--incident-dir`, `rallyctl
 bundle`).
 
 Laws:
 
-1. Nothing here runs or is imported unless a folder was given or an operator asks.
-2. The agent's loop never waits for it: each incident has its own thread, and the end of the run waits at most `_FINISH`
+1. Nothing here runs or is imported unless a folder is set or an operator asks.
+2. The agent's loop never waits for it: each incident has its own thread. When the run ends, it waits at most `_FINISH`
    seconds for them.
-3. Stacks and the state of the GPUs are collected at once, before workers end on SIGTERM; output is read after they have
+3. Collect stacks and the state of the GPUs immediately, before SIGTERM ends the workers. Read output after they have
    ended.
 """
 
@@ -73,20 +73,20 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 LINES = 1000
-"""The most lines kept of each output of a worker."""
+"""Maximum number of lines saved per output of a worker."""
 _MOST_READ = 512 * 1024
-"""The most bytes kept of one output."""
+"""Maximum number of bytes saved per output."""
 _LARGEST_RECORD = 8 * 1024 * 1024
-"""The most bytes of a flight recorder's file."""
+"""Maximum size of a flight recorder's file in bytes."""
 _SMI_TIMEOUT = 10.0
 _LARGEST_STATE = 512 * 1024
-"""The most bytes kept of nvidia-smi's output: about 100 KiB for eight GPUs."""
+"""Maximum number of bytes saved of nvidia-smi's output, which is about 100 KiB for eight GPUs."""
 
 MORE_VARIABLES = "RALLYPOINT_INCIDENT_ENV"
-"""The variable that lists further variables to show in a bundle."""
+"""Lists more variables to show in a bundle."""
 _PACKAGES = ("rallypoint", "torch", "numpy", "msgspec", "uvloop", "triton", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 _DEFAULT_RECORDER = "torch/comm_lib_trace_rank_"
-"""Where torch dumps by default, below the user's cache. Older versions used /tmp, where anybody may put files."""
+"""Where torch dumps by default, below the user's cache. Older versions used /tmp, where any user may put files."""
 _KERNEL = re.compile(
     r"out of memory|oom-kill|oom_reaper|killed process|segfault|NVRM|\bXid\b|hung_task|blocked for more"
 )
@@ -103,14 +103,14 @@ class Incident(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """One line for people."""
+        """A one-line summary."""
         return self.cause.headline if self.cause is not None else self.detail
 
 
 class IncidentFacts(NamedTuple):
     """This node and its running processes, by rank: unlike pids, these entries never refer to other processes.
 
-    Standby workers have no rank, and get negative numbers.
+    Standby workers have no rank; they get negative numbers.
     """
 
     node: NodeFacts
@@ -118,7 +118,7 @@ class IncidentFacts(NamedTuple):
 
 
 def incident_facts(workers: WorkerController) -> IncidentFacts:
-    """The current facts. On the loop's thread."""
+    """The current facts. Call on the loop's thread."""
     node = workers.look()
     found = {worker.rank: read_stat(worker.pid) for worker in node.processes if worker.exit_code is None}
     found |= {-number: read_stat(process.pid) for number, process in enumerate(node.waiting, 1)}
@@ -126,17 +126,17 @@ def incident_facts(workers: WorkerController) -> IncidentFacts:
 
 
 _ENDED = 12.0
-"""Seconds to wait for the end of workers before reading their output anyway."""
+"""Seconds to wait for workers to end before reading their output anyway."""
 _FINISH = 20.0
-"""Seconds that the end of a run waits for incidents in progress."""
+"""Seconds to wait for unfinished incidents when the run ends."""
 _STACKS_FIRST = 0.5
-"""Seconds that the stop of workers waits for reading their stacks, which takes milliseconds."""
+"""Seconds that stopping the workers waits until their stacks are read, which takes milliseconds."""
 MAX_KEPT = 20
-"""The most bundles of one agent: the first ones, since later failures are mostly repetitions."""
+"""Maximum number of bundles per agent. The first are kept, since later failures are mostly repetitions."""
 
 
 def incident_of(event: Event, state: PolicyState) -> Incident | None:
-    """The failure behind an event of the agent's loop, in the state before it; None for other events."""
+    """The failure in an event of the agent's loop, given the state before it; None for other events."""
     rule = _RULES.get(type(event))
     return None if rule is None else rule(event, state)
 
@@ -178,7 +178,7 @@ _RULES: Mapping[type, Callable[..., Incident | None]] = {
 
 
 class IncidentRecorder:
-    """Keeps the incidents of one agent's run.
+    """Saves the incidents of one agent's run.
 
     Args:
         folder: the folder to write to; created if missing.
@@ -195,16 +195,16 @@ class IncidentRecorder:
         self._folder = folder
         self._facts = facts
         self._snapshot = snapshot
-        # Started now: a machine without a free thread is a common cause of failures.
+        # Start it now: that no thread is free is a common cause of failures.
         self._recorder = SideThread("incident", _failed)
         self._recorder.start()
         self._threads: list[threading.Thread] = []
-        """Threads of incidents in progress."""
+        """Threads of unfinished incidents."""
         self._count = 0
 
     def observe(self, before: PolicyState, event: Event | None, _after: PolicyState, _steps: tuple[Step, ...]) -> None:
-        """An `Observer`: if the event is a failure, begin a bundle. Returns when the stacks of workers are read, or
-        after `_STACKS_FIRST`: the next steps stop the workers.
+        """An `Observer`: start a bundle if the event is a failure. The next steps stop the workers, so return only once
+        their stacks are read, or after `_STACKS_FIRST`.
         """
         incident = None if event is None else incident_of(event, before)
         if incident is None:
@@ -222,7 +222,7 @@ class IncidentRecorder:
         stacks_read = threading.Event()
         keep = partial(self._keep, incident, facts, make_snapshot, stacks_read)
         thread = None
-        if not self._recorder.is_idle:  # the stacks must be read before the workers stop
+        if not self._recorder.is_idle:  # read the stacks before the workers stop
             thread = start_thread(keep, "incident")
         if thread is None:
             self._recorder.post("incident", keep)
@@ -241,7 +241,7 @@ class IncidentRecorder:
         self._recorder.post("imports", import_all)
 
     def close(self) -> None:
-        """Wait for incidents in progress."""
+        """Wait for unfinished incidents."""
         deadline = Deadline.after(_FINISH)
         self._recorder.close(deadline.remaining())
         for thread in self._threads:
@@ -263,7 +263,7 @@ class IncidentRecorder:
                 stacks_read.set()
             parent = os.path.join(self._folder, safe_name(facts.node.job), f"round-{max(incident.round, 0)}")
             early = [*stacks, *gpu_pieces()]
-            if make_snapshot is not None:  # this agent has the coordinator: write the state of the job over all nodes
+            if make_snapshot is not None:  # this agent has the coordinator: write the job's state on all nodes
                 seen = make_snapshot()
                 write_index(parent, index_fields(seen, incident.why, incident.headline, facts.node.host))
             _until_ended(facts)
@@ -284,7 +284,7 @@ def _failed(_what: str) -> None:
 
 
 class Incidents(Feature):
-    """Keeps the incidents of one agent in the given folder, and sends operators the bundles that they request."""
+    """Saves the incidents of one agent in its folder, and sends bundles to operators on request."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -315,13 +315,13 @@ class Incidents(Feature):
 
 
 def _until_ended(facts: IncidentFacts) -> None:
-    """Wait until the workers have ended, but at most for their grace period."""
+    """Wait until the workers have ended, at most for their grace period."""
     from rallypoint.workers.stop import open_found
 
     until = time.monotonic() + _ENDED
     for process in (process for rank, process in facts.running.items() if rank >= 0):  # standby workers continue
         handle = open_found(process)
-        if handle is None:  # it has ended; its pid may be reused
+        if handle is None:  # the process has ended; its pid may be reused
             continue
         try:
             readable(handle.fileno(), max(0.0, until - time.monotonic()))
@@ -330,17 +330,17 @@ def _until_ended(facts: IncidentFacts) -> None:
 
 
 def demand(facts: IncidentFacts) -> tuple[Piece, ...]:
-    """The bundle that an operator requested: a smaller one, of a node whose workers run."""
+    """The bundle for an operator's request: a smaller one, from a node whose workers are running."""
     asked = Incident(facts.node.round, "an operator asked", "", False)
     pieces = [*stack_pieces(facts), *gpu_pieces(), *pieces_of(facts.node, asked)]
     return bundle(summary_of(asked, facts.node), pieces, ON_DEMAND_LIMIT)
 
 
-# The files of a bundle
+# The files in a bundle
 
 
 def summary_of(incident: Incident, facts: NodeFacts) -> dict[str, Any]:
-    """The fields of `incident.json`, without those that the bundle adds."""
+    """The fields of `incident.json`, except those that the bundle adds."""
     cause = incident.cause
     return {
         "job": facts.job,
@@ -380,7 +380,7 @@ def _versions() -> dict[str, str]:
 
 
 def stack_pieces(facts: IncidentFacts) -> list[Piece]:
-    """The Python stacks of the running workers, if readable."""
+    """The running workers' Python stacks, if readable."""
     from rallypoint.observe.hangs.evidence import stacks_of_workers
     from rallypoint.observe.hangs.report import stack_lines
 
@@ -392,7 +392,7 @@ def stack_pieces(facts: IncidentFacts) -> list[Piece]:
 
 
 def gpu_pieces() -> list[Piece]:
-    """nvidia-smi's output for all GPUs; nothing without it, or without room for a temporary file."""
+    """nvidia-smi's output for all GPUs; empty without nvidia-smi or without space for a temporary file."""
     import tempfile
 
     try:
@@ -402,7 +402,7 @@ def gpu_pieces() -> list[Piece]:
                 smi.wait(_SMI_TIMEOUT)
             except subprocess.TimeoutExpired:
                 smi.kill()
-                with suppress(subprocess.TimeoutExpired):  # a hung driver keeps even a killed process
+                with suppress(subprocess.TimeoutExpired):  # a hung driver can keep even a killed process alive
                     smi.wait(1.0)
                 text = f"nvidia-smi gave no answer within {_SMI_TIMEOUT:g} s; see the kernel's log\n"
                 return [Piece("nvidia-smi.txt", text.encode())]
@@ -413,7 +413,7 @@ def gpu_pieces() -> list[Piece]:
 
 
 def pieces_of(facts: NodeFacts, incident: Incident) -> Iterator[Piece]:
-    """The other files, the most important first."""
+    """The other files, most important first."""
     if incident.cause is not None:
         text = f"{incident.cause.headline}\n\n{failure_detail(incident.cause)}\n"
         yield Piece("failure.txt", mask_text(text).encode())
@@ -488,7 +488,7 @@ def _system(facts: NodeFacts) -> str:
 
 
 def kernel_words(lines: Sequence[str], pids: set[int]) -> list[str]:
-    """The lines of the kernel's log that name one of these processes, or a killer of processes."""
+    """Lines in the kernel's log that name one of these processes, or report that a process was killed."""
     named = re.compile(rf"(?<!\d)(?:{'|'.join(map(str, sorted(pids)))})(?!\d)") if pids else None
     return [line for line in lines if _KERNEL.search(line) or (named is not None and named.search(line))][-200:]
 
@@ -538,7 +538,7 @@ def flight_recorder_paths(environ: Mapping[str, str]) -> list[str]:
 
 
 def index_fields(seen: Snapshot, why: str, headline: str, by: str) -> dict[str, Any]:
-    """The state of the job over all nodes, on the coordinator's node."""
+    """The job's state on all nodes, for the coordinator's node."""
     from rallypoint.observe.bundle import safe_name
     from rallypoint.observe.status import status_fields
 
@@ -561,7 +561,7 @@ def index_fields(seen: Snapshot, why: str, headline: str, by: str) -> dict[str, 
 
 
 def _read(path: str, most: int) -> bytes:
-    """Read a file of the kernel's."""
+    """Read one of the kernel's files."""
     with suppress(OSError), open(path, "rb") as file:
         return file.read(most)
     return b""

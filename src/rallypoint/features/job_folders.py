@@ -1,11 +1,11 @@
-"""The folders with agents' files for commands on this machine, one for each user.
+"""The folders with agents' files for commands on this machine, one per user.
 
 Laws:
 
-1. A folder counts only if it belongs to the user whose id is in its name, and nobody else has access to it; a file
-   counts only if it belongs to the same user. If another user has taken a folder's name, a second name is used.
-2. Another user's folder cannot block a command: links are not followed, pipes are not waited for, file systems mounted
-   there are skipped, and the number of files read is limited.
+1. A folder counts only if the user whose id is in its name owns it and nobody else has access. A file counts only if
+   the same user owns it. If another user has taken a folder's name, use a second name.
+2. Another user's folder cannot block a command: do not follow links, wait for pipes or enter file systems mounted
+   there, and limit the number of files read.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from rallypoint.workers.logs.specs import temporary_folder
 _log = get_logger(__name__)
 
 FOLDER = "RALLYPOINT_JOBS_DIR"
-"""The variable with the parent of the users' folders."""
+"""Names the parent of the users' folders."""
 _SHARED = "/tmp"
 _FOLDER_NAME = re.compile(r"rallypoint-([0-9]{1,10})(-[0-9a-f]{16})?")
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MOST_OF_ANOTHER = 1000
-"""The most files of another user that root examines."""
+"""Maximum number of another user's files that root examines."""
 _OPEN_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _places() -> list[str]:
-    """The parents of users' folders; an agent uses the first in which it can create its own. They do not depend on
-    `TMPDIR`, which often differs between a job and its user's commands.
+    """The possible parents of users' folders. An agent uses the first in which it can create its own. They do not
+    depend on `TMPDIR`, which often differs between a job and its user's commands.
     """
     if given := os.environ.get(FOLDER, ""):
         return [given]
@@ -49,7 +49,7 @@ def _places() -> list[str]:
 
 
 def make_folder() -> str:
-    """Return the folder of this user, and create it if needed. Raises OSError."""
+    """Create this user's folder if needed, and return it. Raises OSError."""
     refusal: OSError | None = None
     for place in _places():
         usual = os.path.join(place, f"rallypoint-{os.geteuid()}")
@@ -58,7 +58,7 @@ def make_folder() -> str:
             if os.access(usual, os.W_OK):
                 return usual
             refusal = refusal or OSError(errno.EROFS, os.strerror(errno.EROFS), usual)
-            continue  # it was created when this was writable
+            continue  # created when this was writable
         except OSError as error:
             refusal = refusal or error
         if os.path.lexists(usual):  # another user has taken the name
@@ -73,7 +73,7 @@ def make_folder() -> str:
 
 
 def _folders_at(place: str, user: int | None) -> Iterator[tuple[str, int]]:
-    """The folders of a user, or of all users (None), each with its user."""
+    """The folders of a user, or of all users (None), each with its owner."""
     us = os.geteuid()
     with suppress(OSError):
         with os.scandir(place) as entries:
@@ -93,8 +93,8 @@ def _is_folder_of(seen: os.stat_result, owner: int) -> bool:
 
 
 def _mounts_below(place: str) -> set[str]:
-    """The names at a place with a file system mounted on or below them: another user's program may serve it and never
-    answer. Raises OSError.
+    """The names below which a file system is mounted, possibly by another user's program that never answers. Raises
+    OSError.
     """
     begin = os.path.realpath(place).rstrip("/") + "/"
     with open("/proc/self/mountinfo", errors="replace") as mounts:
@@ -104,13 +104,13 @@ def _mounts_below(place: str) -> set[str]:
 
 @contextmanager
 def user_folders(user: int | None) -> Iterator[list[tuple[int, int]]]:
-    """The descriptors of the folders of a user, or of all users (None), each with its user."""
+    """Descriptors of the folders of a user, or of all users (None), each with its owner."""
     opened: list[tuple[int, int]] = []
     try:
         for path, owner in (found for place in _places() for found in _folders_at(place, user)):
             with suppress(OSError):
                 opened.append((os.open(path, _OPEN_FOLDER), owner))
-        # The owner may have replaced it since the check.
+        # Check again: the owner may have replaced it meanwhile.
         yield [(fd, owner) for fd, owner in opened if _is_folder_of(os.fstat(fd), owner)]
     finally:
         for fd, _ in opened:
@@ -130,7 +130,7 @@ def names_in(folder: int, owner: int, form: re.Pattern[str]) -> list[str]:
 
 @contextmanager
 def opened(folder: int, name: str, owner: int) -> Iterator[int]:
-    """Open a file. Raises OSError if this fails, or it is no regular file of that user."""
+    """Open a file. Raises OSError if this fails, or if it is not a regular file that this user owns."""
     fd = os.open(name, _OPEN_FILE, dir_fd=folder)
     try:
         seen = os.fstat(fd)

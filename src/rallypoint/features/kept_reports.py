@@ -1,13 +1,13 @@
 """An agent's record of a job for later queries: the report, and the last output of each of its workers.
 
-It is a private file beside the record of the job's end (`local_jobs`). Its lines are `name: value`; those of a text are
-below `name:` and begin with two spaces; each `rank` begins another worker. Laws:
+It is a private file next to the record of the job's end (`local_jobs`). Its lines have the form `name: value`. The
+lines of a text follow `name:` and begin with two spaces. Each `rank` starts another worker. Laws:
 
-1. A file has at most about a megabyte, with 64 KiB for one worker. A user has `_MOST` files, none older than `_KEPT`
-   seconds: the agent that writes one removes the others.
-2. An agent writes the file when its launch ends. It also does so after a failure, once new workers have started, on a
-   separate thread, so that no restart waits: an agent that is killed later leaves at least that.
-3. The data was written by the same user, but is still checked and printable.
+1. A file has at most about a megabyte, with 64 KiB per worker. A user has at most `_MOST` files, none older than
+   `_KEPT` seconds: each agent that writes one removes the others.
+2. An agent writes the file when its launch ends. It also writes one after a failure, once new workers have started,
+   on a separate thread that no restart waits for. If the agent is killed later, at least that file exists.
+3. The same user wrote the data, but it is still checked, and printable.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ _log = get_logger(__name__)
 _MOST, _KEPT = 64, 7 * 86400.0
 _LARGEST_REPORT, _LARGEST_OF_RANK, _LARGEST_OF_RANKS = 64 * 1024, 64 * 1024, 896 * 1024
 _LARGEST = 2 * 1024 * 1024
-"""The most bytes to read: names and indentation come in addition."""
+"""Maximum number of bytes to read, including names and indentation."""
 _LONGEST = 8 * 1024
-"""The most characters of a line."""
+"""Maximum number of characters per line."""
 _PATIENCE = 1.0
-"""Seconds that the end of a job waits for an earlier round's report in progress."""
+"""Seconds that a job waits at its end for an earlier round's unfinished report."""
 _NAME = re.compile(r"report-[0-9]{14}-[0-9]+(\.[0-9]+\.[0-9a-f]{16})?")
-"""The agent's start in milliseconds since 1970, and its pid; a file in progress has the rest."""
+"""The agent's start in milliseconds since 1970, and its pid. An unfinished file has the rest."""
 _INDENT = "  "
 
 
 class RankEnd(NamedTuple):
-    """The end of one worker, and its last output.
+    """How one worker ended, and its last output.
 
-    `exit_code` is None if unknown; `ending` is failed, stopped (by the launcher), succeeded, or empty. The files have
-    its full output; empty for none.
+    `exit_code` is None if unknown; `ending` is failed, stopped (by the launcher), succeeded, or empty. The files
+    contain its full output; empty for none.
     """
 
     rank: int
@@ -70,8 +70,8 @@ class RankEnd(NamedTuple):
 class KeptReport(NamedTuple):
     """One agent's record of its job.
 
-    `round` is the workers' round; `has_cause`: the job's first failure is one of theirs; `report` is the launcher's
-    final output, empty after a success.
+    `round` is the workers' round; `has_cause`: the job's first failure happened in one of them; `report` is the
+    launcher's final output, empty after a success.
     """
 
     host: str
@@ -81,11 +81,11 @@ class KeptReport(NamedTuple):
     ranks: tuple[RankEnd, ...]
 
 
-# Keep
+# Writing
 
 
 class _Ended(NamedTuple):
-    """One worker, with the data from the loop."""
+    """One worker, with data from the loop."""
 
     rank: int
     local_rank: int
@@ -96,19 +96,19 @@ class _Ended(NamedTuple):
 
 
 class ReportKeeper:
-    """Keeps the reports of one agent. For its loop's thread."""
+    """Saves the reports of one agent. Call on its loop's thread."""
 
     def __init__(self, workers: WorkerController) -> None:
         self._workers = workers
         self._round = -1
         self._context: PContext | None = None
-        """The last started workers; the controller may already have none."""
+        """The workers started last. The controller may have none any more."""
         self._ranks: Mapping[int, int] = {}
-        """Their global ranks, by local rank."""
+        """The workers' global ranks, by local rank."""
         self._thread: threading.Thread | None = None
 
     def on_workers_started(self, round_: int) -> None:
-        """The workers of a round have started: keep the end of their predecessors, if that was a failure."""
+        """Save how the previous workers ended, if they failed."""
         if self._context is not None and (found := self._context.poll()) is not None and found.failures:
             spec, ended = self._workers.group.spec, self._ended(self._context)
             failures = {self._ranks.get(rank, rank): failure for rank, failure in found.failures.items()}
@@ -122,10 +122,10 @@ class ReportKeeper:
         self._ranks = dict(self._workers.global_ranks())
 
     def keep(self, error: BaseException | None) -> None:
-        """The launch has ended, with this error or without one. Never raises."""
+        """Save the report when the launch ends. Never raises."""
         if self._thread is not None:
             self._thread.join(_PATIENCE)
-            if self._thread.is_alive():  # the disk does not answer; and its file would replace ours
+            if self._thread.is_alive():  # the disk does not answer, and this thread's file would replace ours
                 return
         if self._context is not None:
             _quietly(self._writer(self._ended(self._context), error))
@@ -145,7 +145,7 @@ class ReportKeeper:
         ]
 
     def _writer(self, ended: Sequence[_Ended], error: BaseException | None) -> Callable[[], None]:
-        """Return the function that reads the outputs and writes the file, for any thread."""
+        """Return a function, callable on any thread, that reads the outputs and writes the file."""
         round_, name = self._round, _name(self._workers.began_at, os.getpid())
 
         def write() -> None:
@@ -214,7 +214,7 @@ def _printable(lines: Iterable[str]) -> tuple[str, ...]:
 
 
 def _clean(now: float) -> None:
-    """Remove the oldest and the expired files."""
+    """Remove expired files, and the oldest ones."""
     with user_folders(os.geteuid()) as folders:
         found: list[tuple[float, str, int]] = []
         for folder, owner in folders:
@@ -228,7 +228,7 @@ def _clean(now: float) -> None:
                     os.unlink(name, dir_fd=folder)
 
 
-# Its text
+# Format
 
 
 def _text(kept: KeptReport) -> str:
@@ -245,11 +245,11 @@ def _text_field(name: str, lines: Iterable[str]) -> list[str]:
     return [f"{name}:", *(f"{_INDENT}{line}" for line in lines)]
 
 
-# Read
+# Reading
 
 
 def kept_report(job: LocalJob) -> KeptReport | None:
-    """The record of a job of this user; None without one."""
+    """The record of one of this user's jobs; None if none exists."""
     with user_folders(os.geteuid()) as folders:
         for folder, owner in folders:
             with suppress(OSError, ValueError, LookupError), opened(folder, _name(job.began, job.pid), owner) as file:
@@ -275,7 +275,7 @@ def _report_in(fd: int) -> KeptReport:
 
 
 def _groups(lines: Iterable[str]) -> Iterator[dict[str, tuple[str, list[str]]]]:
-    """The fields before the first rank, then those of each rank: value and lines."""
+    """The fields before the first rank, then those of each rank, each with value and lines."""
     fields: dict[str, tuple[str, list[str]]] = {}
     text: list[str] = []
     for line in lines:

@@ -2,9 +2,9 @@
 
 Laws:
 
-1. Other writers erase it first (`base.stderr.OutputLock`), so that their lines are not mixed with it.
-2. It does not wait for a blocked terminal: the line is skipped.
-3. A background job of a shell draws nothing.
+1. Other writers first erase it (`base.stderr.OutputLock`), so that their lines do not mix with it.
+2. It never waits for a blocked terminal; the line is skipped instead.
+3. A shell's background job draws nothing.
 4. If it cannot be drawn, the log has its content.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _STDERR = 2
 _LOCK_TIMEOUT = 0.1
-"""Seconds to wait for other writers before skipping the line this time."""
+"""Seconds to wait for other writers before skipping the line."""
 _LEAST_WIDTH = 20
 _EVERY = 1.0
 """Seconds between two redraws, and between two requests to the coordinator for missing nodes."""
@@ -41,13 +41,13 @@ _EVERY = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ShowLine(FeatureStep):
-    """Show these texts, with the elapsed time between them."""
+    """Show these texts with the elapsed time between them."""
 
     texts: tuple[str, str]
 
 
 class WaitingLine(Feature, Source):
-    """Shows the wait in one live line, instead of a log line for each change."""
+    """Shows the wait in one live line, instead of logging each change."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -68,7 +68,7 @@ class WaitingLine(Feature, Source):
     def observe(self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...]) -> None:
         self._stops_workers = bool(after.stopping)
         if before.phase is Phase.FORMING and after.phase is not Phase.FORMING:
-            self.close()  # before workers start, which may write to the same terminal
+            self.close()  # before workers start, since they may write to the same terminal
 
     def close(self) -> None:
         line, self._line, self._draw_at = self._line, None, math.inf
@@ -84,7 +84,7 @@ class WaitingLine(Feature, Source):
             return
         self._draw_at = now + _EVERY
         self._line.redraw(now)
-        if not self._stops_workers:  # otherwise this node waits for its own workers
+        if not self._stops_workers:  # otherwise this node is waiting for its own workers
             self.workers.rendezvous.send(ProgressRequest())
 
     def _show(self, step: ShowLine) -> None:
@@ -110,17 +110,17 @@ class LiveLine:
     """One line, from `show` until `end`."""
 
     def __init__(self, since: float) -> None:
-        """Nothing is shown yet.
+        """Show nothing yet.
 
         Args:
-            since: the start of the elapsed time, on the clock of the other methods' `now`.
+            since: when the elapsed time started, on the clock of the other methods' `now`.
         """
         self._since = since
         self._words = ("", "")
         self._shown = False
 
     def show(self, words: tuple[str, str], now: float) -> None:
-        """Show the elapsed time, between these two texts."""
+        """Show the elapsed time between these two texts."""
         self._words = words
         self.redraw(now)
 
@@ -161,7 +161,7 @@ def _width() -> int:
 def _in_foreground() -> bool:
     try:
         return os.tcgetpgrp(_STDERR) == os.getpgrp()
-    except OSError:  # a terminal of another session has no jobs
+    except OSError:  # a terminal in another session has no jobs
         return True
 
 

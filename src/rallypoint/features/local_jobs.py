@@ -1,20 +1,19 @@
-"""The jobs on this machine for commands: a file for each running agent, and one for each ended agent.
+"""The jobs on this machine, for commands: a file per running agent, and one per ended agent.
 
-Both are in one folder for each user (`job_folders`). A file has a line for each field, `name: value`. Laws:
+Both are in one folder per user (`job_folders`). A file contains a line per field, `name: value`. Laws:
 
-1. A user reads their own folder; root reads all users' folders. Another user's files are bounded in size and number,
-   their fields are checked, and the process must belong to that user.
+1. A user reads their own folder; root reads all users'. For another user's files, size and number are limited, the
+   fields are checked, and the process must belong to that user.
 2. A running agent locks its file with `flock`: an unlocked file was left by a killed agent. The next command or agent
-   of its user removes it, and writes a record if there is none: the reaper, which would have written it, was killed
-   too.
-3. No name is used twice, and a file is complete and locked before it gets its name, so it can be removed by name.
+   of its user removes it, and writes a record if none exists: the reaper, which would have written it, was killed too.
+3. Names are never reused, and a file is complete and locked before it gets its name, so it can be removed by name.
 4. A job's token is in the file, but never in log lines or lists of jobs.
-5. No job fails, waits or ends because of this. A separate thread uses the disk. Failures are logged once, and retried
-   later.
-6. There are at most `_MOST_ENDED` files of ended agents, of at most `_LARGEST` bytes, none older than `_KEPT` seconds:
-   the agent that writes one removes the others. Files with names of any other form are never removed.
-7. An ending agent imports only this file for it, and the modules that this file imports with the first workers.
-8. A killed agent writes nothing: from the first start of workers on, its reaper has the text for its record.
+5. No job fails, waits or ends because of this file. A separate thread uses the disk. Failures are logged once, and
+   retried later.
+6. At most `_MOST_ENDED` files of ended agents exist, of at most `_LARGEST` bytes, none older than `_KEPT` seconds: each
+   agent that writes one removes the others. Files whose names have any other form are never removed.
+7. To record its end, an agent imports only this file and the modules that this file imported with the first workers.
+8. A killed agent writes nothing. Therefore its reaper has the text for its record as soon as workers first start.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ if TYPE_CHECKING:
 
 _log = get_logger(__name__)
 
-# Their fields
+# The fields
 
 _LARGEST = 16 * 1024
 _LONGEST = 1024
-"""The most characters of a text."""
+"""Maximum number of characters in a text."""
 _NUMBER = re.compile(r"[0-9]{1,10}")
 _LAST_MOMENT = 253402214400.0
-"""The year 9999, in seconds since 1970."""
+"""The start of the year 9999, in seconds since 1970."""
 
 
 def _fields_in(fd: int) -> dict[str, str]:
@@ -69,7 +68,7 @@ def _text(fields: Mapping[str, object]) -> str:
 
 
 def _job_in(fields: Mapping[str, str], user: int) -> LocalJob:
-    """The job in a file's fields. Raises ValueError or LookupError if a field is missing or invalid."""
+    """The job described in a file's fields. Raises ValueError or LookupError if a field is missing or invalid."""
     pid, began = fields["pid"], float(fields["began"])
     if not (_NUMBER.fullmatch(pid) and 0 < int(pid) < 2**31 and 0 <= began <= _LAST_MOMENT):
         raise ValueError("it has a number or a time that cannot be")
@@ -82,36 +81,36 @@ def _job_in(fields: Mapping[str, str], user: int) -> LocalJob:
 
 _RUNNING = re.compile(r"running-[0-9]+-[0-9a-f]{16}")
 _DAY = 86400.0
-"""Seconds until the file gets a new time, for programs that clean temporary folders."""
+"""Seconds between updates of the file's time, so that programs do not remove it as an old temporary file."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 600.0
-"""The first and the longest pause before a retry, in seconds."""
+"""The first and the maximum pause before a retry, in seconds."""
 _SOON = 0.05
-"""The first pause before looking for the coordinator again: a node check may come first."""
+"""Pause before the second look for the coordinator: a node check may come first."""
 _PATIENCE = 1.0
-"""Seconds that the end of a job waits for its file to be removed."""
+"""Seconds to wait at the end of a job until its file is removed."""
 
 
 class LocalJobs(Feature):
-    """Shows the job of one agent, and finally its end, to commands on this machine.
+    """Shows the job of one agent, and finally how it ended, to commands on this machine.
 
-    The file opens after the first look at events, so that no worker waits for it.
+    The file is opened after the first look at events, so that no worker waits for it.
     """
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
         self._file = LocalFile(self.workers)
         self._reports: ReportKeeper | None = None
-        """None before the first start of workers."""
+        """None until workers first start."""
         self._folder = ""
-        """The folder for the reaper's record if this agent is killed; empty before the first start of workers."""
-        if self.workers.rendezvous.local_job() is not None:  # otherwise no command could reach it
+        """Where the reaper writes the record if this agent is killed; empty until workers first start."""
+        if self.workers.rendezvous.local_job() is not None:  # otherwise no command could reach this agent
             self._file.open()
 
     def messages(self) -> Mapping[type, Callable[[Any], None]]:
         return {WorkersStarted: self._on_workers_started}
 
     def close(self) -> None:
-        if not self.workers.is_launched:  # otherwise a command must find one of the two: see `finish`
+        if not self.workers.is_launched:  # otherwise commands must find the file or the record: see `finish`
             self._file.close()
 
     def _on_workers_started(self, event: WorkersStarted) -> None:
@@ -124,27 +123,27 @@ class LocalJobs(Feature):
             self._folder = record_if_killed(self.workers, self._folder)
 
     def finish(self, error: BaseException | None) -> None:
-        if self._reports is not None:  # before the record, through which commands find it
+        if self._reports is not None:  # before the record, since commands find the report through it
             self._reports.keep(error)
         record_end(self.workers, error)
         self._file.close()
 
 
 class LocalFile:
-    """The file of this agent, and the socket for commands to its coordinator while that has no server.
+    """The file of this agent, and the socket on which commands can reach its coordinator while that has no server.
 
-    A server takes 9 MB and 50 ms of imports, and most jobs never need one. A listening socket costs nothing: the server
-    starts when a command connects.
+    A server takes 9 MB and 50 ms of imports, and most jobs never need one. A listening socket costs nothing, so the
+    server starts when a command connects.
     """
 
     def __init__(self, workers: WorkerController) -> None:
-        """Nothing is opened before `open`."""
+        """Open nothing; see `open`."""
         self._workers = workers
         self._ends = -1
-        """Readable from `close` on."""
+        """Readable after `close`."""
         self._thread = threading.Thread(target=self._run, name="rallypoint-local-file", daemon=True)
         self._file, self._path = -1, ""
-        """The descriptor with the file's lock; -1 for none."""
+        """The descriptor that locks the file; -1 for none."""
         self._serves = False
 
     def open(self) -> None:
@@ -190,14 +189,14 @@ class LocalFile:
         self._remove()
 
     def _keep(self) -> bool:
-        """Write the file, or give an existing one a new time. Returns False while the coordinator's place is unknown.
+        """Write the file, or update its time if it exists. Returns False while the coordinator's address is unknown.
         Raises OSError.
         """
         if self._file >= 0:
             os.utime(self._file)
             if os.fstat(self._file).st_nlink:
                 return True
-            self._remove()  # another process has removed it
+            self._remove()  # another process removed it
         job = job_of(self._workers)
         if job is None or not job.endpoint:
             return False
@@ -230,7 +229,7 @@ _NOT_FOUND = "commands on this machine cannot find this job, which continues"
 
 
 def _readable(fds: Iterable[int], seconds: float) -> set[int]:
-    """Wait until a descriptor is readable, at most `seconds`. Returns the readable ones; -1 is ignored."""
+    """Wait at most `seconds` until a descriptor is readable. Returns the readable ones; -1 is ignored."""
     poller = select.poll()
     for fd in fds:
         if fd >= 0:
@@ -239,7 +238,7 @@ def _readable(fds: Iterable[int], seconds: float) -> set[int]:
 
 
 def job_of(workers: WorkerController) -> LocalJob | None:
-    """The job of an agent, for commands on this machine; None if they cannot reach it."""
+    """The job of an agent, as commands on this machine see it; None if they cannot reach it."""
     found = workers.rendezvous.local_job()
     script = printable(workers.group.spec.get_program_name(), _LONGEST)
     return None if found is None else found._replace(script=script, began=workers.began_at, user=os.geteuid())
@@ -252,7 +251,7 @@ def local_jobs(*, own: bool = False) -> Iterator[LocalJob]:
 
 
 def local_token(wanted: LocalJob) -> str:
-    """The token of one of `local_jobs`, from its agent; empty if it has none. Another job may have the same id."""
+    """The token of one of `local_jobs`, from its agent; empty for none. Another job may have the same id."""
     from rallypoint.base.secrets import is_token
 
     return next((token for job, token in _running(wanted.user) if job == wanted and is_token(token)), "")
@@ -268,7 +267,7 @@ def _token_of(job: str) -> str:
 
 
 def _running(user: int | None) -> Iterator[tuple[LocalJob, str]]:
-    """The jobs of a user's running agents, or of all users' (None), with their tokens."""
+    """The jobs of running agents of a user, or of all users (None), with their tokens."""
     here = _network()
     with user_folders(user) as folders:
         for folder, owner in folders:
@@ -285,7 +284,7 @@ def _running(user: int | None) -> Iterator[tuple[LocalJob, str]]:
 
 
 def _network() -> str:
-    """The network namespace of this process: several may share a folder, each with its own loopback."""
+    """The network namespace of this process. Several can share a folder, each with its own loopback."""
     try:
         return str(os.stat("/proc/self/ns/net").st_ino)
     except OSError:
@@ -301,7 +300,7 @@ def _is_held(file: int) -> bool:
 
 
 def _is_of(pid: int, user: int) -> bool:
-    """Whether a process belongs to this user: another user's file may name any process. Raises OSError."""
+    """Whether this user owns a process, since another user's file can name any process. Raises OSError."""
     with open(f"/proc/{pid}/status", "rb") as status:
         uids = next((line for line in status if line.startswith(b"Uid:")), b"")
     return b"%d" % user in uids.split()[1:]
@@ -316,7 +315,7 @@ _ALL_KILLED = (
 )
 _NOT_KEPT = "the outcome of the job is not kept on this machine: %s"
 _ENDED = re.compile(r"([0-9]{14})-[0-9]+")
-"""An agent's end in milliseconds since 1970, and its pid."""
+"""When an agent ended, in milliseconds since 1970, and its pid."""
 
 OUTCOMES = frozenset({"succeeded", "failed", "stopped", "left", "killed"})
 _OF_ERRORS: tuple[tuple[type[BaseException], str], ...] = (
@@ -325,15 +324,15 @@ _OF_ERRORS: tuple[tuple[type[BaseException], str], ...] = (
     (KeyboardInterrupt, "stopped"),
     (JobPreempted, "stopped"),
 )
-"""The outcomes of errors; `failed` for any other error, and a success without one."""
+"""The outcomes for errors; any other error means `failed`, and no error means success."""
 
 
 class EndedJob(NamedTuple):
-    """The end of a job as one agent knows it.
+    """How a job ended, as far as one agent knows.
 
     `outcome` is succeeded, failed or stopped; or left or killed, if only this node ended and the job may have
-    continued. `detail` is the reason, and the operator of a stop. `ended` is in seconds since 1970; `round` is -1 if
-    none began; `log_dir` is empty without logs; `ending` is the name of an `Ending`, empty if unknown.
+    continued. `detail` is the reason; for a stop, also the operator. `ended` is in seconds since 1970. `round` is -1
+    if none began. `log_dir` is empty without logs. `ending` is the name of an `Ending`; empty if unknown.
     """
 
     job: LocalJob
@@ -356,8 +355,8 @@ _RECORDED = (*LocalJob._fields, *EndedJob._fields[1:])
 
 
 def record_end(workers: WorkerController, error: BaseException | None) -> None:
-    """Record the end of this agent's job, with an error or without. The caller must then remove the file of the running
-    agent.
+    """Record how this agent's job ended, with an error or without one. The caller must then remove the file of the
+    running agent.
     """
     try:
         outcome, detail, restarts = "succeeded", "", workers.group.restarts
@@ -368,13 +367,13 @@ def record_end(workers: WorkerController, error: BaseException | None) -> None:
         path = os.path.join(folder, f"{int(1000 * ended.ended):014}-{ended.job.pid}")
         replace_file(path, f"{_record(ended)}ended: {ended.ended}\n".encode())
         _clean(ended.ended)
-    except Exception as trouble:  # such as a full disk, or a third party's handler
+    except Exception as trouble:  # for example a full disk, or a third-party handler
         _log.debug(_NOT_KEPT, trouble)
 
 
 def record_if_killed(workers: WorkerController, folder: str) -> str:
-    """Let the reaper write a record in this folder if this agent is killed; empty for the user's folder, which is
-    created.
+    """Make the reaper write a record in this folder if this agent is killed; if empty, create and use the user's
+    folder.
 
     Returns:
         The folder; empty if it could not be created.
@@ -390,7 +389,7 @@ def record_if_killed(workers: WorkerController, folder: str) -> str:
 
 
 def _record_lost(job: LocalJob) -> None:
-    """Record that an agent and its reaper were killed, unless there is a record. Raises OSError."""
+    """Record that an agent and its reaper were killed, unless a record exists. Raises OSError."""
     if any((ended.job.pid, ended.job.began) == (job.pid, job.began) for ended in ended_jobs()):
         return
     ended = EndedJob(job, time.time(), "killed", _ALL_KILLED, -1, 0, 0, "")
@@ -399,7 +398,7 @@ def _record_lost(job: LocalJob) -> None:
 
 
 def ended_jobs() -> Iterator[EndedJob]:
-    """The records of this user's agents on this machine, the newest first."""
+    """The records of this user's agents on this machine, newest first."""
     with user_folders(os.geteuid()) as folders:
         for name, folder in sorted(_ended_in(folders), reverse=True):
             with suppress(OSError, ValueError, LookupError), opened(folder, name, os.geteuid()) as file:
@@ -411,7 +410,7 @@ def _ended_in(folders: Iterable[tuple[int, int]]) -> Iterator[tuple[str, int]]:
 
 
 def _record(ended: EndedJob) -> str:
-    """The lines of a record, except the time."""
+    """The lines of a record, without the time."""
     return _text(
         {name: value for name, value in zip(_RECORDED, (*ended.job, *ended[1:]), strict=True) if name != "ended"}
     )
@@ -453,7 +452,7 @@ def _ending_of(error: BaseException | None) -> str:
 
 
 def _of_error(error: BaseException, restarts: int) -> tuple[str, str, int]:
-    """Outcome, reason and used restarts, as far as the error has them."""
+    """Outcome, reason and number of restarts, as far as the error contains them."""
     from rallypoint.failures.texts import first_line
 
     outcome = next((word for kind, word in _OF_ERRORS if isinstance(error, kind)), "failed")
@@ -468,7 +467,7 @@ def _of_error(error: BaseException, restarts: int) -> tuple[str, str, int]:
 
 
 def _clean(now: float) -> None:
-    """Remove the oldest and the expired records."""
+    """Remove expired records, and the oldest ones."""
     with user_folders(os.geteuid()) as folders:
         for place, (name, folder) in enumerate(sorted(_ended_in(folders), reverse=True)):
             found = _ENDED.fullmatch(name)

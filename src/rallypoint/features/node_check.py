@@ -2,9 +2,9 @@
 
 Laws:
 
-1. Nothing here waits: the loop sleeps on `fds` until `wake_at` and calls `step`, as for a stop.
-2. It leaves nothing behind: child processes of the command are ended, like leftovers of workers.
-3. Its output is read as it arrives and logged; only the end is kept.
+1. Nothing here blocks: the loop sleeps on `fds` until `wake_at` and calls `step`, as when it stops workers.
+2. Nothing is left behind: the command's child processes are ended, like leftovers of workers.
+3. Its output is logged as it arrives; only the last part is kept.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _SHELL = "/bin/sh"
 _GRACE = 5.0
 """Seconds between SIGTERM and SIGKILL when a check is ended."""
 _WARN_AFTER = 10.0
-"""Seconds until a log line says that the check is still running; each interval is twice the previous one."""
+"""Seconds until a log line says that the check is still running; each interval doubles the previous one."""
 _READ, _READS = 64 * 1024, 4
-"""Bytes per read, and reads at once: a command that writes endlessly must not block the loop."""
+"""Bytes per read, and reads per step: a command that writes endlessly must not block the loop."""
 _KEPT = 8 * 1024
-"""The most bytes of output kept, and the longest line logged whole."""
+"""Maximum size of the kept output, and of a line that is logged whole."""
 _SHOWN_LINES, _SHOWN_WIDTH, _SHOWN_COMMAND = 3, 200, 200
 
 
 class NodeChecks(Feature):
-    """Checks this node before it requests a place, and again after a failure of its own workers."""
+    """Checks this node before it requests a place, and again after its own workers fail."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -55,16 +55,16 @@ class NodeChecks(Feature):
 
 
 class NodeCheck(Gate):
-    """One run of the check, which begins when this is created.
+    """One run of the check; creating the object starts it.
 
     Args:
-        command: a command for the shell.
+        command: a shell command.
         timeout: seconds after which the check has failed.
-        reaper: starts it.
-        clock: the clock of `wake_at`.
+        reaper: starts the command.
+        clock: the clock for `wake_at`.
 
     Raises:
-        ResourceError: this machine has no room for another process.
+        ResourceError: this machine cannot run another process.
         ReaperLost: the reaper has ended.
     """
 
@@ -75,7 +75,7 @@ class NodeCheck(Gate):
         self._reaper = reaper
         self._tail = self._line = b""
         self._why = ""
-        """The reason for a failure, once known."""
+        """Why the check failed, once known."""
         self._stopped = False
         self._process: WorkerProcess | None = None
         self._ending: Stop | None = None
@@ -94,7 +94,7 @@ class NodeCheck(Gate):
             os.set_blocking(self._output, False)
             argv = [_SHELL, "-c", command]
             self._process = WorkerProcess(self._reaper, argv, os.environ, writing, writing, stdin=nothing)
-        except UserError as error:  # no shell, or the command is too long
+        except UserError as error:  # no shell exists, or the command is too long
             self._why = f"could not be started: {error}"
         except BaseException:
             self._close_output()
@@ -106,7 +106,7 @@ class NodeCheck(Gate):
     # For the loop
 
     def fds(self) -> list[int]:
-        """Descriptors that become readable when there is something to do."""
+        """Descriptors that become readable when `step` has work."""
         if self._ending is not None:
             more = self._ending.fds()
         else:
@@ -114,7 +114,7 @@ class NodeCheck(Gate):
         return more if self._output < 0 else [self._output, *more]
 
     def wake_at(self) -> float:
-        """The time of the next thing to do, in seconds on the clock."""
+        """When `step` must run next, in seconds on the clock."""
         if self._ending is not None:
             return self._ending.wake_at()
         return 0.0 if self._process is None else min(self._deadline, self._warn_at)
@@ -127,14 +127,14 @@ class NodeCheck(Gate):
                 self._look(self._process)
             if self._ending is None or not self._ending.step():
                 return
-            self._read(_READS)  # all writers are gone: read the rest of the pipe
+            self._read(_READS)  # no writer is left: read the rest of the pipe
             self._log_lines(b"\n" if self._line else b"")
             self._process.release()
         self._close_output()
         yield self._outcome()
 
     def begin_stop(self, number: int) -> None:
-        """End the check with this signal; its exit code then says nothing about the node."""
+        """End the check with this signal. Its exit code then says nothing about the node."""
         self._stopped = True
         self._begin_end(number if number == SIGKILL else SIGTERM)  # a shell waiting for a command may ignore others
 
@@ -144,7 +144,7 @@ class NodeCheck(Gate):
             self._ending.kill_now()
 
     def end(self, number: int) -> None:
-        """End the check with this signal, and return when it is gone."""
+        """End the check with this signal, and return when no process is left."""
         self.begin_stop(number)
         while not any(self.step()):
             until_readable(self.fds(), self.wake_at() - self._clock.monotonic())
@@ -157,10 +157,10 @@ class NodeCheck(Gate):
             return NodeChecked()
         return NodeChecked(failure_sentence(self._command, self._why, self._tail))
 
-    # Inside
+    # Internals
 
     def _look(self, process: WorkerProcess) -> None:
-        """Begin to end the check once its command has exited, or its time limit has passed."""
+        """Start to end the check once its command exits or its time is up."""
         now = self._clock.monotonic()
         code = process.poll()
         if code is not None:
@@ -213,12 +213,12 @@ class NodeCheck(Gate):
 
 
 def failure_sentence(command: str, why: str, output: bytes) -> str:
-    """The sentence about a failed check.
+    """Describe a failed check in a sentence.
 
     Args:
         command: the command as shown.
         why: the reason.
-        output: the end of its output.
+        output: the last part of its output.
     """
     lines = [line for line in clean_lines(output) if line.strip()][-_SHOWN_LINES:]
     shown = " / ".join(truncate_line(printable(line.strip(), len(line)), _SHOWN_WIDTH) for line in lines)

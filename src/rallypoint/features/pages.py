@@ -1,11 +1,11 @@
-"""The pages that an agent serves besides its health: the job's page, the stream, metrics (`observe.site`).
+"""The pages that an agent serves in addition to its health: the job's page, the stream, metrics (`observe.site`).
 
 Laws:
 
-1. The agent's loop only passes on events, which it counts; everything else happens on the serving or separate threads,
-   and is imported on the first request.
+1. The agent's loop only counts and passes on events. Everything else happens on the server's or separate threads, and
+   is imported on the first request.
 2. The pages show workers as the loop last saw them (`WorkerController.seen`), and never ask a worker.
-3. The state of the whole job comes from its coordinator, in a session that belongs to no node.
+3. The state of the whole job comes from its coordinator, through a session that belongs to no node.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TOKEN_FILE = "RALLYPOINT_HTTP_TOKEN_FILE"
 
 
 def begin_pages(workers: WorkerController, options: Mapping[str, Any]) -> tuple[Handler, Access]:
-    """Begin the pages of an agent. Returns the handler and the access. Raises like `AgentPages.begin`."""
+    """Set up the pages of an agent. Returns the handler and the access. Raises like `AgentPages.begin`."""
     return AgentPages(workers, options).begin()
 
 
@@ -42,7 +42,7 @@ class AgentPages:
 
     Args:
         workers: the workers of its node.
-        options: the options of the rendezvous, with which to reach its coordinator.
+        options: the rendezvous options with which to reach its coordinator.
     """
 
     def __init__(self, workers: WorkerController, options: Mapping[str, Any]) -> None:
@@ -50,14 +50,14 @@ class AgentPages:
         self._options = options
         self._account = AgentAccount()
         self._lock = threading.Lock()
-        """Protects the account, which the agent's thread writes and others read."""
+        """Protects the account: the agent's thread writes it, and others read it."""
         self._site: Site | None = None
         self._source: RemoteJob
         self.access = Access()
-        """The clients that may see the pages, from `begin` on."""
+        """The clients that may see the pages; valid after `begin`."""
 
     def begin(self) -> tuple[Handler, Access]:
-        """Begin to count the agent's events. Returns the handler and the access.
+        """Start to count the agent's events. Returns the handler and the access.
 
         Raises:
             UsageError: the file with the token is unusable.
@@ -130,7 +130,7 @@ class AgentPages:
         )
 
     async def _job_metrics(self) -> Sequence[Family]:
-        """The metrics of the whole job, served only by the agent with the coordinator."""
+        """The metrics of the whole job. Only the agent with the coordinator serves them."""
         from rallypoint.base.errors import RallypointError
         from rallypoint.observe.metrics import job_families
         from rallypoint.observe.watching.messages import Snapshot
@@ -139,6 +139,6 @@ class AgentPages:
             return []
         try:
             seen = await self._source.snapshot("")
-        except RallypointError:  # it has moved meanwhile
+        except RallypointError:  # the coordinator has moved
             return []
         return job_families([seen]) if isinstance(seen, Snapshot) else []

@@ -1,22 +1,22 @@
-"""The setup of a round before its workers start, for features: this node's interface, and the exchange between nodes.
+"""The setup of a round for features before its workers start: this node's interface, and the exchange between nodes.
 
-The steps of a round run one after the other on a separate thread; then the loop takes the results:
+A separate thread runs the steps of a round in order. Then the loop takes the results:
 
     InterfaceChoice   the network interface for gloo and NCCL (`socket_ifname`), with `--socket-ifname=auto`
     PeerExchange      records of other nodes, over the round's worker store, for its users: a framework's variables
                       that name every worker (`worker_env`), and the mesh of `--preflight`
     MeshDialer        this node dials others (`preflight/mesh`)
 
-A placement has only a node's own place, so each agent writes one small record, and reads those that it needs.
+A placement describes only a node's own place, so each agent writes one small record, and reads those that it needs.
 
 Laws:
 
 1. Without steps, nothing happens: no connection, no thread.
-2. The agent's loop never waits: the thread connects, dials and waits, and the loop is woken when it is done.
-3. A round that ends meanwhile is dropped with its thread's connection. The lease handles a node that dies meanwhile. An
-   unreachable store or a missing record is a failure of this node.
+2. The agent's loop never waits: the thread connects, dials and waits, and wakes the loop when it is done.
+3. A round that ends meanwhile is dropped, and the thread's connection with it. The lease detects nodes that die
+   meanwhile. An unreachable store or a missing record is a failure of this node.
 4. Data from the store is checked once, in `decode_record`.
-5. Only the required records are read: reading all on each of n nodes would cost n times n reads.
+5. A node reads only the records that it needs: if each of n nodes read all, that would be n times n reads.
 """
 
 from __future__ import annotations
@@ -48,25 +48,25 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 TIMEOUT = 60.0
-"""Seconds within which the store must be reached and the other nodes' records must be written."""
+"""Seconds to reach the store, and for the other nodes to write their records."""
 _LATE = 5.0
-"""Seconds after a deadline for which the thread may still be busy, such as with a name server."""
+"""Seconds that the thread may still be busy after a deadline, for example with a name server."""
 _WARN_AFTER = 10.0
-"""Seconds until a log line says that the workers wait for records."""
+"""Seconds until a log line says that the workers are waiting for records."""
 _MAX_SENTENCE = 1000
 _FEW = 8
-"""The most missing nodes that are named."""
+"""Maximum number of missing nodes to name."""
 FIRST_ROUNDS = ("0", "restart0")
-"""The names that `round_scope` gives the first round of a job."""
+"""The names that `round_scope` uses for a job's first round."""
 
 
 class Unprepared(Exception):
-    """Why the workers of a round cannot start, as a sentence.
+    """The workers of a round cannot start.
 
     Args:
-        why: the sentence.
-        node: the name of the node that has failed; empty for this one.
-        ends_job: whether this ends the job, regardless of restarts left.
+        why: the reason, as a sentence.
+        node: the name of the node that failed; empty for this one.
+        ends_job: whether this ends the job, even if restarts are left.
     """
 
     def __init__(self, why: str, node: str = "", *, ends_job: bool = False) -> None:
@@ -76,7 +76,7 @@ class Unprepared(Exception):
 
 
 class RoundInSetup:
-    """One round, for the thread that prepares it; `cancel` ends any wait of the thread."""
+    """One round, for the thread that prepares it. `cancel` ends any wait of the thread."""
 
     def __init__(self, group: WorkerGroup, clock: Clock) -> None:
         assert group.placement is not None
@@ -93,19 +93,19 @@ class RoundInSetup:
         self.deadline = Deadline.after(math.inf, clock)
         self.failure: Unprepared | None = None
         self.records: Mapping[int, PeerRecord] = {}
-        """The records from the exchange by group rank, including this node's own."""
+        """The records from the exchange, by group rank, including this node's own."""
         self.own: PeerRecord | None = None
-        """This node's record, if nodes exchange any."""
+        """This node's record, if nodes exchange records."""
         self._lock = threading.Lock()
         self._close: list[Callable[[], None]] = []
 
     def limit(self, seconds: float) -> None:
-        """Limit the thread's further work to this many seconds."""
+        """Allow the thread this many more seconds."""
         self.seconds = seconds
         self.deadline = Deadline.after(seconds, self.clock)
 
     def at_end(self, close: Callable[[], None]) -> None:
-        """Call `close` when the round has ended, or at once if it has."""
+        """Call `close` when the round ends, or immediately if it has ended."""
         with self._lock:
             if not self.over.is_set():
                 self._close.append(close)
@@ -113,7 +113,7 @@ class RoundInSetup:
         close()
 
     def end(self) -> None:
-        """Release everything, even while the thread uses it. Idempotent."""
+        """Release everything, even if the thread is still using it. Idempotent."""
         with self._lock:
             self.over.set()
             closing, self._close = self._close, []
@@ -122,8 +122,8 @@ class RoundInSetup:
 
     @cached_property
     def store(self) -> Store:
-        """The round's store, only for its thread, opened on first use. Our stores are new in each round; a third
-        party's handler may have one store for all rounds.
+        """The round's store, opened on first use; only for the round's thread. Our stores are new in each round; a
+        third-party handler may use one store for all rounds.
         """
         seconds = self.deadline.remaining()
         if isinstance(self.group.spec.rdzv_handler, ElasticHandler):
@@ -134,53 +134,53 @@ class RoundInSetup:
             return own
         store = self.group.store
         assert store is not None
-        clone = getattr(store, "clone", None)  # a wait in a connection blocks all other users of it
+        clone = getattr(store, "clone", None)  # a wait on a connection blocks all its other users
         if clone is None:
             return store
         cloned: Store = clone()
-        self.at_end(getattr(cloned, "close", lambda: None))  # torch's stores have none
+        self.at_end(getattr(cloned, "close", lambda: None))  # torch's stores have no `close`
         return cloned
 
     def key(self, name: object) -> str:
-        """A key of this round; a node's record has the group rank as its name."""
+        """A key for this round; the name of a node's record is the group rank."""
         return f"rallypoint/peers/{self.scope}/{name}"
 
     def wait(self, keys: list[str]) -> None:
-        """Wait for these keys of the store until the deadline."""
+        """Wait for these keys in the store until the deadline."""
         self.store.wait(keys, timedelta(seconds=max(0.001, self.deadline.remaining())))
 
 
 class SetupStep(Protocol):
-    """One step of a round's setup. All methods but `run` and its callees run on the loop's thread; all but `sentence`
-    and `close` raise Unprepared if the workers cannot start.
+    """One step of a round's setup. `run` and its callees run on the round's thread, other methods on the loop's. All
+    but `sentence` and `close` raise Unprepared if the workers cannot start.
     """
 
     def begin(self, round_: RoundInSetup) -> bool:
-        """Reserve the round's resources. Returns whether `run` has work."""
+        """Reserve the resources for the round. Returns whether `run` has work."""
         return True
 
     def run(self, round_: RoundInSetup) -> None:
         """Do the slow part of the step."""
 
     def missed(self, round_: RoundInSetup, why: str) -> None:
-        """The result did not come in time, for this reason."""
+        """Handle a result that is late, for this reason."""
 
     def sentence(self, round_: RoundInSetup, why: str) -> str:
-        """A sentence about the missing result, with the reason."""
+        """Say in a sentence that the result is missing."""
 
     def take(self, round_: RoundInSetup) -> None:
         """Take the result."""
 
     def close(self) -> None:
-        """The run has ended. Idempotent."""
+        """Release everything when the run ends. Idempotent."""
 
 
 class RoundSetup(Preparation):
-    """The steps of one agent, for which each round waits.
+    """The steps of one agent. Each round waits for them.
 
     Args:
         steps: in the order in which they run.
-        clock: the clock of the deadlines.
+        clock: the clock for the deadlines.
     """
 
     def __init__(self, steps: Sequence[SetupStep] = (), clock: Clock = SYSTEM_CLOCK) -> None:
@@ -195,7 +195,7 @@ class RoundSetup(Preparation):
 
     @classmethod
     def of(cls, workers: WorkerController) -> RoundSetup:
-        """The setup of an agent that has not run yet; created on the first call."""
+        """The setup of an agent that is not running yet; created on the first call."""
         for preparation in workers.preparations:
             if isinstance(preparation, cls):
                 return preparation
@@ -285,14 +285,14 @@ NO_THREAD = "this machine allows no more threads; raise the limit of processes (
 
 
 def _run(round_: RoundInSetup, due: Sequence[SetupStep]) -> RoundInSetup:
-    """Run the due steps, on the thread of one round."""
+    """Run the due steps, on the round's thread."""
     try:
         for step in due:
             round_.step = step
             step.run(round_)
     except Unprepared as failure:
         round_.failure = failure
-    except Exception as error:  # or the loop would wait for this thread until the deadline
+    except Exception as error:  # otherwise the loop would wait for this thread until the deadline
         log.exception("the workers cannot be prepared: this is a bug in Rallypoint, please report it")
         round_.failure = Unprepared(f"the workers cannot be prepared: {error!r}")
     finally:
@@ -301,14 +301,14 @@ def _run(round_: RoundInSetup, due: Sequence[SetupStep]) -> RoundInSetup:
 
 
 def missed_by(step: SetupStep, round_: RoundInSetup, error: Exception) -> None:
-    """An error of the store, which may be a third party's and raise anything, ended a step's `run`."""
+    """Handle an error, of any kind, that ended a step's `run`."""
     if not round_.over.is_set():
         step.missed(round_, step.sentence(round_, printable(f"{error}" or type(error).__name__, _MAX_SENTENCE)))
 
 
 def round_scope(group: WorkerGroup, placement: Placement) -> str:
-    """A name of the round, the same for all its agents. Agents with a third party's handler may number rounds
-    differently, but share the number of restarts, which grows with each round.
+    """A name for the round that all its agents share. With a third-party handler, agents may number rounds
+    differently, but agree on the number of restarts, which grows with each round.
     """
     if isinstance(group.spec.rdzv_handler, ElasticHandler):
         return str(placement.round)
@@ -319,47 +319,47 @@ def round_scope(group: WorkerGroup, placement: Placement) -> str:
 
 
 class PeerUser(Protocol):
-    """A user of other nodes' records. Its methods run on the loop's thread, or on that of the round, for which the loop
-    waits.
+    """A user of other nodes' records. Its methods run on the loop's thread, or on the round's while the loop waits.
     """
 
     use: str
-    """The name of its ports: lower-case letters, digits and hyphens."""
+    """Name for its ports: lower-case letters, digits and hyphens."""
 
     def takes_part(self, round_: RoundInSetup) -> bool:
-        """Whether it needs records in this round; otherwise no other method is called."""
+        """Whether it needs records in this round. If not, no other method is called."""
         return True
 
     def reserve(self, round_: RoundInSetup) -> Sequence[int]:
-        """Reserve ports of this node for the round, and release those of the last round. Raises OSError."""
+        """Reserve ports on this node for the round, and release those for the last round. Raises OSError."""
 
     def wanted(self, round_: RoundInSetup) -> Collection[int]:
-        """The group ranks of the needed records."""
+        """The group ranks whose records it needs."""
 
     def missed(self, round_: RoundInSetup, why: str) -> None:
-        """There are no records, for this reason. Raises Unprepared if the workers need them."""
+        """Handle missing records. Raises Unprepared if the workers need them."""
         raise Unprepared(why)
 
     def take(self, round_: RoundInSetup) -> None:
-        """The round now has all wanted records, and this node's own.
+        """Take all wanted records, and this node's own, from the round.
 
         Raises:
             ValueError: the records do not fit; the text is a sentence.
         """
 
     def close(self) -> None:
-        """The run has ended: release the ports. Idempotent."""
+        """Release the ports when the run ends. Idempotent."""
 
 
 def exchange_of(workers: WorkerController, nodes: int, why: str) -> PeerExchange:
-    """The exchange of an agent that has not run yet, with extensible `users`; created on the first call.
+    """The exchange of an agent that is not running yet, with extensible `users`; created on the first call.
 
     Args:
         workers: the agent's workers.
-        nodes: the maximum number of nodes of the job.
+        nodes: the job's maximum number of nodes.
         why: the reason for the exchange, for messages.
 
     Raises:
+        UserError: the rounds have no store before their workers run.
         UserError: the rounds have no store before their workers run.
     """
     handler = workers.group.spec.rdzv_handler
@@ -380,8 +380,8 @@ class PeerExchange(SetupStep):
     """The exchange of one agent.
 
     Args:
-        users: the users of the records; may grow until the first round.
-        timeout: seconds for the exchange of one round.
+        users: the users of the records; the list can grow until the first round.
+        timeout: seconds for the exchange in one round.
     """
 
     def __init__(self, users: Sequence[PeerUser] = (), timeout: float = TIMEOUT) -> None:
@@ -463,7 +463,7 @@ class PeerExchange(SetupStep):
 
 
 def stated_address(round_: RoundInSetup) -> str:
-    """This node's address for others, from its own flag or the store's place; empty if unknown."""
+    """The address at which others reach this node, from its own flag or the store's place; empty if unknown."""
     place = round_.place
     return round_.group.spec.local_addr or (place.store_address if place.group_rank == 0 else "")
 
@@ -480,8 +480,8 @@ _USE = re.compile(r"[a-z][a-z0-9-]{0,31}")
 class PeerRecord(NamedTuple):
     """The record that a node shares with the others.
 
-    `address` is where others reach it; `ports` are its reserved ports for this round, by use. `base_rank` and
-    `local_world_size` give its global ranks.
+    `address` is where others reach the node; `ports` are its reserved ports for this round, by use. Its global ranks
+    follow from `base_rank` and `local_world_size`.
     """
 
     group_rank: int
@@ -501,12 +501,12 @@ def decode_record(data: bytes, group_rank: int, world_size: int) -> PeerRecord:
     """Decode another node's record.
 
     Args:
-        data: the value.
+        data: the stored value.
         group_rank: the group rank in the key.
-        world_size: the number of workers of the round.
+        world_size: the number of workers in the round.
 
-    Raises:
-        ValueError: the data is no record, or has invalid values; the text is a sentence.
+        Raises:
+        ValueError: the data is not a record, or contains invalid values; the text is a sentence.
     """
     try:
         if len(data) > _MAX_RECORD:

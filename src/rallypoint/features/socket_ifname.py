@@ -1,8 +1,8 @@
 """Chooses the network interface for gloo and NCCL (`--socket-ifname`).
 
-Otherwise both choose one themselves: gloo takes the one of the host's name, which may be the loopback or a management
-network. `auto` is the interface on the way to the worker store's node, looked up in each round: that node's address
-comes from the control plane, on the network of the rendezvous endpoint.
+Without it, both choose one themselves: gloo uses the interface of the host's name, which may be the loopback or a
+management network. `auto` chooses the interface that leads to the worker store's node, in each round. That node's
+address comes from the control plane, so it is on the network of the rendezvous endpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = get_logger(__name__)
 AUTO = "auto"
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _TIMEOUT = 60.0
-"""Seconds within which the name of the worker store's node must be resolved."""
+"""Seconds to resolve the name of the worker store's node."""
 
 
 class SocketIfname(Feature):
@@ -47,9 +47,9 @@ class SocketIfname(Feature):
 
 
 class Choice(NamedTuple):
-    """The interface of a round and this node's address on it, or a sentence with the reason for none.
+    """The interface for a round and this node's address on it, or a sentence that says why none was found.
 
-    `others` are the other interfaces that are up, with one address each.
+    `others` are the other active interfaces, with one address each.
     """
 
     name: str = ""
@@ -74,8 +74,8 @@ class InterfaceChoice:
         """The choices of the rounds' threads."""
 
     def variables(self, worker: Worker, environment: Mapping[str, str]) -> Mapping[str, str]:
-        """See `VariableSource`. The user's settings stay."""
-        wanted = {GLOO: self._chosen, NCCL: f"={self._chosen}"}  # NCCL takes names as prefixes, unless "=" is given
+        """See `VariableSource`. The user's settings take precedence."""
+        wanted = {GLOO: self._chosen, NCCL: f"={self._chosen}"}  # NCCL matches prefixes without "="
         return {name: value for name, value in wanted.items() if not os.environ.get(name)}
 
     def begin(self, round_: RoundInSetup) -> bool:
@@ -108,10 +108,10 @@ class InterfaceChoice:
 
 
 def _find(host: str, nodes: int) -> Choice:
-    """The interface on the way to the worker store's node. On a thread: resolving the name may take long."""
+    """Find the interface that leads to the worker store's node. Use a thread: resolving the name may take long."""
     try:
         source = source_address(Endpoint(host, 1))
-        # On that node itself, its own name may resolve to the loopback, which no other node can reach.
+        # On the store's node, its own name may resolve to the loopback, which no other node can reach.
         if is_loopback(source) and not is_loopback(host) and host != "localhost" and nodes > 1:
             source = outward_address()
         return choose(interfaces(), source)
@@ -120,11 +120,11 @@ def _find(host: str, nodes: int) -> Choice:
 
 
 def choose(there: Sequence[Interface], source: str) -> Choice:
-    """The interface with this address. Pure.
+    """Choose the interface with this address. Pure.
 
     Args:
-        there: the interfaces that are up.
-        source: this node's address on the way to the others.
+        there: the active interfaces.
+        source: this node's address on the route to the others.
     """
     holders = [interface for interface in there if source in interface.addresses]
     if not holders:
@@ -141,7 +141,7 @@ def choose(there: Sequence[Interface], source: str) -> Choice:
 
 
 def sentence(found: Choice) -> str:
-    """A sentence about the choice and the alternatives."""
+    """Describe the choice and the alternatives in a sentence."""
     text = f"--socket-ifname={AUTO}: {found.name} ({found.address}) leads to the other nodes"
     if not found.others:
         return text

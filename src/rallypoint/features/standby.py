@@ -1,18 +1,19 @@
-"""Standby workers of this node (`--standby`): processes that have run everything except their round.
+"""Standby workers on this node (`--standby`): processes that have done everything except enter a round.
 
 Imported only with the flag. Each starts like a worker, without a rank, and waits in `rallypoint.inprocess` like a
-worker between two rounds. The coordinator and other nodes know nothing of it.
+worker between two rounds. The coordinator and other nodes do not know about it.
 
 Laws:
 
-1. One starts only if a worker has announced that its function has a `prepare` or, on a node that waits for its first
-   round, if the script's text has one: any other script would train by itself, without a rank.
-2. It is in no round before it enters one: no sweep touches it, and its end is no failure. After that, it is a worker.
-3. It starts when the present workers have made progress, or `START_AFTER` after their start, with a low priority if
+1. Start one only if a worker has announced that its function has a `prepare` or, on a node that waits for its first
+   round, if the script's text contains one: any other script would train on its own, without a rank.
+2. Until it enters a round, it belongs to none: no sweep touches it, and its end is not a failure. After that, it is a
+   worker.
+3. Start it when the current workers have made progress, or `START_AFTER` after their start, with a low priority if
    that can be restored; their imports are preloaded first.
-4. Each standby worker that ends or gets stuck is logged. After `MAX_LOST` of them without an entry in between, no more
-   start.
-5. Nothing here waits, except for the milliseconds in which a process starts or is killed.
+4. Log each standby worker that ends or gets stuck. After `MAX_LOST` of them with no entry into a round
+   in between, start no more.
+5. Nothing here blocks, except for the milliseconds in which a process starts or is killed.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ from rallypoint.workers.context import HeldWorker, PContext, SubprocessContext, 
 log = get_logger(__name__)
 
 START_AFTER = 10.0
-"""Seconds from the start of workers that report no progress to the start of standby workers."""
+"""Seconds between the start of workers that report no progress and the start of standby workers."""
 PREPARE_TIMEOUT = 600.0
-"""Seconds within which one must be prepared; after that, it is stuck."""
+"""Seconds to prepare; after that, a standby worker is stuck."""
 MAX_LOST = 3
 _FIRST_LOOK, _LONGEST_LOOK, _LONGEST_WHILE_ONE_PREPARES = 0.5, 60.0, 2.0
-"""Seconds between looks at the folder while waiting; each is twice the previous one."""
+"""Seconds between looks at the folder while waiting; each doubles the previous one."""
 _NICE = 10
 """The nice value: about a tenth of a contended processor."""
 _KILL_TIMEOUT = 1.0
-"""Seconds to wait for the end of a killed one; at the end of the run, the reaper ends leftovers."""
+"""Seconds to wait for a killed one to end. When the run ends, the reaper ends leftovers."""
 _MAX_SCRIPT = 1024 * 1024
 
 
@@ -69,17 +70,17 @@ class StandbyWorkers(Feature, Source):
         super().__init__(agent)
         self._group = self.workers.group
         self._count = self.workers.group.spec.features.recovery.standby
-        """The number to keep."""
+        """How many to keep."""
         self._waiting: list[_Standby] = []
         self._next = self._group.spec.local_world_size
-        """The next one's number in the folder, above those of workers, and never reused."""
+        """The number of the next one in the folder: above the workers' numbers, and never reused."""
         self._lost = 0
         self._asked = False
         """Whether the script is known to support standby workers."""
         self._start_at = SYSTEM_CLOCK.monotonic() + START_AFTER
         self._pause = _FIRST_LOOK
         self._progress = False
-        """Whether the present workers are known to have made progress."""
+        """Whether the current workers are known to have made progress."""
         self._told: set[str] = set()
         self._lowers_priority = _priority_can_be_restored()
         if why := self._obstacle():
@@ -113,7 +114,7 @@ class StandbyWorkers(Feature, Source):
         return self._start_at if self._one_prepares() or self._may_start() else math.inf
 
     def step(self) -> None:
-        """Check the waiting ones, and start missing ones if due."""
+        """Check the waiting standby workers, and start missing ones if due."""
         now = SYSTEM_CLOCK.monotonic()
         for standby in tuple(self._waiting):
             if (ended := standby.context.poll()) is not None:
@@ -132,7 +133,7 @@ class StandbyWorkers(Feature, Source):
             self._start()
 
     def _preload(self) -> Any:
-        """The preload feature; None without it."""
+        """The preload feature; None if not enabled."""
         return self.agent.find("preload")
 
     def _preload_is_busy(self) -> bool:
@@ -140,7 +141,7 @@ class StandbyWorkers(Feature, Source):
         return preload is not None and preload.is_busy
 
     def _may_start(self) -> bool:
-        """Whether one is missing, while workers run or this node waits for its first round."""
+        """Whether one is missing while workers are running or this node waits for its first round."""
         runs = self._group.state is WorkerState.HEALTHY or self._group.placement is None
         return runs and len(self._waiting) < self._count and self._lost < MAX_LOST
 
@@ -168,7 +169,7 @@ class StandbyWorkers(Feature, Source):
             self._tell(f"{why}; its imports are preloaded for restarted workers")
         return self._asked
 
-    # Start and end
+    # Starting and ending
 
     def _start(self) -> None:
         spec, reaper = self._group.spec, self.workers.ensure_reaper()
@@ -222,7 +223,7 @@ class StandbyWorkers(Feature, Source):
             log.warning("[%s] no standby workers: %s", self._group.spec.role, why)
 
     def _name_early_readers(self) -> None:
-        """Log modules that read a rank before there was one: in a standby worker, they keep that value."""
+        """Log modules that read a rank before the standby worker has one: they keep that value."""
         preload = self._preload()
         for reader in () if preload is None else preload.early_readers:
             if reader not in self._told:
@@ -261,8 +262,8 @@ class StandbyWorkers(Feature, Source):
     def _takes_place(self, standby: _Standby, rank: int, channel: WorkerChannel, context: PContext) -> bool:
         seen = read_stat(standby.pid)
         if standby.context.poll() is not None or seen is None or seen.state in "Tt":
-            return False  # `step` notices one that has ended; a stopped one may continue later
-        if not channel.become(standby.place, rank):  # it is not that far yet
+            return False  # if it has ended, `step` notices; if stopped, it may continue later
+        if not channel.become(standby.place, rank):  # it is not ready yet
             return False
         assert self._group.placement is not None
         round_, held = self._group.placement.round, standby.context.hand_over(0)
@@ -290,7 +291,7 @@ class StandbyWorkers(Feature, Source):
 
 
 def _priority_can_be_restored() -> bool:
-    """Whether this process may restore a lowered priority, tried on a temporary thread."""
+    """Whether this process may restore a lowered priority. Tried on a temporary thread."""
     may = []
 
     def attempt() -> None:
@@ -307,7 +308,7 @@ def _priority_can_be_restored() -> bool:
 
 
 def _bind(pid: int, cpus: Collection[int]) -> None:
-    """Bind all threads of a process to these processors, if they still exist."""
+    """Bind all threads of a process to these processors, if the threads still exist."""
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.sched_setaffinity(int(thread), cpus)

@@ -1,4 +1,4 @@
-"""The features, a row each. Cheap to import: a feature itself is imported when its row says so."""
+"""The features, one row per feature. Cheap to import: a feature is imported only if its row requires it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Mapping
 from rallypoint.agent.feature import Load, Row
 
 NVIDIA_DEVICES = ("/dev/nvidiactl", "/dev/dxg")
-"""One of these exists where programs can reach NVIDIA's driver, whose library alone tells of memory that is held: on
-Linux, and in the Linux of Windows."""
+"""One of these exists where programs can reach NVIDIA's driver: on Linux, and in Linux on Windows. Only the driver's
+library tells which memory is in use."""
 
 OF_A_TASK = (
     *("PMIX_RANK", "PMI_RANK", "PMI_FD", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID"),
     "FLUX_TASK_RANK",
 )
-"""One of these is set where an MPI launcher, or srun with MPI, has started this process as one of its tasks."""
+"""One of these is set if an MPI launcher, or srun with MPI, started this process as one of its tasks."""
 
 
 def sees_gpus(environ: Mapping[str, str]) -> bool:
-    """Whether workers may see GPUs of NVIDIA; cheap, and True if that is not certain."""
+    """Whether workers may see NVIDIA GPUs. Cheap; True if uncertain."""
     return environ.get("CUDA_VISIBLE_DEVICES") != "" and any(map(os.path.exists, NVIDIA_DEVICES))
 
 

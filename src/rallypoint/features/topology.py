@@ -1,5 +1,5 @@
-"""The domain of a node (`--node-domain`), by which the coordinator keeps well-connected nodes together, in segments of
-a given size (`--segment`).
+"""The domain of a node (`--node-domain`). With it, the coordinator keeps well-connected nodes together, in segments of
+a set size (`--segment`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def add_segment(config: LaunchConfig, parameters: RendezvousParameters) -> None:
 
 
 class Topology(Feature):
-    """The domain of one node, found once."""
+    """The domain of one node, determined once."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)

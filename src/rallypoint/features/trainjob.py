@@ -1,24 +1,24 @@
-"""Reports the progress of a job to Kubeflow Trainer, which shows it in the status of the TrainJob.
+"""Reports a job's progress to Kubeflow Trainer, which shows it in the status of the TrainJob.
 
-Where its feature gate `TrainJobStatus` is on, Trainer sets in every pod of a TrainJob (v2.2 or newer):
+If Trainer's feature gate `TrainJobStatus` is on, it sets these variables in every pod of a TrainJob (v2.2 or newer):
 
-    KUBEFLOW_TRAINER_SERVER_URL        where the status is sent, by POST
-    KUBEFLOW_TRAINER_SERVER_CA_CERT    path of the certificates that the server is checked against
-    KUBEFLOW_TRAINER_SERVER_TOKEN      path of the token that says which pod this is; it is renewed
+    KUBEFLOW_TRAINER_SERVER_URL        where to POST the status
+    KUBEFLOW_TRAINER_SERVER_CA_CERT    path of the CA certificates for checking the server
+    KUBEFLOW_TRAINER_SERVER_TOKEN      path of the token that identifies this pod; the token is renewed
 
     https://github.com/kubeflow/trainer/tree/master/docs/proposals/2779-trainjob-progress
 
-The percentage and the remaining time follow from the steps that workers report (`notices.progress`) and the number of
-steps in all (`rallypoint.metrics`); metrics are those of `rallypoint.metrics`, and the step.
+The percentage and the remaining time are computed from the steps that workers report (`notices.progress`) and the total
+number of steps (`rallypoint.metrics`). The metrics are those of `rallypoint.metrics`, and the step.
 
 Laws:
 
-1. Nothing is sent before a worker has reported a step: a program that reports by Trainer's own library is left alone.
-2. The agent of group rank 0 reports, and nobody else.
-3. At most one request in `_EVERY` seconds, after a failure fewer. All files are read and all requests made on a thread
-   of its own, with a limit in time; at the end of the job at most `_LAST` seconds are waited.
-4. The token is sent by https alone, to a server that the certificates vouch for. Redirections are not followed.
-5. Nothing here can fail, hold up or end the job. What fails is said once, and again once something else fails.
+1. Send nothing before a worker reports a step: do not interfere with a program that uses Trainer's own library.
+2. Only the agent of group rank 0 reports.
+3. Send at most one request per `_EVERY` seconds, and fewer after a failure. A separate thread reads all files and sends
+   all requests, with a time limit. When the job ends, wait at most `_LAST` seconds.
+4. Send the token only over https, to a server with a valid certificate. Do not follow redirections.
+5. Nothing here can fail, delay or end the job. A failure is reported once, and again if a different one follows.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ log = get_logger(__name__)
 URL = "KUBEFLOW_TRAINER_SERVER_URL"
 CA_CERT = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
 TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"
-"""Names of variables; the last two name files."""
+"""Names of variables; the last two contain paths."""
 
 _EVERY = 10.0
 _LONGEST_PAUSE = 300.0
-"""Seconds between requests, at first and at most after failures."""
+"""Seconds between requests: normally, and at most after failures."""
 _TIMEOUT = 5.0
-"""Seconds that a connection, and then each part of an answer, may take."""
+"""Maximum seconds to connect, and then for each part of an answer."""
 _LAST = 2.0
 _MAX_ANSWER, _MAX_TOKEN = 64 * 1024, 64 * 1024
 _MAX_SECONDS = 2**31 - 1
-"""What the field of the remaining seconds can hold."""
+"""The maximum value of the field for the remaining seconds."""
 
 
 class Position(NamedTuple):
-    """How far a round has come: the last step and when it was reached, and the first, on the monotonic clock."""
+    """A round's progress: the last step and when it was reached, and the first step, on the monotonic clock."""
 
     step: int
     at: float
@@ -68,19 +68,19 @@ class Position(NamedTuple):
 
 
 def status_of(position: Position, metrics: Metrics, now: str, *, done: bool = False) -> dict[str, object]:
-    """The status that is sent. Pure.
+    """The status to send. Pure.
 
     Args:
-        position: of the round that runs.
-        metrics: of its workers.
-        now: the time of day, as RFC 3339 has it.
-        done: the job has succeeded.
+        position: the current round's.
+        metrics: its workers' metrics.
+        now: the time of day, as in RFC 3339.
+        done: whether the job has succeeded.
     """
     status: dict[str, object] = {"lastUpdatedTime": now}
     if done:
         status |= {"progressPercentage": 100, "estimatedRemainingSeconds": 0}
     elif metrics.total:
-        # 100 is for a job that has succeeded.
+        # 100 is reserved for a job that has succeeded.
         status["progressPercentage"] = min(99, 100 * position.step // metrics.total)
         left = remaining(position, metrics.total)
         if left is not None:
@@ -93,7 +93,7 @@ def status_of(position: Position, metrics: Metrics, now: str, *, done: bool = Fa
 
 
 def remaining(position: Position, total: int) -> int | None:
-    """Seconds that the steps which are left will take at the pace of this round; None if that is not known."""
+    """Seconds that the remaining steps will take at this round's pace; None if unknown."""
     steps, seconds = position.step - position.first, position.at - position.first_at
     if position.first < 0 or steps <= 0 or seconds <= 0:
         return None
@@ -114,7 +114,7 @@ class TrainJobStatus(Feature):
         self.reporter.finish(succeeded=error is None)
 
     def close(self) -> None:
-        if not self.workers.is_launched:  # else `finish` follows
+        if not self.workers.is_launched:  # otherwise `finish` follows
             self.reporter.finish(succeeded=False)
 
     def _leads(self) -> bool:
@@ -130,21 +130,21 @@ class TrainJobStatus(Feature):
 
 
 def position_of(latest: Reached, began: Reached | None) -> Position:
-    """Where the workers are, and where the first of them that has reported began."""
+    """Where the workers are, and where the first worker to report began."""
     if began is None:
         return Position(latest.step, latest.at, -1, 0.0)
     return Position(latest.step, latest.at, began.first, began.first_at)
 
 
 class Reporter(Source):
-    """Sends the status at intervals. Nothing here waits but `finish`, and that not for long.
+    """Sends the status at intervals. Only `finish` waits, and only briefly.
 
     Args:
-        position: where the job is; None if that is not known.
+        position: returns the job's position; None if unknown.
         leads: whether this node reports.
-        reads: returns what reads the metrics, on the thread.
-        environ: has the variables.
-        clock: of `wake_at`.
+        reads: returns the function that reads the metrics on the thread.
+        environ: contains the variables.
+        clock: the clock for `wake_at`.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Reporter(Source):
         self._server = Server(environ)
         self._thread = SideThread("rallypoint-trainjob", self._failed, limit=2)
         self._looked_at = clock.monotonic()
-        # Only the thread writes these, but for the end.
+        # Only the thread writes these, except at the end.
         self._pause = _EVERY
         self._reported: Position | None = None
         self._metrics = Metrics()
@@ -183,7 +183,7 @@ class Reporter(Source):
         self._thread.post("a report to the TrainJob", lambda: self._report(found, read))
 
     def finish(self, *, succeeded: bool) -> None:
-        """The run is over: send the last status, and wait for it a little. Idempotent."""
+        """Send the last status when the run is over, and wait for it briefly. Idempotent."""
         if self._thread.closed:
             return
         self._looked_at = math.inf
@@ -195,7 +195,7 @@ class Reporter(Source):
     # On the thread
 
     def _report(self, position: Position, read: Callable[[], Metrics] | None) -> None:
-        """`read` is None for the last report: the folder of the workers is gone by then."""
+        """Send a status. `read` is None for the last one: the workers' folder is then gone."""
         if read is not None:
             found = read()
             self._metrics = self._metrics if found == Metrics() else found
@@ -215,18 +215,18 @@ class Reporter(Source):
 
 
 class Server:
-    """The server of Trainer, as the variables name it. Files are read anew for each request, as they are renewed.
+    """Trainer's server, as the variables describe it. Reads the files for each request, since they are renewed.
 
     Args:
-        environ: has the variables.
+        environ: contains the variables.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._url, self._ca, self._token = (environ.get(name, "") for name in (URL, CA_CERT, TOKEN))
 
     def send(self, status: Mapping[str, object]) -> str:
-        """Send a status. Returns why that failed, in words; empty if it did not."""
-        # Only a job of Trainer imports these, on this thread.
+        """Send a status. Returns why that failed, in words; empty on success."""
+        # Imported only for jobs of Trainer, on this thread.
         import http.client
         import json
         import ssl
@@ -255,7 +255,7 @@ class Server:
         return "" if answer.status == 200 else printable(f"{host} answers {answer.status}: {_message(text)}")
 
     def _read_token(self) -> str:
-        """Raises OSError or ValueError."""
+        """Read the token. Raises OSError or ValueError."""
         with open(self._token, encoding="ascii") as file:
             token = file.read(_MAX_TOKEN).strip()
         if not token or not token.isprintable():
@@ -264,7 +264,7 @@ class Server:
 
 
 def _message(text: bytes) -> str:
-    """What a server says of a failure, in the form of Kubernetes or as it is."""
+    """A server's error message, in the form of Kubernetes or unchanged."""
     import json
 
     try:

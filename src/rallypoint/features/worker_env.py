@@ -1,28 +1,28 @@
 """Variables for frameworks other than torch in a worker's environment (`--worker-env`).
 
-`KINDS` is the table; each kind is a pure function. Ports are reserved and addresses exchanged in each round before its
+`KINDS` is the table; each kind is a pure function. In each round, ports are reserved and addresses exchanged before its
 workers start (`round_setup`).
 
 jax: the variables that `jax.distributed.initialize()` reads without arguments.
 
-Of these, jax itself reads only the coordinator's address and the local devices. It takes the number and rank of
-processes from the first cluster that it detects, and first looks for Open MPI's mpirun, with the variable
-`OMPI_MCA_orte_hnp_uri`. So a worker gets that and the three numbers that jax then reads. `JAX_NUM_PROCESSES` and
-`JAX_PROCESS_ID` are for programs that pass them on themselves (Kubeflow Trainer sets the same).
+jax itself reads only the coordinator's address and the local devices. It takes the number and rank of processes from
+the first cluster that it detects. The first that it looks for is Open MPI's mpirun, by `OMPI_MCA_orte_hnp_uri`. So a
+worker gets that variable and the three numbers that jax then reads. `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID` are for
+programs that pass them on themselves (Kubeflow Trainer sets the same).
 
-Under Slurm, the worker's numbers replace those of the agent's task: another version of jax may look there first, and
-other programs read them too.
+Under Slurm, the worker's numbers replace those of the agent's task: another version of jax may look for Slurm first,
+and other programs read them too.
 
 inherit: no variables of ours, but those of the MPI launcher that started this agent (`task_variables`).
 
 tf: `TF_CONFIG`, for TensorFlow's `TFConfigClusterResolver` and the multi-worker strategies.
 
-It names every worker, so each node needs the record of every other one: n times n reads in a round of n nodes.
+It names every worker, so each node needs every other node's record: n times n reads in a round of n nodes.
 
-Ports reserved for the workers of a round: chosen by the kernel, bound here, but never listened on here.
+Ports reserved for the workers of a round: chosen by the kernel and bound here, but never listened on here.
 
 A worker can still bind them: gRPC, with which jax and TensorFlow listen, shares its port with sockets of the same user
-(SO_REUSEPORT, SO_REUSEADDR), and so do these sockets. No other process can get the port: the kernel does not use it for
+(SO_REUSEPORT, SO_REUSEADDR), and so do our sockets. No other process can get the port: the kernel does not use it for
 outgoing connections, and refuses it to sockets without sharing.
 """
 
@@ -48,17 +48,17 @@ if TYPE_CHECKING:
 class WorkerPlace(NamedTuple):
     """One worker in its round.
 
-    `local_rank` is the worker's view, 0 for each with virtual local ranks; then `gpus` is 1.
+    `local_rank` is as the worker sees it: 0 for each worker with virtual local ranks; `gpus` is then 1.
 
     Args:
         rank: the rank among all workers of the round.
-        world_size: the number of these.
+        world_size: the number of workers in the round.
         local_rank: the rank on its node.
         local_world_size: the number of workers on its node.
         records: the nodes' records that its kinds require, by group rank.
-        inherited: the environment of the agent.
-        gpus: the number of GPUs visible to the workers of the node; 0 if unknown.
-        shares_gpus: whether the workers of the node divide these GPUs.
+        inherited: the agent's environment.
+        gpus: the number of GPUs that the node's workers see; 0 if unknown.
+        shares_gpus: whether the node's workers divide these GPUs.
     """
 
     rank: int
@@ -77,8 +77,8 @@ class Kind(NamedTuple):
     Args:
         names: the names of all its variables.
         variables: returns the variables of one worker.
-        ports: returns the number of ports of a node, from its group rank and number of workers.
-        wanted: returns the nodes whose records it needs, from the number of nodes.
+        ports: returns how many ports a node needs, from its group rank and number of workers.
+        wanted: returns the nodes whose records are needed, from the number of nodes.
     """
 
     names: frozenset[str]
@@ -87,7 +87,7 @@ class Kind(NamedTuple):
     wanted: Callable[[int], Collection[int]] | None = None
 
 
-# Open MPI: for programs that read ranks there and do not start MPI
+# Open MPI: for programs that read ranks from its variables without starting MPI
 
 
 COMM_RANKS: Mapping[str, Callable[[WorkerPlace], int]] = {
@@ -99,7 +99,7 @@ COMM_RANKS: Mapping[str, Callable[[WorkerPlace], int]] = {
 _OMPI_VARIABLES: Mapping[str, Callable[[WorkerPlace], int]] = {
     **COMM_RANKS,
     "OMPI_COMM_WORLD_LOCAL_SIZE": lambda place: place.local_world_size,
-    "OMPI_COMM_WORLD_NODE_RANK": lambda place: place.local_rank,  # among the processes of all jobs on the node
+    "OMPI_COMM_WORLD_NODE_RANK": lambda place: place.local_rank,  # counts the processes of all jobs on the node
     "OMPI_UNIVERSE_SIZE": lambda place: place.world_size,
 }
 
@@ -139,9 +139,9 @@ def _jax_variables(place: WorkerPlace) -> Mapping[str, str]:
 
 
 def _local_devices(place: WorkerPlace) -> str:
-    """The GPUs of this worker, an equal share. Empty for jax's own choice: one GPU by local rank.
+    """This worker's equal share of the GPUs. Empty to let jax choose one GPU by local rank.
 
-    Without this, the only worker of a node with several GPUs would see only the first.
+    Without this variable, the only worker on a node with several GPUs would see only the first.
     """
     workers = place.local_world_size if place.shares_gpus else 1
     share = place.gpus // workers
@@ -173,7 +173,7 @@ _TENSORFLOW = "tf"
 
 
 def _tensorflow_variables(place: WorkerPlace) -> Mapping[str, str]:
-    """All belong to the job `worker`, the first as the chief; the index is the rank."""
+    """Make all workers tasks of the job `worker`, with the first as the chief; the index is the rank."""
     records = sorted(place.records.values(), key=lambda record: record.base_rank)
     workers = [str(Endpoint(record.address, port)) for record in records for port in record.ports[_TENSORFLOW]]
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": place.rank}}
@@ -188,7 +188,7 @@ _TENSORFLOW_KIND = Kind(
 )
 
 
-# The MPI launcher's variables of this agent: `task_variables` removes them, unless this kind was requested.
+# The MPI launcher's variables of this agent: `task_variables` removes them, unless this kind is requested.
 
 _INHERITED_KIND = Kind(frozenset(), lambda _place: {})
 
@@ -202,14 +202,14 @@ KINDS: Mapping[str, Kind] = {
     "ompi": _OMPI_KIND,
     "inherit": _INHERITED_KIND,
 }
-"""The kinds, in addition to torch's variables, which every worker gets."""
+"""The kinds that add to torch's variables, which every worker gets."""
 
 
-# For an agent
+# The agent's side
 
 
 class WorkerEnv(Feature):
-    """Gives the requested kinds of variables to the workers of each round."""
+    """Adds the requested kinds of variables to the workers of each round."""
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent)
@@ -274,7 +274,7 @@ class FrameworkVariables(PeerUser):
 
 
 class ReservedPorts:
-    """The ports of one use on one node, round by round."""
+    """The ports for one use on one node, round by round."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
@@ -283,14 +283,14 @@ class ReservedPorts:
         """Reserve this many new ports, and release those of the previous round.
 
         Raises:
-            OSError: there are not enough.
+            OSError: not enough ports are free.
         """
         previous, self._sockets = self._sockets, []
         try:
             for _ in range(count):
                 self._sockets.append(_bound())
         finally:
-            for holder in previous:  # after that, so that no round gets a port of the previous one
+            for holder in previous:  # only now, so that no round gets a port of the previous one
                 holder.close()
         return tuple(int(holder.getsockname()[1]) for holder in self._sockets)
 
