@@ -115,8 +115,8 @@ def unmapped_address(address: str) -> str:
 def is_this_machine(host: str, *, ask: bool = True) -> bool:
     """Whether `host` names this machine. Without `ask`, do not look up names.
 
-    An address is ours if the kernel would send from it. This check covers every interface and alias; comparing names
-    would miss some. A name that does not resolve (yet) is not ours.
+    An address is ours if the kernel would send from it. This covers every interface and alias; comparing names would
+    miss some. A name that does not resolve (yet) is not ours.
     """
     if host in {"localhost", socket.gethostname()}:
         return True
@@ -213,8 +213,8 @@ _ANYWHERE = ("192.0.2.1", "2001:db8::1")
 def listening_addresses(host: str, *, only_here: bool) -> list[str]:
     """The addresses of `host` on which to listen so that others can reach this machine; empty for all interfaces.
 
-    Empty if listening on specific addresses might not be enough: `host` is translated or virtual or also names other
-    machines, cannot be resolved, or is the loopback here while other machines may connect (not `only_here`).
+    Empty if specific addresses might not be enough: `host` is translated, virtual or shared, cannot be resolved, or
+    is the loopback here while other machines may connect (not `only_here`).
     """
     try:
         addresses = resolve(host)
@@ -327,8 +327,8 @@ def shorten_retransmission(sock: socket.socket) -> None:
     """Make the kernel resend lost packets of a connection with little traffic at short, constant intervals.
     Connections accepted from a listening socket inherit this.
 
-    After a link was down for a second, it must be in use again within another second. Does nothing if the kernel
-    does not support it.
+    After a link was down for a second, it must be in use again within another. Does nothing if the kernel lacks
+    this.
     """
     options = ((socket.TCP_NODELAY, 1), (_TCP_THIN_LINEAR_TIMEOUTS, 1), (_TCP_RTO_MAX_MS, 1000))
     for option, value in options:

@@ -2,8 +2,8 @@
 
 Laws:
 
-1. NVML's pids belong to the first pid namespace. In another one, as in most containers, the same pid may belong to no
-   process or to a different one. Then we report nothing about processes (`pids_are_ours`).
+1. NVML's pids belong to the first pid namespace. In another one (most containers), a pid may belong to no process or
+   to a different one. We then report nothing about processes (`pids_are_ours`).
 2. A process that /proc hides (`hidepid`) is still alive: the kernel denies a signal to it, but reports "no such
    process" for one that has ended.
 3. Information from /proc may be outdated a moment later. Use it for messages and short waits, never for signals.

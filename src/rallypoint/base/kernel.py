@@ -1,8 +1,8 @@
 """The system calls that an agent needs, and an early check that they are allowed.
 
-A sandbox (a container's seccomp profile) may deny system calls, and a root folder may lack /proc. The check names
-everything that is missing in one sentence. Without it, each gap would later look like another fault: a limit, a lost
-process, or one that cannot be killed. Pidfds are optional (see `base.open_process`). All loops of this program wait in
+A sandbox (a container's seccomp profile) may deny system calls, and a root folder may lack /proc. One sentence names
+all that is missing. Otherwise each gap would later look like another fault: a limit, a lost process, or one that
+cannot be killed. Pidfds are optional (see `base.open_process`). All loops of this program wait in
 `until_readable`.
 """
 
@@ -21,7 +21,7 @@ from rallypoint.base.errors import ResourceError
 
 
 class DeniedError(ResourceError):
-    """A sandbox or the root folder denies a required call; trying again does not help."""
+    """A sandbox or the root folder denies a required call. Do not retry."""
 
 
 _DENIALS = {errno.EPERM, errno.EACCES, errno.ENOSYS}

@@ -1,6 +1,6 @@
-"""A queue that any thread, signal handler or callback can post events to, and that its one reader can poll.
+"""A queue for events from any thread, signal handler or callback. Its one reader can poll it.
 
-Its descriptor is readable while it contains events, so the reader can wait for exits, sockets and events in one call.
+Its descriptor is readable while events are queued, so the reader waits for exits, sockets and events in one call.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Mailbox(Generic[T]):
 
 
 class Background(Generic[T]):
-    """Runs one task at a time in the background; only the latest result counts. Call only on the loop's thread."""
+    """Runs one task at a time in the background; only the latest result counts. Call on the loop's thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name

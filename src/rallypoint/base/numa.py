@@ -173,7 +173,7 @@ def worker_cpus(
     `environ` is the agent's environment, which selects the GPUs; `root` is the folder with `sys`, `proc` and `dev`.
 
     Raises:
-        UserError: workers cannot be bound, and `options` does not let them run unbound.
+        UserError: workers cannot be bound, and `options` does not allow this.
     """
     try:
         gpus = _addresses(environ, root)

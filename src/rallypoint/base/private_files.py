@@ -2,8 +2,8 @@
 
 Laws:
 
-1. A folder is private if `lstat` shows a directory that our own user owns and others cannot access. Anything else with
-   that name is refused and left untouched.
+1. A folder is private if `lstat` shows a directory that our user owns and others cannot access. Anything else with
+   that name is refused and not touched.
 2. A file is written under a new name, which cannot be a link, and then renamed.
 3. A file that others could have planted is opened without following a link or waiting for a pipe. It must be a regular
    file that our own user or root owns.
@@ -37,7 +37,7 @@ def make_private(folder: str) -> None:
     """Create a private folder, or accept an existing one.
 
     Raises:
-        PermissionError: something else has this name, or others have access.
+        PermissionError: something else has its name, or others have access.
         OSError: the folder cannot be created.
     """
     try:

@@ -64,7 +64,7 @@ def signal_process(stat: ProcessStat, *numbers: int) -> None:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """One process; None if it does not exist or is hidden from this user (`hidepid`)."""
+    """One process; None if missing or hidden from this user (`hidepid`)."""
     try:
         fd = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY | posix.O_CLOEXEC)
     except OSError:
@@ -86,7 +86,7 @@ def parse_stat(pid: int, line: bytes) -> ProcessStat | None:
 
 
 def process_table() -> dict[int, ProcessStat]:
-    """Every visible process, by pid. Raises OSError if /proc cannot be read, for example without a free descriptor."""
+    """Every visible process, by pid. Raises OSError if /proc cannot be read (no free descriptor)."""
     pids = [int(name) for name in posix.listdir("/proc") if name.isdigit()]
     return {pid: stat for pid in pids if (stat := read_stat(pid)) is not None}
 

@@ -122,7 +122,7 @@ def draw(write: Callable[[], None], *, needed: bool = True) -> None:
 
 @contextmanager
 def written_beside() -> Iterator[None]:
-    """Write lines on a separate thread inside the `with`: no caller waits for the console."""
+    """Inside the `with`, write lines on a separate thread, so that no caller waits."""
     global _writer, _users
     if _writer is None:
         _writer = _LineWriter()
@@ -179,7 +179,7 @@ class _LineWriter:
         write(text, -1)
 
     def _failed(self, _what: str) -> None:
-        """Ignore that the console is gone: errors cannot be reported anywhere else."""
+        """Ignore that the console is gone."""
 
 
 def _missing(lines: int) -> str:
