@@ -1,1 +1,1 @@
-"""Shows a job to people and machines: texts, a screen, a page, metrics and reports."""
+"""Shows a job to people and programs: texts, a screen, a page, metrics and reports."""

@@ -1,18 +1,18 @@
-"""Incident bundles: one node's files about one failure in a small folder, and the index over all nodes; also the
-display of a folder's bundles by `rallyctl report`.
+"""Incident bundles: one node's files about one failure in a small folder, and the index over all nodes. Also displays a
+folder's bundles for `rallyctl report`.
 
     DIR/<job>/<incident>/<host>-<pid>/incident.json ...     one folder per node
-    DIR/<job>/<incident>/index.json                         the state of the job, by the coordinator's node
+    DIR/<job>/<incident>/index.json                         the job's state, written by the coordinator's node
 
 `docs/reference/incident-bundle.md` describes each file. Laws:
 
-1. A bundle never exceeds its size limit: the most important files come first, and those without room are named.
+1. A bundle never exceeds its size limit: the most important files come first, and those without room are listed.
 2. A folder appears complete or not at all.
-3. Names and sizes from another node are checked before anything is written.
+3. Check names and sizes from another node before writing anything.
 
 Secrets are masked in environment variables, command lines and output. A value is masked if its name suggests a secret,
-or if it looks like a token. Masking too much is better than too little: a masked value can be requested, but a value on
-a shared disk cannot be taken back. Of an environment, only variables that help to understand a failure are kept.
+or if it looks like a token. Masking too much is better than too little: a masked value can be requested later, but a
+value on a shared disk cannot be taken back. Only variables that help to understand a failure are saved.
 
 Law: each search looks ahead only a bounded distance. Output can have lines of half a megabyte, and no other thread of
 the agent runs during a search.
@@ -44,7 +44,7 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _NOTICES = "RALLYPOINT_NOTICES"
-"""The variable with the path of a folder whose name is secret."""
+"""Contains the path of a folder whose name is secret."""
 _NOT_SECRET = re.compile(r"^(?:SSH_AUTH_SOCK|XAUTHORITY|TOKENIZERS_PARALLELISM|PWD|OLDPWD)$")
 _HELPFUL = re.compile(
     r"^(?:(?:PY)?TORCH|TORCHELASTIC|NCCL|RCCL|GLOO|UCX|UCC|FI_|OFI_|IBV?_|CUDA|CUDNN|CUBLAS|NVIDIA|NVTE|HIP|ROCR|ROCM"
@@ -54,7 +54,7 @@ _HELPFUL = re.compile(
     r"|TMPDIR$|LANG$|LC_|TZ$|VIRTUAL_ENV$|CONDA_PREFIX$|http_proxy$|https_proxy$|no_proxy$)",
     re.IGNORECASE,
 )
-"""Names of variables that help to understand a failure; each is masked like any other."""
+"""Names of variables that help to understand a failure. They are masked like all others."""
 
 _TOKENS = re.compile(
     r"-----BEGIN [A-Z ]{1,40}-----[\s\S]*?(?:-----END [A-Z ]+-----|$)"
@@ -67,7 +67,7 @@ _TOKENS = re.compile(
 _IN_URL = re.compile(
     r"(?P<before>(?<![a-zA-Z])[a-zA-Z][a-zA-Z0-9+.\-]{0,30}://)(?:[^/\s@]{1,500}|[^/\s@:\"']{0,100}:[^\s\"']{1,500})@(?![^\s\"']{0,500}@)"
 )
-"""The part before the last @: passwords may contain / and @."""
+"""The part before the last @, since passwords can contain / and @."""
 _HOOK = re.compile(
     r"(?P<before>https?://(?:hooks\.slack\.com/\w+|[\w.]{0,100}discord(?:app)?\.com/api/webhooks|[\w.\-]{0,100}webhook\.office\.com"
     r"|outlook\.office\.com/webhook)/)[^\s\"']+"
@@ -75,21 +75,21 @@ _HOOK = re.compile(
 _LONG = re.compile(r"(?<![A-Za-z0-9+/_\-.])[A-Za-z0-9+/_\-]{32,}={0,2}(?![A-Za-z0-9+/=_\-.])")
 _LEAST_DIFFERENT = 12
 _CHANGES = 0.3
-"""Changes between kinds of characters, per character of a word with slashes, above which it looks random."""
+"""A word with slashes looks random above this many changes between kinds of characters, per character."""
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-"""A name of a job or a GPU."""
+"""The name of a job or a GPU."""
 _NAME_OF_PAIR = re.compile(r"(?<![A-Za-z0-9_\-.])(?P<name>[A-Za-z0-9_\-.]{1,400})\\?[\"']?\s{0,4}(?:=|:)\s{0,4}")
 _VALUE = re.compile(r"\\?\"(?:[^\"\\]|\\[^\"])*\\?\"|'[^']*'|[^,;\s&\"'}\])]+")
 """A name and its value: `a=b`, `a: b`, and JSON, whose quotes may be escaped."""
 _FLAG = re.compile(r"(?P<name>(?<![\w\-])--?[A-Za-z][A-Za-z0-9_\-.]{0,100})(?P<space>\s+)(?P<value>[^\s\-][^\s]*)")
 _PASSWORD = re.compile(r"-p(?=[^\s]{0,100}[0-9])[^\s=]{4,}")
-"""A password right after its flag, as in mysql: `-phunter2`."""
+"""A password directly after its flag, as with mysql: `-phunter2`."""
 _NO_PASSWORD = re.compile(r"[0-9]+(?::[0-9]+)?|[./~].*")
-"""The value of another kind of `-p`: a port, a path."""
+"""A value of `-p` with another meaning: a port, a path."""
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable or flag of this name has a secret."""
+    """Whether a variable or flag with this name contains a secret."""
     return not _NOT_SECRET.match(name) and _SECRET_NAME.search(name) is not None
 
 
@@ -169,7 +169,7 @@ def _flag(match: re.Match[str]) -> str:
 
 
 def _mask_pairs(text: str) -> str:
-    """Mask the values of secret names. Another value may contain further pairs, as a URL does."""
+    """Mask the values of secret names. Any other value may contain more pairs, as a URL does."""
     pieces: list[str] = []
     end = 0
     for match in _NAME_OF_PAIR.finditer(text):
@@ -180,10 +180,10 @@ def _mask_pairs(text: str) -> str:
 
 
 def _looks_random(text: str) -> bool:
-    """Whether a long word is neither language nor a path: it mixes kinds of letters and digits."""
+    """Whether a long word is neither language nor a path: it mixes letters of both cases and digits."""
     if _UUID.search(text):
         return False
-    if text.count("/") > 1 or text.startswith("/"):  # base64 often changes between kinds of characters
+    if text.count("/") > 1 or text.startswith("/"):  # base64 changes often between kinds of characters
         kinds_in_order = [character.isdigit() + 2 * character.isupper() + 4 * character.islower() for character in text]
         changes = sum(one != other and one > 0 and other > 0 for one, other in pairwise(kinds_in_order))
         return changes >= _CHANGES * len(text)
@@ -193,9 +193,9 @@ def _looks_random(text: str) -> bool:
 
 VERSION = 1
 LIMIT = 10 * 1024 * 1024
-"""The largest size of a bundle's files in bytes."""
+"""Maximum size of a bundle's files in bytes."""
 ON_DEMAND_LIMIT = 1024 * 1024
-"""The same for a bundle that is sent to an operator."""
+"""Maximum size of a bundle for an operator."""
 SUMMARY, INDEX = "incident.json", "index.json"
 _SUMMARY_ROOM = 256 * 1024
 _MAX_FILES = 4096
@@ -205,7 +205,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}(?:/[A-Za-z0-9_][A-Za-z0-
 
 
 class Piece(NamedTuple):
-    """One file of a bundle. `is_whole`: a part of it would be worthless; of other files, the end is kept."""
+    """One file of a bundle. `is_whole`: part of it would be worthless. Other files may be cut to their last part."""
 
     name: str
     data: bytes
@@ -213,7 +213,7 @@ class Piece(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """The pieces that fit, and a text about those cut or left out."""
+    """The pieces that fit, and a text about those that were cut or left out."""
 
     pieces: tuple[Piece, ...]
     left_out: tuple[str, ...]
@@ -239,7 +239,7 @@ def fit(pieces: Iterable[Piece], limit: int) -> Fitted:
 
 
 def bundle(summary: dict[str, Any], pieces: Sequence[Piece], limit: int) -> tuple[Piece, ...]:
-    """The files of a bundle; the summary is first, and names the files without room."""
+    """The files of a bundle. The first is the summary, which lists the files without room."""
     fitted = fit(pieces, max(0, limit - _SUMMARY_ROOM))
     files = {piece.name: len(piece.data) for piece in fitted.pieces}
     fields = {"version": VERSION, **summary, "files": files, "left_out": list(fitted.left_out)}
@@ -249,7 +249,7 @@ def bundle(summary: dict[str, Any], pieces: Sequence[Piece], limit: int) -> tupl
     return Piece(SUMMARY, text), *fitted.pieces
 
 
-# On its way to an operator
+# Sending to an operator
 
 _decoder = msgspec.msgpack.Decoder(tuple[Piece, ...])
 
@@ -259,7 +259,7 @@ def encode_bundle(pieces: Sequence[Piece]) -> bytes:
 
 
 def decode_bundle(data: bytes) -> tuple[Piece, ...]:
-    """Decode another node's bundle. Raises ValueError if the bytes are no bundle, or it is too large."""
+    """Decode another node's bundle. Raises ValueError if the bytes are not a bundle, or it is too large."""
     pieces = decoded(_decoder, inflated(data, 2 * ON_DEMAND_LIMIT))
     names = {piece.name for piece in pieces}
     bad = next((name for name in names if not _NAME.fullmatch(name)), None)
@@ -268,7 +268,7 @@ def decode_bundle(data: bytes) -> tuple[Piece, ...]:
     return pieces
 
 
-# On disk
+# Writing to disk
 
 
 def safe_name(text: str, most: int = 100) -> str:
@@ -276,8 +276,8 @@ def safe_name(text: str, most: int = 100) -> str:
 
 
 def write_bundle(parent: str, name: str, pieces: Sequence[Piece]) -> str:
-    """Write the files into a new folder in `parent` (created if missing), with a number after `name` if that exists;
-    return its path. Raises OSError if this fails, and leaves nothing behind.
+    """Write the files to a new folder in `parent` (created if missing) and return its path. If `name` exists, add a
+    number. Raises OSError on failure, and leaves nothing behind.
     """
 
     def fill(hidden: str) -> None:
@@ -291,7 +291,7 @@ def write_bundle(parent: str, name: str, pieces: Sequence[Piece]) -> str:
 
 
 def write_index(parent: str, fields: dict[str, Any]) -> str:
-    """Write the index over all nodes, beside any existing one, and return its path. Raises OSError."""
+    """Write the index over all nodes, next to any existing one, and return its path. Raises OSError."""
     text = json.dumps({"version": VERSION, **fields}, indent=2) + "\n"
     stem, end = os.path.splitext(INDEX)
     names = (f"{stem}-{number}{end}" if number > 1 else INDEX for number in range(1, _MOST))
@@ -299,7 +299,7 @@ def write_index(parent: str, fields: dict[str, Any]) -> str:
 
 
 _MOST = 10_000
-"""The most folders or indices of one name."""
+"""Maximum number of folders or indexes with the same name."""
 
 
 def _write(path: str, data: bytes) -> None:
@@ -349,7 +349,7 @@ def _link(new: str, path: str) -> None:
 
 
 class IncidentSummary(NamedTuple):
-    """One node's record of one failure. `at` is in seconds since 1970 on that node's clock."""
+    """One node's record of one failure. `at` is in seconds since 1970, on that node's clock."""
 
     job: str
     round: int
@@ -364,7 +364,7 @@ class IncidentSummary(NamedTuple):
 
 
 class IncidentList(NamedTuple):
-    """The bundles found, oldest first, and sentences about unreadable ones."""
+    """The bundles that were found, oldest first, and sentences about unreadable ones."""
 
     found: tuple[IncidentSummary, ...]
     notes: tuple[str, ...]
@@ -388,7 +388,7 @@ def read_incidents(paths: Iterable[str]) -> IncidentList:
 
 
 def incident_lines(incidents: Sequence[IncidentSummary]) -> list[str]:
-    """The incidents for people: each once with its cause, and the nodes with a bundle of it."""
+    """List each incident once, with its cause and the nodes that have a bundle."""
     groups: dict[tuple[str, int, str], list[IncidentSummary]] = {}
     for incident in incidents:
         groups.setdefault((incident.job, incident.round, os.path.dirname(incident.folder)), []).append(incident)

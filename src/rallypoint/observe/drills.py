@@ -1,12 +1,12 @@
-"""A drill of a job: the victim of a fault, when it is refused, and its outcome (`rallyctl drill`). Pure.
+"""A drill of a job: which victim a fault has, when it is refused, and its outcome (`rallyctl drill`). Pure.
 
 Laws:
 
 1. The same seed chooses the same victims among the same workers and nodes, regardless of earlier outcomes.
 2. A fault that would end the job is refused unless forced: one that needs a restart when none is left, or one that
-   takes a node when there are only the minimum.
-3. All times are differences of ages in one snapshot, so on the coordinator's clock: no two clocks are compared.
-4. If an event is only known to have happened before some moment, the time is shown as an upper bound. Unknown times are
+   takes a node when only the minimum remains.
+3. All times are differences between ages in one snapshot, on the coordinator's clock, so no two clocks are compared.
+4. If an event is only known to have happened before some time, its time is shown as an upper bound. Unknown times are
    shown as unknown.
 """
 
@@ -24,24 +24,24 @@ from rallypoint.observe.watching.messages import EventKind, JobEvent, JobPhase, 
 VERSION = 1
 """The version of the JSON."""
 _FOUND = frozenset({EventKind.ROUND_ENDED, EventKind.NODE_LOST, EventKind.HANG_FOUND, EventKind.JOB_ENDED})
-"""The events that show that a fault was detected."""
+"""The events that show that a fault was noticed."""
 _MAY_PASS = frozenset({Fault.PAUSE_WORKER, Fault.PAUSE_NODE, Fault.CUT})
-"""The faults that end by themselves, perhaps undetected."""
+"""The faults that end without intervention, perhaps unnoticed."""
 _KILLS_NODE = frozenset({Fault.KILL_AGENT, Fault.KILL_NODE})
 _TAKES_CONTROL_PLANE = _KILLS_NODE | {Fault.CUT}
 _USES_RESTART = frozenset({Fault.KILL_WORKER, Fault.KILL_AGENT, Fault.HANG})
-"""The faults that use a restart; an agent's do too, as workers of other nodes may fail before its loss is known."""
+"""The faults that use up a restart. An agent's do too: other nodes' workers may fail before its loss is noticed."""
 
 
 class DrillRefused(Exception):
-    """The fault is refused; one sentence gives the reason and the remedy."""
+    """A fault is refused; the message is one sentence with the reason and the remedy."""
 
 
 class Drill(NamedTuple):
-    """The requested faults, a number of one kind.
+    """The requested faults, all of one kind.
 
-    `rank` and `node` name the victim; otherwise the seed chooses one each time. `lasts` is the length of a pause or cut
-    in seconds; `within` is the number of seconds after that for the job's next step.
+    `rank` or `node` names the victim; otherwise the seed chooses one per fault. `lasts` is the length of a pause or cut
+    in seconds. After that, the job's next step must follow `within` this many seconds.
     """
 
     fault: Fault
@@ -59,7 +59,7 @@ class Drill(NamedTuple):
 
 
 class Victim(NamedTuple):
-    """A node, or the worker of a global rank on it. `key` is the node's name in commands."""
+    """A node, or the worker with a global rank on it. `key` is the node's name in commands."""
 
     node: str
     key: str
@@ -71,7 +71,7 @@ class Victim(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A fault that was caused. `text` is its event's text; `before` is the state of the job before."""
+    """A fault after injection. `text` is its event's text; `before` is the state of the job before it."""
 
     drill: Drill
     number: int
@@ -81,7 +81,7 @@ class Begun(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """The outcome of one fault. All times are in seconds since the fault; None if it has not happened or is unknown.
+    """The outcome of one fault. All times are seconds since the fault; None if unknown or not reached yet.
 
     `step` is the first step after it or, with `seen_by` "output", the first output; an upper bound unless `is_exact`.
     `lost` is the number of repeated steps.
@@ -105,10 +105,10 @@ class Trial(NamedTuple):
 
 
 def choose(drill: Drill, number: int, seen: Snapshot) -> Victim:
-    """Choose the victim of a fault; numbers start at 1.
+    """Choose the victim of a fault. The first fault has number 1.
 
     Raises:
-        DrillRefused: the fault would end the job, or there is no such victim.
+        DrillRefused: the fault would end the job, or no such victim exists.
     """
     why = _refusal(drill, number, seen)
     if why:
@@ -164,7 +164,7 @@ def _no_victim_sentence(drill: Drill) -> str:
 
 
 def _refusal(drill: Drill, number: int, seen: Snapshot) -> str:
-    """Why this fault is refused; empty if it is allowed."""
+    """The reason to refuse this fault; empty if it is allowed."""
     if seen.phase is not JobPhase.RUNNING:
         return seen.detail or f"no round is running (the job is {seen.phase.value})"
     if drill.forced:
@@ -186,8 +186,8 @@ def _refusal(drill: Drill, number: int, seen: Snapshot) -> str:
 
 
 def is_settled(seen: Snapshot) -> bool:
-    """Whether all nodes of the round have reported, and made a step again if they had made any before. Otherwise the
-    measurement of another fault would include the previous one.
+    """Whether all nodes of the round have reported, and those with earlier steps have made another. Otherwise the
+    next fault's measurement would include the previous one.
     """
     reports = [node.report for node in seen.nodes if node.report is not None]
     there = 0 < seen.totals.in_round <= seen.totals.reported
@@ -198,7 +198,7 @@ def is_settled(seen: Snapshot) -> bool:
 
 
 def outcome(fault_begun: Begun, seen: Snapshot) -> Trial | None:
-    """The outcome of a fault in this snapshot; None while it is open."""
+    """The outcome of a fault according to this snapshot; None if not known yet."""
     drill, before = fault_begun.drill, fault_begun.before
     fault = next((event for event in reversed(seen.events) if _is_fault(event, fault_begun)), None)
     if fault is None:
@@ -239,7 +239,7 @@ def _seconds_after(fault: JobEvent) -> Callable[[float], float]:
 
 
 def _recovered(begun: Begun, seen: Snapshot, trial: Trial, since: Callable[[float], float]) -> Trial | None:
-    """The trial with its next step; None before that."""
+    """Add the next step to the trial; None before that step."""
     reports = [node.report for node in seen.nodes if node.report is not None]
     earlier = [node.report for node in begun.before.nodes if node.report is not None]
     if seen.round > begun.before.round:
@@ -270,7 +270,7 @@ def _has_made_steps(report: NodeReport) -> bool:
 def _with_first_step(
     trial: Trial, reports: Sequence[NodeReport], progressed: Sequence[NodeReport], since: Callable[[float], float]
 ) -> Trial:
-    """The trial with the first step of the next round. Workers that continue in their processes do not report
+    """Add the first step of the next round to the trial. Workers that continue in their processes do not report
     theirs.
     """
     first = [report for report in progressed if report.first_step >= 0]
@@ -290,7 +290,7 @@ def _by_output(
     over: float,
     since: Callable[[float], float],
 ) -> Trial | None:
-    """The trial with the first output after this moment. If no worker ever wrote any, it does not wait for one."""
+    """Add the first output after this time, if any worker ever wrote output."""
     moments = [since(age) for report in reports for age in report.output_ages if age >= 0]
     after = [moment for moment in moments if moment > over]
     if after:
@@ -300,7 +300,7 @@ def _by_output(
 
 
 def _is_back(victim: Victim, seen: Snapshot, over: float, since: Callable[[float], float]) -> bool:
-    """Whether the victim's node has sent the coordinator anything after this moment."""
+    """Whether the victim's node has sent the coordinator anything since this time."""
     for node in seen.nodes:
         if _key(node) == victim.key:
             return node.connected and (node.silent_for < 0 or since(node.silent_for) > over)
@@ -311,7 +311,7 @@ def _is_back(victim: Victim, seen: Snapshot, over: float, since: Callable[[float
 
 
 def trial_lines(trials: Sequence[Trial]) -> list[str]:
-    """The table."""
+    """Format a table of trials."""
     rows: list[Sequence[str]] = [("#", "FAULT", "ON", "DETECTED", "ROUND", "STEP", "RESTARTS", "STEPS LOST", "")]
     rows += [
         (
@@ -340,7 +340,7 @@ def _step(trial: Trial) -> str:
 
 
 def sentence(trials: Sequence[Trial], stopped: str = "") -> str:
-    """The result in one sentence; `stopped` is why further faults were not tried, if so."""
+    """The result in one sentence. `stopped` is the reason why other faults were not tried; empty for none."""
     parts = [f"{sum(trial.survived for trial in trials)} of {len(trials)} survived"]
     parts += [
         f"the job did not survive fault {trial.number} ({trial.victim.text}): {trial.note}"
@@ -364,7 +364,7 @@ def sentence(trials: Sequence[Trial], stopped: str = "") -> str:
 
 
 def _time_words(trial: Trial) -> str:
-    """How the time was spent, for a fault that ended the round."""
+    """Break down the time after a fault that ended the round."""
     if trial.detected is None or trial.round is None or trial.step is None:
         return ""
     formed, step = trial.round - trial.detected, trial.step - trial.round
@@ -411,5 +411,5 @@ def _rounded(value: float | None) -> float | None:
 
 
 def is_passed(drill: Drill, trials: Sequence[Trial]) -> bool:
-    """Whether all requested faults were caused and survived."""
+    """Whether the job survived all requested faults."""
     return len(trials) == drill.times and all(trial.survived for trial in trials)

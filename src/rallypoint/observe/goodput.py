@@ -1,18 +1,18 @@
-"""Accounts for a job's time, from the events of its agents. Pure: events in, a report out.
+"""Accounts for a job's time, based on events from its agents. Pure: events in, a report out.
 
-    running         all known nodes of the newest round have running workers
-    stopping        one of its nodes has seen a failure, or stops its workers for another reason
-    starting        one of its nodes starts its workers
+    running         workers are running on all known nodes of the newest round
+    stopping        one of its nodes saw a failure, or is stopping its workers for another reason
+    starting        one of its nodes is starting its workers
     held_back       no workers anywhere, and the next round is delayed after failures without progress
-    rendezvous      no workers anywhere, and a node waits for a round
-    down            no agent runs
+    rendezvous      no workers anywhere, and a node is waiting for a round
+    down            no agent is running
 
 Laws:
 
-1. A node, and the job, is in exactly one phase at a time: spans have no gaps or overlaps. So the seconds of the phases
-   add up to the wall time, and so do the productive and the lost seconds, by cause.
-2. A node without a place does not determine the phase of a job whose round runs elsewhere.
-3. A node uses the clock that it began with: its own `elapsed` seconds. If two nodes disagree by more than a second
+1. A node, and the job, is in exactly one phase at a time: spans have no gaps or overlaps. Therefore the seconds of the
+   phases add up to the wall time, and so do the productive and the lost seconds, by cause.
+2. A node without a place does not determine the phase of a job whose round is running elsewhere.
+3. A node uses the clock that it started with: its own `elapsed` seconds. If two nodes disagree by more than a second
    about the start of the same round, one clock is adjusted to the other.
 4. Lost work is work that did not survive: from the progress at which the next round continued, up to the failure.
    Without reports of progress it is unknown, and none is counted.
@@ -34,13 +34,13 @@ from rallypoint.observe.telemetry import agent_events as events
 from rallypoint.observe.telemetry.agent_events import NodePhase
 
 _MAX_SKEW = 1.0
-"""Seconds by which two clocks may differ without adjustment."""
+"""Maximum difference in seconds between two clocks without adjustment."""
 _FAILURES = ("failure", "lost")
-"""Reasons for the end of a round that count as failures."""
+"""Reasons for a round to end that count as failures."""
 _LAST_RESORT = "-"
 
 RoundKey = tuple[str, int]
-"""The coordinator that completed a round, and its number: a permanent name."""
+"""The coordinator that completed a round, and the round's number: a name that never changes."""
 
 
 # The agents
@@ -50,8 +50,8 @@ RoundKey = tuple[str, int]
 class AgentRun:
     """One agent, from its start to its end.
 
-    `name` is unique: the host, with the agent's process id if a host has several, and with a number if that is the same
-    too, as in a restarted pod. It `began` in epoch seconds on its own clock, and `told` these events, in order, at
+    `name` is unique: the host, with the agent's process id if a host has several, and with a number if the id is the
+    same too, as in a restarted pod. `began` is in epoch seconds on its own clock. `told` are its events, in order, at
     least one.
     """
 
@@ -63,12 +63,12 @@ class AgentRun:
 
     @cached_property
     def placements(self) -> dict[RoundKey, float]:
-        """When it got a place in each of its rounds, in seconds since it began."""
+        """When it got a place in each of its rounds, in seconds since its start."""
         return {self.key_of(event): event.elapsed for event in self.told if isinstance(event, events.RoundStarted)}
 
     @property
     def first_elapsed(self) -> float:
-        """Later than 0 if old events were removed."""
+        """Greater than 0 if old events were removed."""
         return 0.0 if isinstance(self.told[0], events.AgentStarted) else self.told[0].elapsed
 
     @property
@@ -84,7 +84,7 @@ class AgentRun:
         return event.origin, event.round
 
     def in_rounds(self) -> Iterator[tuple[RoundKey, events.AgentEvent]]:
-        """Each event during a round in which it had a place, with the round."""
+        """Each event during a round in which the agent had a place, with the round."""
         keys: dict[int, RoundKey] = {}
         for event in self.told:
             if isinstance(event, events.RoundStarted):
@@ -94,7 +94,7 @@ class AgentRun:
 
 
 _Key = tuple[str, str, int]
-"""Job, host and process id, which a later run may reuse."""
+"""Job, host and process id. A later run may have the same ones."""
 
 
 @dataclass
@@ -104,9 +104,9 @@ class _Open:
 
 
 def agent_runs(lines: Iterable[events.KINDS]) -> list[AgentRun]:
-    """The agents behind these events, in the order of their starts.
+    """The agents behind these events, ordered by start.
 
-    Consecutive agents with the same host and process id are separated by their starts.
+    Consecutive agents with the same host and process id are told apart by their starts.
     """
     open_runs: dict[_Key, _Open] = {}
     runs: list[tuple[_Key, _Open]] = []
@@ -125,7 +125,7 @@ def agent_runs(lines: Iterable[events.KINDS]) -> list[AgentRun]:
 
 
 def _is_later_run(event: events.AgentEvent, last: events.AgentEvent) -> bool:
-    """Whether an event after `last` begins a run, or belongs to a run whose first lines were removed."""
+    """Whether an event after `last` starts a run, or belongs to a run whose first lines were removed."""
     began = event.time - event.elapsed
     return isinstance(event, events.AgentStarted) or (event.elapsed < last.elapsed and began > last.time)
 
@@ -146,7 +146,7 @@ def _names(keys: list[_Key]) -> Iterator[str]:
 
 
 class JobActivity(StrEnum):
-    """The phase of a job: the phases of its nodes, and none."""
+    """The phase of a job: its nodes' phases, and one for no agent."""
 
     RUNNING = "running"
     STOPPING = "stopping"
@@ -157,14 +157,14 @@ class JobActivity(StrEnum):
 
 
 _ACTIVE = (NodePhase.STOPPING, NodePhase.STARTING, NodePhase.RUNNING)
-"""Phases of nodes with a place in a round; the job is in the first of them that any node is in."""
+"""Phases of nodes with a place in a round. The job is in the first of these phases that any node is in."""
 _IDLE = (NodePhase.HELD_BACK, NodePhase.RENDEZVOUS)
-"""The same for nodes without a place, if no node has one."""
+"""Phases of nodes without a place, used if no node has one."""
 
 
 class Span(NamedTuple):
-    """A part of a node's or a job's time, in seconds since the job began; `round` is the index of the job's round, -1
-    for none.
+    """A part of a node's or a job's time, in seconds since the job's start; `round` is the index of the job's round,
+    -1 for none.
     """
 
     start: float
@@ -178,7 +178,7 @@ class Span(NamedTuple):
 
 
 def _node_spans(run: AgentRun, shift: float, end: float, rounds: Mapping[RoundKey, _Round]) -> Iterator[Span]:
-    """The node's phases until `end`, cut where it gets a place in another round; its agent began at `shift`."""
+    """Yield the node's phases until `end`, cut when it gets a place in another round; its agent started at `shift`."""
     key: RoundKey | None = None
     phase, since, back_off = NodePhase.RENDEZVOUS, shift + run.first_elapsed, 0.0
 
@@ -205,7 +205,7 @@ def _node_spans(run: AgentRun, shift: float, end: float, rounds: Mapping[RoundKe
 
 
 def _job_spans(nodes: Sequence[Sequence[Span]], wall: float) -> Iterator[Span]:
-    """The job's phases from 0 to `wall`, from those of its nodes."""
+    """Yield the job's phases from 0 to `wall`, computed from its nodes' phases."""
     changes = sorted(
         change
         for spans in nodes
@@ -250,15 +250,15 @@ def _extended(last: Span, more: Span) -> tuple[Span, Span | None]:
 
 
 class RecoveryTime(NamedTuple):
-    """The time from the noticed end of a round to the next round's workers; `parts` are the job's phases in it."""
+    """The time from noticing the end of a round to the next round's workers. `parts` are the job's phases meanwhile."""
 
     seconds: float
     parts: Mapping[str, float]
 
 
 class RoundEntry(NamedTuple):
-    """One round. `ended` is None if the records end in it; `lost` are the seconds of its work that did not survive;
-    `recovery` is None if no workers started after it.
+    """One round. `ended` is None if the records stop during the round; `lost` are the seconds of its work that did not
+    survive; `recovery` is None if no workers started after it.
     """
 
     number: int
@@ -276,7 +276,7 @@ class RoundEntry(NamedTuple):
 
 
 class ProgressSample(NamedTuple):
-    """Progress: the time, the step reached (-1 for no number), and the first step of its round, if known."""
+    """Progress: the time, the step reached (-1 for no number), and the round's first step, if known."""
 
     at: float
     step: int
@@ -285,7 +285,7 @@ class ProgressSample(NamedTuple):
 
 @dataclass
 class _Round:
-    """All agents' information about one round, with times since the job began; `index` is its position."""
+    """What all agents know about one round; times are relative to the job's start. `index` is its position."""
 
     index: int = -1
     placed: list[tuple[float, events.RoundStarted]] = field(default_factory=list)
@@ -293,9 +293,9 @@ class _Round:
     failed: list[float] = field(default_factory=list)
     started: list[float] = field(default_factory=list)
     progress: list[tuple[bool, ProgressSample]] = field(default_factory=list)
-    """Progress, and whether a file reported it."""
+    """Each progress, and whether a file reported it."""
     samples: list[ProgressSample] = field(default_factory=list)
-    """The progress that counts: only that from files, if there is any."""
+    """The progress that counts: only that from files, if any."""
 
     @property
     def begun(self) -> float:
@@ -307,18 +307,18 @@ class _Round:
 
     @property
     def end_seen(self) -> float | None:
-        """When an agent first noticed its end; None if it has not ended."""
+        """When an agent first noticed that the round ended; None if it has not."""
         return min([*self.failed, *(at for at, _ in self.ends)]) if self.ends else None
 
     def entry(self) -> RoundEntry:
-        """The entry, as far as it does not need the job's timeline."""
+        """The part of the entry that does not need the job's timeline."""
         at, first = min(self.placed, key=lambda entry: entry[0])
         entry = RoundEntry(first.round, at, first.group_world_size, first.world_size)
         if self.end is None:
             return entry
         ended, event = self.end
         failure = event.failure
-        if event.reason == "requested":  # by a person, not a node
+        if event.reason == "requested":  # by an operator, not a node
             return entry._replace(ended=ended, cause=event.reason, detail=f"by {event.node}")
         return entry._replace(
             ended=ended,
@@ -365,9 +365,9 @@ def _failure_text(failure: events.Failure) -> str:
 
 
 def _with_losses(rounds: Sequence[_Round], timeline: Sequence[Span], outcome: str) -> tuple[RoundEntry, ...]:
-    """The rounds with their losses, in a job with this `timeline` and `outcome`.
+    """Compute the rounds' losses, in a job with this `timeline` and `outcome`.
 
-    The last round is not lost unless a failure ended the job.
+    The last round's work is not lost unless a failure ended the job.
     """
     running: dict[int, list[Span]] = defaultdict(list)
     for span in timeline:
@@ -395,7 +395,7 @@ def _with_losses(rounds: Sequence[_Round], timeline: Sequence[Span], outcome: st
 
 
 def _kept_until(samples: Sequence[ProgressSample], limit: int | None) -> float:
-    """Until when work survived: all before step `limit`, at which a later round continued."""
+    """The time until which work survived: a later round continued at step `limit`, so all steps before it did."""
     if not samples:
         return 0.0
     if limit is None or samples[-1].step < limit:
@@ -431,7 +431,7 @@ def _recovery(over: _Round, after: _Round | None, timeline: Sequence[Span]) -> R
 class Loss(StrEnum):
     RENDEZVOUS = "rendezvous"
     RESTART = "restart"
-    """Starting and stopping workers, including the first start."""
+    """Starting workers (the first time too) and stopping them."""
     LOST_WORK = "lost_work"
     HELD_BACK = "held_back"
     DOWN = "down"
@@ -447,17 +447,17 @@ _LOSS_OF = {
 
 
 class NodeEntry(NamedTuple):
-    """One agent, or several consecutive ones of a host, and their phases."""
+    """One agent, or several consecutive agents on a host, and their phases."""
 
     name: str
     spans: tuple[Span, ...]
     failures: tuple[tuple[float, str], ...]
-    """When and how its workers failed."""
+    """The times and descriptions of its workers' failures."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """The account of a job's time. All times are in seconds, counted from `began`, which is in epoch seconds."""
+    """The account of a job's time. All times are seconds since `began`, which is in epoch seconds."""
 
     job: str
     began: float
@@ -469,12 +469,12 @@ class Report:
     nodes: tuple[NodeEntry, ...]
     timeline: tuple[Span, ...]
     outcome: str
-    """succeeded, failed, stopped, or unfinished if the records do not show it."""
+    """succeeded, failed, stopped, or unfinished if the records do not show the outcome."""
     detail: str = ""
     final_failure: str = ""
-    """The host of the failure that ended the job; empty if none did."""
+    """The host of the failure that ended the job; empty for none."""
     notes: tuple[str, ...] = ()
-    """Remarks about these numbers, a sentence each."""
+    """Remarks about these numbers, one sentence each."""
 
     @property
     def ratio(self) -> float:
@@ -483,17 +483,17 @@ class Report:
 
     @property
     def restarts(self) -> tuple[RoundEntry, ...]:
-        """The rounds that ended before the job."""
+        """The rounds that ended before the job did."""
         return tuple(entry for entry in self.rounds if entry.cause)
 
     @property
     def failures(self) -> int:
-        """Failures of workers and losses of nodes, including one that ended the job."""
+        """Workers' failures and lost nodes, including one that ended the job."""
         return sum(entry.cause in _FAILURES for entry in self.rounds) + bool(self.final_failure)
 
     @property
     def mean_time_between_failures(self) -> float | None:
-        """Seconds of running time per failure; None without any."""
+        """Seconds of running time per failure; None without failures."""
         return self.phases[JobActivity.RUNNING] / self.failures if self.failures else None
 
     @property
@@ -505,13 +505,13 @@ class Report:
         return dict(Counter(restart.host or _LAST_RESORT for restart in self.restarts).most_common())
 
     def slowest_recoveries(self, most: int = 5) -> tuple[RoundEntry, ...]:
-        """The rounds with the longest time until workers ran again."""
+        """The rounds that took longest until workers were running again."""
         recovered = [entry for entry in self.rounds if entry.recovery is not None]
         return tuple(sorted(recovered, key=lambda entry: -entry.recovery.seconds if entry.recovery else 0.0)[:most])
 
 
 def report(runs: Sequence[AgentRun], notes: Iterable[str] = ()) -> Report:
-    """Account for the time of a job with at least one agent; `notes` are the file reader's."""
+    """Account for the time of a job with at least one agent; `notes` come from reading its files."""
     offsets, clock_notes = _offsets(runs)
     began = min(run.began + run.first_elapsed + offsets[run.name] for run in runs)
     shifts = {run.name: run.began + offsets[run.name] - began for run in runs}
@@ -567,7 +567,7 @@ def _node(run: AgentRun, shift: float, rounds: _Rounds) -> NodeEntry:
     failed = (event for event in run.told if isinstance(event, events.WorkerFailed))
     end = shift + run.told[-1].elapsed
     if not run.has_ended and (last := run.last_round) is not None and (over := rounds[last].end) is not None:
-        end = max(end, over[0])  # it was killed: to the others, it ran until they noticed the end of its round
+        end = max(end, over[0])  # it was killed; others treat it as alive until they noticed that its round ended
     return NodeEntry(
         run.name,
         tuple(_node_spans(run, shift, end, rounds)),
@@ -579,7 +579,7 @@ def _node(run: AgentRun, shift: float, rounds: _Rounds) -> NodeEntry:
 
 
 def _offsets(runs: Sequence[AgentRun]) -> tuple[dict[str, float], list[str]]:
-    """The seconds to add to each agent's times so that all agree; and sentences about wrong clocks."""
+    """Seconds to add to each agent's times so that all agree, and sentences about wrong clocks."""
     reference = max(runs, key=lambda run: len(run.placements))
     ahead: dict[str, float] = {}
     for run in runs:

@@ -1,13 +1,13 @@
 """The agent's health, over HTTP, under the names that torch's users know (contract section 5.10).
 
-It starts without waiting: asyncio is imported on the loop's thread, and the kernel queues early probes. An unusable
-port is logged. The server itself is `base.http_server`.
+Its start does not block: asyncio is imported on the loop's thread, and the kernel queues early probes. An unusable port
+is logged. The server itself is `base.http_server`.
 
-Two calls of its loop show an agent's progress: it goes to sleep, it wakes. A healthy loop may sleep for hours while it
-waits for events, so the time of the last event shows nothing. Laws:
+An agent's loop shows its progress with two calls: it goes to sleep, it wakes. A healthy loop may sleep for hours while
+it waits for events, so the time of the last event proves nothing. Laws:
 
 - a sleeping loop makes progress until its own wake-up time; after that, it has stalled since then;
-- an awake loop has stalled since it woke: each of its steps should be short;
+- an awake loop has stalled since it woke, since each of its steps should be short;
 - the loop only replaces one reference, so no reader can block it, and each reader sees a consistent state.
 """
 
@@ -38,28 +38,28 @@ log = get_logger(__name__)
 TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 DEFAULT_TIMEOUT = 60
 _CLOSE_TIMEOUT = 2.0
-"""Seconds that `stop` waits for the loop's thread, which may be busy."""
+"""Seconds that `stop` waits for the loop's thread, in case it is busy."""
 
 
 # Whether the agent makes progress
 
 
 class _Snapshot(NamedTuple):
-    stands_from: float  # no progress after this time of the clock; in the future while the loop sleeps
+    stands_from: float  # no progress after this time; in the future while the loop sleeps
     status: Mapping[str, object]
 
 
 class ProgressProbe:
-    """Written by one thread, read by any; `clock` is that of `wake_at`."""
+    """One thread writes it, any thread may read it. `clock` is the clock of `wake_at`."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._snapshot = _Snapshot(clock.monotonic(), {})
 
     def going_to_sleep(self, wake_at: float, status: Mapping[str, object]) -> None:
-        """The loop is about to wait for events, at most until `wake_at` on the clock (perhaps infinity).
+        """Record that the loop is about to wait for events, at most until `wake_at` on the clock (perhaps infinity).
 
-        `status` is shown on request: plain data that no longer changes.
+        `status` is shown on request: plain data that must not change afterwards.
         """
         self._snapshot = _Snapshot(wake_at, status)
 
@@ -72,7 +72,7 @@ class ProgressProbe:
         return 0.0 if math.isinf(stands_from) else max(0.0, self._clock.monotonic() - stands_from)
 
     def last_progress(self) -> float:
-        """The same as a time in epoch seconds, for an `alive_callback`."""
+        """The time of the last progress in epoch seconds, for an `alive_callback`."""
         return time.time() - self.age()
 
     def status(self) -> Mapping[str, object]:
@@ -83,9 +83,9 @@ class ProgressProbe:
 
 
 class HealthView(NamedTuple):
-    """The agent's health: `age` is the seconds since its last progress, `timeout` the limit.
+    """The agent's health: `age` is the number of seconds since its last progress, `timeout` the limit.
 
-    `trouble` is a sentence if the age is unknown.
+    `trouble` explains in a sentence why the age is unknown.
     """
 
     age: float
@@ -99,7 +99,7 @@ class HealthView(NamedTuple):
 
 
 def reply_to(request: Request, view: Callable[[], HealthView]) -> bytes | None:
-    """The reply to a request; None if it is for another page. Pure."""
+    """The reply to a request; None for any other page. Pure."""
     page = _PAGES.get(request.path)
     return None if page is None else response(*page(view()), bodiless=request.bodiless)
 
@@ -139,17 +139,18 @@ _PAGES = {"/healthz": _healthz, "/livez": _healthz, "/readyz": _ready, STATUS: _
 class HealthCheckServer:
     """Answers `GET /healthz` with 200, or with 503 once the last progress is older than the timeout; `/status` as JSON.
 
-    `/livez` is the same as `/healthz`; `/readyz` returns 200 while the workers run. The server answers between `start`
-    and `stop`, on all interfaces of this machine, and can be restarted.
+    `/livez` is an alias of `/healthz`; `/readyz` returns 200 while workers are running. The server answers between
+    `start` and `stop`, on all interfaces of this machine, and can be restarted.
 
     Args:
-        alive_callback: returns the time of the last progress, in epoch seconds, at once; called on the loop's thread.
+        alive_callback: returns the time of the last progress, in epoch seconds, without waiting; called on the loop's
+            thread.
         port: 0 lets the kernel choose.
         timeout: seconds.
-        status: returns further fields of `/status`; called like `alive_callback`.
+        status: returns more fields for `/status`; called like `alive_callback`.
         loop: where to serve; the process's shared loop by default.
-        others: answers requests for known other pages; 404 otherwise.
-        access: the clients that may see `/status`; by default the same user and root on this machine.
+        others: answers requests for other pages; 404 otherwise.
+        access: the clients that may see `/status`; by default this user and root on this machine.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class HealthCheckServer:
         return self._port if self._serving is None else self._serving.port
 
     def start(self) -> None:
-        """Begin to answer, or log a warning if this fails. Idempotent."""
+        """Start to answer, or log a warning. Idempotent."""
         if self._serving is not None:
             return
         from rallypoint.base.endpoint import listening_socket
@@ -224,9 +225,9 @@ class HealthCheckServer:
 
 
 class Serving:
-    """Serves HTTP on listening sockets. Raises LoopError without a loop; then the caller keeps the sockets.
+    """Serves HTTP on listening sockets. Raises LoopError without a loop; the caller then keeps the sockets.
 
-    `what` names the server in a log line.
+    `what` is the server's name in log lines.
     """
 
     def __init__(self, listeners: Sequence[socket.socket], handler: Handler, loop: LoopThread, what: str) -> None:
@@ -241,7 +242,7 @@ class Serving:
         loop.call(self._begin)
 
     def close(self) -> None:
-        """Close the listeners and all connections; waits at most `_CLOSE_TIMEOUT`. Not on the loop's thread."""
+        """Close listeners and connections; waits at most `_CLOSE_TIMEOUT`. Do not call on the loop's thread."""
         if not self._loop.withdraw(self._begin):
             self._loop.call(self._end)
             if not self._ended.wait(_CLOSE_TIMEOUT):
@@ -276,7 +277,7 @@ def create_healthcheck_server(
 
 
 def requested_port(environ: Mapping[str, str] = os.environ) -> int | None:
-    """The port in `TORCHELASTIC_HEALTH_CHECK_PORT`; None if unset or no port."""
+    """The port in `TORCHELASTIC_HEALTH_CHECK_PORT`; None if it is unset or not a port."""
     text = environ.get(TORCHELASTIC_HEALTH_CHECK_PORT, "")
     if not text:
         return None
@@ -299,8 +300,8 @@ def health_check(
     """Serve the health check.
 
     Args:
-        server: None for one on the port in `TORCHELASTIC_HEALTH_CHECK_PORT`, if set.
-        pages: returns the handler of other pages on that server, and their access.
+        server: the server; None for one on the port in `TORCHELASTIC_HEALTH_CHECK_PORT`, if set.
+        pages: returns the handler of that server's other pages, and who may access them.
 
     Yields:
         The progress probe of our own server; None without such a server.

@@ -1,8 +1,8 @@
-"""All metrics: a row for each with its name, kind, help text, labels and value. `docs/reference/metrics.md` describes
+"""All metrics, one row per metric with name, kind, help text, labels and value. `docs/reference/metrics.md` describes
 them. Pure.
 
 Names follow Prometheus' conventions: one prefix, base units, `_total` for counters, `_seconds`, `_info`. Metrics with
-`job_` describe a whole job, and its coordinator exposes them; the others describe one node, and its agent exposes them.
+`job_` describe a whole job, and its coordinator exposes them. The others describe one node, and its agent exposes them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rallypoint.observe.telemetry.agent_events import NodePhase, PhaseClock
 from rallypoint.observe.watching.messages import JobPhase, JobSummary, Snapshot
 
 RECOVERY_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
-"""The bounds of the histogram of recoveries, in seconds."""
+"""The upper bounds in the histogram of recoveries, in seconds."""
 _FAILURES = ("failure", "lost")
-"""Reasons for the end of a round whose recovery is timed."""
+"""Reasons for a round to end after which the recovery is timed."""
 
 
 class AgentReading(NamedTuple):
@@ -42,10 +42,10 @@ class AgentReading(NamedTuple):
     recovery_seconds: float
     step: int
     progress_at: float
-    """When the last progress was made, in epoch seconds; 0 for none."""
+    """The time of the last progress in epoch seconds; 0 for none."""
     hangs: int = 0
     survived: int = 0
-    """How often a worker continued in its process after a round had ended."""
+    """How often a worker continued in its process when a round ended."""
 
 
 class AgentAccount:
@@ -59,7 +59,7 @@ class AgentAccount:
         self._recoveries = [0] * (len(RECOVERY_BOUNDS) + 1)
         self._recovery_seconds = 0.0
         self._failed_at: float | None = None
-        """When the failure without a recovery yet was noticed."""
+        """When a failure was noticed that has no recovery yet."""
         self._step = -1
         self._progress_at = 0.0
         self._hangs = 0
@@ -143,7 +143,7 @@ COUNTER, GAUGE, HISTOGRAM = MetricKind
 
 
 class Distribution(NamedTuple):
-    """A histogram's value: the number of observations up to each bound, the last infinite; and their sum."""
+    """The value of a histogram: the number of observations up to each bound, the last infinite; and their sum."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -152,11 +152,11 @@ class Distribution(NamedTuple):
 
 Value = float | Distribution
 Values = Mapping[tuple[str, ...], Value]
-"""Values by the values of a metric's labels; a single value for a metric without labels."""
+"""Maps the values of a metric's labels to its value; a single entry for a metric without labels."""
 
 
 class Metric(NamedTuple, Generic[S]):
-    """A metric, computed from an `S`. The names of counters lack `_total`, which the text format adds."""
+    """A metric, computed from an `S`. The names of counters omit `_total`, which the text format adds."""
 
     kind: MetricKind
     name: str
@@ -166,7 +166,7 @@ class Metric(NamedTuple, Generic[S]):
 
 
 class Sample(NamedTuple):
-    """A value, with the values of its labels in order."""
+    """A value, with the values of its labels, in order."""
 
     labels: tuple[str, ...]
     value: Value
@@ -279,8 +279,8 @@ _STARTED = (NodePhase.RUNNING, NodePhase.STOPPING)
 
 
 class NodeReading(NamedTuple):
-    """The state of an agent's parts at one moment. `running` of its `workers` run; `last_output` is the time of each
-    worker's last output by local rank, in epoch seconds, 0 if unknown.
+    """The state of an agent's parts at one time. `running` counts those of its `workers` that are running.
+    `last_output` is the time of each worker's last output by local rank, in epoch seconds, 0 if unknown.
     """
 
     job: str
@@ -408,7 +408,7 @@ def node_families(node: NodeReading) -> list[Family]:
     return [_family(metric, [((node.job, node.node), node)]) for metric in NODE_METRICS]
 
 
-# A server
+# One server
 
 
 def _jobs(jobs: Sequence[JobSummary]) -> Values:
@@ -446,11 +446,11 @@ def build_family() -> Family:
 
 
 def jobs_families(jobs: Sequence[JobSummary], ended: Mapping[Outcome, int]) -> list[Family]:
-    """The metrics of a control plane; `ended` counts the jobs that have ended since it started."""
+    """The metrics of a control plane; `ended` counts jobs that ended since it started."""
     return [_family(JOBS, [((), jobs)]), _family(ENDED, [((), ended)])]
 
 
-# The text for Prometheus, from `prometheus-client`, which is imported only here
+# The text for Prometheus; `prometheus-client` is imported only here
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -1,6 +1,6 @@
-"""Logs that a rendezvous is incomplete, on a node and at the coordinator, and how nodes differ.
+"""Logs, on a node and at the coordinator, why a rendezvous is incomplete, and how nodes differ.
 
-Data from the control plane is cleaned here as it becomes text. Seconds become a time of day on this host's clock.
+Data from the control plane is cleaned here when it becomes text. Seconds become times of day on this host's clock.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ log = get_logger(__name__)
 
 
 class RendezvousName(NamedTuple):
-    """The name of a rendezvous: the job's id, the meeting place, as in `at host:port` (empty if no other node can
-    join), and the flag or variable with that.
+    """Names a rendezvous: the job's id, the meeting place, as in `at host:port` (empty if no other node can join), and
+    the flag or variable that set the place.
     """
 
     run_id: str
@@ -42,7 +42,7 @@ class RendezvousName(NamedTuple):
 
 
 ReportedProgress = dict[tuple[object, ...], float]
-"""The lines logged about a rendezvous, with their times."""
+"""The lines that were logged about a rendezvous, and when."""
 
 _REPEAT = 59.0
 """Seconds until the same line is logged again: a minute, minus the jitter of answers."""
@@ -58,7 +58,7 @@ def waiting_line(subject: RendezvousName, progress: Progress, wall: float) -> st
 
 
 def live_words(progress: Progress) -> tuple[str, str]:
-    """A short form for a line that is rewritten: the texts before and after the elapsed time."""
+    """A short form for a live line: the texts before and after the elapsed time."""
     joined, short = progress.joined, progress.min_nodes - progress.joined
     if progress.spare:
         of_all = f"all {progress.max_nodes} places of round {progress.round} are taken"
@@ -77,9 +77,9 @@ def live_words(progress: Progress) -> tuple[str, str]:
 
 
 def is_due(progress: Progress, reported_at: ReportedProgress, now: float) -> bool:
-    """Whether the line is due, as the state has changed or was last logged a minute ago. Records that it is logged.
+    """Whether the line is due: the state changed, or it was last logged a minute ago. If due, record it as logged.
 
-    A joining node does not count as a change: there may be many.
+    A joining node does not count as a change, since there may be many.
     """
     short, lost = progress.joined < progress.min_nodes, tuple(removed.name for removed in progress.removed)
     stands = progress.round, progress.complete, progress.spare, short, progress.starts_in >= 0, lost
@@ -98,9 +98,9 @@ def in_words(
     now: float,
     wall: float,
 ) -> ProgressText | JoinRefused:
-    """A progress or join-timeout notification with a text added.
+    """Add a text to a progress or join-timeout notification.
 
-    `now` is the time on the clock of `reported_at`, `wall` in seconds since 1970.
+    `now` is a time on the clock of `reported_at`; `wall` is in seconds since 1970.
     """
     if isinstance(notification, Progress):
         due = notification.reports and is_due(notification, reported_at, now)
@@ -112,7 +112,7 @@ def in_words(
 
 
 def timeout_sentence(subject: RendezvousName, progress: Progress, wall: float) -> str:
-    """The sentence on why a join timed out. `wall` is the time in seconds since 1970."""
+    """Say why a join timed out. `wall` is the time in seconds since 1970."""
     who, seconds = printable(progress.gave_up_by), f"{progress.waited:.0f} s"
     if progress.complete:
         running = f"round {progress.round} runs with {_nodes(progress.joined)}{_names(progress.members)}"
@@ -147,7 +147,7 @@ def _joined_words(progress: Progress, *, past: bool = False) -> str:
     bounds = bounds if short > 0 or fixed else f"up to {progress.max_nodes}"
     missing = f", {short} {one if short == 1 else many} missing" if short > 0 else ""
     awaited = join_names([printable(name) for name in progress.expected])
-    if awaited:  # all missing nodes, if the number is fixed and no node has left for good
+    if awaited:  # list all missing nodes if the number is fixed and no node left permanently
         awaited = f": {awaited}" if missing and fixed and not progress.removed else f", still to come: {awaited}"
     whole = f" (whole segments of {progress.segment} nodes of one domain)" if progress.segment > 1 else ""
     return f"{joined} of {bounds} nodes{whole} {have} joined{names}{missing}{awaited}"
@@ -199,7 +199,7 @@ def _time_of_day(wall: float) -> str:
 
 
 _MAX_NAMED = 4
-"""The most nodes named for one differing setting, and the most values shown for each."""
+"""Maximum number of nodes to list per differing setting, and maximum number of values to show for each."""
 
 
 class JobLog(Extension):
@@ -212,14 +212,14 @@ class JobLog(Extension):
         self._differing: Counter[ConfigDifference] = Counter()
 
     def on_message(self, message: Any, now: float) -> None:
-        """Log differences; also progress, if the coordinator is outside the job and has its own log."""
+        """Log differences. Also log progress, if the coordinator is outside the job and has its own log."""
         if isinstance(message, ConfigDiffers):
             self._log_differences(message)
         elif self.job.learns_settings:
             self._log_progress(message, now)
 
     def _log_differences(self, notification: ConfigDiffers) -> None:
-        """Log that a node differs from the job, once for each kind of difference."""
+        """Log how a node differs from the job, once per kind of difference."""
         for difference in notification.differences:
             if difference not in self._differing and len(self._differing) >= _MAX_NAMED**2:
                 continue
@@ -229,7 +229,7 @@ class JobLog(Extension):
                 log.warning("job %r: %s; give all nodes of a job the same", self._run_id, sentence)
 
     def _log_progress(self, notification: Progress | JoinRefused, now: float) -> None:
-        """Log the progress of the rendezvous if this node is to log it; `now` is monotonic."""
+        """Log the rendezvous's progress if this node must; `now` is monotonic."""
         how_far = notification if isinstance(notification, Progress) else notification.progress
         if how_far is None or not how_far.reports:
             return

@@ -1,9 +1,9 @@
-"""`rallyctl report`: reads the files of `--event-log-handler=jsonl:PATH`, and writes the account of a job's time
-(`goodput`) as lines for people and as JSON.
+"""`rallyctl report`: reads the files that `--event-log-handler=jsonl:PATH` wrote, and prints the account of a job's
+time (`goodput`) as text or JSON.
 
-Laws of reading:
+Laws for reading:
 
-1. An unreadable line costs only that line and a sentence.
+1. An unreadable line costs only that line, and is mentioned in a sentence.
 2. Values are checked here, so that later code can rely on them.
 """
 
@@ -25,7 +25,7 @@ from rallypoint.observe.status import duration, moment, table
 from rallypoint.observe.telemetry.agent_events import KINDS, AgentEvent, PhaseBegan, ProgressMade, TorchEvent
 
 _MAX_LINE = 1 << 20
-"""The most characters of a line; a longer one is not ours."""
+"""Maximum number of characters per line; a longer one is not ours."""
 _YEARS = 100 * 366 * 86400.0
 _NUMBERED = re.compile(r"\.jsonl(\.[0-9]+)?$")
 _UNKNOWN_KIND = re.compile(r"Invalid value '.*' - at `\$\.event`$")
@@ -40,8 +40,8 @@ class EventFiles:
 
 
 def read_events(paths: Sequence[str]) -> EventFiles:
-    """The events in files (including rotated ones: PATH.1, PATH.2, ...) and folders of files. Raises UserError if one
-    is missing or unreadable, or none has an event.
+    """Read events from files (including rotated ones: PATH.1, PATH.2, ...) and folders of files. Raises UserError if
+    one is missing or unreadable, or none has an event.
     """
     contents = EventFiles()
     files = list(dict.fromkeys(os.path.realpath(file) for path in paths for file in _files(path)))
@@ -54,7 +54,7 @@ def read_events(paths: Sequence[str]) -> EventFiles:
 
 
 def _files(path: str) -> list[str]:
-    """Oldest first."""
+    """The files at a path, oldest first."""
     try:
         if os.path.isdir(path):
             names = [os.path.join(path, name) for name in os.listdir(path) if _NUMBERED.search(name)]
@@ -144,9 +144,9 @@ def _check(event: AgentEvent, name: str, seconds: float) -> None:
 VERSION = 1
 
 _MAX_HOSTS = 10
-"""The number of hosts named, those with the most restarts."""
+"""How many hosts to list: those with the most restarts."""
 _BRIEF = 0.005
-"""Seconds below which a part of a recovery is omitted."""
+"""Shorter parts of a recovery, in seconds, are omitted."""
 
 LOSS_WORDS: Mapping[Loss, str] = {
     Loss.RENDEZVOUS: "waiting for nodes (rendezvous)",
@@ -231,7 +231,7 @@ def _slowest(report: Report) -> Iterator[str]:
 
 
 def recovery_parts(recovery: RecoveryTime) -> str:
-    """The parts of a recovery, as in `stopping 1.02 s, starting 0.05 s`."""
+    """The parts of a recovery, such as `stopping 1.02 s, starting 0.05 s`."""
     longest = {name: seconds for name, seconds in recovery.parts.items() if seconds >= _BRIEF}
     return ", ".join(f"{name.replace('_', ' ')} {seconds:.2f} s" for name, seconds in longest.items())
 
@@ -249,7 +249,7 @@ def _notes(report: Report) -> Iterator[str]:
 
 
 def report_json(report: Report) -> str:
-    """The report as JSON: `docs/reference/report.md`."""
+    """The report as JSON; see `docs/reference/report.md`."""
     return json.dumps(report_fields(report), indent=2)
 
 

@@ -1,17 +1,17 @@
-"""Serves jobs over HTTP: a page, the same as JSON, the stream that updates the page, and metrics.
+"""Serves jobs over HTTP: a page, its data as JSON, the stream that updates the page, and metrics.
 
 Laws:
 
-1. `/livez`, `/readyz` and the page, which has no job data, are open to all. Everything else is for clients that may see
-   jobs (`Access`).
+1. `/livez`, `/readyz` and the page, which contains no job data, are open to all. Everything else is for clients that
+   may see jobs (`Access`).
 2. Nothing here can change a job.
 
-The sources of a page's jobs: dispatchers in this process, or a watcher's session with the coordinator.
+A page's jobs come from dispatchers in this process, or from a watcher's session with the coordinator.
 
 Laws:
 
 1. A slow reader misses snapshots, but never gets an old one: the next one is requested after the last was read.
-2. A stream ends with the job or its dispatcher; a reader that asks again finds the next job of that name.
+2. A stream ends with the job or its dispatcher. A reader that asks again finds the next job with that name.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from rallypoint.observe.watching.messages import (
 from rallypoint.observe.watching.session import JobWatch, job_list
 
 _ANSWER = 4.0
-"""Seconds for the coordinator to answer."""
+"""Seconds to wait for the coordinator's answer."""
 _LIST_EVERY = 2.0
 """Seconds between looks at the list of jobs while it has a follower."""
 
@@ -77,19 +77,19 @@ class UnknownJobError(RallypointError):
 
 
 class JobsSource(Protocol):
-    """A source of jobs' states. An empty `job` means the only job or, if there are several, the list of all."""
+    """A source of jobs' states. An empty `job` means the only job or, if several exist, the list of all."""
 
     async def snapshot(self, job: str, *, all_nodes: bool = False) -> Seen:
-        """The current snapshot of a job; with `all_nodes`, it has the rows of any number of nodes.
+        """The current snapshot of a job; with `all_nodes`, it contains the rows of all nodes.
 
         Raises:
-            UnknownJobError: there is no such job.
+            UnknownJobError: no such job exists.
             RallypointError: the state is unavailable now.
         """
         ...
 
     def follow(self, job: str) -> AsyncIterator[Seen | None]:
-        """The snapshot now and after each change; None if there was no change for a while. Raises like `snapshot`."""
+        """Yield the snapshot now and after each change; None after a while without changes. Raises like `snapshot`."""
         ...
 
 
@@ -137,14 +137,14 @@ class InProcessJobs:
 
 
 class _LocalWatch:
-    """A watcher in this process: a context manager, for the loop's thread."""
+    """A watcher in this process, as a context manager. Use it on the loop's thread."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
         self._messages: asyncio.Queue[WatcherNotification | None] = asyncio.Queue()
 
     def __enter__(self) -> _LocalWatch:
-        put = self._messages.put_nowait  # None is the end of the session
+        put = self._messages.put_nowait  # None marks the end of the session
         self._watch = JobWatch(self._dispatcher, put, lambda _why: put(None))
         return self
 
@@ -152,7 +152,7 @@ class _LocalWatch:
         self._watch.detach()
 
     async def ask(self, request: WatchRequest) -> Snapshot:
-        """Send a request and return the answer. Raises UnreachableError without an answer in time."""
+        """Send a request and return the answer. Raises UnreachableError if none arrives in time."""
         self._watch.receive(request)
         data, job = b"", self._dispatcher.settings.run_id
         with contextlib.suppress(TimeoutError):
@@ -168,7 +168,7 @@ class _LocalWatch:
 
 
 class RemoteJob:
-    """One job whose coordinator is reached like in `rallyctl status`. `targets` may wait; it runs on its own thread."""
+    """One job, whose coordinator is reached as in `rallyctl status`. `targets` may block; it runs on its own thread."""
 
     def __init__(self, job: str, targets: Callable[[], Sequence[DialTarget]]) -> None:
         self._job = job
@@ -219,14 +219,14 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The page may only connect to its own origin."""
+"""Allows the page to connect only to its own origin."""
 _RETRY = b"retry: 2000\n\n"
 """Milliseconds before a browser's EventSource reconnects."""
 _NO_NEWS = b": no news\n\n"
 
 
 Metrics = Callable[[], Awaitable[Sequence[Family]]]
-"""Gathers the data of `/metrics`."""
+"""Collects the data for `/metrics`."""
 
 
 class Site:
@@ -311,11 +311,11 @@ def _kind(seen: Seen) -> str:
 
 
 def _event(kind: str, fields: object) -> bytes:
-    """An event of a stream (text/event-stream): JSON in one line."""
+    """An event in a stream (text/event-stream): JSON in one line."""
     return f"event: {kind}\ndata: {json.dumps(fields)}\n\n".encode()
 
 
 @cache
 def _document() -> bytes:
-    """One document without external parts. It requests jobs, with a token if required."""
+    """The page as one self-contained document. It requests jobs, with a token if required."""
     return Path(__file__).with_name("page.html").read_bytes()

@@ -1,6 +1,6 @@
-"""Describes Python stacks: the owner of each call's code, a summary in one line, and which stacks are equal. Pure.
+"""Describes Python stacks: who owns the code of each call, a one-line summary, and which stacks are equal. Pure.
 
-Stacks come as py-spy's text (`main_frames`), as frames read from a process (`frames_of`), or in a traceback
+Stacks come from py-spy's text (`main_frames`), from a process's frames (`frames_of`), or from a traceback
 (`frames_of_traceback`).
 """
 
@@ -17,21 +17,21 @@ from rallypoint.base.log import printable
 from rallypoint.base.python_memory import PythonFrame
 
 MAX_FRAMES = 40
-"""The most frames sent of a rank's main thread: the innermost."""
+"""Maximum number of frames to send per main thread: the innermost ones."""
 
 MAX_NAME = 200
-"""The most characters kept of a function's name: the end."""
+"""Maximum number of characters kept of a function's name: the last ones."""
 MAX_FILE = 300
-"""The same for a file's name."""
+"""Maximum number of characters kept of a file's name."""
 
 _FRAME = re.compile(r"\s+(\S.*?) \((.*?)(?::(\d{1,9}))?\)\s*")
 _MAIN = '"MainThread"'
 _LIBRARY = re.compile(r".*/(?:site|dist)-packages/(.+)|.*/lib(?:64)?/python3[^/]*/(.+)|(<.+>)")
-"""A file that is not the user's; its short name is the part below the folder of packages or of Python."""
+"""A file that is not the user's. Its short name is relative to the folder of packages or of Python."""
 _WRAPPERS = frozenset(
     {"wrapper", "inner", "wrapped", "_fn", "decorate_context", "_call_impl", "_wrapped_call_impl", "__call__"}
 )
-"""Library functions that only call a function named by the user."""
+"""Library functions that only call a function of the user's choice."""
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
@@ -43,7 +43,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Call(NamedTuple):
-    """A frame in the form for display and comparison. `line` is 0 in code that is not the user's."""
+    """A frame as displayed and compared. `line` is 0 in code that is not the user's."""
 
     function: str
     file: str
@@ -59,9 +59,9 @@ class Call(NamedTuple):
 
 @lru_cache(maxsize=16)
 def main_frames(text: str) -> tuple[Frame, ...]:
-    """The frames of the first process's main thread in py-spy's output with full file names.
+    """The frames of the first process's main thread in py-spy's output, which must have full file names.
 
-    If no thread is named as the main thread, it is the first.
+    If no thread is called the main thread, the first one counts.
     """
     threads: list[tuple[str, list[Frame]]] = []
     processes = 0
@@ -80,7 +80,7 @@ def main_frames(text: str) -> tuple[Frame, ...]:
 
 
 def frames_of(frames: Iterable[PythonFrame]) -> tuple[Frame, ...]:
-    """The frames of a process, the innermost first, in the form for sending."""
+    """A process's frames in the form for sending, innermost first."""
     return tuple(
         Frame(printable(frame.function[-MAX_NAME:]), printable(frame.file[-MAX_FILE:], MAX_FILE), max(0, frame.line))
         for frame in frames
@@ -88,12 +88,12 @@ def frames_of(frames: Iterable[PythonFrame]) -> tuple[Frame, ...]:
 
 
 def in_words(frames: Sequence[Frame]) -> str:
-    """A stack in a sentence: `all_reduce (train.py:41, in validate)`; empty for none."""
+    """Describe a stack: `all_reduce (train.py:41, in validate)`; empty for none."""
     return calls_in_words(calls_of(frames))
 
 
 def calls_in_words(calls: Sequence[Call]) -> str:
-    """The same for calls."""
+    """Like `in_words`, for calls."""
     name, comma, place = summary_of(calls).partition(", ")
     if name == "<module>":
         return place
@@ -106,13 +106,13 @@ _TRACEBACK_FRAME = re.compile(r'^  File "([^"\n]+)", line (\d{1,9}), in (.+)$', 
 
 
 def frames_of_traceback(text: str) -> tuple[Frame, ...]:
-    """The frames in a traceback, the innermost first."""
+    """The frames in a traceback, innermost first."""
     found = _TRACEBACK_FRAME.findall(text)[::-1][:MAX_FRAMES]
     return frames_of(PythonFrame(function, file, int(line)) for file, line, function in found)
 
 
 def short_lines(text: str) -> list[str]:
-    """py-spy's output with short file names and without process ids."""
+    """Shorten py-spy's output: short file names, no process ids."""
     root = _root(main_frames(text))
     shown = []
     for line in text.splitlines():
@@ -125,10 +125,10 @@ def short_lines(text: str) -> list[str]:
 
 
 def calls_of(frames: Sequence[Frame]) -> tuple[Call, ...]:
-    """The frames of one thread without differences between machines, in the same order.
+    """Convert the frames of one thread so that they do not differ between machines.
 
-    The user's files are relative to the folder of the script (the outermost one), libraries' to the folder of packages;
-    of a function's qualified name, the last part stays.
+    The user's files become relative to the folder of the script (the outermost file), libraries' to the folder of
+    packages. Of a function's qualified name, only the last part is kept.
     """
     return _calls_of(tuple(frames))
 
@@ -143,7 +143,7 @@ def _calls_of(frames: tuple[Frame, ...]) -> tuple[Call, ...]:
 
 
 def _root(frames: Sequence[Frame]) -> str:
-    """The folder of the script: that of the outermost call in the user's code."""
+    """The script's folder: that of the outermost call in the user's code."""
     script = next((frame.file for frame in reversed(frames) if not _LIBRARY.fullmatch(frame.file)), "")
     return script.rpartition("/")[0]
 
@@ -161,10 +161,10 @@ def _short_path(file: str, root: str) -> str:
 
 
 def summary_of(calls: Sequence[Call]) -> str:
-    """A stack in one line: the library function called from the user's code, and the place of that call; without one,
-    the user's own function; without user code, the innermost call; empty without calls.
+    """Summarize a stack in one line: the library function that the user's code calls, and where; without one, the
+    user's own function; without user code, the innermost call; empty without calls.
 
-    A collective inside another library function is named instead of that function.
+    If that library function calls a collective, the collective is named instead.
     """
     if not calls:
         return ""

@@ -1,9 +1,9 @@
-"""The state of a job for display: lines for people, a line for each change, JSON. Pure: the caller passes the time of
-day and the size of the terminal.
+"""The state of a job for display: text lines, one line per change, or JSON. Pure: the caller passes the time of day and
+the size of the terminal.
 
-A redrawn screen shows times of day instead of durations, so it stays correct while nothing changes. The JSON is that of
-`rallyctl status --json` and `/status.json`. Within a version, fields are added, but never renamed or removed;
-`docs/reference/status.md` describes each.
+A redrawn screen shows times of day instead of durations, so that it stays correct while nothing changes. The JSON is
+that of `rallyctl status --json` and `/status.json`. Within a version, fields may be added, but are never renamed or
+removed; `docs/reference/status.md` describes each.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from rallypoint.observe.watching.messages import (
 )
 
 VERSION = 1
-"""The version of the JSON."""
+"""The version of the JSON format."""
 _LEAST_WIDTH = 40
 _EVENTS, _FAILURES = 8, 5
-"""The number of newest events and failures shown."""
+"""How many of the newest events and failures to show."""
 _LOW = 30
-"""A screen with fewer lines shows fewer of them."""
+"""Screens with fewer lines show fewer events and failures."""
 _LEAST_NODES = 3
-"""The least rows of nodes on any screen."""
+"""Minimum number of nodes' rows on any screen."""
 _TRACEBACK = 12
-"""Lines shown of the last traceback: its end."""
+"""How many lines to show of the last traceback: its last ones."""
 _WORKER_LINES = 8
-"""The most lines about ended or waiting workers."""
+"""Maximum number of lines about ended or waiting workers."""
 _STRAGGLERS = 10
-"""The most ranks shown that are behind the others: those furthest behind."""
+"""Maximum number of ranks behind the others to show: those furthest behind."""
 _USUAL_LAG = 1
-"""A rank may be this many steps behind without being shown: some always are."""
+"""A rank up to this many steps behind is not shown, since some always are."""
 NODE_STATES = (*(state.value for state in MemberState), "unreachable", "succeeded")
-"""The states from `node_state`, each a count in `Totals`."""
+"""The states from `node_state`. `Totals` counts each."""
 _FORMING = frozenset({JobPhase.WAITING, JobPhase.FORMING, JobPhase.HELD_BACK})
 
 
@@ -93,7 +93,7 @@ def status_lines(snapshot: Snapshot, width: int = 120) -> list[str]:
 
 
 def drawing(snapshot: Snapshot, screen: OnScreen | None = None) -> list[Line]:
-    """The state of a job; on a screen, as much as there is room for."""
+    """Draw the state of a job; on a screen, as much as fits."""
     low = screen is not None and screen.is_low
     head = [*_head(snapshot, screen), Line("")]
     below = [
@@ -103,7 +103,7 @@ def drawing(snapshot: Snapshot, screen: OnScreen | None = None) -> list[Line]:
         *([] if low else _traceback_lines(snapshot)),
     ]
     events = _event_lines(snapshot, screen)[-3 if low else -_EVENTS :]
-    if screen is not None:  # show fewer events before nodes with problems are left out
+    if screen is not None:  # show fewer events before omitting nodes with problems
         rows = min(len(snapshot.nodes), max(_LEAST_NODES, sum(not _is_well(node) for node in snapshot.nodes)))
         too_many = len(head) + rows + 2 + len(below) + len(_titled("", events)) - screen.height
         del events[: max(0, min(too_many, len(events) - (1 if low else 3)))]
@@ -132,7 +132,7 @@ def cut(text: str, width: int) -> str:
 
 
 def job_lines(jobs: JobList, *, with_ended: bool) -> list[str]:
-    """The jobs of a control plane, and its ended jobs or their number."""
+    """List the jobs of a control plane, and its ended jobs or their number."""
     rows = [("JOB", "PHASE", "AGE", "NODES", "RESTARTS")]
     for job in jobs.jobs:
         nodes = f"{job.nodes} of {job.max_nodes}"
@@ -144,7 +144,7 @@ def job_lines(jobs: JobList, *, with_ended: bool) -> list[str]:
 
 
 def ended_lines(jobs: Sequence[JobSummary]) -> list[str]:
-    """The ended jobs of a control plane, for display below the running ones; nothing if there are none."""
+    """List the ended jobs of a control plane, below the running ones."""
     if not jobs:
         return []
     rows = [("JOB", "OUTCOME", "ENDED", "TOOK", "RESTARTS", "WHY")]
@@ -155,7 +155,7 @@ def ended_lines(jobs: Sequence[JobSummary]) -> list[str]:
 
 
 def job_words(snapshot: Snapshot) -> str:
-    """A job in a few words: its phase, nodes and progress."""
+    """Describe a job in a few words: its phase, nodes and progress."""
     nodes, step = snapshot.totals.in_round, snapshot.totals.most_step
     progress = f", step {step}" if step >= 0 else ""
     return f"{snapshot.phase.value}, {nodes} node{'' if nodes == 1 else 's'}{progress}"
@@ -208,7 +208,7 @@ def _removed_words(node: MissingNode, screen: OnScreen | None) -> str:
 
 
 def restarts_sentence(snapshot: Snapshot) -> str:
-    """The number of ended rounds by cause, and the restarts left."""
+    """The number of ended rounds by cause, and of restarts left."""
     ended = snapshot.ended_rounds
     causes = (
         (ended.failures, "failure", "failures"),
@@ -223,7 +223,7 @@ def restarts_sentence(snapshot: Snapshot) -> str:
 
 
 def size_words(snapshot: Snapshot) -> str:
-    """`min 2, max 4`; the running round may have fewer or more nodes if an operator changed this since it began."""
+    """`min 2, max 4`. If an operator changes this, the running round may be smaller or larger."""
     size = f"min {snapshot.min_nodes}, max {snapshot.max_nodes}"
     fits = snapshot.min_nodes <= snapshot.totals.in_round <= snapshot.max_nodes
     return size if fits or snapshot.phase is not JobPhase.RUNNING else f"next round: {size}"
@@ -242,7 +242,7 @@ def rank_range(node: NodeView) -> str:
 
 
 def standby_workers(snapshot: Snapshot) -> tuple[int, int]:
-    """The numbers of ready and of all standby workers on the shown nodes."""
+    """The number of ready standby workers, and of all, on the shown nodes."""
     reports = [node.report for node in snapshot.nodes if node.report is not None]
     return sum(report.standby_ready for report in reports), sum(len(report.standby) for report in reports)
 
@@ -255,7 +255,7 @@ def node_state(node: NodeView) -> str:
 
 
 def state_words(node: NodeView) -> str:
-    """The same, with the operator who drains the node, and what it waits for."""
+    """Like `node_state`, with the operator who drains the node, and what the node waits for."""
     drained = f", drained by {node.drained_by}" if node.drained_by else ""
     return node_state(node) + drained + (f", waits: {node.waits_for}" if node.waits_for else "")
 
@@ -270,7 +270,7 @@ _STYLES = {
     JobPhase.STOPPED: "failure",
 }
 _BLOCKED = 1.0
-"""Seconds for which a console is blocked before this is shown."""
+"""Seconds until a blocked console is shown."""
 _NODE_STYLES = {"unreachable": "red", "expected": "yellow", "waiting": "yellow", "spare": "dim", "succeeded": "green"}
 
 
@@ -279,7 +279,7 @@ def _head(snapshot: Snapshot, screen: OnScreen | None) -> Iterator[Line]:
     yield Line(f"phase     {phase_sentence(snapshot, screen)}", _STYLES[snapshot.phase])
     totals = snapshot.totals
     kinds = [("waiting", totals.waiting), ("spare", totals.spare)]
-    if snapshot.not_shown:  # a small job's rows show these
+    if snapshot.not_shown:  # in a small job, the rows show these
         kinds = [("unreachable", totals.unreachable), ("succeeded", totals.succeeded), *kinds]
         kinds += [("expected", totals.expected), ("quiet", totals.quiet)]
     extra = "".join(f", {count} {what}" for what, count in kinds if count)
@@ -313,12 +313,12 @@ def _head(snapshot: Snapshot, screen: OnScreen | None) -> Iterator[Line]:
 
 
 def _node_lines(snapshot: Snapshot, screen: OnScreen | None, others: int) -> list[Line]:
-    """The table of the nodes, on a screen with `others` more lines."""
-    if not snapshot.nodes:  # a control plane drops the nodes of an ended job
+    """Format the table of nodes, for a screen that contains `others` more lines."""
+    if not snapshot.nodes:  # a control plane forgets the nodes of an ended job
         return [] if snapshot.detail else [Line("no node has joined yet")]
     nodes = list(snapshot.nodes)
     if screen is not None:
-        room = max(_LEAST_NODES, screen.height - others - 2)  # the header, and the number of further nodes
+        room = max(_LEAST_NODES, screen.height - others - 2)  # the header, and the number of omitted nodes
         if len(nodes) > room:  # nodes with problems come first
             nodes = sorted(nodes, key=_is_well)[:room]
     more = len(snapshot.nodes) - len(nodes) + snapshot.not_shown
@@ -348,12 +348,12 @@ _COLUMNS: tuple[tuple[str, int, Callable[[NodeView, OnScreen | None], str]], ...
     ("HEARD", 80, lambda node, screen: "-" if node.silent_for < 0 else _time_text(node.silent_for, screen)),
     ("PIDS", 100, _pids),
 )
-"""Titles, the least screen width for each, and its content."""
+"""Titles, the minimum screen width for each column, and its content."""
 
 
 def _worker_lines(snapshot: Snapshot, screen: OnScreen | None) -> list[Line]:
-    """Remarks for people about workers that raised but still run, wait for a blocked console, or have ended while
-    others run.
+    """Remarks about workers that raised but are still running, wait for a blocked console, or ended while others are
+    still running.
     """
     reports = (node.report for node in snapshot.nodes if node.report is not None)
     lines = [Line(f"  {remark}", "yellow") for report in reports for remark in report.remarks]
@@ -385,7 +385,7 @@ def _ranks(node: NodeView, local_ranks: Sequence[int]) -> str:
 
 
 def _straggler_lines(snapshot: Snapshot) -> list[Line]:
-    """Ranks behind the others, by their reported steps (`notices.progress`); for display only."""
+    """Show ranks whose reported steps (`notices.progress`) are behind the others'."""
     steps = snapshot.totals.steps
     late = [] if steps is None else [straggler for straggler in steps.behind if straggler.behind > _USUAL_LAG]
     if steps is None or not late:
@@ -430,7 +430,7 @@ def _event_lines(snapshot: Snapshot, screen: OnScreen | None) -> list[Line]:
 
 
 class NewEvents:
-    """The events of successive snapshots, each once."""
+    """Yields each event in successive snapshots once."""
 
     def __init__(self) -> None:
         self._incarnation = ""
@@ -449,16 +449,16 @@ class ChangeLines:
     def __init__(self) -> None:
         self._events = NewEvents()
         self._standing: tuple[object, ...] | None = None
-        """The last described state of the job, without durations."""
+        """The job's state as last described, without durations."""
 
     def lines(self, snapshot: Snapshot, now: float) -> Iterator[str]:
-        """The news in a snapshot, each line with a time of day; `now` is in seconds since 1970."""
+        """Yield the news in a snapshot, each line with a time of day; `now` is in seconds since 1970."""
         first = self._standing is None
         news = self._events.new_in(snapshot)
-        if not first:  # a new watcher sees the present state, not the past
+        if not first:  # a new watcher sees the current state, not the past
             yield from (f"{clock_time(now - event.seconds_ago)} {event.text}" for event in news)
         standing = _visible_state(snapshot)
-        # An event already reported a round's start or end, but not the nodes of a forming round.
+        # An event has already reported the start or end of a round, but not the nodes while one is forming.
         told_by_event = snapshot.phase not in _FORMING and bool(news)
         if standing != self._standing and (first or not told_by_event):
             job = f"job {snapshot.job}, round {snapshot.round}: " if first else ""
@@ -481,14 +481,14 @@ def _visible_state(snapshot: Snapshot) -> tuple[object, ...]:
 
 
 def status_json(snapshot: Snapshot, now: float, ended: Sequence[JobSummary] | None = None) -> str:
-    """The JSON; times are counted back from `now`, the caller's time of day in seconds since 1970.
+    """Format the JSON; times are counted back from `now`, the caller's time of day in seconds since 1970.
 
-    `ended` are the ended jobs of the same control plane, None if not requested.
+    `ended` are the same control plane's ended jobs; None if not requested.
     """
     fields = status_fields(snapshot, now)
     if ended is not None:
         fields["ended"] = [_summary(job, now) for job in ended]
-    return msgspec.json.format(json.dumps(fields), indent=2)  # ten times as fast as with `dumps`
+    return msgspec.json.format(json.dumps(fields), indent=2)  # ten times as fast as indenting with `dumps`
 
 
 def status_fields(snapshot: Snapshot, now: float) -> dict[str, Any]:
@@ -563,7 +563,7 @@ def _summary(job: JobSummary, now: float) -> dict[str, Any]:
 
 
 def moment(seconds: float) -> str:
-    """A time of day in the form of RFC 3339, in UTC with milliseconds."""
+    """A time of day as in RFC 3339, in UTC with milliseconds."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

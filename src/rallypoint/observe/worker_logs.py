@@ -1,6 +1,6 @@
-"""The output of workers as sent to an operator (`rallyctl logs`) and as displayed lines. Pure.
+"""The output of workers, as sent to an operator (`rallyctl logs`) and as displayed lines. Pure.
 
-Law: a program's line is shown without anything that could affect the terminal.
+Law: a program's lines are shown without anything that could affect the terminal.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import msgspec
 from rallypoint.control.protocol.validation import decoded
 
 CONSOLE = -1
-"""Instead of a rank: a node's whole console output, if that is a file."""
+"""Replaces a rank: a node's whole console output, if that is a file."""
 OVERHEAD, OVERHEAD_OF_PIECE = 1024, 16
-"""Bytes of an answer, and of each piece, besides the workers' output."""
+"""Bytes per answer, and per piece, in addition to the workers' output."""
 _MOST_NOTES, _LONGEST_NOTE = 4, 200
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 class LogPiece(NamedTuple):
-    """Lines of the worker of a global rank."""
+    """Lines from the worker with a global rank."""
 
     rank: int
     data: bytes
@@ -43,7 +43,7 @@ def encode_logs(logs: NodeLogs) -> bytes:
 
 
 def decode_logs(data: bytes) -> NodeLogs:
-    """Decode logs. Raises ValueError if they are malformed. An empty answer means that there is nothing new."""
+    """Decode logs. Raises ValueError if they are malformed. An empty answer means no news."""
     if not data:
         return NodeLogs(())
     pieces, notes = decoded(_decoder, data)
@@ -51,11 +51,11 @@ def decode_logs(data: bytes) -> NodeLogs:
 
 
 def log_lines(logs: NodeLogs, node: str, *, labelled: bool) -> Iterator[str]:
-    """The lines for people, each after `[rank3]: `, or after the node's name if they are from several ranks."""
+    """Format the lines, each after `[rank3]: `, or after the node's name if they come from several ranks."""
     for rank, data in logs.pieces:
         label = "" if not labelled else f"[{node}]: " if rank == CONSOLE else f"[rank{rank}]: "
         for line in data.decode(errors="replace").removesuffix("\n").split("\n"):
-            yield f"{label}{_clean(line.removesuffix(chr(13)).rpartition(chr(13))[2])}"  # a progress bar's last
+            yield f"{label}{_clean(line.removesuffix(chr(13)).rpartition(chr(13))[2])}"  # a progress bar's last state
 
 
 def _clean(line: str) -> str:

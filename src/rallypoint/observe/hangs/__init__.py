@@ -1,1 +1,1 @@
-"""Evidence of a hang: what each rank does when none makes progress, collected, grouped and described."""
+"""Evidence of a hang: what each rank is doing when none makes progress, collected, grouped and described."""

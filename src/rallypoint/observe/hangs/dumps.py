@@ -1,16 +1,16 @@
 """Makes the flight recorders of torch's process groups dump, and reads the dumps.
 
-There are two ways to ask a process from outside, both torch's own:
+A process can be asked from outside in two ways, both torch's own:
 
 - an NCCL process group checks a named pipe once a second (`TORCH_NCCL_DEBUG_INFO_PIPE_FILE`), and writes a pickle to a
   path with the prefix `TORCH_FR_DUMP_TEMP_FILE`;
 - torch's worker server answers on a unix socket (`TORCH_WORKER_SERVER_SOCKET`), also for gloo, if the program has
   started it (`torch.distributed.elastic.control_plane.worker_main`).
 
-Law: nothing here waits for a process beyond the deadline, and writes only go to a pipe with a reader.
+Law: never wait for a process beyond the deadline, and only write to a pipe that has a reader.
 
-A dump is JSON: the answer of torch's worker server, or the result of `unpickle`. Any other form is an error. Unneeded
-fields are ignored: torch adds fields.
+A dump is JSON: the answer of torch's worker server, or the result of `unpickle`. Any other form is an error. Unknown
+fields are ignored, since torch adds fields.
 """
 
 from __future__ import annotations
@@ -51,24 +51,24 @@ DUMP = "TORCH_FR_DUMP_TEMP_FILE"
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 SOCKET = "TORCH_WORKER_SERVER_SOCKET"
 OLD_NAMES = {BUFFER: "TORCH_NCCL_TRACE_BUFFER_SIZE", DUMP: "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"}
-"""Old names of torch's variables, which it still reads if the new ones are not set."""
+"""Old names of torch's variables, which it reads if the new ones are not set."""
 
 PER_WORKER = frozenset({DUMP, PIPE, SOCKET})
 """Variables that belong to one start of the workers, or to one worker."""
 
 TIMEOUT = 5.0
-"""Seconds for the dumps of all workers of a node."""
+"""Seconds for the dumps from all workers on a node."""
 _AT_ONCE = 64
-"""The number of workers asked at the same time."""
+"""How many workers to ask at the same time."""
 _reading = threading.Semaphore(4)
-"""Taken while a dump is read, which can take some hundred megabytes of memory."""
+"""Lock for reading a dump, which can take several hundred megabytes of memory."""
 _POLL = 0.05
 _REQUEST = b"POST /handler/fr_trace_json HTTP/1.0\r\nHost: worker\r\nContent-Length: 0\r\n\r\n"
 
 
 class Recorder(NamedTuple):
-    """The ways to ask one worker's flight recorder: paths, empty if not possible. `dump` is the file that it writes
-    when asked through the pipe.
+    """Ways to ask one worker's flight recorder: paths, empty if not possible. `dump` is the file that it writes on a
+    request through the pipe.
     """
 
     dump: str
@@ -85,8 +85,7 @@ def recorder_of(rank: int, environ: Mapping[str, str]) -> Recorder | None:
 
 
 def take_dumps(recorders: Mapping[int, Recorder], folder: str) -> list[RankRecord]:
-    """Make all recorders dump concurrently; answers of torch's worker server are kept in `folder`, empty for
-    nowhere.
+    """Make all recorders dump concurrently. Answers of torch's worker server are saved in `folder`; empty for nowhere.
     """
     deadline = Deadline.after(TIMEOUT)
     with ThreadPoolExecutor(max(1, min(len(recorders), _AT_ONCE)), "dumps") as pool:
@@ -103,7 +102,7 @@ def _dump_of(rank: int, recorder: Recorder, folder: str, deadline: Deadline) -> 
 
 
 def _wait_for_record(rank: int, path: str, seen: tuple[int, int, int], deadline: Deadline) -> RankRecord:
-    """The record in the file once it has changed and is complete."""
+    """Read the record from the file once it has changed and is complete."""
     why = "has written no dump"
     while not deadline.expired:
         now = _written(path)
@@ -135,7 +134,7 @@ def _ask_by_pipe(path: str) -> bool:
     try:
         return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, b"1") == 1
     except BlockingIOError:
-        return True  # it is full of unread requests
+        return True  # full of unread requests
     except OSError:
         return False
     finally:
@@ -172,16 +171,16 @@ def _ask_by_socket(path: str, deadline: Deadline) -> bytes:
     return body
 
 
-# The content of a dump
+# Contents of a dump
 
 
 MAX_DUMP = 64 * 1024 * 1024
-"""The largest size of a dump in bytes; one with 2,000 entries and stacks has about a million."""
+"""Maximum size of a dump in bytes; one with 2,000 entries and stacks has about a million."""
 _RANKS = re.compile(r"\[((?:\d{1,9}(?:, ?\d{1,9})*)?)\]")
 
 
 class DumpedFrame(msgspec.Struct):
-    """One call of a stack; the innermost comes first."""
+    """One call on a stack; the innermost comes first."""
 
     name: str
     filename: str
@@ -189,7 +188,7 @@ class DumpedFrame(msgspec.Struct):
 
 
 class DumpedEntry(msgspec.Struct):
-    """One operation of a process group, which its name and description identify."""
+    """One operation of a process group, which is identified by its name and description."""
 
     process_group: tuple[str, str]
     collective_seq_id: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -205,14 +204,14 @@ class DumpedEntry(msgspec.Struct):
 
     @property
     def is_complete(self) -> bool:
-        """Whether it is complete. gloo never updates the state, but retires complete operations. NCCL also retires
-        timed-out ones.
+        """Whether the operation is complete. gloo never updates the state, but retires complete operations. NCCL also
+        retires those that timed out.
         """
         return self.retired if self.profiling_name.startswith("gloo:") else self.state == "completed"
 
     @property
     def place(self) -> str:
-        """Where in the user's code it was called; empty if unknown."""
+        """Where the user's code called it; empty if unknown."""
         frames = [
             Frame(printable(frame.name[-MAX_NAME:]), printable(frame.filename[-MAX_FILE:], MAX_FILE), frame.line)
             for frame in self.frames
@@ -221,7 +220,7 @@ class DumpedEntry(msgspec.Struct):
 
 
 class DumpedGroup(msgspec.Struct):
-    """A process group; the ranks are a list in brackets, empty with gloo."""
+    """A process group. The ranks are a list in brackets; empty with gloo."""
 
     name: str
     desc: str
@@ -247,12 +246,12 @@ def read_dump(data: bytes) -> Dump:
 
 
 def record_of(rank: int, dump: Dump) -> RankRecord:
-    """The needed parts of one rank's dump: the last collectives of each process group, and its sends and receives."""
+    """Extract from one rank's dump the last collectives of each process group, and the sends and receives."""
     members = _members(dump.pg_config)
     groups: dict[tuple[str, str], dict[int, DumpedEntry]] = {}
     for entry in dump.entries:
         if not entry.is_p2p and (entry.process_group in groups or len(groups) < MAX_GROUPS):
-            # Of coalesced operations under one number, the last entry stays.
+            # Of coalesced operations with one number, keep the last entry.
             groups.setdefault(entry.process_group, {})[entry.collective_seq_id] = entry
     pending = [entry for entry in dump.entries if entry.is_p2p and not entry.is_complete][-MAX_KEPT:]
     return RankRecord(

@@ -1,14 +1,14 @@
-"""Collects the evidence of a hang on one node, and Python stacks of workers, read from outside without stopping them:
-with `base.python_memory` or, for a Python unknown to that, with py-spy if installed.
+"""Collects the evidence of a hang on one node, and workers' Python stacks. They are read from outside, without stopping
+the workers, by `base.python_memory` or, for a Python that it does not know, by py-spy if installed.
 
 Laws:
 
 1. Nothing here may run on the agent's loop: py-spy takes seconds, and a file system may hang.
-2. Nothing is sent to a worker that could end it, and no worker is stopped: the requester may be wrong about the hang.
-3. The data that a node sends is bounded, whatever its workers do; everything is kept on the node.
+2. No signal that could end a worker is sent, and no worker is stopped: the requester may be wrong about the hang.
+3. The size of the data that a node sends is limited, whatever its workers do. The node itself saves everything.
 
-The state of a process, and its place in the kernel, come from the kernel. If a worker seems to wait for its child
-processes, these are examined too: a data loader hangs there.
+The kernel reports the state of a process and its place in the kernel. If a worker seems to wait for its child
+processes, these are examined too: a hang in a data loader is there.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ from rallypoint.observe.hangs.waits import call_name, waits_for
 from rallypoint.observe.stacks import MAX_FRAMES, calls_of, main_frames, waits_for_children
 
 TIMEOUT = 10.0
-"""Seconds for the stacks of all workers of a node."""
+"""Seconds for the stacks of all workers on a node."""
 _MAX_LINE = 1000
 _AT_ONCE = 16
-"""The number of workers read at the same time."""
+"""How many workers to read at the same time."""
 MAX_STACK = 256 * 1024
-"""The most characters to keep of one worker's stacks."""
+"""Maximum number of characters of one worker's stacks."""
 
 
 class WorkerStacks(msgspec.Struct, frozen=True):
-    """The stacks of one worker, by global rank: a text of all its threads, or the reason for none."""
+    """One worker's stacks, by global rank: a text of all its threads, or the reason why there is none."""
 
     rank: int
     pid: int
     text: str
     error: str = ""
     waits: str = ""
-    """What its main thread waits for, if known."""
+    """What its main thread is waiting for, if known."""
 
 
 class _SentStacks(msgspec.Struct, frozen=True, array_like=True):
-    """Workers with the same stack of the main thread, as (rank, pid); the text is the first one's."""
+    """Workers whose main threads have the same stack, as (rank, pid); the text is the first one's."""
 
     workers: tuple[tuple[int, int], ...]
     text: str
@@ -80,7 +80,7 @@ def stacks_of(pids: Mapping[int, int]) -> bytes:
 
 
 def encode_stacks(workers: Sequence[WorkerStacks]) -> bytes:
-    """Encode stacks for an operator, each text once."""
+    """Encode stacks for an operator, each text only once."""
     alike: dict[object, list[WorkerStacks]] = {}
     for worker in workers:
         alike.setdefault((calls_of(main_frames(worker.text)), worker.error), []).append(worker)
@@ -92,8 +92,8 @@ def encode_stacks(workers: Sequence[WorkerStacks]) -> bytes:
 
 
 def stacks_of_workers(pids: Mapping[int, int], deadline: Deadline | None = None) -> list[WorkerStacks]:
-    """The stacks of workers (pid by global rank), read concurrently until `deadline` (default: `TIMEOUT` from now), by
-    rank.
+    """Read the stacks of workers (pid by global rank) concurrently until `deadline` (default: `TIMEOUT` from now);
+    return them by rank.
     """
     if not pids:
         return []
@@ -108,7 +108,7 @@ def decode_stacks(data: bytes) -> Sequence[WorkerStacks]:
 
 
 def check_stacks(data: bytes) -> Sequence[WorkerStacks]:
-    """The same for uncompressed bytes."""
+    """Like `decode_stacks`, for uncompressed bytes."""
     sent = decoded(_decoder, data)
     stacks = []
     for group in sent:
@@ -123,7 +123,7 @@ def _program() -> str | None:
 
 
 def text_of(threads: Sequence[PythonThread], pid: int) -> str:
-    """The stacks in the form of py-spy, the main thread first."""
+    """Format stacks like py-spy, main thread first."""
     lines = [f"Process {pid}"]
     for thread in threads:
         name = '"MainThread"' if thread is threads[0] else f'"{_thread_name(pid, thread.native_id)}"'
@@ -175,12 +175,12 @@ def _failure_reason(output: str) -> str:
 log = get_logger(__name__)
 
 _MOST_FILES = 100
-"""The most evidence files in one folder."""
+"""Maximum number of evidence files per folder."""
 
 
 class ExaminedWorker(NamedTuple):
-    """A worker of this node. `exit_code` is None while it runs; `recorder` is how to ask its flight recorder; `note` is
-    its agent's remark.
+    """A worker on this node. `exit_code` is None while it runs; `recorder` is how to ask its flight recorder; `note` is
+    a remark by its agent.
     """
 
     rank: int
@@ -191,7 +191,7 @@ class ExaminedWorker(NamedTuple):
 
 
 class ExaminedNode(NamedTuple):
-    """This node as its agent's loop knows it. All evidence is kept in `folder`; empty for nowhere. `ends_workers`: the
+    """This node as its agent's loop knows it. All evidence is saved in `folder`; empty for nowhere. `ends_workers`: the
     workers are ended after the collection.
     """
 
@@ -202,7 +202,7 @@ class ExaminedNode(NamedTuple):
 
 
 def collect_evidence(node: ExaminedNode) -> NodeEvidence:
-    """Examine the workers of this node; takes as long as py-spy and the flight recorders, at most ten seconds."""
+    """Examine the workers on this node. Takes as long as py-spy and the flight recorders, at most ten seconds."""
     deadline = Deadline.after(TIMEOUT)
     running = {worker.rank: worker.pid for worker in node.workers if worker.exit_code is None and worker.pid > 0}
     recorders = {worker.rank: worker.recorder for worker in node.workers if worker.rank in running and worker.recorder}
@@ -230,7 +230,7 @@ def _is_there(path: str) -> bool:
 
 
 def dump_folder(attempt: str) -> str:
-    """The folder for dumps of flight recorders; empty if the workers' output has no folder."""
+    """The folder for flight recorders' dumps; empty if the workers' output has no folder."""
     return os.path.join(attempt, "flight_recorder") if attempt else ""
 
 
@@ -290,7 +290,7 @@ def _write_evidence(folder: str, text: str) -> str:
 
 
 _HELPERS = ("multiprocessing/resource_tracker.py", "multiprocessing/forkserver.py")
-"""The places where Python's own helper processes wait; these are ignored."""
+"""Where Python's own helper processes wait; these are ignored."""
 
 
 class Child(NamedTuple):
@@ -302,7 +302,7 @@ class Child(NamedTuple):
 
 
 def children_of(workers: Mapping[int, int], deadline: Deadline) -> dict[int, list[Child]]:
-    """The processes below each worker (by rank), the first `MAX_CHILDREN`, examined until `deadline`."""
+    """Examine the first `MAX_CHILDREN` processes below each worker (by rank), until `deadline`."""
     if not workers:
         return {}
     below = {rank: _descendants(pid)[:MAX_CHILDREN] for rank, pid in workers.items()}
@@ -348,15 +348,15 @@ STATES = {
     "Z": "a zombie",
     "X": "ended",
 }
-"""The names of states by their letters in /proc/PID/stat."""
+"""The names of states, by their letters in /proc/PID/stat."""
 GONE = "gone"
 _MOST_THREADS = 4096
 _MOST_STACK = 32
-"""The most lines to keep of a kernel stack."""
+"""Maximum number of lines of a kernel stack."""
 
 
 class ProcessState(NamedTuple):
-    """A process as the kernel shows it. `where` is its place in the kernel, empty if unreadable or none; `kernel` is
+    """A process as the kernel shows it. `where` is its place in the kernel, empty if none or unreadable. `kernel` is
     its kernel stack, read only in uninterruptible sleep.
     """
 
@@ -366,7 +366,7 @@ class ProcessState(NamedTuple):
 
 
 def process_state(pid: int) -> ProcessState:
-    """The state of a process: its main thread's, or that of a thread in uninterruptible sleep."""
+    """The state of a process: that of its main thread, or of a thread in uninterruptible sleep."""
     stat = read_stat(pid)
     if stat is None:
         return ProcessState(GONE)
@@ -379,7 +379,7 @@ def process_state(pid: int) -> ProcessState:
         return ProcessState(name, _wait_place(pid, thread), _kernel_stack(pid, thread))
     name = STATES.get(stat.state, printable(stat.state))
     if stat.state in "Tt":
-        return ProcessState(name)  # it waits for a signal; its place does not matter
+        return ProcessState(name)  # it waits for a signal; its place is irrelevant
     return ProcessState(name, _wait_place(pid, pid), _kernel_stack(pid, pid) if stat.state == "D" else ())
 
 

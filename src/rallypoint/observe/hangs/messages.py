@@ -1,11 +1,11 @@
-"""The evidence of a node about its hung ranks, as data, and its check on arrival. Pure.
+"""A node's evidence about its hung ranks, as data, and the check of it on arrival. Pure.
 
 Laws:
 
-1. It is checked once, in `decode_evidence`, which refuses impossible lengths and numbers, and unprintable text, which
-   our code never writes.
-2. The evidence of many nodes is small on the wire, since it is compressed and has ranks as runs; it is small at the
-   receiver, since equal parts are kept once (`EvidenceReader`).
+1. Evidence is checked once, in `decode_evidence`, which refuses impossible lengths and numbers, and unprintable text,
+   which our code never writes.
+2. Many nodes' evidence is small on the wire, since it is compressed and stores ranks as runs. It is small at the
+   receiver, since equal parts are stored once (`EvidenceReader`).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from rallypoint.control.protocol.validation import decoded
 from rallypoint.observe.stacks import MAX_FRAMES, Frame
 
 MAX_TEXT = 300
-"""The most characters of a text."""
+"""Maximum number of characters in a text."""
 MAX_CHILDREN = 8
-"""The most child processes of a rank."""
+"""Maximum number of child processes per rank."""
 MAX_CHILD_FRAMES = 16
-"""The most frames of a child process: the innermost ones."""
+"""Maximum number of frames per child process: the innermost ones."""
 MAX_KERNEL = 32
-"""The most lines of a kernel stack."""
+"""Maximum number of lines in a kernel stack."""
 MAX_GROUPS = 32
-"""The most process groups of a rank: the first ones."""
+"""Maximum number of process groups per rank: the first ones."""
 MAX_KEPT = 8
-"""The most collectives of a process group: the last ones."""
+"""Maximum number of collectives per process group: the last ones."""
 _MAX_MEMBERS = 2**20
 _MAX_RUNS = 65536
 
@@ -42,7 +42,7 @@ _Rank = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 
 
 class ProcessEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The evidence of a child process of a worker; see `RankEvidence`."""
+    """Evidence about a worker's child process; see `RankEvidence`."""
 
     state: _Text
     where: _Text = ""
@@ -50,12 +50,12 @@ class ProcessEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RankEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The evidence of one rank.
+    """Evidence about one rank.
 
-    `where` is its place in the kernel, if readable, and `kernel` the kernel stack of a process in uninterruptible
-    sleep. `frames` are those of its main thread, the innermost first; `why_none` is the reason for none. `note` has
-    further information: a traceback that it wrote, what it waits for. `children` are its child processes, if its main
-    thread seems to wait for them.
+    `where` is its place in the kernel, if readable; `kernel` is the kernel stack of a process in uninterruptible sleep.
+    `frames` are its main thread's, innermost first; `why_none` says why there are none. `note` has other information: a
+    traceback that it wrote, or what it is waiting for. `children` are its child processes, if its main thread seems to
+    wait for them.
     """
 
     rank: _Rank
@@ -70,8 +70,8 @@ class RankEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Collective(msgspec.Struct, frozen=True, array_like=True):
-    """One collective of a process group, from a rank's flight recorder. `place` is where in the user's code it was
-    called, if known.
+    """One collective of a process group, from a rank's flight recorder. `place` is where the user's code called it, if
+    known.
     """
 
     sequence: Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -81,7 +81,7 @@ class Collective(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankRange(msgspec.Struct, frozen=True, array_like=True):
-    """Ranks at equal distances: the first rank, their number, and the distance."""
+    """Evenly spaced ranks: the first one, how many there are, and the distance."""
 
     first: _Rank
     count: Annotated[int, msgspec.Meta(ge=1, le=_MAX_MEMBERS)]
@@ -89,7 +89,7 @@ class RankRange(msgspec.Struct, frozen=True, array_like=True):
 
 
 def runs_of(ranks: Iterable[int]) -> tuple[RankRange, ...]:
-    """Ranks as few runs, found in one pass: a group of a mesh is one run."""
+    """Express ranks as few runs, found in one pass: a group in a mesh is one run."""
     in_order = sorted(set(ranks))
     runs, at = [], 0
     while at < len(in_order):
@@ -105,7 +105,7 @@ def runs_of(ranks: Iterable[int]) -> tuple[RankRange, ...]:
 
 @lru_cache(maxsize=1024)
 def ranks_of(runs: tuple[RankRange, ...]) -> tuple[int, ...]:
-    """The ranks of some runs."""
+    """The ranks in some runs."""
     return tuple(chain.from_iterable(range(run.first, run.first + run.count * run.step, run.step) for run in runs))
 
 
@@ -119,7 +119,7 @@ class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The data of one rank's flight recorder, or `why_none`. `pending` names the last incomplete sends and receives."""
+    """Data from one rank's flight recorder, or `why_none`. `pending` lists the last incomplete sends and receives."""
 
     rank: _Rank
     groups: Annotated[tuple[GroupRecord, ...], msgspec.Meta(max_length=MAX_GROUPS)] = ()
@@ -128,9 +128,9 @@ class RankRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NodeEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The evidence of one node. `kept` is the node's file with all of it, and `dumps` is the path prefix of the process
-    groups' dumps; empty for none. `stacks_follow`: workers without stacks will write them to standard error now, when
-    they are ended.
+    """Evidence from one node. `kept` is the node's file with all of it, and `dumps` the path prefix of the process
+    groups' dumps; empty for none. `stacks_follow`: workers without stacks are about to be ended, and will write them
+    to standard error.
     """
 
     host: _Text
@@ -142,11 +142,11 @@ class NodeEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 MAX_INFLATED = 64 * 1024 * 1024
-"""The largest size of a node's evidence after decompression, in bytes."""
+"""Maximum size of a node's evidence after decompression, in bytes."""
 _MAX_STACKS = 4096
-"""The number of different stacks kept whole."""
+"""How many different stacks to keep whole."""
 _MOST_OF_OTHERS = 4
-"""Frames kept of others: the innermost."""
+"""How many frames to keep of other stacks: the innermost ones."""
 _decoder = msgspec.json.Decoder(NodeEvidence)
 T = TypeVar("T")
 
@@ -157,7 +157,7 @@ def deflated(data: bytes) -> bytes:
 
 
 def inflated(data: bytes, most: int = MAX_INFLATED) -> bytes:
-    """Undo `deflated`. Raises ValueError if the bytes are malformed, or exceed `most` after decompression."""
+    """Undo `deflated`. Raises ValueError if the bytes are malformed or decompress to more than `most`."""
     inflate = zlib.decompressobj()
     try:
         raw = inflate.decompress(data, most)
@@ -173,14 +173,14 @@ def encode_evidence(evidence: NodeEvidence) -> bytes:
 
 
 def decode_evidence(data: bytes) -> NodeEvidence:
-    """Decode evidence. Raises ValueError if it is malformed or has impossible values."""
+    """Decode evidence. Raises ValueError if it is malformed or contains impossible values."""
     return check_evidence(inflated(data))
 
 
 def check_evidence(data: bytes) -> NodeEvidence:
-    """The same for uncompressed bytes."""
+    """Like `decode_evidence`, for uncompressed bytes."""
     evidence = decoded(_decoder, data)
-    # Check everything at once if no text can hide escaped characters: nearly always, at a tenth of the cost.
+    # If no text can contain escaped characters, check everything at once: nearly always, at a tenth of the cost.
     plain = b"\\" not in data and data.decode().isprintable()
     if not plain and (bad := next((text for text in _texts(evidence) if not text.isprintable()), None)) is not None:
         raise ValueError(f"a text of it cannot be printed: {bad[:80]!r}")
@@ -191,7 +191,7 @@ def check_evidence(data: bytes) -> NodeEvidence:
 
 
 class EvidenceReader:
-    """Reads the evidence of many nodes, and keeps equal parts once."""
+    """Reads many nodes' evidence, and stores equal parts only once."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Any] = {}

@@ -1,14 +1,13 @@
 """The report of a hang, for the log of every node. Pure.
 
-Law: the report has at most `MAX_LINES` lines, since it goes to the log of every node of a job of any size. Ranks that
-differ come first, and a line names the place of the full evidence.
+Law: the report has at most `MAX_LINES` lines, since it goes to every node's log, however large the job is. Ranks that
+differ come first, and a line says where the full evidence is.
 
-It groups ranks in the same place, and names ranks that have not joined a collective, according to the flight recorders
-of all ranks.
+Ranks in the same place are grouped. The flight recorders of all ranks tell which ranks have not joined a collective.
 
 Each rank numbers the collectives of a process group consecutively. So the ranks of a group with the lowest last number
-have not reached the next collective, in which the others wait for them. If all have the same number, they are in the
-same collective, or the program is wrong.
+have not reached the next collective, in which the others are waiting for them. If all have the same number, they are in
+the same collective, or the program is wrong.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ _USUAL = frozenset({"running", "sleeping"})
 """States that are normal in a hang: a waiting process sleeps, a spinning one runs."""
 DIFFERS = "  <- differs"
 _MAX_RANGES = 16
-"""The most ranges of ranks in a line."""
+"""Maximum number of ranges of ranks per line."""
 _MAX_PARTS = 8
-"""The most groups of ranks in the line about a silent job: the smallest ones."""
+"""Maximum number of groups of ranks in the line about a silent job: the smallest ones."""
 
 
 class Situation(NamedTuple):
-    """The place of a rank, without details that differ between ranks in the same place. `calls` are its main thread's,
-    the innermost first.
+    """Where a rank is, without details that differ between ranks in the same place. `calls` are its main thread's,
+    innermost first.
     """
 
     state: str
@@ -65,7 +64,7 @@ class Situation(NamedTuple):
 
 
 class RankGroup(NamedTuple):
-    """Ranks in the same situation. `differs` if another group has more ranks."""
+    """Ranks in the same situation. `differs`: another group has more ranks."""
 
     ranks: tuple[int, ...]
     situation: Situation
@@ -78,7 +77,7 @@ class RankGroup(NamedTuple):
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Ranks for people; standby workers have negative numbers (`features/reports`)."""
+    """Format ranks; standby workers have negative numbers (`features/reports`)."""
     own = [rank for rank in ranks if rank >= 0]
     standby = len(ranks) - len(own)
     texts = [f"{len(own)} rank{'' if len(own) == 1 else 's'} ({_first_of(ranges(own))})"] if own else []
@@ -101,7 +100,7 @@ def situation_of(process: RankEvidence | ProcessEvidence) -> Situation:
 
 
 def groups_of(ranks: Iterable[RankEvidence]) -> list[RankGroup]:
-    """The groups, largest first, then by their lowest rank; groups smaller than the largest differ."""
+    """Group ranks: largest group first, then by lowest rank. Groups smaller than the largest differ."""
     members: dict[Situation, list[int]] = {}
     for evidence in sorted(ranks, key=lambda evidence: evidence.rank):
         members.setdefault(situation_of(evidence), []).append(evidence.rank)
@@ -125,7 +124,7 @@ class _ProcessGroup(NamedTuple):
 
 
 def findings(records: Sequence[RankRecord], ranks: Collection[int]) -> list[str]:
-    """A sentence for each process group whose ranks (all, or only those that dumped) disagree or wait together."""
+    """Yield a sentence per process group whose ranks (all, or only those that dumped) disagree or wait together."""
     known = {record.rank for record in records}
     lines = [text for group in _groups(records, ranks) for text in _of_group(group, known)]
     lines += [f"rank {record.rank} is waiting in {text}" for record in records for text in record.pending[-1:]]
@@ -134,7 +133,7 @@ def findings(records: Sequence[RankRecord], ranks: Collection[int]) -> list[str]
 
 
 def _groups(records: Iterable[RankRecord], ranks: Collection[int]) -> list[_ProcessGroup]:
-    """The groups by name, description and members: two groups may have the same name on different ranks."""
+    """Group records by name, description and members: on different ranks, two groups may have the same name."""
     by_group: dict[tuple[str, str, tuple[RankRange, ...]], dict[int, dict[int, Collective]]] = {}
     for record in records:
         for group in record.groups:
@@ -197,18 +196,18 @@ def _ranks(ranks: Iterable[int]) -> str:
 
 MAX_LINES = 60
 _MAX_GROUPS = 16
-"""The most groups that are named."""
+"""Maximum number of groups to name."""
 _MAX_CALLS = 12
-"""The most calls of a stack that are shown: the innermost."""
+"""Maximum number of calls to show per stack: the innermost ones."""
 _MAX_CHILDREN = 4
-"""The most places of a group's child processes that are named."""
+"""Maximum number of places to name of a group's child processes."""
 _MAX_HOSTS = 4
-"""The most nodes that are named in a list."""
+"""Maximum number of nodes named in a list."""
 
 
 def report_lines(nodes: Sequence[NodeEvidence], missing: Sequence[str] = (), more: int = 0) -> list[str]:
-    """The report of a hung job, at most `MAX_LINES` lines; `missing` names nodes without evidence, and `more` counts
-    further ones.
+    """The report on a hung job, at most `MAX_LINES` lines. `missing` names nodes without evidence, and `more` is how
+    many others have none.
     """
     ranks = [rank for node in nodes for rank in node.ranks]
     groups = groups_of(ranks)
@@ -222,7 +221,7 @@ def report_lines(nodes: Sequence[NodeEvidence], missing: Sequence[str] = (), mor
 
 
 def silence_line(nodes: Sequence[NodeEvidence], seconds: float, job: str, missing: int = 0) -> str:
-    """One line about a job whose ranks were all inactive for `seconds`. `missing` nodes have sent no evidence."""
+    """One line about a job without active ranks for `seconds`. `missing` nodes have sent no evidence."""
     groups = groups_of(rank for node in nodes for rank in node.ranks)
     groups.sort(key=lambda group: (len(group.ranks), group.ranks))
     parts = [f"{_named(group.ranks)} {group.situation.phrase}" for group in groups[:_MAX_PARTS]]
@@ -239,7 +238,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 
 class GatheredStacks:
-    """Stacks that an operator requested: the groups of workers, and the threads of one worker of each."""
+    """Stacks for an operator: the groups of workers, and the threads of one worker per group."""
 
     def __init__(self) -> None:
         self._ranks: list[RankEvidence] = []
@@ -264,14 +263,14 @@ class GatheredStacks:
 
 
 def stack_lines(workers: Iterable[WorkerStacks]) -> list[str]:
-    """The same for one node."""
+    """Like `GatheredStacks`, for one node."""
     gathered = GatheredStacks()
     gathered.add(workers)
     return gathered.lines()
 
 
 def group_lines(groups: Sequence[RankGroup]) -> list[str]:
-    """A line for each group; for many groups, the largest and the smallest."""
+    """A line per group; for many groups, only the largest and the smallest."""
     if len(groups) <= _MAX_GROUPS:
         return [group.line for group in groups]
     half = _MAX_GROUPS // 2
@@ -313,7 +312,7 @@ def _stacks(groups: Sequence[RankGroup], ranks: Sequence[RankEvidence]) -> Itera
 
 
 def _children(ranks: Sequence[RankEvidence], group: RankGroup) -> Iterable[str]:
-    """The places of these ranks' child processes, counted over all ranks; the rarest first."""
+    """Where these ranks' child processes are, counted over all ranks; the rarest place first."""
     members = frozenset(group.ranks)
     counted = Counter(situation_of(child) for rank in ranks if rank.rank in members for child in rank.children)
     for situation, count in sorted(counted.items(), key=lambda entry: entry[1])[:_MAX_CHILDREN]:

@@ -1,13 +1,13 @@
-"""Turns a flight recorder's pickle into JSON, in a child process that `unpickled` starts.
+"""Converts a flight recorder's pickle to JSON, in a child process that `unpickled` starts.
 
 Laws:
 
-1. The unpickler accepts only containers, numbers and texts, which is all that torch writes: it refuses any class or
+1. The unpickler accepts only containers, numbers and texts, which is all that torch writes. It refuses any class or
    function.
-2. Even so, a few bytes can make pickle use all memory and time. So the child has the limits `_MEMORY` and `_SECONDS`,
-   and ends with them; the agent never unpickles. Values with many mutual references can be small as a pickle and large
+2. Even so, a few bytes can make pickle use all memory and time. So the agent never unpickles; the child does, and ends
+   at its limits `_MEMORY` and `_SECONDS`. Values that refer to each other many times can be small as a pickle and large
    as JSON, so the output has at most `MAX_JSON` bytes.
-3. The child imports nothing but Python's own modules.
+3. The child imports only Python's own modules.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import IO, NoReturn
 _MEMORY = 2 * 1024**3
 """Bytes of address space."""
 MAX_JSON = 32 * 1024 * 1024
-"""The largest size of the JSON in bytes."""
+"""Maximum size of the JSON in bytes."""
 _SECONDS = 10
 """Seconds of processor time."""
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
@@ -34,7 +34,7 @@ main_of_child()"""
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Reads a pickle without classes and functions."""
+    """Reads a pickle that contains no classes or functions."""
 
     def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
         raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
@@ -44,10 +44,10 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 def unpickled(file: IO[bytes], timeout: float) -> bytes:
-    """The value of a pickle as JSON, within `timeout` seconds.
+    """Convert a pickle to JSON, within `timeout` seconds.
 
     Raises:
-        ValueError: the pickle is incomplete, has other than plain values, or takes too long.
+        ValueError: the pickle is incomplete, contains other than plain values, or takes too long.
         OSError: no process can start.
     """
     try:
@@ -78,7 +78,7 @@ def main_of_child() -> None:
 
 
 def _check_size(value: object) -> None:
-    """Raise ValueError if the value's JSON would exceed `MAX_JSON` bytes, before any of it is created."""
+    """Raise ValueError, before creating any JSON, if it would exceed `MAX_JSON` bytes."""
     size, pending = 0, [value]
     while pending:
         part = pending.pop()

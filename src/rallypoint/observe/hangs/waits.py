@@ -1,8 +1,8 @@
-"""Finds what a process waits for, without stopping it: a terminal, a pipe, a lock, an address.
+"""Finds what a process is waiting for, without stopping it: a terminal, a pipe, a lock, an address.
 
 The sources are `/proc` and the main thread from `base.python_memory`. A refused connection leaves no trace in the
-kernel, and the process tries again after a pause. So an address is also taken from the arguments of the innermost call;
-the machine's table of sockets shows whether nothing listens there.
+kernel, and the process tries again after a pause. So an address is also taken from the arguments of the innermost call.
+The machine's table of sockets shows whether anything listens there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PROMPTS = (
     ("/pydevd.py", "do_wait_suspend", "it is paused by its debugger"),
     ("/pydevd.py", "_wait_for_attach", "it is waiting for a debugger to attach"),
 )
-"""File and function in which a debugger stops the program. Its other functions are below every debugged program."""
+"""Where a debugger stops the program: file and function. Its other functions are below every debugged program."""
 
 
 class _Socket(NamedTuple):
@@ -50,7 +50,7 @@ class _Socket(NamedTuple):
 
 
 def waits_for(pid: int, main: PythonThread | None) -> str:
-    """What a process's main thread waits for, for a sentence; empty if nothing is known beyond its stack."""
+    """Say what a process's main thread is waiting for; empty if its stack already tells everything."""
     if main is not None and (prompt := _prompt(main)):
         return prompt
     call, fd = _system_call(pid)
@@ -69,7 +69,7 @@ def waits_for(pid: int, main: PythonThread | None) -> str:
 
 
 def _prompt(main: PythonThread) -> str:
-    """A text if it is at a debugger's prompt or waits for a debugger; empty otherwise."""
+    """A text if it is at a debugger's prompt or waiting for a debugger; empty otherwise."""
     for frame in main.frames:
         for file, function, sentence in _PROMPTS:
             if frame.file.endswith(file) and frame.function.rpartition(".")[2] == function:
@@ -78,14 +78,14 @@ def _prompt(main: PythonThread) -> str:
 
 
 def _system_call(pid: int) -> tuple[str, int | None]:
-    """The name of the main thread's system call and its first argument; empty if not readable."""
+    """The main thread's system call and its first argument; empty if not readable."""
     fields = read_text(f"/proc/{pid}/syscall").split()
     name = call_name(fields[0]) if len(fields) > 2 else ""
     return name, int(fields[1], 16) if name else None
 
 
 def call_name(number: str) -> str:
-    """The name of a system call of this machine by its number; empty for a call in which programs seldom wait."""
+    """The name of this machine's system call with a number; empty for calls in which programs seldom wait."""
     calls = CALLS.get(platform.machine(), "").split()
     return dict(zip(calls[::2], calls[1::2], strict=True)).get(number, "")
 
@@ -110,7 +110,7 @@ def _on_descriptor(pid: int, call: str, fd: int) -> str:
 
 
 def _address_in(arguments: Sequence[str | int]) -> tuple[str, int]:
-    """A host followed by a port; empty without such a pair."""
+    """A host followed by a port; empty if no such pair exists."""
     for host, port in pairwise(arguments):
         if isinstance(host, str) and isinstance(port, int) and 0 < port < 65536 and _is_host(host):
             return host, port
@@ -134,14 +134,14 @@ def _address(host: str, port: int) -> str:
 
 
 class _Sockets:
-    """The sockets of a process's network and of one family."""
+    """The sockets of one family in a process's network."""
 
     def __init__(self, pid: int, family: str) -> None:
         self._pid = pid
         self._lines = read_text(f"/proc/{pid}/net/{family}").splitlines()[1:]
 
     def connecting(self) -> Iterator[_Socket]:
-        """Sockets of the process that wait for the peer's answer."""
+        """The process's sockets that are waiting for the peer's answer."""
         found = [line for line in self._lines if f" {_CONNECTING} " in line]
         own = _own_sockets(self._pid) if found else ()
         for line in found:
@@ -151,7 +151,7 @@ class _Sockets:
                 yield _Socket(_host(host), int(port, 16), fields[3], fields[9])
 
     def has_other_use(self, port: int) -> bool:
-        """Whether a process listens on this port or is connected to it: then the process does not wait for it."""
+        """Whether something listens on this port or is connected to it; nothing then waits for it."""
         return any(line.split()[1].endswith(f":{port:04X}") for line in self._lines if f" {_LISTEN} " in line)
 
 
@@ -166,7 +166,7 @@ def _own_sockets(pid: int) -> Collection[str]:
 
 
 def _host(text: str) -> str:
-    """An address from the kernel's form: words of four bytes, each in this machine's order."""
+    """Decode an address from the kernel: words of four bytes, each in this machine's order."""
     words = [bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8)]
     address = ipaddress.ip_address(b"".join(words))
     mapped = getattr(address, "ipv4_mapped", None)

@@ -1,12 +1,12 @@
-"""One agent's events in a job, one per line of JSON (`docs/reference/events.md`), and the phases of its node, without
-gaps, so that they add up. Pure.
+"""One agent's events, one JSON object per line (`docs/reference/events.md`), and the phases of its node, without gaps,
+so that they add up. Pure.
 
 Laws:
 
-1. Every line names its job, host and agent, so one file may have lines of many agents.
-2. Times are seconds since the agent began (`elapsed`), which no change of the clock affects; `time` is for people and
+1. Every line names its job, host and agent, so a file can contain lines from many agents.
+2. Times are seconds since the agent started (`elapsed`), unaffected by changes of the clock; `time` is for display and
    for comparing agents.
-3. Fields may be added, but never change their meaning; a reader skips unknown kinds and fields.
+3. Fields may be added, but never change their meaning. Readers skip unknown kinds and fields.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NodeState(str, Enum):  # noqa: UP042 - as above
 
 @dataclass
 class _JsonEvent:
-    """A dataclass with a form as JSON on one line; `_FORM` has its kind, and the name and type of its enum."""
+    """A dataclass that is stored as one line of JSON. `_FORM` has its kind, and its enum's field name and type."""
 
     _FORM: ClassVar[tuple[str, str, type[Enum]]]
 
@@ -52,7 +52,7 @@ class _JsonEvent:
 
     @classmethod
     def deserialize(cls, data: str | Self) -> Self:
-        """Parse a line; an event is returned unchanged. Raises UserError if the line is no event."""
+        """Parse a line; return an event unchanged. Raises UserError if the line is not an event."""
         if isinstance(data, cls):
             return data
         line, (what, name, kind) = str(data), cls._FORM
@@ -68,7 +68,7 @@ class _JsonEvent:
 
 @dataclass
 class Event(_JsonEvent):
-    """Something that happened to an agent or a worker.
+    """An event of an agent or a worker, as in torch.
 
     `timestamp` is in whole epoch seconds; 0 if the event's log line has its own time.
     """
@@ -83,10 +83,10 @@ class Event(_JsonEvent):
 
 @dataclass
 class RdzvEvent(_JsonEvent):
-    """Something that happened to a node in a rendezvous.
+    """A node's event in a rendezvous.
 
-    `name` is the place in the program that recorded it, `message` describes it, `pid` is the agent's, `master_endpoint`
-    the worker store's, `local_id` distinguishes a host's agents, and `error_trace` is a failure's traceback.
+    `name` is the place in the program that recorded the event, `message` describes it, `pid` is the agent's,
+    `master_endpoint` the worker store's, `local_id` distinguishes a host's agents, and `error_trace` is a traceback.
     """
 
     _FORM = "a rendezvous event", "node_state", NodeState
@@ -108,18 +108,18 @@ VERSION = 1
 
 class NodePhase(StrEnum):
     RENDEZVOUS = "rendezvous"
-    """The node waits for a place in a round."""
+    """The node is waiting for a place in a round."""
     HELD_BACK = "held_back"
-    """The node waits while the next round is delayed after failures without progress."""
+    """The node is waiting: the next round is delayed after failures without progress."""
     STARTING = "starting"
-    """The node has a place, and starts its workers."""
+    """The node has a place and is starting its workers."""
     RUNNING = "running"
     STOPPING = "stopping"
-    """The node noticed a failure, or stops its workers for another reason."""
+    """The node noticed a failure, or is stopping its workers for another reason."""
 
 
 class PhaseClock:
-    """Counts the seconds that a node spends in each phase. They add up to the time since its beginning at `now`."""
+    """Counts how many seconds a node spends in each phase, starting at `now`. They add up to the elapsed time."""
 
     def __init__(self, now: float) -> None:
         self.phase = NodePhase.RENDEZVOUS
@@ -128,7 +128,7 @@ class PhaseClock:
         self._seconds = dict.fromkeys(NodePhase, 0.0)
 
     def enter(self, phase: NodePhase, now: float, held_back: float = 0.0) -> None:
-        """Begin another phase; `held_back` seconds of HELD_BACK count as that, and the rest as RENDEZVOUS."""
+        """Start another phase; `held_back` seconds of HELD_BACK count as that, and the rest as RENDEZVOUS."""
         self._seconds = self.seconds(now)
         self.phase, self._since, self._held_until = phase, now, now + held_back
 
@@ -146,8 +146,8 @@ class PhaseClock:
 class AgentEvent(msgspec.Struct, kw_only=True, frozen=True, tag_field="event"):
     """The fields of all lines.
 
-    `time` is in epoch seconds, `elapsed` in seconds since the agent began. `pid` is the agent's. `round` is the last
-    round in which the node has had a place, -1 before the first.
+    `time` is in epoch seconds, `elapsed` in seconds since the agent started. `pid` is the agent's. `round` is the last
+    round in which the node had a place, -1 before the first.
     """
 
     version: int = VERSION
@@ -179,14 +179,14 @@ class AgentStarted(AgentEvent, kw_only=True, frozen=True, tag="agent_started"):
 
 
 class PhaseBegan(AgentEvent, kw_only=True, frozen=True, tag="phase"):
-    """The node has entered another phase. `seconds` is the delay of a round, if any."""
+    """The node entered another phase. `seconds` is the delay of a round, if any."""
 
     phase: NodePhase
     seconds: float = 0.0
 
 
 class RoundStarted(AgentEvent, kw_only=True, frozen=True, tag="round_started"):
-    """The node got a place in a round. Its workers have the global ranks from `first_rank` on.
+    """The node got a place in a round. Its workers' global ranks start at `first_rank`.
 
     `origin` names the coordinator that completed the round; with the number, it identifies the round permanently.
     """
@@ -202,8 +202,8 @@ class RoundStarted(AgentEvent, kw_only=True, frozen=True, tag="round_started"):
 
 
 class WorkersStarted(AgentEvent, kw_only=True, frozen=True, tag="workers_started"):
-    """The workers of the node run. `pids` are by local rank. `survived` are the local ranks of workers that continue in
-    their processes from the previous round.
+    """The node's workers are running. `pids` are by local rank. `survived` are the local ranks of workers that continue
+    in their processes from the previous round.
     """
 
     pids: tuple[int, ...]
@@ -211,7 +211,7 @@ class WorkersStarted(AgentEvent, kw_only=True, frozen=True, tag="workers_started
 
 
 class WorkerFailed(AgentEvent, kw_only=True, frozen=True, tag="worker_failed"):
-    """A worker of this node failed, and the other nodes are notified."""
+    """A worker of this node failed; the other nodes are notified."""
 
     failure: Failure
 
@@ -219,8 +219,8 @@ class WorkerFailed(AgentEvent, kw_only=True, frozen=True, tag="worker_failed"):
 class RoundOver(AgentEvent, kw_only=True, frozen=True, tag="round_ended"):
     """The round has ended, but not the job.
 
-    `reason` is one of failure, lost, departed, gave_up, drained, requested and forgotten; `node` is the readable name
-    of the node that caused it; `failure` is set if a worker failed. `held_back` is the delay of the next round in
+    `reason` is one of failure, lost, departed, gave_up, drained, requested and forgotten. `node` is the readable name
+    of the node that caused the end. `failure` is set if a worker failed. `held_back` is the delay of the next round in
     seconds.
     """
 
@@ -234,9 +234,9 @@ class RoundOver(AgentEvent, kw_only=True, frozen=True, tag="round_ended"):
 
 
 class ProgressMade(AgentEvent, kw_only=True, frozen=True, tag="progress"):
-    """The workers of the node made progress. `step` is -1 without a number; `age` is how many seconds ago it was
-    reached; `source` is "call" (`notices.progress`) or "file" (`--progress-file`). `first_step` is the first reported
-    step of this round, -1 if unknown.
+    """The node's workers made progress. `step` is -1 without a number, and was reached `age` seconds ago. `source` is
+    "call" (`notices.progress`) or "file" (`--progress-file`). `first_step` is this round's first reported step, -1 if
+    unknown.
     """
 
     step: int
@@ -251,7 +251,7 @@ class OperatorActed(AgentEvent, kw_only=True, frozen=True, tag="operator"):
 
 
 class HangReported(AgentEvent, kw_only=True, frozen=True, tag="hang"):
-    """The job hangs: no rank of any node is active. `report` describes the workers, in lines."""
+    """The job hangs: no rank on any node is active. `report` describes the workers, in lines."""
 
     report: str
 
@@ -265,7 +265,7 @@ class JobOver(AgentEvent, kw_only=True, frozen=True, tag="job_ended"):
 
 
 class AgentEnded(AgentEvent, kw_only=True, frozen=True, tag="agent_ended"):
-    """The agent is about to exit: `outcome` is succeeded, failed, left (it was asked to, and the job continues) or
+    """The agent is about to exit. `outcome` is succeeded, failed, left (on request, and the job continues) or
     interrupted (by a signal, or the job was preempted). `seconds` is the time in each phase.
     """
 
@@ -279,7 +279,7 @@ class EventsLost(AgentEvent, kw_only=True, frozen=True, tag="events_lost"):
 
 
 class TorchEvent(AgentEvent, kw_only=True, frozen=True, tag="torch"):
-    """An event under torch's names, as every handler gets it."""
+    """An event under torch's names, as sent to every handler."""
 
     name: str
     source: str

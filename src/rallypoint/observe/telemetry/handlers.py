@@ -1,9 +1,9 @@
-"""The destinations of events: handlers of Python's logging by name, each behind its own logger (contract section 5.9).
+"""The destinations of events: logging handlers by name, each behind its own logger (contract section 5.9).
 
-A logger is named `torchelastic-events-<destination>`, so that users' handlers for torch's loggers are called here too;
-its level is `LOGLEVEL` or INFO.
+A logger is named `torchelastic-events-<destination>`, so that users' handlers for torch's loggers work here too. Its
+level is `LOGLEVEL` or INFO.
 
-Ours are in a table that a program may extend; other names are looked up among the installed entry points in the group
+Our handlers are in a table that a program may extend. Other names are looked up in the entry point group
 `rallypoint.event_handlers`. Each is a handler, or a callable without arguments that returns one, such as a class.
 """
 
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
     from rallypoint.observe.telemetry.agent_events import AgentEvent
 
 GROUP = "rallypoint.event_handlers"
-"""The entry point group of packages with a handler."""
+"""The entry point group for packages that provide a handler."""
 
 RENDEZVOUS = "dynamic_rendezvous"
-"""The destination of rendezvous events: dropped unless a program or a plug-in's module replaces the handler of this
-name.
+"""The destination of rendezvous events, which are dropped unless a program or a plug-in's module replaces its handler.
 """
 
 
@@ -42,7 +41,7 @@ log_handlers: dict[str, logging.Handler] = {
 
 
 def get_logging_handler(destination: str = "null") -> logging.Handler:
-    """The handler of a name; an entry point's is loaded once. Raises UserError if there is none or it is unusable."""
+    """Return the handler `destination`; load a plug-in once. Raises UserError if it is unknown or unusable."""
     handler = log_handlers.get(destination)
     if handler is None:
         handler = log_handlers[destination] = _made_handler(destination)
@@ -50,7 +49,7 @@ def get_logging_handler(destination: str = "null") -> logging.Handler:
 
 
 def takes_agent_events(destination: str) -> bool:
-    """Whether the handler takes `agent_events` as well as torch's, according to its attribute of this name."""
+    """Whether the handler accepts `agent_events` in addition to torch's; see its attribute with this name."""
     return bool(getattr(get_logging_handler(destination), "takes_agent_events", False))
 
 
@@ -80,13 +79,13 @@ _loggers: dict[str, logging.Logger] = {}
 
 
 def record(event: Event, destination: str = "null") -> None:
-    """Send an event to the handler `destination`. Raises UserError if there is none."""
+    """Send an event to the handler `destination`. Raises UserError if it is unknown."""
     _send(_logger(destination), event)
 
 
 def record_agent_event(event: AgentEvent, destination: str) -> None:
-    """Send an event to the handler `destination` if it takes such (`takes_agent_events`). Raises UserError if there is
-    none.
+    """Send an event to the handler `destination` if it accepts agents' events. Raises UserError if the handler is
+    unknown.
     """
     from rallypoint.observe.telemetry.agent_events import encode
 
@@ -108,9 +107,9 @@ def construct_and_record_rdzv_event(
     local_id: int | None = None,
     rank: int | None = None,
 ) -> None:
-    """Create an event of the rendezvous and record it, if a handler is configured.
+    """Create a rendezvous event and record it, if a handler is configured.
 
-    `name` follows the caller's file name in the event's name; the default is the caller's function. Host and process
+    In the event's name, `name` follows the caller's file name; it defaults to the caller's function. Host and process
     default to this one. With FAILED, the traceback of the handled exception is added. For the other arguments see
     `RdzvEvent`.
     """

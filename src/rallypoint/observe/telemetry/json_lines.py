@@ -1,13 +1,13 @@
-"""The handler of `--event-log-handler=jsonl:PATH`: one event per line of a file that is rotated by size.
+"""The handler for `--event-log-handler=jsonl:PATH`: one event per line, in a file that is rotated by size.
 
-PATH is a file, or a folder (an existing one, or a path ending with a slash) in which each agent has its own file.
-`jsonl:PATH?max_mb=64&keep=3` sets the largest size of a file, and the number of older ones kept: PATH.1, PATH.2, ...
+PATH is a file, or a folder (an existing one, or a path with a trailing slash) in which each agent has its own file.
+`jsonl:PATH?max_mb=64&keep=3` sets the maximum size of a file, and how many older ones to keep: PATH.1, PATH.2, ...
 
 Laws:
 
 1. The agent never waits for a disk: a thread writes. Lost lines are counted, and the file reports the count when it can
    be written again.
-2. One system call appends a line, so agents on one machine may share a file.
+2. A line is appended in one system call, so agents on one machine can share a file.
 3. The file is private to our own user, and never written through a link.
 """
 
@@ -32,9 +32,9 @@ log = get_logger(__name__)
 
 PREFIX = "jsonl:"
 _MAX_QUEUE = 10_000
-"""The most lines that may wait for a hung disk."""
+"""Maximum number of lines to queue while the disk hangs."""
 _FLUSH = 5.0
-"""Seconds that the end of a run waits for the disk."""
+"""Seconds to wait for the disk when a run ends."""
 _MEGABYTE = 1_000_000
 
 
@@ -44,7 +44,7 @@ class JsonLinesHandler(logging.Handler):
     """
 
     takes_agent_events = True
-    """Whether this handler gets `AgentEvent`s as well as torch's events."""
+    """This handler accepts `AgentEvent`s in addition to torch's events."""
 
     def __init__(self, destination: str) -> None:
         path, _, options = destination.partition("?")
@@ -63,7 +63,7 @@ class JsonLinesHandler(logging.Handler):
             raise UserError(
                 f"events cannot be written to {self.path}: {error.strerror}; name another file after {PREFIX}"
             ) from None
-        super().__init__()  # only now: it registers this handler to be flushed at the end of the process
+        super().__init__()  # not earlier: this registers the handler to be flushed when the process ends
         self._lines: queue.Queue[bytes | threading.Event | None] = queue.Queue(_MAX_QUEUE)
         self._lost = 0
         self._last: AgentEvent | None = None
@@ -80,7 +80,7 @@ class JsonLinesHandler(logging.Handler):
             self._append(encode(event) + b"\n")
 
     def flush(self) -> None:
-        """Wait until all events are written, but only for a limited time."""
+        """Wait for a limited time until all events are written."""
         written = threading.Event()
         self._append(written)
         written.wait(_FLUSH)
@@ -128,7 +128,7 @@ class JsonLinesHandler(logging.Handler):
         return open_to_append(self.path)
 
     def _rotate_if_due(self, more: int) -> None:
-        """Rotate the file if it is full. If another agent on this machine did, there is another file at our path."""
+        """Rotate the file if it is full. If another agent on this machine did so, our path leads to another file."""
         own = os.fstat(self._file)
         if own.st_size + more > self._max_bytes and own.st_size:
             fcntl.flock(self._file, fcntl.LOCK_EX)
@@ -158,7 +158,7 @@ class JsonLinesHandler(logging.Handler):
 
 
 _LIMITS = {"max_mb": (64, 1), "keep": (3, 0)}
-"""Options with their defaults and least values."""
+"""Options with their defaults and minimum values."""
 
 
 def _limits(destination: str, options: str) -> dict[str, int]:

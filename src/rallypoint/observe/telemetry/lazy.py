@@ -1,11 +1,11 @@
-"""The part of telemetry that an agent imports at start-up: one look-up in a dictionary until a handler is configured.
+"""The part of telemetry that an agent imports at start-up: one dictionary look-up until a handler is configured.
 
-A handler can only be configured in an imported module, so nothing happens while `observe.telemetry.metrics` or
-`observe.telemetry.handlers` is not loaded. Handlers are users' code. Laws:
+Only an imported module can configure a handler, so nothing happens unless `observe.telemetry.metrics` or
+`observe.telemetry.handlers` is loaded. Handlers are users' code. Laws:
 
 1. A handler that fails is logged.
 2. While an agent runs (`handlers_beside`), handlers are called in order on a separate thread: a hung one delays no job.
-   Calls that do not fit into its queue are dropped, and counted in one line at the end.
+   Calls that do not fit into its queue are dropped, and one line at the end reports how many.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def profiled(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def to_handlers(what: str, call: Callable[[], None]) -> None:
-    """Call users' handlers of `what`, on the thread of `handlers_beside` if there is one; an exception is logged."""
+    """Call users' handlers of `what`, on the thread of `handlers_beside` if it exists. Log exceptions."""
     if _side is None or _side.runs_this():
         _call(what, call)
     else:
@@ -83,9 +83,9 @@ def to_handlers(what: str, call: Callable[[], None]) -> None:
 
 @contextmanager
 def handlers_beside() -> Iterator[None]:
-    """Inside the `with`, handlers are called on a separate thread. At its end, they have some seconds to finish."""
+    """Call handlers on a separate thread inside the `with`. At the end, they have some seconds to finish."""
     global _side
-    if _side is not None and not _side.closed:  # an agent beside this one
+    if _side is not None and not _side.closed:  # another agent runs in this process
         yield
         return
     _side = side = SideThread("rallypoint-handlers", _failed)
@@ -93,7 +93,7 @@ def handlers_beside() -> Iterator[None]:
         yield
     finally:
         left = side.close(_FLUSH)
-        if side.busy_for():  # `side` stays, closed: later calls are dropped instead of waiting too
+        if side.busy_for():  # `side` stays closed, so that later calls are dropped instead of waiting too
             side.dropped += len(left)
             log.warning("a handler of events or metrics has not returned for %.0f s", side.busy_for())
         else:
@@ -112,7 +112,7 @@ def _call(what: str, call: Callable[[], None]) -> None:
 
 
 def _failed(what: str) -> None:
-    """Never called: `_call` raises nothing."""
+    """Do nothing; never called, since `_call` does not raise."""
 
 
 def _reset_after_fork() -> None:
@@ -122,6 +122,6 @@ def _reset_after_fork() -> None:
 
 _side: SideThread | None = None
 _FLUSH = 5.0
-"""Seconds that the end of a run waits for handlers."""
+"""Seconds to wait for handlers when a run ends."""
 
 os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,4 +1,4 @@
-"""Metrics: numbers with a name, in groups; each group has a handler (contract sections 5.9 and 8).
+"""Metrics: named numbers in groups. Each group has a handler (contract sections 5.9 and 8).
 
 They are ignored until a program calls `configure`.
 """
@@ -42,11 +42,11 @@ class MetricsConfig:
 class MetricHandler(ABC):
     @abstractmethod
     def emit(self, metric_data: MetricData) -> None:
-        """Called on the thread that put the metric, which waits."""
+        """Handle a metric. Runs on the thread that put it, which waits."""
 
 
 class ConsoleMetricHandler(MetricHandler):
-    """Prints each number on standard output: `[timestamp][group]: name=value`."""
+    """Prints numbers to standard output: `[timestamp][group]: name=value`."""
 
     def emit(self, metric_data: MetricData) -> None:
         print(f"[{metric_data.timestamp}][{metric_data.group_name}]: {metric_data.name}={metric_data.value}")
@@ -71,7 +71,7 @@ _handlers: dict[str, MetricHandler] = {}
 
 
 def configure(handler: MetricHandler, group: str | None = None) -> None:
-    """Set the handler of a group, or the default of groups without one."""
+    """Set the handler for a group, or the default for groups without one."""
     global _default_handler
     if group is None:
         _default_handler = handler
@@ -80,11 +80,11 @@ def configure(handler: MetricHandler, group: str | None = None) -> None:
 
 
 def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
-    """Does nothing, as in torch; for programs that call it."""
+    """Do nothing, as in torch; some programs call it."""
 
 
 def getStream(group: str | None) -> MetricStream:
-    """A stream to the current handler of a group."""
+    """A stream to a group's current handler."""
     handler = _default_handler if group is None else _handlers.get(group, _default_handler)
     return MetricStream(group, handler)
 
@@ -94,7 +94,7 @@ def put_metric(metric_name: str, metric_value: float, metric_group: str = DEFAUL
 
 
 def publish_metric(metric_group: str, metric_name: str, metric_value: float) -> None:
-    """Deprecated: `put_metric` with another order of arguments."""
+    """Deprecated: `put_metric` with its arguments in another order."""
     warnings.warn("publish_metric is deprecated; use put_metric", FutureWarning, stacklevel=2)
     getStream(metric_group).add_value(metric_name, metric_value)
 
@@ -112,10 +112,10 @@ def prof(fn: None = None, group: str = DEFAULT_GROUP) -> _Decorator: ...
 
 
 def prof(fn: Callable[P, R] | None = None, group: str = DEFAULT_GROUP) -> Callable[P, R] | _Decorator:
-    """Count and time the calls of a function: `@prof`, or `@prof(group="mine")`.
+    """Count and time calls of a function: `@prof`, or `@prof(group="mine")`.
 
     Each call puts `<name>.success` or `<name>.failure` (1), and `<name>.duration.ms`. The name is the qualified one
-    (`Class.method`), for a function outside classes after the last name of its module.
+    (`Class.method`); for a function outside a class, it starts with the last part of its module's name.
     """
 
     def measured(function: Callable[Q, T], /) -> Callable[Q, T]:
@@ -125,7 +125,7 @@ def prof(fn: Callable[P, R] | None = None, group: str = DEFAULT_GROUP) -> Callab
 
 
 def profile(group: str | None = None) -> _Decorator:
-    """Deprecated: like `prof`, but under the function's bare name."""
+    """Deprecated: `prof` under the function's bare name."""
     warnings.warn("profile is deprecated; use prof", FutureWarning, stacklevel=2)
 
     def measured(function: Callable[Q, T], /) -> Callable[Q, T]:

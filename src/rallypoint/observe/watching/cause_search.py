@@ -1,11 +1,11 @@
-"""The search for a cause over all nodes: a node whose worker failed because of another failure asks the others where
+"""The search for a cause on all nodes: a node whose worker failed because of another failure asks the others where
 their workers are. Pure.
 
 Laws:
 
 1. The search decides nothing and changes no state: a node that finds an original failure reports it itself.
-2. The first node of a round that asks gets the answers; all others search, and know that a search is under way.
-3. The answers are bounded for any size of the job.
+2. The first node of a round that asks gets the answers. All others search, and know that a search is running.
+3. The size of the answers is limited, however large the job is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class CauseExtension(Extension):
-    """The search of one coordinator's job."""
+    """The search in one coordinator's job."""
 
     def __init__(self, job: Coordinator) -> None:
         self._job = job
@@ -31,9 +31,9 @@ class CauseExtension(Extension):
         self._round = -1
         """The last round with a search."""
         self._asks: NodeId | None = None
-        """The node that asks."""
+        """The node that asked."""
         self._awaited: set[NodeId] = set()
-        """The nodes whose answers are missing and still allowed."""
+        """The nodes that may still answer."""
 
     def _on_sought(self, speaker: SessionRecord, request: CauseSought, _now: float) -> None:
         state, node = self._job.state, speaker.node
@@ -54,7 +54,6 @@ class CauseExtension(Extension):
             self._job.send_to([self._asks], answer)
 
     def forget(self, node: NodeId, _now: float) -> None:
-        """A node is gone."""
         self._awaited.discard(node)
         if node == self._asks:
             self._asks = None

@@ -1,6 +1,4 @@
-"""The watcher's side of the control plane: a session that belongs to no node, for commands such as `rallyctl
-status`.
-"""
+"""The watcher's side of the control plane: a session that belongs to no node, for commands like `rallyctl status`."""
 
 from __future__ import annotations
 
@@ -35,11 +33,11 @@ from rallypoint.observe.watching.messages import (
 )
 
 _CONNECT = 5.0
-"""Seconds for one attempt to connect."""
+"""Seconds per connection attempt."""
 _MAX_LIST = 16 * 1024 * 1024
-"""The largest size of a list of jobs in bytes: a control plane has 1,024 jobs, and lists 100 ended ones."""
+"""Maximum size of a list of jobs in bytes: a control plane has 1,024 jobs, and lists 100 ended ones."""
 _MAX_BUNDLES, _MAX_COLLECTED = 128 * 1024 * 1024, 64 * 1024 * 1024
-"""The most bytes of nodes' unfinished answers, with their names, from a control plane: what it requests at a time
+"""Maximum number of bytes in nodes' incomplete answers, including names. A control plane requests no more at a time
 (`watching.collection`).
 """
 
@@ -47,7 +45,7 @@ Observation = Snapshot | JobList | CommandReply | CollectedPart
 
 
 class UnreachableError(RallypointError):
-    """There was no answer, or the session was lost."""
+    """No answer arrived, or the session was lost."""
 
 
 class WatcherSession:
@@ -67,7 +65,7 @@ class WatcherSession:
         self._jobs: tuple[list[JobSummary], list[JobSummary]] = ([], [])
         self._list_size = 0
         self._unfinished: dict[str, int] = {}
-        """Bytes of incomplete answers, by the name of the node."""
+        """Bytes in incomplete answers, by node name."""
         self._unfinished_size = 0
         self._most_unfinished = _MAX_COLLECTED
 
@@ -76,11 +74,11 @@ class WatcherSession:
         return self if self._session is not None else await self.open()
 
     async def open(self) -> WatcherSession:
-        """Open the session; it must still be left as a context manager.
+        """Open the session. The caller must still leave it as a context manager.
 
         Raises:
-            UnreachableError: there is no answer. HandshakeError: the answering service is not the right one; the text
-                gives the reason.
+            UnreachableError: no answer. HandshakeError: the answering service is not the right one; the text gives the
+                reason.
         """
         dialer = Dialer(self._where, self._settings, is_watcher=True)
         try:
@@ -101,7 +99,7 @@ class WatcherSession:
             self._session.writer.close()
 
     def send(self, request: WatcherRequest | ListRequest) -> None:
-        """Send a message. Raises UsageError if it has a value that no control plane accepts."""
+        """Send a message. Raises UsageError if it contains a value that no control plane accepts."""
         if isinstance(request, CollectCommand):
             self._most_unfinished = _MAX_BUNDLES if request.kind is CollectKind.BUNDLE else _MAX_COLLECTED
         try:
@@ -115,7 +113,7 @@ class WatcherSession:
 
         Raises:
             UnreachableError: the session was lost.
-            RallypointError: the request is refused, for the reason in the text.
+            RallypointError: the request was refused, for the reason in the text.
         """
         self.send(request)
         while not isinstance(seen := await self.receive(), Snapshot):
@@ -124,7 +122,7 @@ class WatcherSession:
         return seen
 
     async def receive(self) -> Observation:
-        """Receive the next message; join the parts of a snapshot or list, and acknowledge each collected part.
+        """Receive the next message; join the parts of a snapshot or list, and acknowledge every collected part.
 
         Raises:
             UnreachableError: the session was lost.
@@ -153,7 +151,7 @@ class WatcherSession:
                 return decode_snapshot(data)._replace(endpoint=str(self._where.endpoint))
 
     def _count(self, part: CollectedPart) -> None:
-        """Count a node's bytes until its answer is complete; only the collector keeps them."""
+        """Count a node's bytes until its answer is complete. Only the collector stores them."""
         before = self._unfinished.pop(part.node, None)
         size = (len(part.node.encode()) if before is None else before) + len(part.data)
         self._unfinished_size += size - (before or 0)
@@ -176,7 +174,7 @@ class WatcherSession:
         return self._session
 
     async def _receive_message(self) -> tuple[WatcherNotification, int]:
-        """Receive the next message; returns it and its size."""
+        """Receive the next message. Returns it and its size."""
         session = self._open()
         try:
             payload = await session.receive()
@@ -192,7 +190,7 @@ class WatcherSession:
 
 
 async def with_all_nodes(seen: Snapshot, ask: Callable[[WatchRequest], Awaitable[Snapshot]]) -> Snapshot:
-    """The snapshot with the rows of all nodes, requested in parts if it has only a few."""
+    """Complete a snapshot that has only a few rows: request all nodes' rows in parts."""
     if not seen.not_shown:
         return seen
     rows: list[NodeView] = []
@@ -205,10 +203,10 @@ async def with_all_nodes(seen: Snapshot, ask: Callable[[WatchRequest], Awaitable
 
 
 async def open_session(targets: Sequence[DialTarget], job: str) -> WatcherSession:
-    """Open a session with the first coordinator that answers; it must be left as a context manager.
+    """Open a session with the first coordinator that answers. The caller must leave it as a context manager.
 
     Args:
-        targets: the places where the coordinator may be.
+        targets: where the coordinator may be.
         job: see `WatcherSession`.
 
     Raises:
@@ -226,12 +224,12 @@ async def open_session(targets: Sequence[DialTarget], job: str) -> WatcherSessio
 
 
 def operator_name() -> str:
-    """The operator of a command, for the log of every node: user@host."""
+    """The operator of a command, for every node's log: user@host."""
     return f"{user_name(os.getuid())}@{socket.gethostname()}"
 
 
 def user_name(uid: int) -> str:
-    """The name of a user of this machine, or the number without a name."""
+    """The name of a user on this machine, or the number if unnamed."""
     import pwd
 
     try:

@@ -1,12 +1,12 @@
-"""A collection from many nodes for one receiver: a watcher, or the node that reports a hang. Pure.
+"""A collection of data from many nodes for one receiver: a watcher, or the node that reports a hang. Pure.
 
 Laws:
 
-1. Few nodes are asked at a time, and the next one only after the receiver has read an earlier node's answer: a slow
-   reader gets data slowly, and is not cut off.
-2. The bytes passed on are bounded, for each node and in total. Nodes beyond that are not asked, but counted.
-3. A node that does not answer in time is no longer awaited.
-4. A following collection does not end by itself: a node is asked again after the receiver has read its answer.
+1. Only a few nodes are asked at a time, and the next one only after the receiver has read an earlier node's answer: a
+   slow reader gets data slowly, and is not cut off.
+2. The number of bytes passed on is limited, per node and in total. Nodes beyond that are counted, but not asked.
+3. A node that does not answer in time is skipped.
+4. A following collection does not end on its own: a node is asked again after the receiver has read its answer.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rallypoint.control.protocol.messages import CollectKind
 
 _KIB, _MIB = 1024, 1024 * 1024
 _MOST_OF_FEW = 4 * _MIB
-"""The most bytes of one node that are passed on if there are few nodes."""
+"""Maximum number of bytes to pass on per node if there are few."""
 
 
 class Limits(NamedTuple):
-    """`at_once` is the number of nodes asked at a time, `seconds` the time for each, `longest` the time for all. The
-    rest are the bytes guaranteed to one node, and the most for all.
+    """`at_once` nodes are asked at a time, with `seconds` for each and `longest` for all. The rest are the bytes
+    guaranteed to each node, and the maximum for all.
     """
 
     at_once: int
@@ -42,11 +42,11 @@ LIMITS: Mapping[CollectKind, Limits] = {
     CollectKind.BUNDLE: Limits(32, 2 * _MIB, 256 * _MIB, 30.0, 900.0),
     CollectKind.LOGS: Limits(1024, 64 * _KIB, 64 * _MIB, 30.0, 300.0),
 }
-"""The unread bytes stay below a connection's limit (`control.coordinator.connection`)."""
+"""Unread bytes stay below a connection's limit (`control.coordinator.connection`)."""
 
 
 def room_for_each(kind: CollectKind, nodes: int) -> int:
-    """The bytes passed on from each of this many nodes."""
+    """How many bytes to pass on from each of this many nodes."""
     limits = LIMITS[kind]
     return max(limits.of_node, min(_MOST_OF_FEW, limits.of_all // max(1, nodes)))
 
@@ -56,11 +56,11 @@ class Collection:
 
     Args:
         kind: the data to collect.
-        nodes: the nodes, in the order of the requests.
+        nodes: the nodes, in the order in which to ask them.
         in_reach: whether a node can be asked now.
         ask: asks some nodes.
         now: the time on the coordinator's clock, in seconds.
-        follows: whether nodes are asked repeatedly.
+        follows: whether to ask nodes repeatedly.
     """
 
     def __init__(
@@ -80,19 +80,19 @@ class Collection:
         self._in_reach = in_reach
         self._ask = ask
         self._until: dict[NodeId, float] = {}
-        """Asked nodes whose answers are unread, and until when they are awaited and delay the next ones."""
+        """Asked nodes whose answers are unread, and how long they can delay the next ones."""
         self._sizes: dict[NodeId, int] = {}
         """Nodes with incomplete answers, and their bytes so far."""
         self._unread: deque[NodeId] = deque()
-        """Nodes with complete answers that the receiver has not read."""
+        """Nodes with complete answers that the receiver has not read yet."""
         self._size = 0
         self._is_full = False
-        """Whether no more nodes are asked, for lack of room or time."""
+        """Whether room or time is used up, so that no more nodes are asked."""
         self._ends_at = math.inf if follows else now + self.limits.longest
         self.silent: list[NodeId] = []
         self.lost: list[NodeId] = []
         self.cut: dict[NodeId, None] = {}
-        """Nodes that sent too much, in order."""
+        """Nodes that sent too much, in this order."""
         self._ask_more(now)
 
     def __contains__(self, node: NodeId) -> bool:
@@ -110,7 +110,7 @@ class Collection:
         return len(self._left)
 
     def pass_on(self, node: NodeId, data: bytes, is_last: bool) -> bytes:
-        """A node has sent a part. Returns the bytes to pass on."""
+        """Add a part that a node sent. Returns the bytes to pass on."""
         size = self._sizes[node] = self._sizes[node] + len(data)
         if not self.follows:
             self._size += len(data)
@@ -123,7 +123,7 @@ class Collection:
         return b"" if node in self.cut else data
 
     def on_read(self, now: float) -> None:
-        """The receiver has read one node's complete answer."""
+        """Record that the receiver has read one node's complete answer."""
         if self._unread:
             node = self._unread.popleft()
             self._until.pop(node, None)
@@ -138,21 +138,20 @@ class Collection:
         self._ask_more(now)
 
     def restart(self, node: NodeId) -> None:
-        """A node is asked again, and sends everything from the beginning."""
+        """Discard a node's data, since it was asked again and sends everything from the beginning."""
         self._sizes[node] = 0
 
     def on_resume(self, now: float) -> None:
-        """A node is back; it may be one that was out of reach and is next."""
+        """Try to ask more nodes: one that was out of reach may have returned."""
         self._ask_more(now)
 
     def finish(self, now: float) -> None:
-        """Stop following: asked nodes may still answer for a while, and no node is asked again."""
+        """Stop following: asked nodes can still answer for a while, but none is asked again."""
         if self._asks_again:
             self._asks_again, self._ends_at = False, now + self.limits.seconds
             self._left.clear()
 
     def forget(self, node: NodeId, now: float) -> None:
-        """A node is gone."""
         if self._sizes.pop(node, None) is not None:
             del self._until[node]
             if not self.follows:
@@ -160,7 +159,6 @@ class Collection:
             self._ask_more(now)
 
     def tick(self, now: float) -> None:
-        """Time has passed."""
         self._is_full = self._is_full or now >= self._ends_at
         for node in [node for node, until in self._until.items() if min(until, self._ends_at) <= now]:
             del self._until[node]
@@ -169,7 +167,6 @@ class Collection:
         self._ask_more(now)
 
     def wake_at(self) -> float:
-        """The time at which `tick` has something to do."""
         return min(self._ends_at, next(iter(self._until.values()), self._ends_at))
 
     def _ask_more(self, now: float) -> None:
@@ -182,6 +179,6 @@ class Collection:
                 wave.append(node)
             else:
                 (away if self.follows else self.lost).append(node)
-        self._left.extend(away)  # they may come back
+        self._left.extend(away)  # they may return
         if wave:
             self._ask(wave)

@@ -1,4 +1,4 @@
-"""The effects of operators' commands to a job. Pure.
+"""The effects of operators' commands on a job. Pure.
 
 Law: a refused command changes nothing, and the refusal gives the reason and the remedy.
 """
@@ -38,14 +38,14 @@ from rallypoint.observe.watching.messages import (
 )
 
 MOST_NAMED = 8
-"""The most nodes named in a sentence."""
+"""Maximum number of nodes named in a sentence."""
 
 
 class CommandPlan(NamedTuple):
     """The effect of a command.
 
-    `text` describes it for people, as an event of this `kind`. `operation` runs on behalf of the operator; `request` is
-    sent to one node.
+    `text` describes it, as an event of this `kind`. `operation` runs on behalf of the operator; `request` is sent to
+    one node.
     """
 
     text: str
@@ -55,16 +55,16 @@ class CommandPlan(NamedTuple):
 
     @property
     def size(self) -> NodeRange | None:
-        """The number of nodes in future rounds, if it changes."""
+        """The number of nodes in future rounds, if the command changes it."""
         return self.operation.size if isinstance(self.operation, Resize) else None
 
 
 class CommandRefused(Exception):
-    """The command is refused; one sentence gives the reason."""
+    """A command is refused; the message is one sentence with the reason."""
 
 
 def plan_command(command: Command, state: State, settings: Settings, sessions: SessionRegistry) -> CommandPlan:
-    """Plan a command for the present state of the job.
+    """Plan a command for the job's current state.
 
     Raises:
         CommandRefused: the command is impossible.
@@ -110,7 +110,7 @@ def _drain(command: DrainCommand, state: State, sessions: SessionRegistry) -> Co
 
 
 def _connected(node: NodeId, state: State, sessions: SessionRegistry) -> str:
-    """The name of a node, which must be connected."""
+    """Return the name of a node. Raises CommandRefused if it is not connected."""
     name = name_of(state, node)
     if node not in sessions:
         raise CommandRefused(f"{name} is not connected at the moment; try again when it is back")
@@ -119,7 +119,7 @@ def _connected(node: NodeId, state: State, sessions: SessionRegistry) -> str:
 
 _ENDS_CONTROL_PLANE = frozenset({Fault.KILL_AGENT, Fault.KILL_NODE, Fault.CUT})
 _DEATH_LEASES = 2
-"""Leases for which a node killed by a drill is silent, so that it counts as lost, which is the purpose."""
+"""A node killed by a drill stays silent for this many leases, so that it counts as lost, as intended."""
 
 
 def _fault(command: FaultCommand, state: State, settings: Settings, sessions: SessionRegistry) -> CommandPlan:
@@ -175,10 +175,10 @@ def _count(number: int, more: str = "") -> str:
 
 
 def find_node(name: str, state: State) -> NodeId:
-    """The node with a name, host, address, pid@host or group rank.
+    """The node with this name, host, address, pid@host or group rank.
 
     Raises:
-        CommandRefused: there is none, or more than one.
+        CommandRefused: no node matches, or several do.
     """
     nodes = [node for node in known_to(state) if not node.is_placeholder]
     rank = int(name) if name.isascii() and name.isdecimal() and len(name) < 10 and state.complete else -1
@@ -193,10 +193,10 @@ def find_node(name: str, state: State) -> NodeId:
 
 
 def nodes_with_ranks(ranks: Sequence[int], state: State) -> list[NodeId]:
-    """The participants of the running round; with `ranks`, those whose workers have these.
+    """The participants of the running round; with `ranks`, only those whose workers have them.
 
     Raises:
-        CommandRefused: no round runs, or it has no such rank.
+        CommandRefused: no round is running, or it lacks a rank.
     """
     if not state.complete:
         raise CommandRefused("no round is running, so there are no workers")
@@ -222,7 +222,7 @@ def nodes_with_ranks(ranks: Sequence[int], state: State) -> list[NodeId]:
 
 
 def _has_name(name: str, rank: int, node: NodeId, state: State) -> bool:
-    """Whether `name` is the node's. The loop waits while this is called for each of many nodes, so it creates no
+    """Whether a node is called `name`. The loop waits while this runs for each of many nodes, so it creates no
     objects.
     """
     if name in (node.host, node.addr):

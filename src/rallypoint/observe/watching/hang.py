@@ -1,15 +1,13 @@
-"""The hang of a job: each node's evidence about its workers goes to one node, and that node's report to all. Pure.
+"""The hang of a job: each node's evidence about its workers goes to one node, whose report goes to all. Pure.
 
 Laws:
 
-1. No node is asked before the job hangs, and each hang is reported once: the next one begins after some activity.
-2. The coordinator does not keep nodes' answers: it passes them on to the reporting node as they arrive.
-3. The report names nodes that did not answer in time. If the reporting node sends no report, all nodes are notified of
-   that.
-4. A node whose connection broke is notified again when it is back: messages in both directions may be lost. Its first
-   part then replaces all earlier ones.
-5. A new coordinator reports an inherited hang once all nodes are back: the former coordinator may not have sent its
-   report.
+1. No node is asked before the job hangs. Each hang is reported once; another one requires some activity first.
+2. The coordinator does not store nodes' answers: it passes them on to the reporting node as they arrive.
+3. The report names nodes that did not answer in time. If the reporting node sends no report, all nodes are told so.
+4. A node whose connection broke is notified again when it returns, since messages in both directions may be lost. Its
+   first part then replaces all earlier ones.
+5. A new coordinator reports an inherited hang once all nodes are back, since the old one may not have sent its report.
 """
 
 from __future__ import annotations
@@ -40,21 +38,21 @@ if TYPE_CHECKING:
     from rallypoint.control.coordinator.sessions import SessionRecord
 
 _REPORT = 15.0
-"""Seconds for the reporting node after the others have answered."""
+"""Seconds that the reporting node has after the others have answered."""
 _MOST_NAMED = 8
-"""The most nodes without an answer whose names it gets."""
+"""Maximum number of silent nodes whose names it gets."""
 _NO_REPORT = "{} has not sent the report of this hang within {:g} s, so there is none"
 
 
 class HangInvestigation:
-    """The investigation of a job's hang, if there is one.
+    """The investigation of a job's hang, if any.
 
     Args:
-        tell: sends a notification to given nodes.
-        numbers: the numbers of requested collections; each is used once.
-        name: returns the readable name of a node.
-        settles: if each node collects for itself, seconds before a report is passed on: a node with its report may end
-            the round, and the others must have theirs by then.
+        tell: sends a notification to some nodes.
+        numbers: numbers for collections, each used once.
+        name: returns a node's readable name.
+        settles: if each node collects for itself, seconds to wait before passing on a report. A node with its report
+            may end the round, and the others must have theirs by then.
     """
 
     def __init__(
@@ -70,26 +68,26 @@ class HangInvestigation:
         self._settles = settles
         self._settled_at = 0.0
         self._ready: str | None = None
-        """The report, while it is too early to pass it on."""
+        """The report, until it may be passed on."""
         self._number, self._round = 0, -1
         self._nodes: Sequence[NodeId] = ()
-        """The nodes that are asked and notified; the first of them reports. Empty after that."""
+        """The nodes to ask and notify; the first one reports. Empty after that."""
         self._round_size = 0
         """The number of nodes of the round."""
         self._asked: Collection | None = None
-        """The collection, until it has ended."""
+        """The collection, until it ends."""
         self._until = math.inf
-        """The deadline of the report after that."""
+        """The deadline for the report after that."""
 
     def check_hang(self, before: State, after: State, in_reach: Callable[[NodeId], bool], now: float) -> bool:
-        """If the round hangs after this change, begin to ask the connected nodes. Returns whether it does."""
+        """Start to ask the connected nodes if this change makes the round hang. Returns whether it does."""
         if not hang_began(before, after):
             return False
         self.begin(after, in_reach, now)
         return True
 
     def begin(self, after: State, in_reach: Callable[[NodeId], bool], now: float) -> None:
-        """The round is hanging: query the connected nodes."""
+        """Ask the connected nodes about the hang."""
         in_order = sorted(after.participants, key=lambda node: after.participants[node].rank)
         nodes = [node for node in in_order if in_reach(node)]
         self._drop()
@@ -101,7 +99,7 @@ class HangInvestigation:
             self._asked = Collection(CollectKind.HANG, nodes, in_reach, self._request, now)
 
     def resumed(self, node: NodeId, state: State) -> None:
-        """A node is back in a new session."""
+        """Notify a node that returned in a new session."""
         if node in self._nodes and state.complete and state.round == self._round:
             self._tell([node], HangFound(self._round, self._round_size))
             if self._asked is not None and node in self._asked:
@@ -112,7 +110,7 @@ class HangInvestigation:
         self._tell(nodes, CollectRequested(self._number, CollectKind.HANG))
 
     def on_answer(self, node: NodeId, answer: NodeAnswer, now: float) -> None:
-        """A node has answered."""
+        """Pass on a node's answer."""
         if isinstance(answer, NodeReport) or answer.number != self._number or not self._nodes:
             return
         if isinstance(answer, HangReport):
@@ -130,15 +128,13 @@ class HangInvestigation:
             self._end_if_complete(now)
 
     def forget(self, node: NodeId, now: float) -> None:
-        """A node is gone."""
         if self._nodes and node == self._nodes[0]:
-            self._drop()  # its round, or even the job, ends with it
+            self._drop()  # its round or even the job ends with it
         elif self._asked is not None:
             self._asked.forget(node, now)
             self._end_if_complete(now)
 
     def tick(self, now: float) -> None:
-        """Time has passed."""
         if now < self.wake_at():
             return
         if self._asked is not None:
@@ -150,7 +146,6 @@ class HangInvestigation:
             self._report(_NO_REPORT.format(self._name(self._nodes[0]), _REPORT), now)
 
     def wake_at(self) -> float:
-        """The time at which `tick` has something to do."""
         return self._until if self._asked is None else self._asked.wake_at()
 
     def _end_if_complete(self, now: float) -> None:
@@ -172,34 +167,34 @@ class HangInvestigation:
         self._tell(nodes, HangReport(self._number, self._round, text))
 
     def _drop(self) -> None:
-        """Drop this hang: it was reported, or the reporting node is gone."""
+        """Drop this hang: it has been reported, or the reporting node is gone."""
         self._nodes, self._asked, self._ready, self._until = (), None, None, math.inf
 
 
 class HangExtension(Extension):
-    """The hangs of one coordinator's job."""
+    """The hangs in one coordinator's job."""
 
     def __init__(self, job: Coordinator) -> None:
         self.job = job
         self._hang = HangInvestigation(job.send_to, job.extensions.numbers, lambda node: name_of(job.state, node))
         self.handlers = dict.fromkeys((HangReport, Taken, CollectedPart), self._on_answer)
         self._awaits_nodes = False
-        """Whether the hung state is another coordinator's, and some of its nodes are not back."""
+        """Whether another coordinator left this hang, and some of its nodes are not back."""
 
     def _on_answer(self, speaker: SessionRecord, answer: NodeAnswer, now: float) -> None:
         self._hang.on_answer(speaker.node, answer, now)
 
     def on_change(self, before: State, after: State, now: float) -> None:
-        """Begin to ask if the round now hangs."""
+        """Start to ask if the round now hangs."""
         if not self._hang.check_hang(before, after, self.job.sessions.__contains__, now):
             return
-        # Without sessions, the state is another coordinator's: the nodes are about to return (law 5).
+        # Without sessions, another coordinator left this state, and the nodes are about to return (law 5).
         self._awaits_nodes = not any(node in self.job.sessions for node in after.participants)
         if not self._awaits_nodes:
             self.job.history.add("hang found", after.round, "no rank has shown a sign of life for a long time", now)
 
     def on_resume(self, node: NodeId, now: float) -> None:
-        """Notify the node again; or begin, if this was the last awaited node."""
+        """Notify the node again; or start, if this was the last missing node."""
         state, sessions = self.job.state, self.job.sessions
         if not self._awaits_nodes:
             self._hang.resumed(node, state)
@@ -208,13 +203,10 @@ class HangExtension(Extension):
             self._hang.begin(state, sessions.__contains__, now)
 
     def forget(self, node: NodeId, now: float) -> None:
-        """A node is gone."""
         self._hang.forget(node, now)
 
     def tick(self, now: float) -> None:
-        """Time has passed."""
         self._hang.tick(now)
 
     def wake_at(self) -> float:
-        """The time at which `tick` has something to do."""
         return self._hang.wake_at()

@@ -1,10 +1,10 @@
 """The messages between a watcher and the coordinator. Plain data.
 
-A watcher is a session that belongs to no node: it receives the state of the job, and may send commands. Laws:
+A watcher is a session that belongs to no node. It receives the state of the job, and may send commands. Laws:
 
-1. Nodes report only when asked, so only while there are watchers.
-2. No time of day is sent: times are seconds ago on the coordinator's clock, so that no two clocks are compared.
-3. A snapshot has a bounded size: for a large job, it has the rows of a few nodes, and counts over all.
+1. Nodes report only on request, so only while watchers exist.
+2. No time of day is sent: times are ages in seconds on the coordinator's clock, so that no two clocks are compared.
+3. The size of a snapshot is limited: for a large job, it has the rows of a few nodes, and totals of all.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from rallypoint.control.protocol.validation import decoded, validated
 from rallypoint.failures.cause import Ending
 
 MAX_SNAPSHOT = 64 * 1024 * 1024
-"""The largest size of a snapshot in bytes."""
+"""Maximum size of a snapshot in bytes."""
 SHOWN_NODES = 100
-"""For a job of up to this many nodes, a snapshot has a row for each."""
+"""Up to this many nodes, a snapshot has a row for each node."""
 PAGE_NODES = 1000
-"""Rows in one page of all nodes (`WatchRequest.first`)."""
+"""Number of rows in one page of all nodes (`WatchRequest.first`)."""
 
 
 # The state of a job
 
 
 class JobPhase(StrEnum):
-    """The phase of a job. In the first three, no round runs."""
+    """The phase of a job. In the first three, no round is running."""
 
     WAITING = "waiting"
     """Fewer than `min_nodes` nodes have joined."""
     FORMING = "forming"
-    """There are enough nodes, and others have time to join."""
+    """Enough nodes have joined, and others have time to join."""
     HELD_BACK = "held back"
     """The next round is delayed by the back-off after failures."""
     RUNNING = "running"
@@ -63,17 +63,17 @@ class MemberState(StrEnum):
     WAITING = "waiting"
     SPARE = "spare"
     EXPECTED = "expected"
-    """It was in the previous round, and has not returned yet."""
+    """It was in the previous round and has not returned yet."""
 
 
 class NodeView(NamedTuple):
-    """One node of a snapshot.
+    """One node in a snapshot.
 
-    `silent_for` is the seconds since its last message, -1 if not counted: it shares the coordinator's process, or has
-    no session (`connected`). Its workers have the global ranks from `first_rank` on, -1 without a round. `quiet`: they
-    have not been active for a long time (`--hang-timeout`). `drained_by` is the operator who asked the node to leave,
-    until it does; empty for none. `domain` is as in `NodeInfo`; with segments, `waits_for` is what a node outside the
-    round waits for.
+    `silent_for` is the number of seconds since its last message; -1 if it shares the coordinator's process or has no
+    session (`connected`). Its workers' global ranks start at `first_rank`, -1 without a round. `quiet`: its workers
+    have long been inactive (`--hang-timeout`). `drained_by` is the operator who asked the node to leave, until it
+    does; empty for none. `domain` is as in `NodeInfo`. With segments, `waits_for` says what a node outside the round
+    waits for.
     """
 
     name: str
@@ -96,7 +96,7 @@ class NodeView(NamedTuple):
 
 
 class Straggler(NamedTuple):
-    """A rank that is `behind` the median by this many steps, with the name of its node."""
+    """A rank that is `behind` the median by this many steps, and its node's name."""
 
     rank: int
     node: str
@@ -105,8 +105,8 @@ class Straggler(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """The steps of all ranks that report them (`notices.progress`): the median, the number of reporting ranks and of
-    ranks behind the median, and the ranks furthest behind, the last one first.
+    """The steps of all ranks that report them (`notices.progress`): the median, how many ranks report and how many are
+    behind the median, and the ranks furthest behind, the last one first.
     """
 
     median: int
@@ -116,10 +116,10 @@ class Steps(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Counts over all nodes of a job, including those without a row in the snapshot.
+    """Totals of all nodes in a job, including those without a row in the snapshot.
 
-    Each node counts once in the first six, by its state; the first three are in the round. `quiet` and `reported` count
-    nodes of the round again: inactive ones, and those that have reported. `workers` are those with known ranks.
+    The first six count each node once, by its state; the first three are in the round. `quiet` and `reported` count
+    nodes in the round again: inactive ones, and those that have reported. `workers` counts workers with known ranks.
     `least_step` and `most_step` are from nodes' reported progress, -1 for none.
     """
 
@@ -135,22 +135,22 @@ class Totals(NamedTuple):
     least_step: int = -1
     most_step: int = -1
     in_place_of: tuple[str, ...] = ()
-    """The commands started on nodes, if torch's own launcher was."""
+    """The commands that nodes were started with, if torch's own launcher was used."""
     steps: Steps | None = None
     """None if fewer than two ranks report them."""
     command: str = ""
-    """The command that started the agent of group rank 0; empty if unknown."""
+    """The command that started the agent with group rank 0; empty if unknown."""
     log_folder: str = ""
-    """The folder of that node's logs."""
+    """That node's log folder."""
 
     @property
     def in_round(self) -> int:
-        """The nodes of the round."""
+        """The number of nodes in the round."""
         return self.participant + self.unreachable + self.succeeded
 
 
 class FailureView(NamedTuple):
-    """A failure of the job: of a worker, or of a node (`rank` -1). Only the last one has its `traceback`."""
+    """A failure in the job: of a worker, or of a node (`rank` -1). Only the last failure has its `traceback`."""
 
     seconds_ago: float
     round: int
@@ -165,7 +165,7 @@ class FailureView(NamedTuple):
 
 
 class EventKind(StrEnum):
-    """The kinds of events of a whole job."""
+    """The kinds of events that concern a whole job."""
 
     COORDINATOR_STARTED = "coordinator started"
     ROUND_STARTED = "round started"
@@ -180,7 +180,7 @@ class EventKind(StrEnum):
 
 
 class JobEvent(NamedTuple):
-    """An event; `number` grows by one. `text` is one sentence for people."""
+    """An event; `number` increases by one. `text` is a readable sentence."""
 
     number: int
     seconds_ago: float
@@ -191,11 +191,11 @@ class JobEvent(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The state of a job at one moment.
+    """The state of a job at one time.
 
-    `phase_for` is the seconds in this phase, `missing` the number of nodes still needed for `min_nodes`, `expected` a
-    few of their names, `backoff` the seconds left of the next round's delay. `max_restarts` is -1 if not given. `age`
-    is the seconds that the job has run, as far as its nodes know.
+    `phase_for` is the number of seconds in this phase, `missing` how many nodes `min_nodes` still needs, `expected` a
+    few of their names, `backoff` the rest of the next round's delay in seconds. `max_restarts` is -1 if not set. `age`
+    is how many seconds the job has been running, as far as its nodes know.
     """
 
     job: str
@@ -208,9 +208,9 @@ class Snapshot(NamedTuple):
     missing: int
     expected: tuple[str, ...]
     nodes: tuple[NodeView, ...]
-    """In a job of more than `SHOWN_NODES`, nodes with problems come first."""
+    """In a job with more than `SHOWN_NODES` nodes, those with problems come first."""
     not_shown: int
-    """The number of nodes without a row in `nodes`; in a page of rows, those that follow."""
+    """The number of nodes without a row in `nodes`; in a page of rows, of those that follow."""
     totals: Totals
     ended_rounds: Ledger
     """Its failures are the restarts used: the failure that ended the job used none."""
@@ -223,21 +223,21 @@ class Snapshot(NamedTuple):
     detail: str = ""
     """How the job ended, in a sentence; empty before."""
     ending: Ending | None = None
-    """The kind of this end; None before it and for a success."""
+    """The kind of end; None before it and after a success."""
     age: float = 0.0
-    """The seconds since the job began, as known to this coordinator or reported by a node; for an ended job, its
-    length.
+    """Seconds since the job started, as known to this coordinator or reported by a node; for an ended job, its
+    duration.
     """
     removed: tuple[MissingNode, ...] = ()
-    """A few of the nodes that left since the last round and were not replaced."""
+    """A few of the nodes that left since the last round without being replaced."""
     changes: int = 0
     """A number that grows with each change of the job's state, each command, and nodes' progress."""
     endpoint: str = ""
-    """The place of the coordinator; set on the watcher's side, never sent."""
+    """The coordinator's address; set by the watcher, never sent."""
 
 
 class JobSummary(NamedTuple):
-    """One job of a control plane that serves many; for `phase_for`, `age` and `detail` see `Snapshot`."""
+    """One job on a control plane that serves many; for `phase_for`, `age` and `detail` see `Snapshot`."""
 
     job: str
     phase: JobPhase
@@ -251,17 +251,17 @@ class JobSummary(NamedTuple):
     """The number of restarts used by failures."""
 
 
-# Messages of a watcher
+# A watcher's messages
 
 
 class WatchRequest(NamedTuple):
     """Request the state of the job. Answered by `SnapshotPart`s, or by `JobList` if the control plane serves many jobs
-    and the greeting names none. A watcher has one request at a time: a later one replaces an unanswered one.
+    and the greeting names none. A watcher has one request at a time: a new one replaces an unanswered one.
 
-    A follower sets `after` to its known state (`Snapshot.changes`, 0 for none), and is answered when there is a newer
-    one, or after a second; it gets the end of the job even between two requests. `first` requests a page of all nodes
-    of a large job: the last snapshot is sent again with `PAGE_NODES` rows starting at this one. `node` requests the row
-    of one node, by its name, host, address or group rank.
+    A follower sets `after` to the state that it knows (`Snapshot.changes`, 0 for none). It gets an answer once a newer
+    state exists, or after a second; it learns of the job's end even between requests. `first` requests a page of a
+    large job's nodes: the last snapshot again, with `PAGE_NODES` rows from this one on. `node` requests the row of
+    one node, by name, host, address or group rank.
     """
 
     after: int = -1
@@ -275,13 +275,13 @@ class WatchRequest(NamedTuple):
 
 
 class ListRequest(NamedTuple):
-    """Request all jobs of the control plane, including ended ones, in a session with its only running job whose
-    greeting named none. Answered by `JobList`.
+    """Request all jobs on the control plane, including ended ones, if the session's greeting named no job and only one
+    is running. Answered by `JobList`.
     """
 
 
 class RestartCommand(NamedTuple):
-    """End the running round and begin another, without using up a restart. `by` is the operator, as user@host."""
+    """End the running round and start another, without using up a restart. `by` is the operator, as user@host."""
 
     by: str
 
@@ -302,7 +302,7 @@ class StopCommand(NamedTuple):
 
 
 class ResizeCommand(NamedTuple):
-    """Change the minimum and maximum number of nodes in future rounds; with `force`, also to more than there are."""
+    """Change the minimum and maximum number of nodes in future rounds; with `force`, even to more than exist."""
 
     by: str
     min_nodes: int
@@ -311,8 +311,8 @@ class ResizeCommand(NamedTuple):
 
 
 class FaultCommand(NamedTuple):
-    """Cause `fault` in the worker of a global `rank` or in a `node` (see `DrainCommand`), for `lasts` seconds if it
-    ends by itself.
+    """Inject `fault` into the worker with a global `rank` or into a `node` (see `DrainCommand`), for `lasts` seconds if
+    it ends on its own.
     """
 
     by: str
@@ -323,8 +323,8 @@ class FaultCommand(NamedTuple):
 
 
 class CollectCommand(NamedTuple):
-    """Collect data from all nodes, or from the workers of some global `ranks`. Answered by `CollectedPart`s of each
-    node, then by a `CommandReply`; when following logs, at the end of the job. See `CollectRequested`.
+    """Collect data from all nodes, or from the workers with some global `ranks`. Answered by each node's
+    `CollectedPart`s, then by a `CommandReply`; when following logs, once the job ends. See `CollectRequested`.
     """
 
     by: str
@@ -349,7 +349,7 @@ class SnapshotPart(NamedTuple):
 
 
 class JobList(NamedTuple):
-    """The running and ended jobs of a control plane that serves many, the newest first. A message has a part of them; a
+    """The running and ended jobs on a control plane that serves many, newest first. A message has a part of the list; a
     watcher's session joins the parts.
     """
 
@@ -359,7 +359,7 @@ class JobList(NamedTuple):
 
 
 class CommandReply(NamedTuple):
-    """Whether a command was carried out; if not, `detail` is the reason, and nothing has changed."""
+    """Whether a command was carried out. If not, `detail` is the reason, and nothing changed."""
 
     done: bool
     detail: str
@@ -383,10 +383,10 @@ add_messages(52, FaultCommand, ListRequest)
 
 _FromWatcher = WatcherRequest | ListRequest
 decode_watcher_request: Callable[[bytes], _FromWatcher] = decoder(_FromWatcher)
-"""Decode a watcher's message in a session."""
+"""Decodes a watcher's message in a session."""
 _ToWatcher = WatcherNotification | SessionEnded
 decode_watcher_notification: Callable[[bytes], _ToWatcher] = decoder(_ToWatcher)
-"""Decode the server's message in a watcher's session."""
+"""Decodes the server's message in a watcher's session."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(Snapshot)
@@ -400,7 +400,7 @@ def snapshot_parts(snapshot: Snapshot) -> tuple[SnapshotPart, ...]:
 
 
 def job_list_parts(jobs: JobList) -> Iterator[JobList]:
-    """The messages for a list of jobs, split by size: an id may have 4 KiB, and so may a sentence."""
+    """Split a list of jobs into messages by size: an id may have 4 KiB, and so may a sentence."""
     part: tuple[list[JobSummary], list[JobSummary]] = ([], [])
     size = 0
     for kind, summaries in enumerate((jobs.jobs, jobs.ended)):
@@ -418,6 +418,6 @@ def decode_snapshot(data: bytes) -> Snapshot:
     """Decode a snapshot from its joined parts.
 
     Raises:
-        ValueError: it is not a snapshot.
+        ValueError: the data is not a snapshot.
     """
     return validated(decoded(_decoder, data))

@@ -1,6 +1,6 @@
 """The coordinator's side of a watcher's session, also for watchers in the coordinator's own process.
 
-In the coordinator's turns: a `JobWatch` does not request one, so its caller must be in one.
+Call it in the coordinator's turns: a `JobWatch` does not request one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COMMAND_REFUSED = (
     "remote_control=true in --rdzv-conf"
 )
 MAX_WATCHERS = 64
-"""The most watching sessions of a job: each may request the whole state several times a second."""
+"""Maximum number of watchers per job: each can request the whole state several times a second."""
 _REPLACED_DETAIL = f"{MAX_WATCHERS} others watch this job, and this one was idle for the longest time"
 _COPIED_WITHIN = 5.0
 """Seconds that a snapshot waits for a turn of the coordinator."""
@@ -48,10 +48,10 @@ class JobWatch:
     def __init__(
         self, job: Dispatcher, send: Callable[[WatcherNotification], None], disconnect: Callable[[str], None]
     ) -> None:
-        """Open the session. If there are too many, the one that has been silent longest makes room.
+        """Open the session. If there are too many, close the one that has been silent longest.
 
         Args:
-            job: the watched job.
+            job: the job to watch.
             send: called with each message for the watcher.
             disconnect: called with the reason when this side ends the session.
         """
@@ -63,12 +63,12 @@ class JobWatch:
         self._watchers.open(self._number)
 
     def receive(self, request: WatcherRequest, refusal: str = "") -> None:
-        """The watcher has sent a message; `refusal` is why it may not send commands, empty if it may."""
+        """Handle a watcher's message; `refusal` is why it may not send commands, empty if it may."""
         self._watchers.receive(self._number, request, self._job.now(), refusal)
         self._job.tick()
 
     def detach(self) -> None:
-        """The watcher is gone."""
+        """Release the session of a watcher that is gone."""
         self._job.detach(self._number)
 
 
@@ -84,7 +84,7 @@ class _WatcherConnection:
         request = decode_watcher_request(payload)
         if not isinstance(request, ListRequest):
             self._watch.receive(request, self._refusal)
-        elif self._list_jobs is None:  # it may have proved membership of one job only
+        elif self._list_jobs is None:  # it may have proved membership of only one job
             raise codec.CodecError("jobs are listed for watchers that name none")
         else:
             self._list_jobs()
@@ -96,17 +96,17 @@ class _WatcherConnection:
 def open_session(
     jobs: ServedJobs, hello: Hello, output: SessionOutput, disconnect: Callable[[str], None], *, is_trusted: bool
 ) -> _WatcherConnection | None:
-    """Open the session of a watcher with this greeting. If it names no job, and there are several or none, it gets a
-    list of the jobs and no session; returns None.
+    """Open the session of a watcher with this greeting. If it names no job, and none or several exist, send the
+    watcher a list of the jobs instead and return None.
 
     Args:
-        jobs: the jobs of the server.
-        output: its connection.
+        jobs: the jobs on the server.
+        output: the watcher's connection.
         disconnect: called with the reason when this side ends the session.
-        is_trusted: whether it has proved a secret, or belongs to the control plane's own user.
+        is_trusted: whether the watcher proved a secret, or belongs to the control plane's own user.
 
     Raises:
-        HandshakeError: there is no such job.
+        HandshakeError: no such job exists.
     """
     job = jobs.find(hello.job)
     if job is None and hello.job:
@@ -125,15 +125,16 @@ def open_session(
 
 
 def job_list(jobs: ServedJobs) -> JobList:
-    """The jobs of a server, one line each, and the last ended ones."""
+    """The jobs on a server, one line each, and those that ended last."""
     now = jobs.now()
     running, ended = (tuple(summary_of(*record, now) for record in records) for records in jobs.records())
     return JobList(running, ended)
 
 
 def copy_of_job(job: Dispatcher) -> Callable[[], Snapshot]:
-    """Copy what may change in the coordinator's next turn; from any thread. Returns a function, for any thread but the
-    loop's, that waits for the copy and creates a snapshot from it, once. It raises `queue.Empty` if there was no turn.
+    """Copy what may change, in the coordinator's next turn; call on any thread. Returns a function that waits for the
+    copy and creates a snapshot from it. Call it once, but not on the loop's thread. It raises `queue.Empty` if no turn
+    came.
     """
     copied: queue.SimpleQueue[Callable[[], Snapshot]] = queue.SimpleQueue()
 

@@ -2,11 +2,11 @@
 
 Laws:
 
-1. `JobView` is taken at once, while the nodes wait: it has immutable data, and copies of the rest. All other work is
+1. Taking a `JobView` is fast, since the nodes wait: it refers to immutable data, and copies the rest. All other work is
    done in slices, between which the loop serves the nodes.
-2. A job of up to `SHOWN_NODES` nodes has a row for each. For a larger job, the snapshot has nodes with problems, the
-   worst first, and a few others; counts cover all nodes.
-3. Results that depend only on the members of a round, or on its nodes' reports, are computed once for all snapshots.
+2. A job with up to `SHOWN_NODES` nodes has a row per node. For a larger job, the snapshot has the nodes with problems,
+   worst first, and a few others; totals cover all nodes.
+3. Results that depend only on a round's members or its nodes' reports are computed once for all snapshots.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ from rallypoint.observe.watching.messages import (
 )
 
 _LONGEST_DETAIL = 200
-"""The most characters of a list's sentence about a job's end."""
+"""Maximum number of characters about a job's end in a list."""
 _LEAST_SHOWN = 8
-"""Rows of nodes without problems in a large job."""
+"""Number of rows for nodes without problems in a large job."""
 _MOST_BEHIND = 100
-"""The most ranks behind the others in a snapshot."""
+"""Maximum number of ranks in a snapshot that are behind the others."""
 _LAGS = 2
-"""A node is shown if it is this many steps behind the median: a worker may report a step a moment after the others."""
+"""Show a node that is this many steps behind the median: a worker may report a step slightly after the others."""
 _SILENT = 0.75
-"""The fraction of the lease after which a silent node is shown: longer than any pause between heartbeats."""
+"""The fraction of the lease after which to show a silent node: longer than any pause between heartbeats."""
 
 
 _SLICE = 250
-"""Nodes handled in one slice."""
+"""Number of nodes per slice."""
 
 T = TypeVar("T")
 _Slices = Generator[None, None, T]
 Making = _Slices[Snapshot]
-"""A snapshot being created: each step is a slice of some hundred microseconds, and the last one returns it."""
+"""An unfinished snapshot: each step is a slice of some hundred microseconds, and the last one returns it."""
 
 
 def reported_round(state: State) -> int:
@@ -73,13 +73,13 @@ def reported_round(state: State) -> int:
 
 
 class _Report(NamedTuple):
-    """A report with its arrival time."""
+    """A report and when it arrived."""
 
     report: NodeReport
     at: float
 
     def with_ages(self, now: float) -> NodeReport:
-        """The report with its ages as of now."""
+        """The report with ages as of now."""
         since = now - self.at
 
         def age_now(age: float) -> float:
@@ -102,14 +102,13 @@ class NodeReports:
     """The number of changes."""
 
     def add(self, node: NodeId, report: NodeReport, now: float) -> NodeReport | None:
-        """A node has reported. Returns its previous report."""
+        """Store a node's report. Returns its previous one."""
         before = self.by_node.get(node)
         self.by_node[node] = _Report(report, now)
         self.changes += 1
         return None if before is None else before.report
 
     def forget(self, node: NodeId) -> None:
-        """A node is gone."""
         self.changes += self.by_node.pop(node, None) is not None
 
 
@@ -129,7 +128,7 @@ class JobView(NamedTuple):
     reports: Mapping[NodeId, _Report]
     reports_changes: int
     drained: Mapping[NodeId, str]
-    """Nodes that were asked to leave, with the operator."""
+    """Nodes that were asked to leave, and by which operator."""
     known: tuple[str, str] = ("", "")
     """See `JobHistory.known`."""
     changes: int = 0
@@ -139,7 +138,7 @@ class JobView(NamedTuple):
     def from_coordinator(
         cls, job: Coordinator, reports: NodeReports, now: float, drained: Mapping[NodeId, str] = {}, changes: int = 0
     ) -> JobView:
-        """Take the view of a job now."""
+        """Take the current view of a job."""
         return cls(
             now=now,
             incarnation=job.incarnation,
@@ -160,7 +159,7 @@ class JobView(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A node in its list of the state; a participant of the running round has its ranks, -1 if unknown."""
+    """A node in one of the state's lists. A participant of the running round has its ranks, -1 if unknown."""
 
     node: NodeId
     kind: MemberState
@@ -170,7 +169,7 @@ class _Place(NamedTuple):
 
 
 class _Reported(NamedTuple):
-    """The combined reports of a round."""
+    """The reports on a round, combined."""
 
     nodes: int
     least_step: int
@@ -180,7 +179,7 @@ class _Reported(NamedTuple):
     command: str
     log_folder: str
     lagging: tuple[NodeId, ...]
-    """Nodes with ranks more than a step behind, the last one first."""
+    """Nodes with ranks more than one step behind, the last one first."""
 
 
 class _Members(NamedTuple):
@@ -193,8 +192,8 @@ class _Members(NamedTuple):
 
 
 class SnapshotMaker:
-    """Creates the snapshots of one job, a slice at a time. Its caches are replaced as a whole, so several snapshots may
-    be in progress.
+    """Creates the snapshots of one job, slice by slice. Its caches are replaced as a whole, so several snapshots can be
+    in progress.
     """
 
     def __init__(self) -> None:
@@ -202,7 +201,7 @@ class SnapshotMaker:
         self._reported: tuple[int, int, Sequence[_Place], _Reported] | None = None
 
     def row(self, view: JobView, node: NodeId) -> Making:
-        """The snapshot with the row of this node."""
+        """The snapshot with this node's row."""
         members = yield from self._members_of(view.state)
         every = _all_places(view.state, members)
         yield
@@ -290,7 +289,7 @@ class SnapshotMaker:
 
 
 def at_once(making: _Slices[T]) -> T:
-    """All slices, one after the other."""
+    """Run all slices, one after another."""
     try:
         while True:
             next(making)
@@ -312,7 +311,7 @@ _PHASE_OF_OUTCOME = {
 
 
 def _restarts_used(state: State) -> int:
-    """The restarts used by failures. The ledger also counts the failure that ended the job, which used none."""
+    """The number of restarts after failures. The ledger also counts the failure that ended the job, which used none."""
     failed = state.verdict is not None and state.verdict.outcome is Outcome.FAILED
     return max(0, state.ledger.failures - failed)
 
@@ -329,14 +328,14 @@ def phase_of(state: State, settings: Settings) -> JobPhase:
 
 
 def age_of(history: JobHistory, now: float, state: State) -> float:
-    """The seconds for which the job has been known here; for an ended job, its length."""
+    """Seconds since the job became known here; for an ended job, its duration."""
     if history.began is None or history.phase_since is None:
         return 0.0
     return (now if state.verdict is None else history.phase_since) - history.began
 
 
 def summary_of(state: State, settings: Settings, history: JobHistory, now: float) -> JobSummary:
-    """One entry of a list of jobs."""
+    """A job's entry in a list of jobs."""
     return JobSummary(
         job=settings.run_id,
         phase=phase_of(state, settings),
@@ -351,7 +350,7 @@ def summary_of(state: State, settings: Settings, history: JobHistory, now: float
 
 
 def _all_places(state: State, members: _Members) -> Sequence[_Place]:
-    """The nodes of all lists; those of the round are in order of rank."""
+    """The nodes in all lists; those in the round are ordered by rank."""
     return [
         *members.places,
         *(_Place(node, MemberState.WAITING, info) for node, info in state.wait_list.items()),
@@ -363,7 +362,7 @@ def _all_places(state: State, members: _Members) -> Sequence[_Place]:
 def _shown_places(
     view: JobView, every: Sequence[_Place], heard: Mapping[NodeId, float], lagging: Sequence[NodeId]
 ) -> _Slices[Sequence[_Place]]:
-    """The shown ones of many nodes: by kind of problem, then the first nodes."""
+    """Select the nodes to show: by kind of problem, then the first nodes."""
     state, silent_since = view.state, view.now - _SILENT * view.settings.lease
     silent = [(at, node) for node, at in heard.items() if at <= silent_since]
     yield
@@ -397,7 +396,7 @@ def _rank(entry: tuple[NodeId, Participant]) -> int:
 
 
 def _rank_and_node(entry: tuple[NodeId, Participant]) -> tuple[int, NodeId]:
-    """A key for sorting. While a round forms, ranks are the previous ones, and new nodes have none."""
+    """A sort key. While a round is forming, ranks are the previous ones, and new nodes have none."""
     return entry[1].rank, entry[0]
 
 
@@ -405,9 +404,9 @@ def _participants(state: State) -> _Slices[Sequence[_Place]]:
     in_order = sorted(state.participants.items(), key=_rank if state.complete else _rank_and_node)
     yield
     places: list[_Place] = []
-    base_rank = 0  # like `assign_worker_ranks`, which would handle all of them at once
+    base_rank = 0  # like `assign_worker_ranks`, which would process all of them at once
     for place, (node, participant) in enumerate(in_order):
-        # If an earlier node succeeded and left, its number of workers is unknown.
+        # If an earlier node succeeded and left, we do not know how many workers it had.
         first = base_rank if state.complete and place == participant.rank else -1
         base_rank += participant.node_info.local_world_size
         rank = participant.rank if state.complete else -1
@@ -500,7 +499,7 @@ def _reported(view: JobView, places: Sequence[_Place]) -> _Slices[_Reported]:
 def _totals(
     state: State, heard: Mapping[NodeId, float], reported: _Reported, workers: int, known: tuple[str, str]
 ) -> Totals:
-    """`known` has the last reported command and log folder."""
+    """Count all nodes. `known` has the command and log folder that were reported last."""
     connected = sum(map(heard.__contains__, state.participants))
     succeeded = sum(node in heard for node in state.succeeded if node in state.participants) if state.complete else 0
     return Totals(

@@ -1,16 +1,16 @@
-"""The watchers' sessions of a job: their answers and commands. Pure: the caller passes `now`.
+"""The watchers' sessions with a job: answers and commands. Pure: the caller passes `now`.
 
 Laws:
 
 1. Without watchers, the only cost is the record of events (`history`).
-2. A watcher has one unanswered request for a snapshot, and the next one replaces it: many requests cost no more than
-   one.
+2. A watcher has at most one unanswered request for a snapshot; the next one replaces it. So many requests cost no more
+   than one.
 3. All waiting watchers get the same snapshot. For a large job, it is created in slices, one per tick, between which
    nodes are served.
-4. A follower gets the end of the job without a request: an embedded coordinator may be gone before the next request
+4. A follower is told without a request that the job ended: an embedded coordinator may be gone before the next request
    arrives.
-5. Nodes are asked for reports when a watcher requests the state of the job, but only as often as they can answer at
-   negligible cost; many nodes are asked in waves. A node that does not answer in time is shown with the known data.
+5. Nodes are asked for reports when a watcher requests the job's state, but only as often as they can answer at
+   negligible cost. Many nodes are asked in waves. A node that does not answer in time is shown with the known data.
 """
 
 from __future__ import annotations
@@ -66,35 +66,35 @@ from rallypoint.observe.watching.snapshots import (
 )
 
 _PAUSE, _LONGEST_PAUSE, _ROWS_A_SECOND = 0.2, 2.0, 12_500
-"""Seconds between answers to followers; more with many nodes, which a snapshot must count."""
+"""Seconds between answers to followers; more with many nodes, since a snapshot must count them."""
 _UNCHANGED = 1.0
-"""Seconds after which followers are answered without a change, if the pause is shorter."""
+"""Seconds after which followers get an answer without a change, if the pause is shorter."""
 _ANSWER = 0.25
-"""Seconds for nodes to report before a watcher is answered without them."""
+"""Seconds that nodes have to report before a watcher is answered without them."""
 _FRESH, _FRESH_NODES = 1.0, 256
-"""Seconds before a report is requested again: a second for each this many nodes, but at least one."""
+"""Request a report again after one second per this many nodes, but at least one second."""
 _WAVE, _WAVES_APART = 1024, 0.2
-"""The number of nodes asked for reports at once, and the seconds until the next ones: heartbeats must not wait for the
-answers of all.
+"""The number of nodes to ask for reports at once, and seconds until the next ones: heartbeats must not wait for
+everybody's answers.
 """
 _MOST_COLLECTIONS = 4
-"""The most collections of a watcher: each answer of a node is matched against all."""
+"""Maximum number of collections per watcher: each answer of a node is matched against all."""
 _MOST_OF_LOGS = 1024 * 1024
-"""Bytes of one node's logs requested at once, if there are few nodes."""
+"""Bytes to request of one node's logs at once, if there are few nodes."""
 
 
 @dataclass(slots=True)
 class _Watcher:
     request: WatchRequest = field(default_factory=WatchRequest)
-    """Its last request."""
+    """The watcher's last request."""
     due_at: float = math.inf
-    """The deadline of the answer; infinity if there is no open request."""
+    """When the answer is due; infinity without an open request."""
     view: JobView | None = None
-    """The view of the last answer: further rows of a large job come from the same moment."""
+    """The view for the last answer: more rows of a large job come from the same moment."""
 
     @property
     def follows(self) -> bool:
-        """Whether it asks again after it has read the answer."""
+        """Whether the watcher asks again after reading the answer."""
         return self.request.after >= 0
 
 
@@ -120,14 +120,14 @@ class WatcherSessions(Extension):
         self._asked_at, self._asked_round = -math.inf, -1
         """When nodes were last asked, and in which round: answers about another round are useless."""
         self._to_ask: Iterator[NodeId] = iter(())
-        """The nodes of that round to ask next, at `_ask_at`."""
+        """The nodes in that round to ask next, at `_ask_at`."""
         self._ask_at = math.inf
         self._making: tuple[Sequence[int], Making] | None = None
-        """The sessions being answered, and their snapshot in progress."""
+        """The sessions to answer, and their unfinished snapshot."""
         self._changes = 1
         """The number of the last change: `Snapshot.changes`."""
         self._told_at = -math.inf
-        """When a snapshot without specific rows was last begun."""
+        """When the last snapshot without specific rows was started."""
         self._collections: dict[int, _CollectRequest] = {}
         self._drained: dict[NodeId, str] = {}
         """Nodes that were asked to leave, and by whom."""
@@ -139,30 +139,28 @@ class WatcherSessions(Extension):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether a watcher waits for nodes: those that end with the job answer first."""
+        """Whether a watcher is waiting for nodes: those that end with the job answer first."""
         return bool(self._collections)
 
     def open(self, session: int) -> None:
-        """A watcher has connected."""
         self._watchers[session] = _Watcher()
 
     def remove_quietest(self) -> int:
-        """Remove the watcher that has been silent longest; returns its session."""
+        """Remove the watcher that has been silent longest. Returns its session."""
         session = next(iter(self._watchers))
         self.close(session)
         return session
 
     def close(self, session: int) -> None:
-        """A session has ended."""
         for number in [number for number, request in self._collections.items() if request.watcher == session]:
             del self._collections[number]
         self._watchers.pop(session, None)
 
     def receive(self, session: int, request: WatcherRequest, now: float, refusal: str) -> None:
-        """A watcher has sent a message; `refusal` is why it may not send commands, empty if it may."""
+        """Handle a watcher's message; `refusal` is why it may not send commands, empty if it may."""
         if (watcher := self._watchers.pop(session, None)) is None:
             return  # replaced
-        self._watchers[session] = watcher  # it spoke last
+        self._watchers[session] = watcher  # the last one to speak is at the end
         if isinstance(request, Taken):
             self._on_read(session, request.number, now)
             return
@@ -180,7 +178,7 @@ class WatcherSessions(Extension):
             self.job.send(session, CommandReply(done=False, detail=str(error)))
 
     def _carry_out(self, command: Command, now: float) -> str:
-        """Carry out a command. Returns a text about the effect."""
+        """Carry out a command. Returns a description of the effect."""
         job = self.job
         plan = plan_command(command, job.state, job.settings, job.sessions)
         job.history.add(plan.kind.value, job.state.round, plan.text, now)
@@ -196,7 +194,7 @@ class WatcherSessions(Extension):
         return plan.text
 
     def on_change(self, _before: State, _after: State, now: float) -> None:
-        """The state has changed: answer the followers."""
+        """Answer the followers after a change of the state."""
         self._on_change(now)
 
     def _on_change(self, now: float) -> None:
@@ -227,13 +225,13 @@ class WatcherSessions(Extension):
             watcher.due_at = now + _ANSWER
 
     def _on_read(self, session: int, number: int, now: float) -> None:
-        """A watcher has read a node's answer to a collection."""
+        """Record that a watcher has read a node's answer to a collection."""
         if (request := self._collections.get(number)) is not None and request.watcher == session:
             request.collection.on_read(now)
             self._end_collections()
 
     def _on_report(self, speaker: SessionRecord, report: NodeReport, now: float) -> None:
-        """A node has reported. Reports that were not requested are ignored."""
+        """Store a node's report. Ignore reports that were not requested."""
         node = speaker.node
         if node not in self._awaited:
             return
@@ -254,12 +252,11 @@ class WatcherSessions(Extension):
                     watcher.due_at = now
 
     def on_resume(self, _node: NodeId, now: float) -> None:
-        """A node is back: following collections may ask it again."""
+        """Let following collections ask a node again that returned."""
         for request in self._collections.values():
             request.collection.on_resume(now)
 
     def forget(self, node: NodeId, now: float) -> None:
-        """A node is gone: its answers are no longer awaited."""
         self._reports.forget(node)
         self._awaited.discard(node)
         self._drained.pop(node, None)
@@ -268,7 +265,7 @@ class WatcherSessions(Extension):
         self._end_collections()
 
     def tick(self, now: float) -> None:
-        """Queue due messages, and ask more nodes for their reports."""
+        """Queue due messages, and ask more nodes for reports."""
         for request in self._collections.values():
             if request.collection.wake_at() <= now:
                 request.collection.tick(now)
@@ -277,11 +274,10 @@ class WatcherSessions(Extension):
             self._ask_more(now)
         while self._making is not None or now >= self._due_at():
             self._answer_some(now)
-            if self.job.state.verdict is None:  # otherwise all at once: the coordinator may end with its job
+            if self.job.state.verdict is None:  # otherwise finish it: the coordinator may end with its job
                 break
 
     def wake_at(self) -> float:
-        """The time at which `tick` has something to do."""
         until = min((request.collection.wake_at() for request in self._collections.values()), default=math.inf)
         return min(self._due_at() if self._making is None else -math.inf, self._ask_at, until)
 
@@ -296,7 +292,7 @@ class WatcherSessions(Extension):
     def _view(self, now: float) -> JobView:
         return JobView.from_coordinator(self.job, self._reports, now, self._drained, self._changes)
 
-    # Collections from nodes
+    # Collecting from nodes
 
     def _collect(self, session: int, command: CollectCommand, now: float) -> None:
         if sum(earlier.watcher == session for earlier in self._collections.values()) >= _MOST_COLLECTIONS:
@@ -335,7 +331,7 @@ class WatcherSessions(Extension):
                         request.collection.add(nodes_with_ranks(request.ranks, state), now)
 
     def _on_part(self, speaker: SessionRecord, part: CollectedPart, now: float) -> None:
-        """A node has sent a part of a collection."""
+        """Pass on a part of a collection that a node sent."""
         node, request = speaker.node, self._collections.get(part.number)
         if request is None or node not in request.collection:
             return
@@ -368,7 +364,7 @@ class WatcherSessions(Extension):
         in_order = sorted(nodes)
         return names_of(self.job.state, in_order, MOST_NAMED)
 
-    # Inside
+    # Internals
 
     def _ask_nodes(self, now: float) -> None:
         state, round_ = self.job.state, reported_round(self.job.state)
@@ -388,9 +384,9 @@ class WatcherSessions(Extension):
         self._ask_at = now + _WAVES_APART if len(wave) == _WAVE else math.inf
 
     def _answer_some(self, now: float) -> None:
-        """Create a slice of an answer, or all of it if the job is small or has ended; send the complete answer."""
+        """Create one slice of an answer, or all of it if the job is small or has ended; send a complete answer."""
         sessions, making = self._making or self._begin_answer(now)
-        self._making = None  # if this fails, do not try again
+        self._making = None  # do not try again if this fails
         state = self.job.state
         try:
             next(making)
@@ -406,7 +402,7 @@ class WatcherSessions(Extension):
                 self.job.send(session, CommandReply(done=False, detail=str(error)))
 
     def _begin_answer(self, now: float) -> tuple[Sequence[int], Making]:
-        """Begin to answer the watcher that has waited longest, and all that get the same snapshot."""
+        """Start to answer the watcher that has waited longest, and all that get the same snapshot."""
         due = {session: watcher for session, watcher in self._watchers.items() if watcher.due_at <= now}
         session, watcher = next(iter(due.items()))
         if watcher.request.has_rows:
