@@ -1,25 +1,26 @@
-"""Batch systems beside Slurm: PBS (`--cluster=pbs`), LSF (`lsf`) and Flux (`flux`). Pure.
+"""Batch systems other than Slurm: PBS (`--cluster=pbs`), LSF (`lsf`) and Flux (`flux`). Pure.
 
 Laws:
 
-1. Only a process that was started once on each host counts as a node. A script or a shell runs on the first host alone,
-   and its environment names all of them.
-2. Where a host is named more often than once, the batch system may have started more processes there than one.
-3. Node 0 is the first host of the list.
+1. Only a process that was started once on each host counts as a node. A script or a shell runs only on the first host,
+   but its environment lists all hosts.
+2. If a host is listed several times, the batch system may have started several processes on it.
+3. Node 0 is the first host in the list.
 
-PBS Professional and OpenPBS. `PBS_NODEFILE` names a file, on the first host alone, with a line for each process that
-`pbsdsh` starts. `PBS_NODENUM` counts hosts from 0, in the order of that file; `PBS_TASKNUM` counts tasks of the host in
-hex, and is 1 for the script (`start_process` and `job_nodes` in src/resmom/start_exec.c). A task of `pbsdsh` gets no
-`PBS_NODEFILE`. https://github.com/openpbs/openpbs: doc/man1/pbsdsh.1B, doc/man1/qsub.1B. TORQUE has the same names
+PBS Professional and OpenPBS. `PBS_NODEFILE` names a file that exists only on the first host, with a line per process
+that `pbsdsh` starts. `PBS_NODENUM` counts hosts from 0, in the order of that file. `PBS_TASKNUM` counts the host's
+tasks in hex, and is 1 for the script (`start_process` and `job_nodes` in src/resmom/start_exec.c). A `pbsdsh` task gets
+no `PBS_NODEFILE`. https://github.com/openpbs/openpbs: doc/man1/pbsdsh.1B, doc/man1/qsub.1B. TORQUE uses the same names
 (https://linux.die.net/man/1/pbsdsh) and `PBS_NUM_NODES`.
 
-LSF. `LSB_MCPU_HOSTS` is "host slots host slots ..."; `LSB_HOSTS` names a host once for each slot.
+LSF. `LSB_MCPU_HOSTS` is "host slots host slots ..."; `LSB_HOSTS` lists a host once per slot.
 https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=variables-environment-set-job-execution. `blaunch` starts a task
-for each slot, or for each host that it is given (https://www.ibm.com/docs/en/SSWRJV_10.1.0/lsf_command_ref/blaunch.8.html),
-and numbers them from 1 in `LSF_PM_TASKID` (src/mca/ess/lsf of https://github.com/openpmix/prrte reads it so).
+per slot, or per listed host (https://www.ibm.com/docs/en/SSWRJV_10.1.0/lsf_command_ref/blaunch.8.html), and numbers the
+tasks from 1 in `LSF_PM_TASKID` (src/mca/ess/lsf of https://github.com/openpmix/prrte reads it so).
 
-Flux. `FLUX_JOB_NNODES`, `FLUX_JOB_SIZE`, `FLUX_TASK_RANK`; hosts are in no variable. In a batch script or a shell of
-`flux alloc` only `FLUX_URI` is set. https://flux-framework.readthedocs.io/projects/flux-core/en/latest/man7/flux-environment.html
+Flux. `FLUX_JOB_NNODES`, `FLUX_JOB_SIZE`, `FLUX_TASK_RANK`; no variable lists the hosts. In a batch script or a shell of
+`flux alloc`, only `FLUX_URI` is set.
+https://flux-framework.readthedocs.io/projects/flux-core/en/latest/man7/flux-environment.html
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ from rallypoint.clusters.ports import control_port
 from rallypoint.control.protocol.ranges import MAX_NODES
 
 MAX_SLOTS = MAX_NODES * 1024
-"""Lines of a file, or words of a variable, that are looked at: a host may be named once for each processor."""
+"""Maximum number of lines of a file, or words of a variable, to read: a host may be listed once per processor."""
 
 
 def _in_script(title: str, hosts: int | None, start: str, unknown: str, cpus: int | None = None) -> Finding:
-    """A process that was started once in its job (law 1): by a script or in a shell."""
+    """Report a process that was started once in its job (law 1), by a script or in a shell."""
     if hosts is None:
         return NoCluster(f"{title} has not started this process once on each host ({unknown})", f"write {start}")
     if hosts > 1:
@@ -69,7 +70,7 @@ _PBS_START = "mpiexec -ppn 1 rallyrun ..., or pbsdsh -- rallyrun ... where PBS_N
 
 
 def pbs_hosts(machine: Machine) -> list[str]:
-    """The hosts that the job's node file names, each once; empty if it cannot be read here, or is none."""
+    """The hosts in the job's node file, without duplicates; empty if it cannot be read here or does not exist."""
     return usable(_pbs_lines(machine))
 
 
@@ -137,7 +138,7 @@ _COPY = "set PBS_NODEFILE to a copy of the script's file on a disk that all host
 
 
 def _pbs_task(environ: Mapping[str, str]) -> int:
-    """The number of this task on its host; 1 for the script, 0 if there is none."""
+    """The number of this task on its host; 1 for the script, 0 if unknown."""
     text = environ.get("PBS_TASKNUM", "").strip()
     return int(text, 16) if _HEX.fullmatch(text) else 0
 
@@ -148,12 +149,12 @@ _LSF_START = "blaunch rallyrun ... in a job of bsub -n HOSTS -R 'span[ptile=1]'"
 
 
 def lsf_hosts(environ: Mapping[str, str]) -> list[str]:
-    """The hosts of the job, each once, in its order; empty if they are not known."""
+    """The job's hosts in order, without duplicates; empty if unknown."""
     return usable(name for name, _ in _lsf_slots(environ))
 
 
 def _lsf_slots(environ: Mapping[str, str]) -> list[tuple[str, int]]:
-    """Hosts of the job and the slots on each."""
+    """The job's hosts with their numbers of slots."""
     words = environ.get("LSB_MCPU_HOSTS", "").split()
     if words and len(words) % 2 == 0 and all(word.isascii() and word.isdigit() for word in words[1::2]):
         return [(name, int(slots[:9])) for name, slots in zip(words[::2], words[1::2], strict=True)]
@@ -211,9 +212,9 @@ def of_lsf(environ: Mapping[str, str], machine: Machine) -> Finding:
 
 
 def _lsf_index(task: int, hosts: Sequence[str], hostname: str, *, several: bool) -> int | None:
-    """The node that this task is; None if the tasks are not one on each host, as far as this one can tell.
+    """This task's node number; None if the tasks are, as far as this one can tell, not one per host.
 
-    Where hosts have several slots, the task must be on the host of its number: with two slots a host, task 2 is on the
+    If hosts have several slots, the task must be on the host with its number: with two slots per host, task 2 is on the
     first host. Task 1 cannot tell; the others end, and blaunch with them.
     """
     place = place_of(hostname, hosts)
@@ -226,7 +227,7 @@ def _lsf_index(task: int, hosts: Sequence[str], hostname: str, *, several: bool)
 
 _FLUX_START = "flux run -N NODES --tasks-per-node=1 rallyrun ..."
 _FLUX_JOB = re.compile("[f\u0192]([1-9A-HJ-NP-Za-km-z]{1,16})")
-"""An id in the form F58: a letter, and digits of base 58."""
+"""An id in the format F58: a letter, and base-58 digits."""
 
 
 def of_flux(environ: Mapping[str, str], machine: Machine) -> Finding:

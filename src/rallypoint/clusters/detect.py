@@ -1,16 +1,16 @@
-"""Which cluster has started this process (`--cluster`), and whether it has started others too. Pure.
+"""Detects which cluster started this process (`--cluster`), and whether it started others too. Pure.
 
-Variables of several clusters may be set at once; the one that has started this very process counts. So `auto` asks in
-the order of `FAMILIES`, from the inside to the outside:
+Variables of several clusters may be set at once. The cluster that started this very process counts, so `auto` checks
+`FAMILIES` in order, from the innermost to the outermost:
 
-    an MPI launcher        starts its ranks inside of any other, by a step or a task of its own that is not theirs
-    SkyPilot, dstack       start a task on each machine of a cloud, of Slurm or of Kubernetes, and describe it as theirs
-    SageMaker, Azure ML    the same in their containers; Azure ML has its pods scheduled by Volcano on Kubernetes
-    Volcano                its pods may also be told their index by Kubernetes
+    an MPI launcher        starts its ranks inside any other cluster, in a step or task of its own
+    SkyPilot, dstack       start a task on each machine of a cloud, of Slurm or of Kubernetes, with their own variables
+    SageMaker, Azure ML    do so in their containers; Volcano on Kubernetes schedules the pods of Azure ML
+    Volcano                its pods may also get an index from Kubernetes
     Flux                   runs its instance as one job of Slurm or LSF, whose variables its tasks may inherit
-    Slurm                  its compatible commands set variables of PBS
-    PBS, LSF               are not found in one another
-    Kubernetes             the index of a pod is set for all that runs in it
+    Slurm                  its compatibility commands set PBS variables
+    PBS, LSF               are never found inside each other
+    Kubernetes             everything that runs in a pod sees its index
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from rallypoint.clusters.slurm import of_slurm
 
 
 class Family(NamedTuple):
-    """Clusters that describe a job in the same variables: the value of `--cluster`, a name for people, whether the
-    environment is of such a cluster, and what it says of the job.
+    """Clusters that describe a job in the same variables: the value of `--cluster`, a name for messages, a test of the
+    environment, and a function that reads it.
     """
 
     flag: str
@@ -66,7 +66,7 @@ FAMILIES = (
 
 def find(which: str, environ: Mapping[str, str], machine: Machine) -> Finding:
     """Read the environment; `which` is the flag of a family, or auto to detect it. Raises UsageError: a variable has a
-    value that its cluster does not give.
+    value that its cluster never sets.
     """
     for family in FAMILIES:
         if family.flag == which or (which == "auto" and family.is_there(environ)):
@@ -79,14 +79,14 @@ def find(which: str, environ: Mapping[str, str], machine: Machine) -> Finding:
 
 
 def job_file(environ: Mapping[str, str]) -> str:
-    """The path of the file in which the cluster describes the job, if its variables do not; empty if there is none."""
+    """The path of the file in which the cluster describes the job; empty if its variables do."""
     if "PBS_JOBID" in environ:
         return environ.get("PBS_NODEFILE", "")
     return SAGEMAKER_FILE if "TRAINING_JOB_NAME" in environ else ""
 
 
 class Started(NamedTuple):
-    """By whom this process was started beside others: for people, on how many nodes, and its number among them."""
+    """The launcher that started this process and others: its name, the number of nodes, and this process's number."""
 
     title: str
     nodes: int
@@ -100,7 +100,7 @@ _COUNTED = (
     ("the Flux job", "FLUX_JOB_NNODES", "FLUX_TASK_RANK", "flux"),
     ("the Indexed Job", "JOB_COMPLETIONS", "JOB_COMPLETION_INDEX", "k8s"),
 )
-"""Clusters that tell each node their number and its own: for people, the two variables, and the flag."""
+"""Clusters that tell each node its number and how many there are: name, the two variables, and the flag."""
 
 
 def started_with_others(environ: Mapping[str, str]) -> Started | None:

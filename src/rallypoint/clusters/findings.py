@@ -1,6 +1,6 @@
-"""What the environment of a cluster says of a job, and how its values are checked. Pure.
+"""What a cluster's environment tells about a job, and checks of its values. Pure.
 
-All of the environment is foreign text: numbers are checked for their range, names for their letters and length.
+The whole environment is untrusted text: numbers are checked for their range, names for their characters and length.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rallypoint.control.protocol.ranges import MAX_NODES
 MAX_CPUS = 1 << 16
 MAX_GPUS = 1024
 MAX_ID = 0xFFFFFFFF
-"""The largest number that a batch system gives a job."""
+"""The highest job number of a batch system."""
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?", re.ASCII)
 _IPV6 = re.compile(r"[0-9A-Fa-f]{0,4}(:[0-9A-Fa-f]{0,4}){2,7}", re.ASCII)
 _NUMBER = re.compile(r"[0-9]{1,10}", re.ASCII)
@@ -24,11 +24,11 @@ _NAME = re.compile(r"[\w.@:-]{1,120}", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Facts about a node besides the environment.
+    """Facts about a node that are not in its environment.
 
-    `hostname` is that of the kernel; `hosts_file` the text of /etc/hosts; `ephemeral` that of the kernel's range of
-    ports for outgoing connections; `cpu_quota` that of the control group's `cpu.max`; `job_file` that of the file in
-    which the cluster describes the job (`detect.job_file`). Each is empty if unknown.
+    `hostname` is the kernel's; `hosts_file` is the text of /etc/hosts; `ephemeral` that of the kernel's port range for
+    outgoing connections; `cpu_quota` that of the control group's `cpu.max`; `job_file` that of the file in which the
+    cluster describes the job (`detect.job_file`). Each is empty if unknown.
     """
 
     hostname: str = ""
@@ -40,14 +40,14 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """A job that a cluster has started on all its nodes, and this node's place in it.
+    """A job that a cluster started on all its nodes, and this node's place in it.
 
-    `title` names the job for people. `nodes` is None if only the user can know it. `index` is this node's, from 0.
-    `host` and `port` are where node 0 can be reached; `host` is empty if the environment does not say. `hosts_here`:
-    this node is known to be node 0, whatever its name stands for. `gpus` and `cpus` are how many of them the task on
-    this node may use, None if the environment does not say. `wanted` has, for the name of a value that is not known,
-    the sentence that asks for it; `origins`, for the name of a value, where it comes from. `remark` is for the user, if
-    it is not empty, and so is `unbind`, where the task may run on few of the processors.
+    `title` is the job's name in messages. `nodes` is None if only the user can know it. `index` is this node's, from
+    0. `host` and `port` are node 0's; `host` is empty if the environment does not say. `hosts_here`: this node is known
+    to be node 0, whatever its name stands for. `gpus` and `cpus` are the numbers that the task on this node may use,
+    None if the environment does not say. `wanted` maps an unknown value to the sentence that asks for it; `origins`
+    maps a value to its source. `remark` is for the user, unless empty. So is `unbind`, if the task is bound to few
+    processors.
     """
 
     title: str
@@ -67,14 +67,14 @@ class Cluster:
 
 @dataclass(frozen=True)
 class DetectionRefusal:
-    """The job cannot be told from what is there; the sentence says why, and what to type."""
+    """The environment does not suffice to identify the job; the sentence says why, and what to type."""
 
     sentence: str
 
 
 @dataclass(frozen=True)
 class NoCluster:
-    """No cluster has started this process: `fact` says how that is known, `remedy` what to do if one should have."""
+    """No cluster started this process. `fact` says how we know, `remedy` what to do if one should have."""
 
     fact: str
     remedy: str
@@ -88,7 +88,7 @@ Finding = Cluster | DetectionRefusal | NoCluster
 
 
 def number(environ: Mapping[str, str], name: str, least: int, most: int) -> int | None:
-    """A number of the environment; None if not set or empty. Raises UsageError: it is none, or out of range."""
+    """Read a number; None if unset or empty. Raises UsageError if it is not a number or out of range."""
     text = environ.get(name, "").strip()
     if not text:
         return None
@@ -101,28 +101,28 @@ def number(environ: Mapping[str, str], name: str, least: int, most: int) -> int 
 
 
 def is_host_name(text: str) -> bool:
-    """Whether a text can be the name or the IPv4 address of a host."""
+    """Whether a text can be a host's name or IPv4 address."""
     return _HOST.fullmatch(text) is not None and all(0 < len(label) < 64 for label in text.split("."))
 
 
 def is_host(text: str) -> bool:
-    """Whether a text can be the name or an address of a host, also of IPv6 without brackets."""
+    """Whether a text can be a host's name or address, including IPv6 without brackets."""
     return is_host_name(text) or _IPV6.fullmatch(text) is not None
 
 
 def name_of_job(environ: Mapping[str, str], *names: str) -> str:
-    """The first of these variables that can be a job's name; empty if none can."""
+    """The first of these variables that is valid as a job's name; empty if none is."""
     return next((text for name in names if _NAME.fullmatch(text := environ.get(name, ""))), "")
 
 
 def usable(hosts: Iterable[str]) -> list[str]:
-    """Each host once, in the order of the first mention; empty if there are too many, or one that can be none."""
+    """The hosts in order, without duplicates; empty if there are too many or one is invalid."""
     named = list(dict.fromkeys(hosts))
     return named if len(named) <= MAX_NODES and all(map(is_host, named)) else []
 
 
 def place_of(hostname: str, hosts: Sequence[str]) -> int | None:
-    """Where this host is in a list whose names may be longer or shorter than its own; None if that is not clear."""
+    """This host's position in a list whose names may be longer or shorter than its own; None if ambiguous."""
     if hostname in hosts:
         return hosts.index(hostname)
     label, labels = hostname.partition(".")[0], [host.partition(".")[0] for host in hosts]

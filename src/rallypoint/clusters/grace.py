@@ -17,11 +17,11 @@ _DEFAULT = 30.0
 """The defaults of Slurm's KillWait and Kubernetes' terminationGracePeriodSeconds."""
 _OTHERS = {"TRAINING_JOB_NAME": 120.0, "PBS_JOBID": 10.0, "LSB_JOBID": 10.0}
 _SLURM_CONFS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
-"""Paths of slurm.conf without `SLURM_CONF`: the usual one, and that of a node without its own file."""
+"""Paths of slurm.conf if `SLURM_CONF` is not set: the usual one, and that of a node without its own file."""
 
 
 def scheduler_grace_period(environ: Mapping[str, str]) -> float:
-    """The known or assumed grace period of the scheduler that started this process."""
+    """The grace period, known or assumed, of the scheduler that started this process."""
     if environ.get("SLURM_JOB_ID"):
         return _slurm_kill_wait(environ)
     return next((seconds for name, seconds in _OTHERS.items() if environ.get(name)), _DEFAULT)
@@ -38,7 +38,7 @@ def _slurm_kill_wait(environ: Mapping[str, str]) -> float:
 
 
 def kill_wait(lines: Iterable[str]) -> float:
-    """The value of `KillWait` in a slurm.conf, in seconds; Slurm's default without one."""
+    """The value of `KillWait` in a slurm.conf, in seconds; Slurm's default if missing."""
     for line in lines:
         name, _, value = line.partition("#")[0].partition("=")
         if name.strip().lower() == "killwait" and value.strip().isdecimal():

@@ -9,11 +9,11 @@ Laws:
        ranges = range { "," range }
        range  = number | number "-" number
 
-   The zeros before the first number of a range are its width: `[08-10]` is 08, 09, 10. Steps (`[1-9/2]`) there are
-   none, for scontrol neither. A text after the last bracket is accepted here, though not by every version of Slurm.
-2. With several brackets, the last one counts fastest; of the others, the one nearest to the end counts slowest. This is
+   Leading zeros of a range's first number determine its width: `[08-10]` is 08, 09, 10. Like scontrol, do not accept
+   steps (`[1-9/2]`). Accept a text after the last bracket, although not every version of Slurm does.
+   2. With several brackets, the last one varies fastest, and of the others the one nearest to the end slowest. This is
    odd, but Slurm's order.
-3. The text is foreign: work and result are bounded for any text.
+   3. The text is untrusted: work and result are bounded for any text.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from itertools import product
 
 MAX_HOSTS = 65536
-"""The most hosts in a list, as in Slurm."""
+"""Maximum number of hosts in a list, as in Slurm."""
 MAX_TEXT = 1 << 17
-"""The most characters of a list: no environment variable is longer."""
+"""Maximum number of characters in a list: no environment variable is longer."""
 MAX_BRACKETS = 16
 
 _PART = re.compile(r"\[([^\[\]]*)\]")
@@ -37,8 +37,8 @@ class HostlistError(ValueError):
 
 
 def expand(text: str) -> list[str]:
-    """The hosts of a list in order, each as often as it is named. Raises HostlistError if the text is no such list, or
-    has more than `MAX_HOSTS` hosts.
+    """Expand a list to its hosts, in order, with repetitions. Raises HostlistError if the text is malformed or has more
+    than `MAX_HOSTS` hosts.
     """
     if len(text) > MAX_TEXT:
         raise HostlistError(f"it has {len(text)} characters, and {MAX_TEXT} are allowed")

@@ -1,16 +1,15 @@
-"""Kubernetes: the pods of an Indexed Job (`--cluster=k8s`), and so those of JobSet and of Kubeflow's TrainJob; and the
+"""Kubernetes: the pods of an Indexed Job (`--cluster=k8s`), and therefore of JobSet and Kubeflow's TrainJob; and the
 pods of a Volcano Job (`--cluster=volcano`). Pure.
 
-A pod of an Indexed Job has its index in `JOB_COMPLETION_INDEX` and the host name `<job>-<index>`. The number of pods is
-told to none of them: the pod's template has to give it, as `JOB_COMPLETIONS` or as `PET_NNODES`. Where the template
-names a headless service (`subdomain`), the kubelet writes the pod's full name,
-`<job>-<index>.<service>.<namespace>.svc.<domain>`, into its /etc/hosts, and DNS has that of pod 0 as soon as the pod
-has an address.
+A pod of an Indexed Job has its index in `JOB_COMPLETION_INDEX`, and the host name `<job>-<index>`. No pod knows how
+many there are: the pod template must set `JOB_COMPLETIONS` or `PET_NNODES`. If the template names a headless service
+(`subdomain`), the kubelet writes the pod's full name, `<job>-<index>.<service>.<namespace>.svc.<domain>`, to its
+/etc/hosts. DNS knows pod 0's name as soon as the pod has an address.
 
 A pod of a Volcano Job with the plug-in `pytorch` has MASTER_ADDR, MASTER_PORT, WORLD_SIZE (the number of pods) and RANK
-(that of the pod): https://github.com/volcano-sh/volcano/blob/master/docs/user-guide/how_to_use_pytorch_plugin.md. With
-`svc` and `env` it has `VC_<TASK>_HOSTS`, `VC_<TASK>_NUM` and its index in its task, VC_TASK_INDEX
-(how_to_use_svc_plugin.md and how_to_use_env_plugin.md there), which is enough if the job has one task.
+(the pod's): https://github.com/volcano-sh/volcano/blob/master/docs/user-guide/how_to_use_pytorch_plugin.md. With `svc`
+and `env` it has `VC_<TASK>_HOSTS`, `VC_<TASK>_NUM` and its index in its task, VC_TASK_INDEX (how_to_use_svc_plugin.md
+and how_to_use_env_plugin.md there). They suffice if the job has one task.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from rallypoint.clusters.findings import (
 from rallypoint.control.protocol.ranges import MAX_NODES
 
 PORT = 29400
-"""Where pod 0 listens; it has a network of its own."""
+"""The port of pod 0, which has its own network."""
 SERVICE = "RALLYPOINT_SERVICE"
-"""The variable that names the headless service, if /etc/hosts does not."""
+"""Names the headless service, if /etc/hosts does not."""
 
 _QUOTA = re.compile(r"([0-9]{1,15}) ([0-9]{1,15})\s*", re.ASCII)
 
@@ -78,7 +77,7 @@ def of_kubernetes(environ: Mapping[str, str], machine: Machine) -> Finding:
 
 
 def _service_of(machine: Machine) -> str:
-    """What follows this pod's name in /etc/hosts: the service, the namespace, the domain. Empty if it is not there."""
+    """The rest of this pod's name in /etc/hosts: service, namespace, domain. Empty if missing."""
     prefix = machine.hostname.split(".")[0] + "."
     for line in machine.hosts_file[: 1 << 20].splitlines():
         names = line.partition("#")[0].split()[1:]
@@ -103,7 +102,7 @@ def _why_no_host(hostname: str, index: int, job: str, service: str) -> str:
 
 
 def _quota_cpus(quota: str) -> int | None:
-    """Processors that a control group's `cpu.max` allows, rounded up; None for any number."""
+    """Processors that a control group's `cpu.max` allows, rounded up; None without a limit."""
     match = _QUOTA.fullmatch(quota)
     if match is None or int(match[2]) == 0:
         return None
@@ -117,7 +116,7 @@ _PLUGINS = "set `plugins: {pytorch: [], svc: [], env: []}` in the Job"
 
 
 def is_of_volcano(environ: Mapping[str, str]) -> bool:
-    """Whether a plug-in of Volcano has described the job to this pod."""
+    """Whether a Volcano plug-in has described the job to this pod."""
     return "VC_TASK_INDEX" in environ or any(map(_TASK_HOSTS.fullmatch, environ))
 
 
@@ -162,5 +161,5 @@ def of_volcano(environ: Mapping[str, str], machine: Machine) -> Finding:
 
 
 def _words(text: str) -> list[str]:
-    """The pods of a task; empty if one of them can be none."""
+    """The pods of a task; empty if one of them is invalid."""
     return usable(filter(None, text.strip().split(",")))

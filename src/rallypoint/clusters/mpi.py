@@ -1,9 +1,9 @@
-"""MPI launchers (`--cluster=mpi`): `mpirun` of Open MPI, Hydra's, which MPICH, Intel MPI and others have, `mpiexec` of
-PALS, and `jsrun`. Pure.
+"""MPI launchers (`--cluster=mpi`): Open MPI's `mpirun`, Hydra's (in MPICH, Intel MPI and others), PALS' `mpiexec`, and
+`jsrun`. Pure.
 
-Each rank is told how many there are, and how many on its host, but no rank is told where the others are. In a job of
-Slurm, PBS or LSF that names as many hosts as there are ranks, each host has a rank, and so an agent: the nodes meet at
-the first. Otherwise the user gives the endpoint, unless there is only one rank.
+Each rank knows the number of ranks in total and on its host, but not where the others are. If a job of Slurm, PBS or
+LSF lists as many hosts as there are ranks, each host has a rank, and so an agent: the nodes meet at the first host.
+Otherwise the user must set the endpoint, unless there is only one rank.
 
 Variables: Open MPI: https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html; PALS:
 https://github.com/SchedMD/slurm, src/plugins/mpi/cray_shasta, which sets the same; jsrun: LSFEnvironment in
@@ -34,7 +34,7 @@ from rallypoint.control.protocol.ranges import MAX_NODES
 
 
 class Launcher(NamedTuple):
-    """One family: how it is called, its variables, and the words with which it starts one rank on each host."""
+    """One family: its name, its variables, and the command that starts one rank on each host."""
 
     title: str
     size: str
@@ -46,7 +46,7 @@ class Launcher(NamedTuple):
 _HYDRA = "mpiexec -ppn 1 -bind-to none"
 _OPEN_MPI = "mpirun --map-by ppr:1:node --bind-to none"
 LAUNCHERS = (
-    Launcher(  # before Open MPI, whose variables it may set too
+    Launcher(  # before Open MPI, whose variables it may also set
         "jsrun",
         "JSM_NAMESPACE_SIZE",
         "JSM_NAMESPACE_RANK",
@@ -73,7 +73,7 @@ LAUNCHERS = (
 
 
 def launcher_of(environ: Mapping[str, str]) -> Launcher | None:
-    """The launcher that has started this process, if it says enough for anybody to know."""
+    """The launcher that started this process, if its variables are sufficient."""
     for launcher in LAUNCHERS:
         if {launcher.size, launcher.rank, launcher.local_size} <= environ.keys():
             return launcher
@@ -104,7 +104,7 @@ def of_mpi(environ: Mapping[str, str], machine: Machine) -> Finding:
     name = name_of_job(environ, "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
     hosts = [machine.hostname] if size == 1 else _hosts_of_the_batch_job(environ, machine)
     if launcher.title == "jsrun" and len(hosts) == size + 1:
-        del hosts[0]  # the host of the batch script, on which jsrun starts nothing
+        del hosts[0]  # the batch script's host, on which jsrun starts nothing
     key = name or next(filter(None, map(environ.get, _BATCH_JOBS)), "")
     return Cluster(
         title=f"{launcher.title}, {size} rank{'' if size == 1 else 's'}",
@@ -132,7 +132,7 @@ _BATCH_JOBS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 
 
 def _hosts_of_the_batch_job(environ: Mapping[str, str], machine: Machine) -> list[str]:
-    """The hosts of the batch job in which the launcher runs, in its order; empty if they are not known here."""
+    """The hosts of the batch job in which the launcher runs, in its order; empty if unknown."""
     if "SLURM_JOB_ID" in environ:
         with suppress(HostlistError):
             return usable(expand(environ.get("SLURM_JOB_NODELIST", "")))

@@ -1,9 +1,8 @@
-"""Platforms that start a task on each node of a job and describe the job to it in variables: SkyPilot
+"""Platforms that start a task on each node of a job and describe the job in variables: SkyPilot
 (`--cluster=skypilot`), dstack (`dstack`), Amazon SageMaker (`sagemaker`) and Azure Machine Learning (`azureml`). Pure.
 
-Each starts one process on each node, so that the number of the node is that of the process. The nodes of SkyPilot and
-dstack may be machines that others use too: their port follows from the job. Each container of SageMaker has a network
-of its own.
+Each platform starts one process per node, so the process's number is the node's. Nodes of SkyPilot and dstack may be
+machines that others use too, so their port is derived from the job. Each SageMaker container has its own network.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ _GIVE = "give --nnodes, --node-rank and --rdzv-endpoint"
 
 
 class Listing(NamedTuple):
-    """A platform that lists the addresses of all nodes in the order of their numbers: the names of its variables, and
-    where they are documented."""
+    """A platform that lists all nodes' addresses in the order of their numbers: the names of its variables, and where
+    they are documented."""
 
     title: str
     addresses: str
@@ -82,7 +81,7 @@ def _of_listing(names: Listing, environ: Mapping[str, str], machine: Machine) ->
         return NoCluster(f"{names.rank} is not set: this is not a task of {names.title.split()[0]}", _GIVE)
     job = name_of_job(environ, *names.job)
     title = f"{names.title} {job}" if job else f"the {names.title}"
-    # A list of one address may be empty where the platform knows no address of its only node.
+    # The list may be empty if the platform does not know its only node's address.
     addresses = environ.get(names.addresses, "").split()
     hosts = usable(addresses)
     count = number(environ, names.nodes, 1, MAX_NODES) or len(hosts) or None
@@ -113,11 +112,11 @@ def _of_listing(names: Listing, environ: Mapping[str, str], machine: Machine) ->
     )
 
 
-# SageMaker: https://github.com/aws/sagemaker-training-toolkit/blob/master/ENVIRONMENT_VARIABLES.md, and for a container
+# SageMaker: https://github.com/aws/sagemaker-training-toolkit/blob/master/ENVIRONMENT_VARIABLES.md, and for containers
 # without that toolkit https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
 
 SAGEMAKER_FILE = "/opt/ml/input/config/resourceconfig.json"
-"""The file with the job's hosts; the toolkit's variable `SM_RESOURCE_CONFIG` is its text."""
+"""The file with the job's hosts. The toolkit's variable `SM_RESOURCE_CONFIG` contains the same text."""
 _SAGEMAKER_PORT = 29400
 
 
@@ -173,13 +172,13 @@ def _strings(text: str) -> list[str]:
 
 
 def _list_of_strings(value: object) -> list[str]:
-    """The texts; empty if it is no list of texts."""
+    """The list if it contains only texts; otherwise empty."""
     if not isinstance(value, list) or len(value) > MAX_NODES:
         return []
     return [item for item in value if isinstance(item, str)] if all(isinstance(item, str) for item in value) else []
 
 
-# Azure Machine Learning, `distribution: type: pytorch` with one process for each instance:
+# Azure Machine Learning, `distribution: type: pytorch` with one process per instance:
 # https://learn.microsoft.com/en-us/azure/machine-learning/how-to-train-distributed-gpu
 
 

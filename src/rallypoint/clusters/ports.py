@@ -1,30 +1,29 @@
-"""The port of a job's control plane, where the cluster gives none: it follows from the numbers of the job. Pure."""
+"""The port of a job's control plane if the cluster sets none, derived from the job's numbers. Pure."""
 
 from __future__ import annotations
 
 import re
 
 DEFAULT_RANGE = "32768 60999"
-"""What `/proc/sys/net/ipv4/ip_local_port_range` says where nobody has changed it."""
+"""The content of `/proc/sys/net/ipv4/ip_local_port_range` unless somebody changed it."""
 
 _SPANS = ((10000, 32767), (61000, 65535), (5000, 9999))
-"""From where ports are taken: the first of these of which the kernel's range leaves `_ENOUGH`."""
+"""Where to take ports from: the first range of which the kernel's own range leaves `_ENOUGH`."""
 _ENOUGH = 1000
 _USED_BY_OTHERS = frozenset(
     {5000, 5432, 5671, 5672, 5900, 5985, 6379, 6443, *range(6000, 6064), *range(6817, 6821), 7077, 8000, 8080, 8081}
     | {8265, 8443, 8786, 8787, 8888, 9000, 9090, 9091, 9092, 9093, 9100, 9200, 9300, 9400, 9418}
     | {*range(10248, 10260), 11211, 15672, 16686, 18080, 20048, 25672, 26379, 27017, 29400, 29500}
 )
-"""Ports of well-known services that machines of a cluster run, and those that launchers take where none is given."""
+"""Ports of well-known services on cluster machines, and default ports of launchers."""
 _STEP_STRIDE, _RESTART_STRIDE = 101, 10007
-"""Jobs that follow one another have ports that do, too; steps and restarts of a job are set apart from those."""
+"""Consecutive jobs have consecutive ports; the ports of a job's steps and restarts are set apart."""
 
 
 def control_port(job: int, step: int = 0, restart: int = 0, ephemeral: str = DEFAULT_RANGE) -> tuple[int, bool]:
-    """The port of a job's control plane, and whether it is outside of the kernel's range of ports (`ephemeral`, its
-    text).
+    """The port of a job's control plane, and whether it is outside the kernel's port range (`ephemeral`, its text).
 
-    It follows from the numbers of the job and of the step in it, and from how often the job was begun again.
+    It is derived from the numbers of the job and its step, and from how often the job was restarted.
     """
     low, high = _range_of(ephemeral)
     for first, last in _SPANS:

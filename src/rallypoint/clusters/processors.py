@@ -11,9 +11,9 @@ from rallypoint.failures.failure import own_cgroup_path
 
 
 class Processors(NamedTuple):
-    """Processors in this process's affinity, in the machine, and in the quota of its control groups.
+    """How many processors are in this process's affinity, in the machine, and in its control groups' quota.
 
-    `quota` is infinite without one; 1.5 means the time of one and a half processors.
+    `quota` is infinite without a limit; 1.5 means the time of one and a half processors.
     """
 
     allowed: int
@@ -22,7 +22,7 @@ class Processors(NamedTuple):
 
 
 def processors(root: str = "/") -> Processors:
-    """Count the processors; `root` is the folder with `sys` and `proc`, which have the quota."""
+    """Count the processors. `root` is the folder with `sys` and `proc`."""
     allowed = len(os.sched_getaffinity(0))
     return Processors(allowed, max(os.cpu_count() or 1, allowed), min(_quotas(root), default=float("inf")))
 
@@ -32,7 +32,7 @@ def _quotas(root: str) -> Iterator[float]:
     folder, second = own_cgroup_path("cpu", os.path.join(root, "proc"))
     top = os.path.join(root, "sys/fs/cgroup" if second else "sys/fs/cgroup/cpu")
     path = top + folder.rstrip("/")
-    if not os.path.isdir(path):  # a container sees its own group at the top, with its outside name
+    if not os.path.isdir(path):  # a container sees its own group at the top, but under its outside name
         path = top
     while path.startswith(top):
         if second:
@@ -45,9 +45,9 @@ def _quotas(root: str) -> Iterator[float]:
 
 
 def shortage(workers: int, found: Processors, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """The shortage that several workers share, and the remedy; None if each can have a processor or there is no limit.
+    """What the workers lack, and the remedy; None if each can have a processor or nothing limits them.
 
-    Fewer processors in the machine than workers are no limit: the user knows the machine.
+    A machine with fewer processors than workers is no limit: the user knows the machine.
     """
     if workers < 2 or workers <= min(found.allowed, found.quota):
         return None

@@ -1,10 +1,11 @@
-"""Slurm (`--cluster=slurm`): the step that `srun` has started, of which this process is its node's only task. Pure.
+"""Slurm (`--cluster=slurm`): the step that `srun` started, in which this process is its node's only task. Pure.
 
 Laws:
 
-1. Only the variables of the step are believed for nodes and hosts: those of the job name all nodes of the allocation.
-2. Node 0 of the step is the first host of its list, whatever the order of the tasks (`--distribution=arbitrary`).
-3. The id has the job, the step and how often the job was requeued: what an earlier run has left is another job's.
+1. For nodes and hosts, use only the step's variables: the job's list all nodes of the allocation.
+2. Node 0 of the step is the first host in its list, whatever the order of the tasks (`--distribution=arbitrary`).
+3. The id contains the job, the step and how often the job was requeued, so leftovers of an earlier run belong to
+   another job.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from rallypoint.clusters.ports import control_port
 from rallypoint.control.protocol.ranges import MAX_NODES
 
 _SPECIAL_STEP = 0xFFFFFFF0
-"""From here on, numbers of steps stand for the batch script, an interactive shell, and processes from elsewhere."""
+"""From this number on, steps are the batch script, an interactive shell, and processes from elsewhere."""
 _SRUN = "srun --ntasks-per-node=1 rallyrun ..."
 _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
 
@@ -47,7 +48,7 @@ def of_slurm(environ: Mapping[str, str], machine: Machine) -> Finding:
 
 
 def _outside_a_step(environ: Mapping[str, str], job: int) -> Finding:
-    """In a batch script, or in a shell by `salloc` or ssh: no srun has started one agent on each node."""
+    """Judge a batch script or a shell (salloc, ssh), where srun has not started one agent per node."""
     nodes = number(environ, "SLURM_JOB_NUM_NODES", 1, MAX_NODES) or number(environ, "SLURM_NNODES", 1, MAX_NODES)
     if nodes is None:
         return NoCluster(
@@ -131,7 +132,7 @@ _NO_ROOM = (
 
 
 def _most_tasks(environ: Mapping[str, str]) -> int:
-    """The most tasks that a node of the step has; `2(x3),1` is two on each of three nodes and one on the last."""
+    """Maximum number of tasks on a node of the step; `2(x3),1` is two on each of three nodes and one on the last."""
     text = environ.get("SLURM_STEP_TASKS_PER_NODE", "1")
     counts = [match and int(match[1]) for match in map(_TASKS.fullmatch, text[: 1 << 16].split(","))]
     return max(count or 1 for count in counts)
@@ -142,5 +143,5 @@ def _gpus(environ: Mapping[str, str]) -> int | None:
 
 
 def _cpus(environ: Mapping[str, str]) -> int | None:
-    """Processors of the one task on this node; `SLURM_CPUS_ON_NODE` are those of the step, or else of the job."""
+    """Processors of this node's one task; `SLURM_CPUS_ON_NODE` counts the step's, or otherwise the job's."""
     return number(environ, "SLURM_CPUS_PER_TASK", 1, MAX_CPUS) or number(environ, "SLURM_CPUS_ON_NODE", 1, MAX_CPUS)

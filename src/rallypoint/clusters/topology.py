@@ -1,6 +1,6 @@
-"""The domain of this node: the machines whose GPUs are better connected with its own than others are.
+"""The domain of this node: the machines whose GPUs are better connected to this node's than other machines' are.
 
-The GPUs' driver takes precedence over a scheduler: an NVLink domain is the reason to keep ranks together.
+The GPUs' driver takes precedence over a scheduler, since an NVLink domain is the reason to keep ranks together.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _ADDRESS, _PATTERN = "SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN"
 
 
 class Domain(NamedTuple):
-    """A domain, and the source of its name for people."""
+    """A domain, and where its name comes from, for messages."""
 
     name: str
     source: str
 
 
 def check_topology(domain: str, segment: int, min_nodes: int) -> None:
-    """Raise UsageError if the domain is invalid, or a job of this size cannot have such segments."""
+    """Raise UsageError if the domain is invalid, or if a job of this size cannot have such segments."""
     if not _is_name(domain):
         raise UsageError(
             f"--node-domain={domain[:80]!r} is not a name of printable characters, without spaces around it, of "
@@ -38,8 +38,7 @@ def check_topology(domain: str, segment: int, min_nodes: int) -> None:
 
 
 def node_domain(option: str) -> str:
-    """The name of this node's domain: the given one or, for `auto`, the one found, which is logged; empty if
-    unknown.
+    """The name of this node's domain: `option` or, for `auto`, the one found, which is logged; empty if unknown.
     """
     if option != "auto":
         return option
@@ -56,7 +55,7 @@ def node_domain(option: str) -> str:
 
 
 def find_domain(environ: Mapping[str, str], library: str = LIBRARY) -> Domain | None:
-    """The domain of this node, from NVML (the library's name or path) or Slurm's variables; None if unknown."""
+    """Find this node's domain with NVML (the library's name or path) or Slurm's variables; None if unknown."""
     fabrics = nvml_fabrics(library)
     if len(set(fabrics)) == 1 and fabrics[0]:
         return Domain(fabrics[0], "NVML")
@@ -65,9 +64,9 @@ def find_domain(environ: Mapping[str, str], library: str = LIBRARY) -> Domain | 
 
 
 def slurm_domain(address: str, pattern: str) -> str:
-    """The block or the lowest switch of `root.leaf-3.node7`, whose pattern is `switch.switch.node`; empty if none.
+    """The block or lowest switch in `root.leaf-3.node7`, whose pattern is `switch.switch.node`; empty if none.
 
-    The name of the node, which is last, may also contain periods.
+    The node's name at the end may also contain periods.
     """
     *kinds, last = pattern.split(".")
     *names, _node = address.split(".", len(kinds))

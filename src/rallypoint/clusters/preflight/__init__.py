@@ -1,1 +1,1 @@
-"""Checks whether this node can run a job before it joins one: `rallyctl check`, and `rallyrun --preflight`."""
+"""Checks whether this node can run a job before it joins: `rallyctl check`, and `rallyrun --preflight`."""

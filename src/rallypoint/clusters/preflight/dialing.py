@@ -18,13 +18,13 @@ from rallypoint.base.endpoint import is_local_address, listening_address, listen
 from rallypoint.clusters.preflight.mesh import MAX_GREETING, MeshNode, greeting, why_another
 
 LOOK_UP = 6.0
-"""Seconds for a look-up. The C library waits 5 for a DNS server before it asks the next one."""
+"""Seconds for a look-up. The C library waits 5 seconds for a DNS server before it asks the next one."""
 SLOW = 2.0
-"""A look-up of at least this many seconds is slow: some DNS server does not answer."""
+"""A look-up that takes at least this many seconds is slow: some DNS server does not answer."""
 CONNECT = 3.0
 """Seconds for a TCP connection."""
 DIAL_TIMEOUT = 5.0
-"""Seconds for a connection to a node and its greeting: a lost packet is sent again after 1 s, and after 3."""
+"""Seconds to connect to a node and receive its greeting. A lost packet is sent again after 1 s, and after 3 s."""
 
 
 class LookUp(NamedTuple):
@@ -34,7 +34,7 @@ class LookUp(NamedTuple):
 
     @property
     def unanswered(self) -> bool:
-        """Whether there was no answer about the name, not even that it is unknown."""
+        """Whether no answer arrived about the name, not even that it is unknown."""
         return not self.addresses and not self.error
 
 
@@ -63,7 +63,7 @@ class DialOutcome(StrEnum):
     SILENT = "silent"
     UNREACHABLE = "unreachable"
     NO_ROUTE = "no route"
-    """This machine has no route to such an address, such as an IPv6 address without IPv6 here."""
+    """This machine has no route to the address, for example an IPv6 address without IPv6 here."""
 
 
 _OUTCOMES = {
@@ -76,13 +76,13 @@ _OUTCOMES = {
 
 
 class Attempt(NamedTuple):
-    """One address, and the outcome of the attempt to connect to it; `words` are the kernel's."""
+    """One address, and what happened when connecting to it; `words` are the kernel's."""
 
     address: str
     outcome: DialOutcome
     words: str = ""
     greeting: bytes | None = None
-    """The peer's unsolicited bytes; None if there were none and the connection is still open."""
+    """Bytes that the peer sent first; None if it sent none and the connection is still open."""
 
 
 def attempt_all(addresses: Sequence[tuple[str, int]], seconds: float = CONNECT, *, greeted: int = 0) -> list[Attempt]:
@@ -137,8 +137,8 @@ class Target(NamedTuple):
 
 
 def dial_all(targets: Sequence[Target], own: MeshNode, timeout: float = DIAL_TIMEOUT) -> dict[int, str]:
-    """Dial nodes of the round of `own`, all at once, and wait for their greetings. Returns the reasons for unreached
-    nodes.
+    """Dial nodes in the round of `own`, all at once, and wait for their greetings. Returns unreached nodes with
+    reasons.
     """
     failures: dict[int, str] = {}
     places: list[tuple[MeshNode, tuple[str, int]]] = []
@@ -181,7 +181,7 @@ class MeshListener:
         while True:
             try:
                 visitor, _ = self._sock.accept()
-            except ConnectionAbortedError:  # the client has left again
+            except ConnectionAbortedError:  # the client has disconnected
                 continue
             except OSError:
                 return

@@ -1,6 +1,6 @@
-"""Checks of this machine: room for files, limits, processors, and accelerators, with details for NVIDIA's GPUs.
+"""Checks of this machine: disk space, limits, processors, and accelerators, with details for NVIDIA's GPUs.
 
-Each check reads its facts, and a pure function judges them. A dead network file system or a driver may block the reader
+Each check reads its facts, and a pure function judges them. A dead network file system or a driver can block the check
 (`Check.may_hang`).
 """
 
@@ -58,20 +58,20 @@ def kernel(_inputs: CheckInputs) -> Iterator[CheckResult]:
     yield passed("all system calls that an agent needs are allowed") if HAS_PIDFDS else warned(FACT, REMEDY)
 
 
-# Room for files
+# Space for files
 
 SHARED_MEMORY = "/dev/shm"
 MIN_SHARED, ENOUGH_SHARED = 64 * MEBIBYTE + 1, GIBIBYTE
-"""By default, Docker gives a container 64 MiB, which is too little."""
+"""Docker's default of 64 MiB for a container is too little."""
 MIN_SPACE, ENOUGH_SPACE = 64 * MEBIBYTE, GIBIBYTE
 MIN_INODES, ENOUGH_INODES = 100, 10_000
 _PROBE = 4096
 
 
 class Room(NamedTuple):
-    """The room in a folder: bytes, and files that can still be created (-1: not counted).
+    """The space in a folder: bytes, and files that can still be created (-1: not counted).
 
-    `trouble` is why nothing can be written there; empty after a successful trial.
+    `trouble` says why nothing can be written there; empty after a successful trial.
     """
 
     folder: str
@@ -86,7 +86,7 @@ def shared_memory(_inputs: CheckInputs) -> Iterator[CheckResult]:
 
 
 def temp_space(_inputs: CheckInputs) -> Iterator[CheckResult]:
-    """Check the intended temporary folder. (`tempfile` silently uses another if this one is unusable.)"""
+    """Check the configured temporary folder. (If it is unusable, `tempfile` silently uses another.)"""
     yield judge_space(room(next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp")))
 
 
@@ -102,7 +102,7 @@ def log_space(inputs: CheckInputs) -> Iterator[CheckResult]:
 
 
 def room(folder: str) -> Room:
-    """Measure a folder's room, and try to create a file, which has no name and is deleted at once."""
+    """Measure a folder's space, and try to create a file, which has no name and is deleted immediately."""
     try:
         disk = os.statvfs(folder)
     except OSError as error:
@@ -118,7 +118,7 @@ def room(folder: str) -> Room:
 
 
 def judge_shared_memory(space: Room) -> CheckResult:
-    """Judge the room for large buffers of NCCL and data loaders, which die of a bus error if it is full."""
+    """Judge the space for large buffers of NCCL and data loaders. If it is full, they die of a bus error."""
     larger = "make it larger: --shm-size of a container, an emptyDir of medium Memory at /dev/shm in Kubernetes"
     if space.trouble:
         return failed(f"{space.folder} cannot be written to ({space.trouble})", larger)
@@ -127,7 +127,7 @@ def judge_shared_memory(space: Room) -> CheckResult:
 
 
 def judge_space(space: Room) -> CheckResult:
-    """Judge the room for logs, error files and sockets."""
+    """Judge the space for logs, error files and sockets."""
     remedy = "free some space there, or use another folder"
     if space.trouble:
         return failed(f"{space.folder} cannot be written to ({space.trouble})", remedy)
@@ -146,19 +146,19 @@ def _size(count: int) -> str:
     return f"{count / GIBIBYTE:.1f} GiB" if count >= GIBIBYTE else f"{count / MEBIBYTE:.0f} MiB"
 
 
-# Limits of this process that its workers inherit
+# Limits that this process's workers inherit
 
 NO_LIMIT = resource.RLIM_INFINITY
 MIN_FILES, ENOUGH_FILES, _PLENTY_OF_FILES = 256, 4096, 65536
-"""Values of the soft limit: an agent raises its own, but not its workers'."""
+"""Values for the soft limit. An agent raises its own, but not its workers'."""
 MIN_LOCKED = 64 * MEBIBYTE
 MIN_PROCESSES, ENOUGH_PROCESSES = 256, 2048
 
 _CAP_IPC_LOCK, _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 14, 21, 24
 _USER_ROOT = 1 << 64
-"""An additional bit: this is root, whose processes the kernel does not count."""
+"""An extra bit for root, whose processes the kernel does not count."""
 _FIRST_NAMESPACE = ["0", "0", "4294967295"]
-"""The uid_map of the first user namespace; capabilities of others lift no limits."""
+"""The uid_map of the first user namespace. In others, capabilities lift no limits."""
 
 
 def process_limits(_inputs: CheckInputs) -> Iterator[CheckResult]:
@@ -185,7 +185,7 @@ def judge_open_files(soft: int, hard: int) -> CheckResult:
 
 
 def judge_locked_memory(limit: int, infiniband: Sequence[str]) -> CheckResult:
-    """Only InfiniBand needs much locked memory; `infiniband` are its devices. The limit is in bytes."""
+    """Judge the limit in bytes. Only InfiniBand (its devices: `infiniband`) needs much locked memory."""
     if not infiniband:
         return skipped("only InfiniBand devices need it, and there are none")
     if limit == NO_LIMIT:
@@ -196,7 +196,7 @@ def judge_locked_memory(limit: int, infiniband: Sequence[str]) -> CheckResult:
 
 
 def judge_processes(of_user: int, left_in_cgroup: int) -> CheckResult:
-    """Each worker is a process with many threads and more processes for data loaders; threads count too."""
+    """Judge limits: each worker is a process with many threads, plus processes for data loaders. Threads count too."""
     left, what, remedy = of_user, "this user may have", "raise it: `ulimit -u`, TasksMax= of a service"
     if left_in_cgroup != NO_LIMIT and (left == NO_LIMIT or left_in_cgroup < left):
         left, what = left_in_cgroup, "this control group can still make"
@@ -211,8 +211,7 @@ def _limit(number: int) -> str:
 
 
 def _capabilities() -> int:
-    """The effective capabilities of this process, as bits, with `_USER_ROOT`; none if they lift no limits or are
-    unknown.
+    """This process's effective capabilities, as bits, with `_USER_ROOT`; 0 if they lift no limits or are unknown.
     """
     with suppress(OSError, ValueError):
         with open("/proc/self/uid_map", encoding="utf-8") as file:
@@ -236,10 +235,10 @@ def _left_in_cgroups() -> Iterator[int]:
     folder, second = own_cgroup_path("pids")
     top = "/sys/fs/cgroup" if second else "/sys/fs/cgroup/pids"
     path = top + folder.rstrip("/")
-    if not os.path.isdir(path):  # a container sees its own group at the top, with its outside name
+    if not os.path.isdir(path):  # a container sees its own group at the top, but under its outside name
         path = top
     while path.startswith(top):
-        with suppress(OSError, ValueError):  # ValueError: no limit, written `max`
+        with suppress(OSError, ValueError):  # ValueError: `max`, which means no limit
             yield max(0, _number(f"{path}/pids.max") - _number(f"{path}/pids.current"))
         path = os.path.dirname(path)
 
@@ -260,7 +259,7 @@ def cpus(inputs: CheckInputs) -> Iterator[CheckResult]:
 
 
 def judge_cpus(found: Processors, workers: int, environ: Mapping[str, str]) -> CheckResult:
-    """Whether each worker can have a processor; `workers` is 0 if unknown."""
+    """Judge whether each worker can have a processor; `workers` is 0 if unknown."""
     if short := shortage(workers, found, environ):
         return warned(*short)
     text = f"this process may run on {found.allowed} of {found.there} processors"
@@ -270,10 +269,10 @@ def judge_cpus(found: Processors, workers: int, environ: Mapping[str, str]) -> C
 # GPUs: information from NVML and the kernel's log
 
 _FEW = 8
-"""The most processes named in one result."""
+"""Maximum number of processes named in one result."""
 XID_HOURS = 24
 PROGRAM_XIDS = frozenset({13, 31, 32, 43, 45, 68, 69})
-"""Errors caused by a program's own mistakes (NVIDIA's catalogue of Xid errors); others may be the GPU's."""
+"""Errors that a program's own mistakes cause (NVIDIA's catalogue of Xid errors). Others may be the GPU's fault."""
 _XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
 
 
@@ -290,9 +289,9 @@ def gpus(inputs: CheckInputs) -> Iterator[CheckResult]:
 
 
 def judge_gpus(health: NvmlHealth | None, listed: int = 0, visible: int = 0, workers: int = 0) -> CheckResult:
-    """Whether the driver answers for all GPUs.
+    """Judge whether the driver answers for all GPUs.
 
-    `listed` GPUs have the kernel's driver and a device file, `visible` ones may be used by programs; `workers` is 0 if
+    `listed` GPUs have the kernel's driver and a device file; programs may use `visible` ones. `workers` is 0 if
     unknown.
     """
     if health is None:
@@ -317,7 +316,7 @@ def judge_gpus(health: NvmlHealth | None, listed: int = 0, visible: int = 0, wor
 
 
 def judge_accelerators(row: Seen | None, trouble: str, advice: str, workers: int = 0) -> CheckResult:
-    """Accelerators other than NVIDIA's, which are only counted; or why they cannot be."""
+    """Count accelerators other than NVIDIA's, or say why they cannot be counted."""
     if row is not None:
         text = f"{counted(len(row.devices), row.vendor)}, whose health is not checked"
         if workers > len(row.devices):
@@ -330,7 +329,7 @@ def judge_accelerators(row: Seen | None, trouble: str, advice: str, workers: int
 
 
 def memory_of_others(job: str) -> list[str]:
-    """The memory of processes outside the job on GPUs visible to programs, one text for each process."""
+    """Memory that processes outside the job use on GPUs that programs see, one text per process."""
     gpus = visible_gpus(nvml_memory(), os.environ)
     if not pids_are_ours():
         return _unnamed(gpus)
@@ -344,7 +343,7 @@ def _large_shares(gpus: Mapping[int, GpuMemory]) -> list[Share]:
 
 
 def _unnamed(gpus: Mapping[int, GpuMemory]) -> list[str]:
-    """One text for each GPU, if NVML's pids mean nothing."""
+    """One text per GPU, if NVML's pids mean nothing."""
     totals = Counter[int]()
     for share in _large_shares(gpus):
         totals[share.gpu] += share.used or 0
@@ -353,7 +352,7 @@ def _unnamed(gpus: Mapping[int, GpuMemory]) -> list[str]:
 
 
 def judge_gpu_memory(health: NvmlHealth | None, holders: Sequence[str] = ()) -> CheckResult:
-    """Whether the memory is sound and free; `holders` describes that of processes outside the job."""
+    """Judge whether the memory is sound and free; `holders` describes what processes outside the job use."""
     known = [] if health is None else [gpu for gpu in health.gpus if not gpu.trouble]
     if not known:
         return skipped("there is no GPU")
@@ -384,7 +383,7 @@ def xid(_inputs: CheckInputs) -> Iterator[CheckResult]:
 
 
 class Xid(NamedTuple):
-    """An error logged by the NVIDIA driver: seconds ago, address, and number."""
+    """An error in NVIDIA's driver log: seconds ago, address, and number."""
 
     ago: float
     address: str
@@ -392,13 +391,13 @@ class Xid(NamedTuple):
 
 
 def xid_errors(entries: Iterable[LogEntry], now: float) -> list[Xid]:
-    """The errors in entries of the log; `now` is on the same clock."""
+    """Find errors in log entries; `now` is on the same clock."""
     matches = ((now - entry.moment, _XID.search(entry.text)) for entry in entries)
     return [Xid(ago, match[1], int(match[2])) for ago, match in matches if match]
 
 
 def judge_xid(errors: Iterable[Xid]) -> CheckResult:
-    """Judge errors of the last hours that are not a program's own mistakes."""
+    """Judge errors from the last hours that are not a program's own mistakes."""
     recent = [error for error in errors if error.ago < XID_HOURS * 3600 and error.number not in PROGRAM_XIDS]
     if not recent:
         return passed(f"none in the last {XID_HOURS} hours, except errors that programs cause")

@@ -1,15 +1,15 @@
-"""The mesh: which nodes of a round dial each other, how they greet, what they report, and the lines about unreached
+"""The mesh: which nodes of a round dial each other, how they greet, what they report, and the messages about unreached
 nodes.
 
 Pure. Laws:
 
-1. With up to `FULL_MESH` nodes, each dials all others. With more, node r dials r + 2^k and r - 2^k for all such k: each
-   node is dialled by as many as it dials, the same pairs in both directions, and no two nodes are far apart in that
-   graph.
+1. With up to `FULL_MESH` nodes, each dials all others. With more, node r dials r + 2^k and r - 2^k for all such k. Each
+   node dials as many nodes as dial it, the same pairs in both directions, and no two nodes are far apart in that graph.
 2. All nodes get the same lines, which group rank 0 creates from all findings.
 3. Data from another node is checked once, in `decode_finding` and `decode_lines`.
-4. A node greets with a line of its group rank and a digest of the `scope`, which names the job, its coordinator and the
-   round: another machine with the same address is not mistaken for it. This is no protection against people.
+4. A node's greeting is a line with its group rank and a digest of the `scope`, which identifies the job, its
+   coordinator and the round. So another machine with the same address is not mistaken for it. This does not stop
+   attackers.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from rallypoint.base.log import printable
 from rallypoint.control.membership.state import join_names
 
 FULL_MESH = 64
-"""With up to this many nodes, each dials all others."""
+"""Up to this many nodes, each dials all others."""
 REMEDY = "check firewalls and routes between them, or set the address to use with --local-addr"
 FEW = 4
-"""The most nodes named one by one."""
+"""Maximum number of nodes named individually."""
 MAX_LINES = 20
 _MAX_BYTES = 256 * 1024
 _MAX_TEXT = 255
@@ -36,7 +36,7 @@ _MAX_LINE = 2000
 
 
 class Finding(NamedTuple):
-    """A node's report: its name, its address for dialling, and the nodes that it did not reach, with reasons."""
+    """A node's report: its name, the address to dial, and the nodes that it did not reach, with reasons."""
 
     node: str
     where: str
@@ -44,7 +44,7 @@ class Finding(NamedTuple):
 
 
 class MeshLine(NamedTuple):
-    """A sentence about unreached nodes; `ranks` are the nodes concerned, `node` is the name of one."""
+    """A sentence about unreached nodes; `ranks` are the nodes concerned, `node` is one of their names."""
 
     text: str
     node: str
@@ -52,7 +52,7 @@ class MeshLine(NamedTuple):
 
 
 class MeshNode(NamedTuple):
-    """A node of the mesh; the scope is the round's, the same on all nodes."""
+    """A node in the mesh. The scope identifies the round, and is the same on all nodes."""
 
     scope: str
     group_rank: int
@@ -60,7 +60,7 @@ class MeshNode(NamedTuple):
 
 
 def dialled_ranks(rank: int, count: int) -> list[int]:
-    """The group ranks that a node dials in a round of `count` nodes. As many dial it."""
+    """The group ranks that a node dials in a round of `count` nodes. The same number of nodes dial it."""
     if count <= FULL_MESH:
         return [other for other in range(count) if other != rank]
     steps = [1 << power for power in range(count.bit_length()) if 1 << power < count]
@@ -68,9 +68,9 @@ def dialled_ranks(rank: int, count: int) -> list[int]:
 
 
 def mesh_lines(findings: Mapping[int, Finding], count: int, absent: Mapping[int, str] = {}) -> list[MeshLine]:
-    """The lines about a round of `count` nodes, the worst first; none if all nodes reach those that they dial.
+    """Write the lines about a round of `count` nodes, worst first; none if all nodes reach those that they dial.
 
-    Nodes missing in `findings` (by group rank) are reported too; `absent` names nodes known to take no part.
+    Nodes missing in `findings` (by group rank) are reported too. `absent` names nodes known not to take part.
     """
     names = _Names(findings, absent)
     lines = []
@@ -138,14 +138,14 @@ class _Names:
 
 
 def is_logged_by(line: MeshLine, rank: int) -> bool:
-    """Whether a node logs this line: all nodes concerned do, but of many only the one that they have in common."""
+    """Whether a node logs this line: all nodes concerned do; if they are many, only the one that they share does."""
     return rank == 0 or rank in (line.ranks if len(line.ranks) <= FEW + 1 else line.ranks[:1])
 
 
-# How a node greets
+# The greeting
 
 MAX_GREETING = 1100
-"""The most bytes of a greeting."""
+"""Maximum length of a greeting in bytes."""
 _GREETING = re.compile(rb"rallypoint-mesh 2 ([0-9]{1,7}) ([0-9a-f]{32}) ([^\n]{1,1020})\n")
 
 
@@ -171,7 +171,7 @@ def _digest(node: MeshNode) -> bytes:
     return hashlib.sha256(node.scope.encode()).hexdigest()[:32].encode()
 
 
-# The form in the store
+# The format in the store
 
 
 def encode_finding(finding: Finding) -> bytes:
@@ -196,7 +196,7 @@ def encode_lines(lines: Collection[MeshLine]) -> bytes:
 
 
 def decode_lines(data: bytes, count: int) -> tuple[int, list[MeshLine]]:
-    """The number of lines, and the first ones. Raises ValueError with a sentence if they are malformed."""
+    """Decode the number of lines, and the first ones. Raises ValueError with a sentence if they are malformed."""
     try:
         total, lines = _loaded(data, 2)
         if type(total) is not int or not len(lines) <= total <= count * count or len(lines) > MAX_LINES:

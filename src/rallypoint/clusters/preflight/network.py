@@ -1,6 +1,6 @@
 """Checks of names, the endpoint, the service there, clocks, and proxies.
 
-Nothing here joins a job: checks only greet the control plane (`Hello.only_greets`). Pure functions judge the findings.
+None of these checks joins a job: they only greet the control plane (`Hello.only_greets`). Pure functions judge results.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from rallypoint.control.client.dialing import DialTarget
 
 ASK = 3.0
-"""Seconds for the control plane's welcome."""
+"""Seconds to wait for the control plane's welcome."""
 MAX_OFFSET, HOPELESS_OFFSET = 1.0, 300.0
-"""Seconds by which clocks may differ. From five minutes on, Kerberos and many checks of signatures fail."""
+"""Maximum difference between clocks in seconds. From five minutes on, Kerberos and many signature checks fail."""
 _MOST = 16
-"""The most addresses of a name to try."""
+"""Maximum number of addresses to try per name."""
 _SLOW_DNS = "remove DNS servers that do not answer from resolv.conf"
 
 
-# The name of this machine, whose local resolution many programs take for its address
+# The name of this machine. Many programs use its local resolution as the machine's address.
 
 
 def own_name(inputs: CheckInputs) -> Iterator[CheckResult]:
@@ -45,9 +45,9 @@ def own_name(inputs: CheckInputs) -> Iterator[CheckResult]:
 
 
 def judge_host_name(name: str, answer: LookUp, foreign: Sequence[str]) -> CheckResult:
-    """Gloo, and programs that call `socket.gethostname()`, give others the address of this name.
+    """Judge the address of this name, which Gloo and programs that call `socket.gethostname()` send to others.
 
-    `foreign` are its addresses on other machines.
+    `foreign` are its addresses that belong to other machines.
     """
     remedy = f"give {name} the address by which other nodes reach this one, in DNS or /etc/hosts"
     if answer.unanswered:
@@ -70,7 +70,7 @@ def judge_host_name(name: str, answer: LookUp, foreign: Sequence[str]) -> CheckR
 
 
 class EndpointProbe(NamedTuple):
-    """One endpoint: its addresses, the outcomes of attempts to connect, and whether it is this machine."""
+    """One endpoint: its addresses, what happened when connecting, and whether it is this machine."""
 
     endpoint: Endpoint
     found: LookUp
@@ -104,10 +104,10 @@ def _place(endpoint: Endpoint) -> EndpointProbe:
 
 
 def judge_endpoint(places: Sequence[EndpointProbe], *, is_ours: bool = True, joins: bool = False) -> CheckResult:
-    """Whether the endpoint's name resolves and its host is reachable.
+    """Judge whether the endpoint's name resolves and its host is reachable.
 
-    With `is_ours` (a service of Rallypoint), a missing listener is no fault: nodes start in any order. A node that
-    `joins` waits for an unresolved name and for etcd.
+    With `is_ours` (a service of Rallypoint), a missing listener is no fault, since nodes start in any order. A node
+    that `joins` waits for an unresolved name and for etcd.
     """
     judged = [_judge_place(place, is_ours=is_ours, joins=joins) for place in places]
     if not judged:
@@ -133,7 +133,7 @@ def _judge_place(place: EndpointProbe, *, is_ours: bool, joins: bool) -> CheckRe
         return failed_yet(f"{where.host} does not resolve ({answer.error})", dns)
     reached = place.attempts_with(DialOutcome.ACCEPTED, DialOutcome.REFUSED)
     lost = place.attempts_with(DialOutcome.SILENT, DialOutcome.UNREACHABLE)
-    lost += [] if reached else place.attempts_with(DialOutcome.NO_ROUTE)  # otherwise the other family works
+    lost += [] if reached else place.attempts_with(DialOutcome.NO_ROUTE)  # otherwise the other address family works
     text = f"{where}{' (this machine)' if place.is_here else ''}: {_words(place.attempts, where.host)}"
     if not is_ours and reached and not place.attempts_with(DialOutcome.ACCEPTED):
         return failed_yet(text, "start etcd there, or take it out of the endpoint")
@@ -163,14 +163,14 @@ def _words(attempts: Sequence[Attempt], host: str) -> str:
     return ", ".join(f"{', '.join(addresses)} {words}" for words, addresses in groups.items())
 
 
-# The service there, and the clock
+# The service at the endpoint, and its clock
 
 
 class Answer(NamedTuple):
-    """The answer of the control plane; at most one of the first three is set.
+    """The control plane's answer; at most one of the first three is set.
 
-    `refusal` is the sentence with the reason why it is unusable; `absent` says that nobody is there now. The clock
-    there is `offset` seconds ahead of this one, plus or minus `uncertainty`.
+    `refusal` is a sentence that says why it is unusable; `absent` means that nobody answers now. Its clock is `offset`
+    seconds ahead of this one, plus or minus `uncertainty`.
     """
 
     welcome: str = ""
@@ -240,7 +240,7 @@ def judge_control_plane(answer: Answer) -> CheckResult:
 
 
 def judge_clock(answer: Answer) -> CheckResult:
-    """The difference between the endpoint's clock and this one. Rallypoint itself compares no clocks; people do."""
+    """Judge the difference between the endpoint's clock and this one. Only people compare them, never Rallypoint."""
     offset, uncertainty = answer.offset, answer.uncertainty
     if offset is None:
         return skipped("no control plane has reported the time of day")
@@ -270,9 +270,9 @@ def _port(place: EndpointProbe) -> CheckResult:
 def judge_port(
     port: int, trouble: str, ephemeral: tuple[int, int], reserved: Sequence[tuple[int, int]] = ()
 ) -> CheckResult:
-    """Whether an outgoing connection may take the port before the control plane listens there, or has taken it.
+    """Judge whether an outgoing connection can take, or has taken, the port before the control plane listens on it.
 
-    The kernel gives outgoing connections ports in the range `ephemeral`, except `reserved` ones.
+    The kernel uses ports in the range `ephemeral`, except `reserved` ones, for outgoing connections.
     """
     if trouble:
         return failed(f"port {port} cannot be used ({trouble})", f"find out who uses it (`ss -tanp sport = :{port}`)")
@@ -289,7 +289,7 @@ def judge_port(
 
 
 def _trouble_with(place: EndpointProbe) -> str:
-    """Why the port cannot be bound; empty if it can, or another agent on this machine listens there."""
+    """Why the port cannot be bound; empty if it can, or if another agent on this machine is listening on it."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -301,7 +301,7 @@ def _trouble_with(place: EndpointProbe) -> str:
 
 
 def _ranges(text: str) -> list[tuple[int, int]]:
-    """`29400,30000-30010`."""
+    """Parse ranges such as `29400,30000-30010`."""
     parts = [part.split("-") for part in text.strip().split(",") if part]
     return [(int(part[0]), int(part[-1])) for part in parts]
 
@@ -316,8 +316,8 @@ def proxy(inputs: CheckInputs) -> Iterator[CheckResult]:
 
 
 def judge_proxy(environ: Mapping[str, str], hosts: Sequence[str]) -> CheckResult:
-    """Rallypoint itself uses no proxy; gRPC, requests and curl do, for etcd and other nodes. The variables' values are
-    not shown: they may contain a password.
+    """Judge proxies. Rallypoint uses none, but gRPC, requests and curl do, for etcd and other nodes. Do not show the
+    variables' values, which may contain a password.
     """
     names = ", ".join(name for variable in VARIABLES for name in (variable, variable.upper()) if environ.get(name))
     if not names:
@@ -336,7 +336,7 @@ def judge_proxy(environ: Mapping[str, str], hosts: Sequence[str]) -> CheckResult
 
 
 def is_spared(host: str, no_proxy: str) -> bool:
-    """Whether `no_proxy` exempts a host: by its name, a domain at its end, its address or network, or `*`."""
+    """Whether `no_proxy` exempts a host: by name, parent domain, address, network, or `*`."""
     entries = [entry.strip().lower() for entry in no_proxy.split(",") if entry.strip()]
     return any(entry == "*" or _matches(host.lower().rstrip("."), entry) for entry in entries)
 

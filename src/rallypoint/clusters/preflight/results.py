@@ -2,9 +2,9 @@
 
 Laws:
 
-1. PASS: there is no obstacle. SKIP: the check does not apply, or its fact is unavailable; the fact gives the reason.
+1. PASS: no obstacle was found. SKIP: the check does not apply, or its fact is unavailable; the fact says why.
 2. WARN: the job may run, but something will be slow, unreliable or misleading. FAIL: the job cannot work like this.
-3. A required check must pass: then a SKIP counts as a FAIL.
+3. A required check must pass, so a SKIP then counts as a FAIL.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Status(StrEnum):
 
 
 EXIT_CODES = {Status.PASS: 0, Status.SKIP: 0, Status.WARN: 1, Status.FAIL: 2}
-"""The exit code of `rallyctl check`, by the worst status."""
+"""Exit codes of `rallyctl check`, by worst status."""
 
 
 class CheckResult(NamedTuple):
-    """One line: the check's name, the finding, and the remedy unless it has passed.
+    """One line: the check's name, the finding, and the remedy unless it passed.
 
-    Checking functions leave the name empty: `Check` has it.
+    Functions that check leave the name empty: `Check` adds it.
     """
 
     name: str
@@ -70,7 +70,7 @@ def skipped(why: str) -> CheckResult:
 
 
 def by_amount(fact: str, amount: float, least: float, enough: float, remedy: str) -> CheckResult:
-    """A FAIL below `least`, a WARN below `enough`."""
+    """Return a FAIL below `least`, a WARN below `enough`."""
     if amount >= enough:
         return passed(fact)
     return failed(fact, remedy) if amount < least else warned(fact, remedy)
@@ -79,9 +79,9 @@ def by_amount(fact: str, amount: float, least: float, enough: float, remedy: str
 class CheckInputs(NamedTuple):
     """The inputs of the checks.
 
-    `log_dir` is empty if logs go to the temporary folder; `endpoints` are the hosts and ports where nodes meet, none if
-    there is nothing to reach; `job` is the job's id, or empty; `workers` and `max_nodes` are the numbers for this node
-    and the job, 0 if unknown. A node that `joins` afterwards waits for missing services.
+    `log_dir` is empty if logs go to the temporary folder. `endpoints` are the hosts and ports where nodes meet; empty
+    if nothing has to be reached. `job` is the job's id, or empty. `workers` and `max_nodes` are the numbers for this
+    node and the job, 0 if unknown. A node that `joins` afterwards waits for missing services.
     """
 
     log_dir: str = ""
@@ -92,16 +92,16 @@ class CheckInputs(NamedTuple):
     max_nodes: int = 0
     joins: bool = False
     coordinators: Callable[[], list[DialTarget]] | None = None
-    """Returns the possible places of the job's coordinator; None without a control plane. May take seconds; raises like
-    the agent's `coordinators`.
+    """Returns where the job's coordinator may be; None without a control plane. May take seconds; raises like the
+    agent's `coordinators`.
     """
 
 
 class Check(NamedTuple):
-    """A checking function, and the names of its results in order: several if they need the same facts.
+    """A function that checks, and the names of its results in order: several if they need the same facts.
 
-    `silence` is the result if there is none in time. A function that may block in the kernel forever is marked
-    `may_hang`, and runs in a separate process; all others wait for the network for some seconds at most.
+    `silence` is the result if none arrives in time. A function that can block in the kernel forever is marked
+    `may_hang`, and runs in a separate process. All others only wait for the network, for a few seconds at most.
     """
 
     names: tuple[str, ...]
@@ -131,7 +131,7 @@ def worst(results: Iterable[CheckResult]) -> Status:
 
 
 def with_required(results: Iterable[CheckResult], names: Collection[str]) -> list[CheckResult]:
-    """The results with law 3 applied to the required checks."""
+    """Apply law 3 to the results of required checks."""
     return [_required(result) if result.name in names else result for result in results]
 
 
@@ -145,13 +145,13 @@ def _required(result: CheckResult) -> CheckResult:
 
 
 def counts(results: Sequence[CheckResult]) -> str:
-    """The counts of each status, for people: `12 PASS, 1 WARN`."""
+    """Count the results by status: `12 PASS, 1 WARN`."""
     numbers = [(sum(result.status is status for result in results), status.value) for status in Status]
     return ", ".join(f"{number} {status}" for number, status in numbers if number) or "no checks"
 
 
 VERSION = 2
-"""The version of the JSON. Within a version, fields are added, but never renamed or removed."""
+"""The version of the JSON format. Within a version, fields may be added, but are never renamed or removed."""
 
 
 def results_json(results: Sequence[CheckResult]) -> str:
@@ -165,8 +165,8 @@ WARN, REQUIRE = "warn", "require"
 
 
 def admit(results: Sequence[CheckResult], mode: str) -> None:
-    """Log each result that has not passed as a warning. Raises PreflightError if `mode` is `REQUIRE` and a check
-    failed: this node must stay out of the job.
+    """Log each result that is not a PASS as a warning. Raises PreflightError if `mode` is `REQUIRE` and a check failed:
+    this node must stay out of the job.
     """
     failures = [result for result in results if result.status is Status.FAIL] if mode == REQUIRE else []
     told_by_error = failures if len(failures) == 1 else []

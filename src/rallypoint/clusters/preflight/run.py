@@ -1,11 +1,10 @@
-"""The table of all checks, and their parallel run, which never takes longer than `DEADLINE`.
+"""The table of all checks, and a parallel run of them that never takes longer than `DEADLINE`.
 
 Laws:
 
-1. Checks that only wait for the network run on threads that nobody waits for. Checks that may hang in the kernel (a
-   dead network file system, a driver) run in a separate process: a thread hanging there would prevent this process from
-   ending.
-2. No answer by the deadline is a result too (`Check.silence`).
+1. Checks that only wait for the network run on threads that nobody waits for. Checks that can hang in the kernel (a
+   dead network file system, a driver) run in a separate process: a hung thread would prevent this process from exiting.
+2. A check that does not answer by the deadline has a result too (`Check.silence`).
 """
 
 from __future__ import annotations
@@ -63,12 +62,12 @@ CHECKS = (
     ),
     Check(("xid",), machine.xid, skipped("the kernel's log could not be read in time")),
 )
-"""All checks, in the order of display; `docs/how-to/preflight.md` describes each."""
+"""All checks, in the order in which they are shown; `docs/how-to/preflight.md` describes each."""
 
 NAMES = tuple(name for check in CHECKS for name in check.names)
 
 DEADLINE = 16.0
-"""Seconds for all checks together. If nothing hangs, they take some tenths of a second."""
+"""Seconds for all checks together. Unless something hangs, they take a few tenths of a second."""
 
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
 _BOOTSTRAP = (
@@ -83,10 +82,10 @@ _Answers = queue.SimpleQueue[tuple[int, list[CheckResult]]]
 def run_checks(
     inputs: CheckInputs, seconds: float = DEADLINE, checks: Sequence[Check] | None = None
 ) -> list[CheckResult]:
-    """Run all checks, or the given ones; give up those that do not answer within `seconds`.
+    """Run all checks, or some; do not wait longer than `seconds` for any.
 
     Returns:
-        One result for each name, in the order of the table.
+        One result per name, in the order of the table.
     """
     deadline = Deadline.after(seconds)
     answers = _Answers()
@@ -96,7 +95,7 @@ def run_checks(
     for number in selected.keys() - hanging.keys():
         try:
             _start_thread(_answer, number, selected[number], inputs, answers)
-        except RuntimeError:  # there may be no more threads, which is one of the findings
+        except RuntimeError:  # no more threads, which one of the findings reports
             _answer(number, selected[number], inputs, answers)
     by_check: dict[int, list[CheckResult]] = {}
     while len(by_check) < len(selected):
@@ -124,7 +123,7 @@ def _start_thread(work: Any, *arguments: object) -> None:
     threading.Thread(target=work, args=arguments, daemon=True, name="preflight").start()
 
 
-# The process for checks that may hang
+# The process for checks that can hang
 
 
 def _start_child(inputs: CheckInputs, checks: dict[int, Check], answers: _Answers) -> subprocess.Popen[bytes] | None:
@@ -132,7 +131,7 @@ def _start_child(inputs: CheckInputs, checks: dict[int, Check], answers: _Answer
     try:
         child = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _FOLDER, arguments],
-            stdin=subprocess.PIPE,  # it ends with this process, and ends the child
+            stdin=subprocess.PIPE,  # its end ends the child when this process is gone
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
@@ -151,7 +150,7 @@ def _start_child(inputs: CheckInputs, checks: dict[int, Check], answers: _Answer
 def _read_child(child: subprocess.Popen[bytes], output: IO[bytes], checks: dict[int, Check], answers: _Answers) -> None:
     with output:
         for line in output:
-            if not line.endswith(b"\n"):  # the child was killed in the middle of a line
+            if not line.endswith(b"\n"):  # the child was killed while writing a line
                 break
             number, results = json.loads(line)
             answers.put((number, [CheckResult(name, Status(status), *rest) for name, status, *rest in results]))
@@ -165,8 +164,8 @@ def _give_up(why: str, remedy: str, checks: dict[int, Check], answers: _Answers)
 
 
 def main_of_child() -> None:
-    """The child process: runs each check on a separate thread, and writes a line of JSON for each finished one. It ends
-    at the end of its standard input or before, even if checks hang.
+    """Run each check on a separate thread in the child process, and write one line of JSON per finished check. Returns
+    when standard input ends or earlier, even if checks hang.
     """
     _start_thread(_end_with_parent)
     numbers, fields = json.loads(sys.argv[1])

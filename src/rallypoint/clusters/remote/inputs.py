@@ -1,17 +1,17 @@
-"""Parses hosts and variables from users of `rallyctl launch`. Pure.
+"""Parses the hosts and variables that users pass to `rallyctl launch`. Pure.
 
     host                      as many workers as the command says
-    host:8                    with 8 slots, each a worker; in a file also `host slots=8`
-    user@host, [fd00::1]:8    another user; IPv6 addresses stand in brackets where something follows them
-    node[01-16]:8             the hosts of a list as Slurm writes them, with 8 slots each
+    host:8                    with 8 slots, one worker each; in a file also `host slots=8`
+    user@host, [fd00::1]:8    another user; an IPv6 address needs brackets if something follows it
+    node[01-16]:8             hosts in Slurm's list format, with 8 slots each
 
 Laws:
 
-1. A number after a colon is a number of slots, as in MPI and DeepSpeed, never a port: `~/.ssh/config` has ports.
-2. No name can be an option of ssh: it begins with a letter, a digit or an underscore.
+1. A number after a colon is a number of slots, as in MPI and DeepSpeed, never a port. Set ports in `~/.ssh/config`.
+2. No name can be an option of ssh: names begin with a letter, a digit or an underscore.
 3. An invalid list of hosts is refused with one sentence, which names the source and the line.
 4. Only named variables of the local environment are passed on; patterns (`NCCL_*`) match variables set here.
-5. `PET_*` variables tell the nodes how to meet: by rallyrun's own rules, flags of the command take precedence, and
+5. `PET_*` variables tell the nodes how to meet. By rallyrun's own rules, the command's flags take precedence, and
    scripts that call rallyrun need no arguments. The user's values take precedence over those chosen here.
 """
 
@@ -40,9 +40,9 @@ _PATTERN = re.compile(r"[A-Za-z0-9_*?]+", re.ASCII)
 
 
 class Host(NamedTuple):
-    """A machine reachable by ssh.
+    """A machine that ssh can reach.
 
-    `slots` is the number of workers there, None if the command sets it; `user` is empty if ssh itself knows.
+    `slots` is its number of workers, None if the command sets it; `user` is empty to let ssh choose.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Host(NamedTuple):
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Parse the list of `--hosts`, such as `node1:8,user@node2`. Raises UsageError for an invalid or duplicate host."""
+    """Parse the list in `--hosts`, such as `node1:8,user@node2`. Raises UsageError for an invalid or duplicate host."""
     words = [word.strip() for word in _COMMA.split(text)]
     if words == [""]:
         raise UsageError("--hosts names no host; give it as a list: node1:8,node2:8")
@@ -63,7 +63,7 @@ def parse_hosts(text: str) -> list[Host]:
 
 
 def parse_hostfile(data: bytes, source: str) -> list[Host]:
-    """Parse a host file: a host on each line, `#` begins a comment. Raises UsageError like `parse_hosts`."""
+    """Parse a host file: one host per line, `#` starts a comment. Raises UsageError like `parse_hosts`."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -126,7 +126,7 @@ def _read_host(word: str, source: str) -> Host:
 
 
 def _split_place(text: str, source: str) -> tuple[str, str | None]:
-    """A host's name or address without brackets, and the text after its colon, None without one."""
+    """Split into the host's name or address without brackets, and the text after its colon, or None."""
     if text.startswith("["):
         name, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")) or not _is_ipv6(name):
@@ -169,12 +169,12 @@ def labels(hosts: Iterable[Host]) -> Iterator[str]:
         yield host.name if names[host.name] == 1 else host.target
 
 
-# The variables of the command on each host
+# Variables for the command on each host
 
 
 def named_variables(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that `--env` selects with `NAME`, `NAME=VALUE` or a pattern. Raises UsageError if a name is invalid
-    or not set here.
+    """The variables that `--env` selects with `NAME`, `NAME=VALUE` or a pattern. Raises UsageError if a name is
+    invalid or not set here.
     """
     variables: dict[str, str] = {}
     for word in words:
@@ -191,11 +191,11 @@ def named_variables(words: Sequence[str], environ: Mapping[str, str]) -> dict[st
 
 
 def file_variables(data: bytes, source: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Parse a file of `NAME=VALUE` lines like `docker run --env-file`: `#` begins a comment line, values are taken
-    literally, and a line with only a name takes its value here, if any.
+    """Parse a file of `NAME=VALUE` lines like `docker run --env-file`: `#` starts a comment line, values are literal,
+    and a name alone takes its value, if any, from here.
 
     Raises:
-        UsageError: a line is neither.
+        UsageError: a line is invalid.
     """
     variables: dict[str, str] = {}
     for number, raw in enumerate(data.decode("utf-8", "surrogateescape").split("\n"), 1):

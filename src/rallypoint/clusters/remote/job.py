@@ -1,12 +1,12 @@
-"""One launch: prepares all hosts before anything starts on any; then runs one job until it has ended on all of them.
+"""One launch: prepares all hosts before starting anything, and then runs one job until it has ended on all of them.
 
-Laws of the exit code:
+Laws for the exit code:
 
-1. If the command ended with 0 on all hosts, it is 0.
-2. A lost host, or one whose command was killed, does not count if the others ended with 0: an elastic job continued
-   without it.
-3. Otherwise it is the first code other than 0 with which a command ended by itself; without one, 128 + the first
-   signal; or 1 if all hosts were lost.
+1. If the command exited with 0 on all hosts, it is 0.
+2. Hosts that were lost, or whose command was killed, do not count if the others exited with 0: an elastic job continued
+   without them.
+3. Otherwise it is the first code other than 0 with which a command exited on its own. Without one, it is 128 + the
+   first signal; or 1 if all hosts were lost.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from rallypoint.clusters.remote.output import LauncherConsole
 from rallypoint.clusters.remote.ssh import HostError, SshConnection, SshOptions
 
 _AT_ONCE = 64
-"""The number of simultaneous connection attempts: a gateway's sshd or name servers would refuse hundreds."""
+"""How many hosts to connect to at a time: a gateway's sshd or name servers would refuse hundreds."""
 _TRIES = 5
-"""The number of tries for a host that refuses connections."""
+"""How often to try a host that refuses connections."""
 _KILL_AFTER = 5.0
-"""Seconds between a second ^C and SIGKILL to all remaining processes."""
+"""Seconds between the second ^C and SIGKILL for all remaining processes."""
 _SETTLE = 3.0
-"""Seconds within which all agents end when a job has ended."""
+"""Seconds in which all agents end after a job ends."""
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class LaunchPlan(NamedTuple):
-    """The requested launch: the command on each host, in a folder, with these variables in addition to the host's.
+    """The launch: the command for each host, its folder, and variables in addition to the host's.
 
-    `grace` is in seconds; `given` are the user's variables, which take precedence over those chosen here. If `least` is
+    `grace` is in seconds. `given` are the user's variables, which take precedence over those chosen here. If `least` is
     not 0, the job cannot continue with fewer hosts, or without the first, which has the control plane.
     """
 
@@ -74,8 +74,8 @@ def launch(plan: LaunchPlan) -> int:
     """Run a job; returns its exit code.
 
     Raises:
-        RallypointError: a host is unusable, so nothing was started; each such host was logged.
-        SignalException: a signal came before the start.
+        RallypointError: a host is unusable, so nothing was started. Each unusable host was logged.
+        SignalException: a signal arrived before the start.
     """
     return asyncio.run(_Launch(plan).run())
 
@@ -92,7 +92,7 @@ class _Launch:
         self._ends: list[HostExit] = []
         self._over = asyncio.Event()
         self._failed = 0
-        """The number of hosts that were lost or whose command failed."""
+        """How many hosts were lost or had a failed command."""
         self._ending_others = False
 
     async def run(self) -> int:
@@ -119,7 +119,7 @@ class _Launch:
     # Before the start
 
     async def _until_signalled(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do the work; a terminating signal interrupts it, or counts at its end: nothing has started."""
+        """Do the work. A terminating signal interrupts it, or takes effect after it: nothing has started yet."""
         task = asyncio.create_task(work)
         waiting = asyncio.create_task(self._signalled.wait())
         try:
@@ -136,7 +136,7 @@ class _Launch:
                 await task
 
     async def _prepare(self) -> None:
-        """Prepare all hosts. Raises RallypointError after a line for each failure."""
+        """Prepare all hosts. Raises RallypointError after logging each failure."""
         gate = asyncio.Semaphore(_AT_ONCE)
 
         async def reach(connection: SshConnection) -> None:
@@ -172,7 +172,7 @@ class _Launch:
         await self._on_all(make_ready)
 
     async def _on_all(self, work: Callable[[SshConnection], Awaitable[None]]) -> None:
-        """Use all connections. Raises RallypointError after a line for each failure."""
+        """Use all connections. Raises RallypointError after logging each failure."""
         results = await asyncio.gather(*(work(connection) for connection in self._connections), return_exceptions=True)
         failed = 0
         for connection, result in zip(self._connections, results, strict=True):
@@ -187,7 +187,7 @@ class _Launch:
             raise RallypointError(f"{which} be used, so nothing was started; see above")
 
     async def _find_endpoint(self) -> str:
-        """The future endpoint of the control plane, on the first host."""
+        """Choose the endpoint for the control plane, on the first host."""
         first, *others = self._connections
         towards = ""
         addresses = [connection.hello.address for connection in self._connections if connection.hello is not None]
@@ -200,7 +200,7 @@ class _Launch:
             raise RallypointError("there is no place for the rendezvous, so nothing was started") from None
         return str(Endpoint(endpoint.address, endpoint.port))
 
-    # While it runs
+    # While the job runs
 
     async def _follow(self, connection: SshConnection) -> None:
         ended = await connection.follow(self._console, self._nonce)
@@ -211,7 +211,7 @@ class _Launch:
             await self._console.say(_lost_text(connection.label, self._running_count, self._plan))
         elif text := _end_text(connection.label, ended, self._plan):
             if not ended.why and ended.code > 0:
-                await self._others_end(_SETTLE)  # usually they do, and the job has ended
+                await self._others_end(_SETTLE)  # they usually do, and the job has ended
             if self._running_count or ended.code < 0 or ended.why:
                 await self._console.say(text + _going_on(self._running_count))
         if ended is not None and ended.why and ended.code == CANNOT_START:
@@ -219,7 +219,7 @@ class _Launch:
         elif ended is None or ended.code:
             self._failed += 1
             if why := self._why_it_cannot_go_on(connection):
-                await self._others_end(self._plan.ssh.lost_after)  # they may notice by themselves
+                await self._others_end(self._plan.ssh.lost_after)  # they may notice on their own
                 await self._end_others(why)
 
     def _why_it_cannot_go_on(self, lost: SshConnection) -> str:
@@ -266,7 +266,7 @@ class _Launch:
                 await self._console.say(failure)
 
     def _on_signal(self, number: int) -> None:
-        """Pass a signal to the command on all hosts; a second terminating signal kills everything soon."""
+        """Pass a signal to the command on all hosts. A second terminating signal soon kills everything."""
         self._signals.append(number)
         if number in _ENDS:
             self._signalled.set()
@@ -284,7 +284,7 @@ class _Launch:
 
 
 async def _open(connection: SshConnection) -> SupervisorHello:
-    """Connect to a host, repeatedly if it is busy, as a gateway for all connections may be. Raises HostError."""
+    """Connect to a host. Retry if it is busy, as a gateway for all connections may be. Raises HostError."""
     for attempt in range(_TRIES):
         try:
             return await connection.open()
@@ -296,7 +296,7 @@ async def _open(connection: SshConnection) -> SupervisorHello:
 
 
 def _is_global(address: str) -> bool:
-    """Whether an address works from one host to another."""
+    """Whether other hosts can use an address."""
     return bool(address) and not is_loopback(address) and not address.lower().startswith(("fe80:", "169.254."))
 
 
@@ -308,7 +308,7 @@ def _lost_text(label: str, left: int, plan: LaunchPlan) -> str:
 
 
 def _end_text(label: str, ended: Ended, plan: LaunchPlan) -> str:
-    """The text about the end on one host; empty after a success."""
+    """Describe how the command ended on a host; empty after a success."""
     if ended.why:
         return f"{label}: {printable(ended.why, 1000)}"
     return f"{label}: {plan.command[0]} {how_it_ended(ended.code)}" if ended.code else ""
@@ -324,14 +324,14 @@ FAILED = 1
 
 
 class HostExit(NamedTuple):
-    """The end of the command on a host: `code` is -N after signal N, None if the host was lost."""
+    """How the command ended on a host: `code` is -N after signal N, None if the host was lost."""
 
     host: str
     code: int | None
 
 
 def exit_code(ends: Sequence[HostExit]) -> int:
-    """The exit code from the ends in order; at least one."""
+    """The exit code, from the exits in order; at least one is needed."""
     codes = [end.code for end in ends if end.code is not None]
     by_itself = [code for code in codes if code >= 0]
     failed = next((code for code in by_itself if code), None)

@@ -13,10 +13,10 @@
 
 Laws:
 
-1. Values of the environment are only in messages, never on a command line.
+1. Values of the environment are only sent in messages, never on a command line.
 2. Before `Start`, a supervisor's lines begin with `MARK`, which distinguishes them from a login shell's output. After
-   it, the supervisor's standard output is the command's, with `Ended` at the very end, after `end_mark`.
-3. Data from the other side is bounded and checked against these types.
+   it, the supervisor's standard output is the command's, and ends with `Ended`, after `end_mark`.
+3. Data from the other side is limited in size and checked against these types.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ from rallypoint.control.protocol.validation import decoded
 
 MARK = b"rallypoint-supervisor "
 LONGEST_ANSWER = 64 * 1024
-"""The most bytes of a supervisor's answer before the start, and of a login shell's output before it."""
+"""Maximum bytes of a supervisor's answer before the start, and of a login shell's output before it."""
 LONGEST_REQUEST = 8 * 1024 * 1024
-"""The most bytes of a launcher's line; an environment of more than a quarter of the stack's limit is impossible
-anyway.
+"""Maximum bytes of a launcher's line. Environments larger than a quarter of the stack's limit are impossible anyway.
 """
 LONGEST_END = 4096
 CANNOT_START = 126
-"""The shell's code for an existing command that cannot run."""
+"""The shell's code if a command exists but cannot run."""
 
 
 class SupervisorHello(msgspec.Struct, frozen=True, tag=True):
@@ -60,7 +59,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The request is refused; the reason is the end of a sentence that begins with the host."""
+    """The request is refused. The reason continues a sentence that begins with the host."""
 
     why: str
 
@@ -68,7 +67,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 class Ended(msgspec.Struct, frozen=True, tag=True):
     """The command and all its leftover processes have ended.
 
-    `code` is its exit code, -N after signal N; `why` is the reason if the supervisor ended it.
+    `code` is its exit code, -N after signal N; `why` is the supervisor's reason for ending it, if it did.
     """
 
     code: Annotated[int, msgspec.Meta(ge=-64, le=255)]
@@ -76,7 +75,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class FindEndpoint(msgspec.Struct, frozen=True, tag=True):
-    """Name an address of this host, and a free port. `towards` is the address of another host, empty for none."""
+    """Ask for an address of this host and a free port. `towards` is another host's address, empty for none."""
 
     towards: str
 
@@ -84,8 +83,8 @@ class FindEndpoint(msgspec.Struct, frozen=True, tag=True):
 class Prepare(msgspec.Struct, frozen=True, tag=True):
     """The command to start.
 
-    `lost_after` is the seconds of silence before the launcher counts as lost; `grace` is the seconds between SIGTERM
-    and SIGKILL then; `nonce` is for `end_mark`.
+    `lost_after` is how many seconds of silence mean that the launcher is lost; `grace` is then the time between SIGTERM
+    and SIGKILL in seconds; `nonce` is for `end_mark`.
     """
 
     command: list[str]
@@ -123,12 +122,12 @@ def encode(message: Request | Answer) -> bytes:
 
 
 def decode_request(line: bytes) -> Request:
-    """Decode a message. Raises ValueError if it is malformed."""
+    """Decode a launcher's message. Raises ValueError if it is malformed."""
     return decoded(_REQUESTS, line)
 
 
 def decode_answer(line: bytes) -> Answer:
-    """Decode a message. Raises ValueError if it is malformed."""
+    """Decode a supervisor's message. Raises ValueError if it is malformed."""
     answer = decoded(_ANSWERS, line)
     if isinstance(answer, SupervisorHello | EndpointFound) and answer.address:
         ip_address(answer.address)
@@ -136,10 +135,10 @@ def decode_answer(line: bytes) -> Answer:
 
 
 def end_mark(nonce: str) -> bytes:
-    """The mark before `Ended` in a command's output."""
+    """The mark that precedes `Ended` in a command's output."""
     return b"\0" + MARK + nonce.encode() + b" "
 
 
 def portable(text: str) -> str:
-    """An argument, path or variable, of any bytes, as a text for a message, byte by byte."""
+    """Convert an argument, path or variable with any bytes to text for a message, byte by byte."""
     return text.encode("utf-8", "surrogateescape").decode("latin-1")

@@ -1,13 +1,13 @@
-"""The output of a launch: the lines of each host after its name, and their way to the console.
+"""The output of a launch: each host's lines after its name, and their way to the console.
 
 Laws:
 
 1. Bytes are never decoded, and nothing is lost or reordered.
-2. A line of more than `LONGEST` bytes is split, so that memory is bounded.
-3. A progress bar (a line with carriage returns) is not held back until it ends: `progress_bar` shows its present state.
-4. A blocked console (a pager, ^S) stops neither heartbeats nor signals: threads write to it. Instead it slows down the
-   hosts, whose output is not read meanwhile. (asyncio's own pipes accept no files, and would make a terminal
-   non-blocking for the shell that shares it.)
+2. A line longer than `LONGEST` bytes is split, so that memory is bounded.
+3. A progress bar (a line with carriage returns) is shown before it is complete: see `progress_bar`.
+4. A blocked console (a pager, ^S) stops neither heartbeats nor signals, since threads write to it. It slows down the
+   hosts instead, whose output is not read meanwhile. (asyncio's own pipes do not accept files, and would make a
+   terminal non-blocking for the shell that shares it.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_WAITING = 1024 * 1024
 
 
 class PrefixedLines:
-    """One stream of one host: `prefix` begins each line; `mark` precedes the last message, which is no line."""
+    """One stream of one host. `prefix` begins each line; `mark` precedes the last message, which is not a line."""
 
     def __init__(self, prefix: bytes, mark: bytes = b"") -> None:
         self._prefix = prefix
@@ -33,7 +33,7 @@ class PrefixedLines:
         self.received = 0
         """The number of received bytes."""
         self._end_at = -1
-        """Where the last message begins in the rest; -1 before it arrives."""
+        """Where the last message starts in the rest; -1 before it arrives."""
 
     def feed(self, data: bytes) -> bytes:
         self._rest += data
@@ -44,7 +44,7 @@ class PrefixedLines:
             return b""
         whole = self._rest.rfind(b"\n") + 1
         out = self._show(self._take(whole)[:-1]) if whole else b""
-        while len(self._rest) >= LONGEST + len(self._mark):  # the rest may begin with a part of the mark
+        while len(self._rest) >= LONGEST + len(self._mark):  # the rest may start with a part of the mark
             out += self._show(self._take(LONGEST))
         return out
 
@@ -53,12 +53,12 @@ class PrefixedLines:
         return self._end_at < 0 and b"\r" in self._rest
 
     def progress_bar(self) -> bytes:
-        """The present state of an unfinished progress bar, as a line of its own."""
+        """The current state of an unfinished progress bar, as a separate line."""
         drawn = self._rest.rfind(b"\r") + 1
         return self._show(self._take(drawn)) if drawn and self._end_at < 0 else b""
 
     def finish(self) -> tuple[bytes, bytes]:
-        """The rest of the lines, and the message after the mark; empty without one."""
+        """The rest of the lines, and the message after the mark; empty if missing."""
         rest = bytes(self._rest)
         self._rest.clear()
         if self._end_at < 0:
@@ -80,7 +80,7 @@ class PrefixedLines:
 
 
 class HostOutput:
-    """One descriptor and its thread."""
+    """One descriptor and the thread that writes to it."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -89,7 +89,7 @@ class HostOutput:
         self._waiting = 0
         self._room = asyncio.Event()
         self.failed = ""
-        """Why output is lost: there is no reader, or the disk is full; empty otherwise."""
+        """Why output is lost: nobody reads it, or the disk is full; empty otherwise."""
         threading.Thread(target=self._write, name=f"rallypoint-output-{fd}", daemon=True).start()
 
     @property
@@ -97,7 +97,7 @@ class HostOutput:
         return self._waiting > 0
 
     async def write(self, data: bytes) -> None:
-        """Queue whole lines for writing; waits while too much is queued."""
+        """Queue whole lines for writing. Wait while too much is queued."""
         if not data or self.failed:
             return
         while self._waiting > _MOST_WAITING:
@@ -140,7 +140,7 @@ def _wait_writable(fd: int) -> None:
 
 
 class LauncherConsole:
-    """Both outputs; they share one thread if they lead to the same file, so that lines keep their order."""
+    """Both outputs. If they lead to the same file, they share a thread, so that lines stay in order."""
 
     def __init__(self) -> None:
         self.out = HostOutput(1)
@@ -148,7 +148,7 @@ class LauncherConsole:
         self._failure_told = False
 
     def failure(self) -> str:
-        """The sentence about a standard output that can no longer be written, once; empty otherwise."""
+        """Return a sentence once if standard output can no longer be written; empty otherwise."""
         if not self.out.failed or self._failure_told:
             return ""
         self._failure_told = True

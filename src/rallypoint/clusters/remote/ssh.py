@@ -1,4 +1,4 @@
-"""One host: the command line of ssh, the meaning of its failures, and the connection to the supervisor there."""
+"""One host: its ssh command line, the meaning of ssh's failures, and the connection to the supervisor there."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ A = TypeVar("A", SupervisorHello, EndpointFound, Ready)
 
 _CHUNK = 64 * 1024
 _PROGRESS_BAR_DELAY = 1.0
-"""Seconds after which an unfinished progress bar is shown."""
+"""Seconds after which to show an unfinished progress bar."""
 _START_FACTOR = 6
-"""The supervisor's time to answer, as a multiple of ssh's time to connect: authentication, a login shell, and Python,
-perhaps from a network disk, come after it.
+"""How long the supervisor may take to answer, as a multiple of ssh's time to connect. Authentication, a login shell and
+Python, perhaps from a network disk, start after that.
 """
 _SSH_END = 5.0
-"""Seconds for ssh to end after the last message."""
+"""Seconds in which ssh must end after the last message."""
 
 
 _COUNT = 3
-"""Unanswered keep-alive messages after which ssh gives up a connection."""
+"""Number of unanswered keep-alive messages after which ssh gives up a connection."""
 
 
 class SshOptions(NamedTuple):
-    """Options for connecting to hosts: `arguments` are ssh's own, `python` is the remote interpreter, times are in
+    """Options for connecting to hosts: `arguments` are ssh's own, `python` is the remote interpreter; times are in
     seconds.
     """
 
@@ -62,14 +62,14 @@ class SshOptions(NamedTuple):
 def ssh_command(host: Host, options: SshOptions) -> list[str]:
     """The local command that starts a supervisor on a host.
 
-    The user's arguments come first: of several values of an option, ssh takes the first.
+    The user's arguments come first: ssh uses the first of several values for an option.
     """
     own = {
-        "BatchMode": "yes",  # nobody is there to answer
+        "BatchMode": "yes",  # nobody can answer
         "ConnectTimeout": str(options.connect_timeout),
         "ServerAliveInterval": str(max(1, options.lost_after // _COUNT)),
         "ServerAliveCountMax": str(_COUNT),
-        "ClearAllForwardings": "yes",  # from the user's configuration: hundreds of connections would need one port
+        "ClearAllForwardings": "yes",  # from the user's configuration: one port cannot serve hundreds of connections
         "ControlPath": "none",  # a shared connection has its own keep-alive messages, or none
         "LogLevel": "ERROR",
     }
@@ -99,7 +99,7 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
     ("unknown option.*-p", "{python} there is older than Python 3.11; name another with --python"),
     ("bad configuration option|illegal option|unknown option", "ssh does not know an option; check --ssh-args"),
 )
-"""Messages of ssh or the login shell, with remedies; the first matching row counts."""
+"""Messages from ssh or the login shell, with remedies. The first matching row counts."""
 
 _BUSY = re.compile(rb"kex_exchange_identification|connection (closed|reset) by", re.IGNORECASE)
 
@@ -113,7 +113,7 @@ _NOT_FOUND, _CANNOT_RUN, _SSH_FAILED = 127, 126, 255
 
 
 def why_unreachable(host: Host, options: SshOptions, code: int | None, errors: bytes) -> str:
-    """The end of a sentence that begins with the host; `code` is ssh's exit code, None if it did not end in time."""
+    """Explain a failure; the text continues a sentence that begins with the host. `code` is None if ssh still ran."""
     lines = [printable(line.strip()) for line in errors.decode(errors="replace").splitlines() if line.strip()]
     quoted = f" ({lines[-1]})" if lines else ""
     text = "\n".join(lines).lower()
@@ -134,9 +134,9 @@ def why_unreachable(host: Host, options: SshOptions, code: int | None, errors: b
 
 
 class HostError(Exception):
-    """The host is unusable; the text is the end of a sentence that begins with the host.
+    """A host is unusable; the text continues a sentence that begins with the host.
 
-    `busy` is whether it may accept us a moment later.
+    `busy`: it may accept a connection a moment later.
     """
 
     busy = False
@@ -152,7 +152,7 @@ class SshConnection:
         self._transport: asyncio.SubprocessTransport | None = None
         self._process: Process | None = None
         self._before = bytearray()
-        """Other output before the start, from ssh and the login shell."""
+        """Other output of ssh and the login shell before the start."""
         self._buffer = bytearray()
         self._reading_errors: asyncio.Task[None] | None = None
         self._started = False
@@ -163,14 +163,14 @@ class SshConnection:
         self._buffer.clear()
         try:
             loop = asyncio.get_running_loop()
-            # Like create_subprocess_exec, which hides the transport.
+            # Like create_subprocess_exec, which does not expose the transport.
             self._transport, protocol = await loop.subprocess_exec(
                 lambda: SubprocessStreamProtocol(_CHUNK, loop),
                 *ssh_command(self.host, self._options),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # a ^C at the terminal is for this process, which passes it on
+                start_new_session=True,  # a ^C at the terminal goes to this process, which passes it on
             )
             self._process = Process(self._transport, protocol, loop)
         except OSError as error:
@@ -181,7 +181,7 @@ class SshConnection:
         return self.hello
 
     async def ask(self, request: Request, expected: type[A]) -> A:
-        """Send a request and return the answer. Raises HostError, also if the host refuses."""
+        """Send a request and return the answer. Raises HostError, even if the host refuses."""
         self.send(request)
         return await self._answer(expected)
 
@@ -218,7 +218,7 @@ class SshConnection:
         return answer
 
     async def _line(self) -> bytes | None:
-        """The next line of the supervisor, without its mark; None at the end, or after too much other output."""
+        """The supervisor's next line, without its mark; None at the end, or after too much other output."""
         assert self._process is not None
         assert self._process.stdout is not None
         while True:
@@ -246,7 +246,7 @@ class SshConnection:
             self._keep_tail(data)
 
     async def follow(self, console: LauncherConsole, nonce: str) -> Ended | None:
-        """Show the command's output until it has ended; None if the connection is lost before."""
+        """Show the command's output until it ends; None if the connection is lost before."""
         assert self._process is not None
         assert self._process.stdout is not None
         assert self._process.stderr is not None
@@ -262,7 +262,7 @@ class SshConnection:
         rest, last = out.finish()
         await console.out.write(rest)
         seen = -1
-        while not errors.done():  # another process may keep it open; but a blocked console is no end
+        while not errors.done():  # another process may keep it open; but do not give up on a blocked console
             if err.received == seen and not console.err.busy:
                 errors.cancel()
             seen = err.received
@@ -277,7 +277,7 @@ class SshConnection:
         return ended if isinstance(ended, Ended) else None
 
     async def close(self) -> None:
-        """Send nothing more: the supervisor ends its processes, and then ssh ends."""
+        """Send nothing more, so that the supervisor ends its processes, and then ssh ends."""
         if self._process is None:
             return
         if self._process.stdin is not None:
@@ -285,11 +285,11 @@ class SshConnection:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), _SSH_END)
         assert self._transport is not None
-        self._transport.close()  # kills it if it is still running, and does not wait for pipes that others keep open
+        self._transport.close()  # kills ssh if it is still running, without waiting for pipes that others keep open
         await self._process.wait()
 
     def abandon(self) -> None:
-        """End ssh at once; the supervisor will notice that the launcher is gone."""
+        """End ssh immediately. The supervisor will notice that the launcher is gone."""
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 self._process.kill()

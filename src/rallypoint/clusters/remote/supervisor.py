@@ -1,15 +1,14 @@
 """The supervisor that `rallyctl launch` runs on each host with `python -m rallypoint.clusters.remote.supervisor`. It
-starts the command there, and ends it and its leftovers on request or when the launcher is gone.
+starts the command there. It ends the command and its leftovers on request, or when the launcher is gone.
 
 Laws:
 
-1. Nothing starts before the launcher requests it, which it does when all hosts are ready.
+1. Nothing starts before the launcher requests it, once all hosts are ready.
 2. The launcher is gone when standard input ends, or when it has been silent for `lost_after` seconds: sshd may not
-   notice for hours that a network is cut. Then the command gets SIGTERM, and SIGKILL `grace` seconds later.
+   notice for hours that a network is cut. The command then gets SIGTERM, and SIGKILL `grace` seconds later.
 3. However this process ends, even by SIGKILL, the reaper ends the command's leftovers.
-4. The command writes into pipes that are read to the end, so that a worker that saves after the launcher is gone can
-   still print. With a slow launcher, the command writes at its pace, and output left at the end waits for as long as it
-   takes.
+4. The command writes to pipes that are read to the end, so that a worker that saves after the launcher is gone can
+   still print. A slow launcher slows down the command, and output left at the end waits as long as necessary.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.stop import Sweep
 
 _UNPREPARED = 60.0
-"""Seconds of silence before the launcher counts as lost, until it sets its own value."""
+"""Seconds of silence after which the launcher counts as lost, until it sets its own value."""
 _LEFTOVERS_GRACE = 1.0
 """Seconds between SIGTERM and SIGKILL for the command's leftovers."""
 _STUCK_AFTER = 10.0
-"""Seconds after SIGKILL within which everything should have ended."""
+"""Seconds after SIGKILL in which everything should end."""
 _CHUNK = 64 * 1024
 _PORTS, _ATTEMPTS = 65_536, 16
 _SIGNALS = frozenset(
@@ -74,8 +73,8 @@ def _address() -> str:
 
 
 def _find_endpoint(towards: str) -> EndpointFound | Refused:
-    """An address of this host and a free port. The address is the one on the way to another host (`towards`), or the
-    one at which we were reached.
+    """Find an address of this host and a free port. The address is the one on the route to another host (`towards`), or
+    the one at which we were reached.
     """
     try:
         address = source_address(Endpoint(towards, 9)) if towards else _address() or "127.0.0.1"
@@ -92,7 +91,7 @@ def _find_endpoint(towards: str) -> EndpointFound | Refused:
 
 
 def _prepare(job: Prepare) -> Refused | None:
-    """Enter the command's folder and adopt its environment; returns why it cannot run, None if it can."""
+    """Enter the command's folder and apply its environment. Returns why it cannot run, None if it can."""
     folder = _native(job.folder)
     try:
         os.chdir(folder)
@@ -101,7 +100,7 @@ def _prepare(job: Prepare) -> Refused | None:
             f"has no folder {folder!r} to run in ({error.strerror}); create it there, or choose another with --chdir"
         )
     os.environ["PWD"] = folder
-    # As in an activated virtual environment: programs beside this Python are found.
+    # As in an activated virtual environment: find programs next to this Python.
     beside = os.path.dirname(sys.executable)
     os.environ["PATH"] = os.pathsep.join(filter(None, (beside, os.environ.get("PATH", os.defpath))))
     try:
@@ -115,7 +114,7 @@ def _prepare(job: Prepare) -> Refused | None:
 
 
 def _native(text: str) -> str:
-    """A text of `messages.portable` in the encoding of this host's names."""
+    """Convert a text from `messages.portable` to the encoding of this host's names."""
     return os.fsdecode(text.encode("latin-1"))
 
 
@@ -123,14 +122,14 @@ class LauncherLink:
     def __init__(self) -> None:
         os.set_blocking(0, False)
         self.gone = ""
-        """Why the launcher counts as lost; empty while it does not."""
+        """Why the launcher counts as lost; empty if it does not."""
         self.lost_after = _UNPREPARED
         self._heard = time.monotonic()
         self._buffer = bytearray()
 
     @property
     def lost_at(self) -> float:
-        """When it will count as lost if it stays silent."""
+        """When the launcher counts as lost if it stays silent."""
         return self._heard + self.lost_after
 
     def receive(self) -> list[Request]:
@@ -156,7 +155,7 @@ class LauncherLink:
             return []
 
     def check(self) -> None:
-        """Check whether it has been silent for too long. Call `receive` first: this process itself may have slept."""
+        """Check whether it has been silent for too long. Call `receive` first: this process may have been asleep."""
         if not self.gone and time.monotonic() >= self.lost_at:
             self.gone = f"nothing has come from rallyctl for {self.lost_after:.0f} s"
 
@@ -169,7 +168,7 @@ class CommandRelay:
         self._target = target
         self._pending = b""
         self.discards = False
-        """Whether its reader is gone."""
+        """Whether the reader is gone."""
         self.ended = False
 
     def poll_target(self) -> tuple[int, int] | None:
@@ -182,7 +181,7 @@ class CommandRelay:
         return self.ended and (self.discards or not self._pending)
 
     def give_up(self) -> None:
-        """Stop waiting for the pipe's end, as some process keeps it open; pass on its content."""
+        """Stop waiting for the pipe to end, since some process keeps it open. Pass on its content."""
         with suppress(BlockingIOError):
             while data := os.read(self.source, _CHUNK):
                 self._pending += data
@@ -301,7 +300,7 @@ def _say(answer: Answer) -> None:
 
 
 def _write(data: bytes, launcher: LauncherLink | None = None) -> None:
-    """Write everything while there is a reader; at the end, while the launcher is there."""
+    """Write everything while somebody reads; at the end, while the launcher exists."""
     poller = select.poll()
     poller.register(1, select.POLLOUT)
     if launcher is not None:
@@ -310,7 +309,7 @@ def _write(data: bytes, launcher: LauncherLink | None = None) -> None:
         seconds = _STUCK_AFTER if launcher is None else max(0.0, launcher.lost_at - time.monotonic())
         ready = {fd for fd, _ in poller.poll(seconds * 1000 + 1)}
         if launcher is not None:
-            launcher.receive()  # only to see that it is there: an ended command needs nothing else
+            launcher.receive()  # only to see whether it exists: an ended command needs nothing else
             launcher.check()
         if not ready or (launcher is not None and launcher.gone):
             return
@@ -323,7 +322,7 @@ def _write(data: bytes, launcher: LauncherLink | None = None) -> None:
 
 
 def _until_started(launcher: LauncherLink) -> Prepare | None:
-    """Answer until the start; returns the command, None if the launcher is gone before."""
+    """Answer requests until the start. Returns the command, None if the launcher goes away before."""
     job: Prepare | None = None
     poller = select.poll()
     poller.register(0, select.POLLIN)
@@ -345,7 +344,7 @@ def _until_started(launcher: LauncherLink) -> Prepare | None:
 
 
 def main() -> int:
-    """Serve one launcher; returns the command's exit code."""
+    """Serve one launcher. Returns the command's exit code."""
     launcher = LauncherLink()
     job = _until_started(launcher)
     if job is None:
