@@ -16,19 +16,19 @@
     train()
 
 When a round ends because a worker died or a node joins, the function is interrupted in each worker that is still
-alive: torch's waiting calls are aborted, and `RoundEnded` is raised in the main thread. When the function has returned
-or raised, its process groups are destroyed. When the next round begins, its variables are set in `os.environ`, and the
-function is called again. Then `round.survived` is true, and `round.memory` is a dict that outlives rounds. How far the
-function came is known from what it stored there, not from `survived`. Ranks may have changed. `prepare` is optional;
-with `rallyrun --standby=1`, an additional process has already run it and replaces a worker that dies.
+alive: torch's waiting calls are aborted, and `RoundEnded` is raised in the main thread. After the function returns or
+raises, its process groups are destroyed. When the next round starts, its variables are set in `os.environ`, and the
+function is called again. `round.survived` is then true, and `round.memory` is a dict that outlives rounds. To find out
+how far the function came, read what it stored there, not `survived`. Ranks may have changed. `prepare` is optional.
+With `rallyrun --standby=1`, an extra process has already run it, and replaces a worker that dies.
 
-Put code that must run as a whole or not at all, such as an optimizer's step, into `uninterrupted`. Let `RoundEnded`
-pass: it is not an `Exception`, so `except Exception` does not catch it. The function is not interrupted while it
+Put code that must run completely or not at all, such as an optimizer's step, into `uninterrupted`. Do not catch
+`RoundEnded`: it is not an `Exception`, so `except Exception` lets it pass. The function is not interrupted while it
 handles an exception, `RoundEnded` or another (in `except`, and in `finally` and `with` after an exception), nor in
 `__del__` and finalizers.
 
-A worker whose function does not end in time (`--inprocess-timeout`) is killed and restarted. Outside of Rallypoint the
-function is called once. The package imports no torch. `docs/how-to/in-process.md` says what survives and what does not.
+A worker whose function does not end in time (`--inprocess-timeout`) is killed and restarted. Without Rallypoint, the
+function is called once. The package does not import torch. `docs/how-to/in-process.md` lists what survives.
 """
 
 from rallypoint.inprocess.aborting import on_round_end

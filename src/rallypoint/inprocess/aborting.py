@@ -2,14 +2,14 @@
 
 torch is looked up and never imported.
 
-Gloo cannot abort a call that waits for a live worker: its groups' `abort` and `shutdown` do nothing. A client of the
-store waits until the store answers. Both wait in C++, where neither a signal nor an abort reaches them, and give up
-when the connection ends. Gloo's thread has a name, the kernel shows which epoll instance the thread waits on, and which
-sockets belong to that instance.
+Gloo cannot abort a call that waits for a live worker: its groups' `abort` and `shutdown` do nothing. A store's client
+waits until the store answers. Both wait in C++, where neither a signal nor an abort reaches them, and give up only when
+the connection ends. We find these connections because gloo's thread has a name, and the kernel shows which epoll
+instance the thread is waiting on and which sockets belong to that instance.
 
 While a group is created, gloo also waits for other workers to connect, forever if they are gone. Gloo identifies a peer
-by the number that it sends first. So a connection of ours that sends the number passes for the peer's, and when it
-ends, gloo takes the peer's connection for ended.
+by the number that it sends first. So we connect and send that number. When our connection ends, gloo takes the peer's
+connection to have ended.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _EPOLL = "anon_inode:[eventpoll]"
 _INODES = re.compile(r"^tfd:.*\sino:([0-9a-f]+)", re.MULTILINE)
 _NUMBER = struct.Struct("=q")
 _MOST = 1024
-"""The most connections that we open on behalf of other workers."""
+"""Maximum number of connections that we open on behalf of other workers."""
 _TRIES, _MOMENT = 20, 0.001
-"""Seconds between tries. A thread that computes does not show what it waits on; gloo's nearly always waits."""
+"""Seconds between tries. A computing thread does not show what it waits on, but gloo's thread nearly always waits."""
 
 _hooks: list[Callable[[], None]] = []
 
@@ -44,8 +44,8 @@ _hooks: list[Callable[[], None]] = []
 def on_round_end(abort: Callable[[], None]) -> Callable[[], None]:
     """Register a hook that aborts waits for other workers when a round ends; torch's groups need none.
 
-    The hook is called on another thread, repeatedly while the function still runs and once more after it has ended. So
-    it must do no harm if nothing waits. Exceptions from it are logged. Usable as a decorator.
+    The hook is called on another thread, repeatedly while the function is still running and once after it has ended, so
+    it must be harmless if nothing is waiting. Its exceptions are logged. Usable as a decorator.
     """
     _hooks.append(abort)
     return abort
@@ -77,7 +77,7 @@ def run_hooks() -> None:
             getLogger(__name__).warning("a hook for the end of a round has failed", exc_info=True)
 
 
-# Process groups of torch
+# torch's process groups
 
 
 def abort_groups() -> None:
@@ -90,8 +90,8 @@ def abort_groups() -> None:
 
 
 def destroy_groups() -> None:
-    """Forget all groups, so that `init_process_group` can be called again. Call it after `abort_groups`, on the main
-    thread. Raises Exception: whatever torch raises.
+    """Forget all groups, so that `init_process_group` can be called again. Call this after `abort_groups`, on the main
+    thread. Raises whatever torch raises.
     """
     groups = c10d()
     if groups is None:
@@ -101,12 +101,12 @@ def destroy_groups() -> None:
         groups._update_default_pg(next(iter(names)))
     if groups.is_initialized():
         groups.destroy_process_group()
-    # A group that was counted but never created would give later groups other names than they have in new workers.
+    # A group that was counted but never created would make later groups' names differ from those in new workers.
     groups._world.group_count = 0
 
 
 def _makes_a_group() -> bool:
-    """Whether the main thread is creating a group, and so may wait for others to connect."""
+    """Whether the main thread is creating a group, and so may be waiting for others to connect."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and frame.f_code.co_name != _MAKES_A_GROUP:
         frame = frame.f_back
@@ -119,17 +119,17 @@ def _number(variable: str) -> int:
 
 
 def c10d() -> Any:
-    """torch's module of process groups; None if it has not been (completely) imported."""
+    """torch's module for process groups; None if it has not been (completely) imported."""
     module = sys.modules.get(_C10D)
     return module if hasattr(module, "init_process_group") and hasattr(module, "_world") else None
 
 
 def _abort_nccl(c10d: Any) -> None:
-    """Abort all of NCCL's groups together, as torch itself does before it forgets them."""
+    """Abort all NCCL groups together, as torch itself does before it forgets them."""
     groups = sorted(dict(c10d._world.pg_names).items(), key=lambda item: item[1], reverse=True)
     nccl = _nccl_backend(c10d)
     if nccl is not None:
-        nccl._group_start()  # so that the aborts of several communicators do not wait for each other
+        nccl._group_start()  # otherwise the communicators' aborts would wait for each other
     try:
         for group, _ in groups:
             group.abort()
@@ -153,9 +153,9 @@ def _nccl_backend(c10d: Any) -> Any:
 
 
 def end_connections(store_port: int, workers: int) -> None:
-    """Close all connections of gloo and to a store; does nothing without `/proc`.
+    """Close all connections of gloo and to a store. Does nothing without `/proc`.
 
-    `workers` is how many workers may not have connected yet; 0 if no group is being created.
+    `workers` is how many workers may still have to connect; 0 if no group is being created.
     """
     with suppress(OSError):
         gloo = set(_gloo_inodes())
@@ -167,7 +167,7 @@ def end_connections(store_port: int, workers: int) -> None:
 
 def _end(number: int, gloo: set[int], store_port: int, workers: int) -> None:
     with socket.socket(fileno=os.dup(number)) as connection:  # a copy, which cannot become another file meanwhile
-        # The inode shows whether the descriptor still is the socket that was listed.
+        # The inode shows whether the descriptor is still the listed socket.
         is_gloo = os.fstat(connection.fileno()).st_ino in gloo
         if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             if is_gloo or _port(connection) == store_port:
@@ -197,9 +197,9 @@ def _gloo_inodes() -> Iterator[int]:
 
 
 def _epoll_instance(thread: str) -> int:
-    """The epoll descriptor that a thread waits on.
+    """The epoll descriptor on which a thread waits.
 
-    Raises OSError, ValueError: the thread has ended, or the kernel does not say.
+    Raises OSError, ValueError: the thread has ended, or the kernel does not tell.
     """
     for _ in range(_TRIES):
         call = _read(f"/proc/self/task/{thread}/syscall").split()

@@ -1,13 +1,13 @@
-"""`Round.agree`: all workers of a round continue from the state of the furthest one.
+"""`Round.agree`: all workers in a round continue from the state of the one that is furthest.
 
 Laws:
 
-1. torch is never imported. A function without a process group cannot agree with others; if there are other workers,
-   that is an error, since their answers would differ.
-2. State and step change together or not at all. A worker that is interrupted between the two would send its state with
-   the wrong step.
-3. State is sent in host memory, and each worker moves it to where its own state is. A tensor on the sender's device
-   would be created on the device of that number at the receiver.
+1. torch is never imported. Without a process group, a function cannot agree with others. If there are other workers,
+   this is an error, since their answers would differ.
+2. State and step change together or not at all. A worker interrupted between the two would send its state with the
+   wrong step.
+3. State is sent through host memory, and each worker moves it to where its own state is. Otherwise a tensor would be
+   created on the receiver's device that has the number of the sender's.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
-"""`Interruption`: raises `RoundEnded` in the function of a worker whose round has ended, where that does no harm.
+"""`Interruption`: raises `RoundEnded` in the function of a worker whose round has ended, where this is harmless.
 
-The interruption is a signal that another thread sends to the main thread, so that blocking system calls return too.
-Python runs a signal handler after a call, at the start of a function, or at the end of a loop's turn. This includes the
-point between the call that switches something on and the line that remembers to switch it off. So `RoundEnded` is
-raised only at some of these points. At the others the handler returns, and the signal is sent again a moment later.
+Another thread interrupts the main thread with a signal, so that blocking system calls return too. Python runs a signal
+handler after a call, at the start of a function, or when a loop starts again. One such point is between the call that
+switches something on and the line that records this for switching it off. So `RoundEnded` is raised only at some of
+these points. At the others the handler returns, and the signal is sent again a moment later.
 
 Laws:
 
-1. `RoundEnded` is raised in the main thread only, only while the function runs, and only if its round has ended.
+1. `RoundEnded` is raised only in the main thread, only while the function runs, and only if its round has ended.
 2. Nothing is raised within `uninterrupted` (or `notices.saving`), but at the end of the block.
 3. Nothing is raised while the function handles an exception, `RoundEnded` or another: in `except`, and in `finally` and
-   `with` on the way out. Exceptions that the function's caller handles do not count. `send` must be repeated until the
-   function ends: nothing else notices that an exception has been handled.
-4. Nothing is raised in `__del__` and in finalizers: Python only prints such exceptions, and the clean-up would be cut.
-   If an error leaves a loop over torch's data loader, its finalizer does not even see the error.
-5. Nothing is raised during an import, which would leave half a module: many cannot be imported twice.
+   `with` on the way out. Exceptions that the function's caller handles do not count. Repeat `send` until the function
+   ends: nothing else notices that an exception has been handled.
+4. Nothing is raised in `__del__` and in finalizers: Python only prints such exceptions, and would cut the clean-up
+   short. If an error leaves a loop over torch's data loader, its finalizer does not even see the error.
+5. Nothing is raised during an import, which would leave a partial module: many cannot be imported twice.
 6. A forked process is never interrupted.
-7. Nothing is raised between taking something and giving it back:
+7. Nothing is raised between acquiring something and releasing it:
 
    - in `__enter__`, `__exit__`, `acquire` and `release`, and in the functions that they call;
    - where a `with` statement creates, enters or leaves its context manager: `torch.set_grad_enabled(False)` switches
@@ -26,11 +26,11 @@ Laws:
    - in the standard library: queues, locks and pools have states that outlive the function.
 
    The exception: the main thread waits in a call that a signal interrupts and that then continues to wait. Such a call
-   may fail anyway, so the code around it expects an exception; and nothing else might ever end it. The thread counts
-   as waiting if the handler has found the same instruction of the same frame `_LOOKS` times in a row.
+   may fail anyway, so the code around it expects an exception. And nothing else might ever end it. The thread counts
+   as waiting if the handler finds the same instruction of the same frame `_LOOKS` times in a row.
 
-One case remains: a user's call between two lines that belong together, without `with` or `try`. This is what
-`uninterrupted` is for.
+One case remains: a user's call between two lines that belong together, without `with` or `try`. Use `uninterrupted`
+there.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ from typing import NamedTuple
 from rallypoint import notices
 
 _LOOKS = 5
-"""With pauses of 1, 2, 4 and 8 ms between the signals, this takes 15 ms; a thread that computes has moved by then."""
+"""With pauses of 1, 2, 4 and 8 ms between signals, this takes 15 ms. A computing thread has moved on by then."""
 _IMPORT_SYSTEM = "<frozen importlib._bootstrap>"
 _FINALIZERS = (("weakref", "finalize"), ("multiprocessing.util", "Finalize"))
-"""Classes of the callbacks that run when an object is collected."""
+"""Classes of callbacks that run when an object is collected."""
 _PAIRED = frozenset(("__enter__", "__exit__", "__aenter__", "__aexit__", "acquire", "release"))
-"""Functions of which one undoes the other."""
+"""Pairs of functions that undo each other."""
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
 _PACKAGES = os.path.join(_STANDARD_LIBRARY, "site-packages", ""), os.path.join(_STANDARD_LIBRARY, "dist-packages", "")
 _OF_BLOCKS = frozenset((notices.pending.__code__.co_filename, contextmanager.__code__.co_filename))
-"""Files of the code that runs at the end of an `uninterrupted` block."""
+"""Files whose code runs at the end of an `uninterrupted` block."""
 _used = 0
-"""The signal that earlier functions used; free signals are few."""
+"""The signal that earlier functions used, since few signals are free."""
 
 
 class RoundEnded(BaseException):
-    """The round has ended: let this pass. It is not an `Exception`, so that error handlers do not catch it."""
+    """The round has ended. Do not catch this. It is not an `Exception`, so error handlers do not catch it either."""
 
 
 class Interruption:
@@ -76,7 +76,7 @@ class Interruption:
 
         Args:
             due: returns whether the function's round has ended. Called in the handler.
-            caller: the code object that calls the function: frames above it do not count.
+            caller: the code object that calls the function. Frames above it do not count.
 
         Raises:
             OSError, ValueError: this is not the main thread, or no signal is free.
@@ -95,19 +95,19 @@ class Interruption:
         self._looking = False
         """Whether `check` is inspecting the frames."""
         self._found: tuple[FrameType, int] | None = None
-        """The frame and the instruction where the last look found the main thread and could not interrupt it."""
+        """The frame and instruction at which the last look found the main thread without interrupting it."""
         self._looks = 0
-        """How many looks in a row have found it there."""
+        """How many looks in a row found it there."""
         global _used
         self._signal = _used = _free_signal()
-        # It is never removed: a signal may be on its way when the function returns.
+        # Never remove it: a signal may be on its way when the function returns.
         signal.signal(self._signal, lambda _number, frame: self.check(frame))
         notices.interrupt = self._check_after_block
 
     def enter(self) -> None:
-        """Note that the function begins; raise `RoundEnded` if its round has already ended."""
+        """Note that the function starts; raise `RoundEnded` if its round has already ended."""
         self.raised = False
-        # The id only: the exception would keep its traceback's objects. The caller's frame keeps it alive long enough.
+        # Only the id: the exception would keep its traceback's objects. The caller's frame keeps it alive long enough.
         self._handled_by_caller = id(sys.exc_info()[1])
         self.inside = True
         self.check(None)
@@ -130,7 +130,7 @@ class Interruption:
             return
         # While A, the handler of one signal, looks at the frames, another signal arrives:
         #   1. its handler B finds A's own frame as the innermost, outside of `with` and the standard library;
-        #   2. so B would raise in the very place that A was about to spare.
+        #   2. so B would raise exactly where A was about to hold back.
         self._looking = True
         try:
             places = [Place(caller.f_code, caller.f_lasti) for caller in self._frames(frame)]
@@ -149,23 +149,23 @@ class Interruption:
             signal.pthread_kill(self._main, self._signal)
 
     def _check_after_block(self) -> None:
-        """Called last at the end of an `uninterrupted` or `saving` block; the exception leaves from there."""
+        """Check last at the end of an `uninterrupted` or `saving` block; the exception leaves from there."""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename in _OF_BLOCKS:
             frame = frame.f_back
         self.check(frame, block=True)
 
     def _frames(self, frame: FrameType | None) -> Iterator[FrameType]:
-        """The frames of the function, the innermost first."""
+        """The function's frames, innermost first."""
         while frame is not None and frame.f_code is not self._caller:
             yield frame
             frame = frame.f_back
 
     def _waits(self, frame: FrameType) -> bool:
-        """Whether the main thread waits in a call of this frame.
+        """Whether the main thread is waiting in a call in this frame.
 
-        It keeps the frame itself, not its id: the next call of the same function could have the same id. Then a
-        function that is called again and again would look like one that waits.
+        Store the frame itself, not its id: the function's next call could have the same id. A function that is called
+        again and again would then look like one that waits.
         """
         if self._found is not None and self._found[0] is frame and self._found[1] == frame.f_lasti:
             self._looks += 1
@@ -179,7 +179,7 @@ class Interruption:
 
 
 class Place(NamedTuple):
-    """A position in a function: this instruction; if it is a call, the call has returned."""
+    """A position in a function: this instruction or, for a call, its return."""
 
     code: CodeType
     offset: int
@@ -204,10 +204,10 @@ def _importing_or_finalizing(places: list[Place]) -> bool:
 
 
 def cuts_in_between(places: list[Place], *, block: bool = False) -> bool:
-    """Whether an exception here would come between taking something and giving it back (law 7).
+    """Whether an exception here would come between acquiring something and releasing it (law 7).
 
     Args:
-        places: positions in the running functions, the innermost first. Empty: nothing is cut.
+        places: positions in the running functions, innermost first. Empty: nothing is cut.
         block: whether a `with` statement of the innermost function has just ended, so that the exception may leave it.
     """
     if not places:
@@ -224,7 +224,7 @@ def _is_standard(path: str) -> bool:
     return path.startswith("<frozen ") or (path.startswith(_STANDARD_LIBRARY) and not path.startswith(_PACKAGES))
 
 
-# Where `with`, `try` and `finally` begin and end in the bytecode
+# Where `with`, `try` and `finally` begin and end in bytecode
 
 _MAKES_EDGES, _CALLS_EXIT, _RAISES_AGAIN = opmap["PUSH_EXC_INFO"], opmap["WITH_EXCEPT_START"], opmap["RERAISE"]
 _NOTHING = frozenset(opmap[name] for name in ("CACHE", "NOP", "COPY", "SWAP") if name in opmap)
@@ -233,11 +233,11 @@ _LEAVES = frozenset(opmap[name] for name in ("RAISE_VARARGS", "RETURN_VALUE", "R
 
 
 class _CleanUp(NamedTuple):
-    """Code that runs after a body: `finally`, the exit of `with`, or `except`, with lines that only it has."""
+    """Code that runs after a body: `finally`, the exit of `with`, or `except`; and the lines that occur only in it."""
 
     lines: frozenset[int]
     bodies: tuple[tuple[int, int], ...]
-    """The bodies that it follows: offsets of the first instruction, and behind the last."""
+    """The bodies that precede it: offsets of the first instruction, and after the last."""
     of_with: bool
 
 
@@ -276,7 +276,7 @@ def _is_within(offset: int, spans: tuple[tuple[int, int], ...]) -> bool:
 
 
 def _next_operation(place: Place) -> int:
-    """The next operation that does something; -1 if none is near."""
+    """The next operation that has an effect; -1 if none is near."""
     operations = place.code.co_code[place.offset + 2 : place.offset + 34 : 2] if place.offset >= 0 else b""
     return next((operation for operation in operations if operation not in _NOTHING), -1)
 
@@ -288,8 +288,8 @@ def _edges(code: CodeType) -> _Edges:
     for target, bodies in _bodies(code).items():
         if operations[target // 2] != _MAKES_EDGES:
             continue
-        # Up to the first RERAISE: only a part of the handler, if that contains a `try` itself.
-        end = 2 * operations.find(_RAISES_AGAIN, target // 2)  # there always is one
+        # Up to the first RERAISE: only a part of the handler, if it contains a `try` itself.
+        end = 2 * operations.find(_RAISES_AGAIN, target // 2)  # one always exists
         own = frozenset(line for first, last, line in lines if line and first < end and last > target)
         of_with = operations[target // 2 + 1] == _CALLS_EXIT
         clean_ups.append(_CleanUp(own, tuple(bodies), of_with))
@@ -301,7 +301,7 @@ def _edges(code: CodeType) -> _Edges:
 
 
 def _lines(code: CodeType) -> list[tuple[int, int, int | None]]:
-    """The lines in the order of their instructions, each with the offsets of the first and behind the last one."""
+    """The lines in the order of their instructions, each with the offsets of the first and after the last one."""
     groups = groupby(code.co_lines(), key=lambda entry: entry[2])
     return [(parts[0][0], parts[-1][1], line) for line, group in groups if (parts := list(group))]
 
@@ -319,7 +319,7 @@ def _line_before(operations: bytes, lines: list[tuple[int, int, int | None]], be
 
 
 def _bodies(code: CodeType) -> dict[int, list[tuple[int, int]]]:
-    """For each exception handler, by its offset, the ranges that it guards, also through an inner handler."""
+    """For each exception handler, by offset, the ranges that it guards, including those of an inner handler."""
     table = list(_exception_table(code))
     by_handler: dict[int, list[tuple[int, int]]] = {}
     for begin, end, target in table:
@@ -333,9 +333,9 @@ def _bodies(code: CodeType) -> dict[int, list[tuple[int, int]]]:
 
 
 def _exception_table(code: CodeType) -> Iterator[tuple[int, int, int]]:
-    """Offsets: the first guarded instruction, behind the last one, and the handler.
+    """Offsets: the first guarded instruction, after the last one, and the handler.
 
-    The format is in CPython's Objects/exception_handling_notes.txt: numbers of six bits a byte, in instructions.
+    CPython's Objects/exception_handling_notes.txt has the format: numbers with six bits per byte, in instructions.
     """
     numbers, value = [], 0
     for byte in code.co_exceptiontable:

@@ -1,34 +1,34 @@
-"""`resumable`: how a process that keeps its memory goes from round to round. Puts the agent's orders and the function's
+"""`resumable`: moves a process that keeps its memory from round to round. Puts the agent's orders and the function's
 ends into one sequence.
 
 Laws:
 
-1. The function is called once for each round that the agent announces to this process, one after the other. The first
-   is the round in which the process was started.
+1. The function is called once per round that the agent announces to this process, one call after another. The first
+   round is the one in which the process was started.
 2. An exception after the function's round has ended counts as leaving the round, except SystemExit and
-   KeyboardInterrupt, which end the process. A return counts as leaving if the function was interrupted; any other
-   return is the end.
-3. An exception before that may be the effect of another worker's death that the agent has not announced yet. So it is
-   kept back for `ECHO_SECONDS`, and then raised.
-4. `left` is written when all process groups of the old round are gone. A failure on the way ends the process, and the
+   KeyboardInterrupt, which end the process. A return counts as leaving if the function was interrupted. Any other
+   return is final.
+3. An exception before that may result from another worker's death that the agent has not announced yet. So it is
+   delayed for `ECHO_SECONDS`, and then raised.
+4. `left` is written when all process groups of the old round are gone. A failure before that ends the process, and the
    agent starts another.
 5. A forked process takes no part in this.
 6. `prepare` runs once, before the first call, and is never interrupted. While it runs, the process is in no round: it
-   answers `leave` at once. Afterwards it enters the current round.
-7. A standby worker is such a process without a local rank. When the agent gives it one, it enters a round like any
-   other worker. If it cannot announce itself, it ends: it must never call the function on its own.
+   answers `leave` immediately. Afterwards it enters the current round.
+7. A standby worker is such a process without a local rank. When the agent assigns one, it enters a round like any other
+   worker. If it cannot announce itself, it ends: it must never call the function on its own.
 
 The channel between an agent and a worker consists of files in the notice directory. Laws:
 
-1. `inprocess.<LOCAL_RANK>` is a FIFO; if it has a reader, this process can continue. It is created only then.
-   When the function has ended for good, the FIFO stays, without a reader. So the agent knows that a process that
-   replaces a failed or succeeded worker can continue, too.
-2. The agent writes lines into it: `leave <ROUND>`: this round has ended; `enter <ROUND>`: a new one has begun, and its
+1. `inprocess.<LOCAL_RANK>` is a FIFO. If it has a reader, this process can continue; it is created only then. When the
+   function has ended for good, the FIFO stays, without a reader. So the agent knows that a process that replaces a
+   failed or succeeded worker can continue, too.
+2. The agent writes lines to it: `leave <ROUND>`: this round has ended; `enter <ROUND>`: a new one has started, and its
    variables are in `round.<LOCAL_RANK>.json`; `rank <LOCAL_RANK>`: this is the process's local rank from now on.
-   A standby worker first has the number in `RALLYPOINT_STANDBY`, above all local ranks; the agent renames the FIFO.
-3. The worker answers `leave` with an empty file `left.<LOCAL_RANK>.<ROUND>`, and creates `prepared.<LOCAL_RANK>` when
-   `prepare` has returned.
-4. One process speaks for a local rank: a FIFO that another process reads is left alone.
+   A standby worker starts with the number in `RALLYPOINT_STANDBY`, above all local ranks; the agent renames the FIFO.
+3. The worker answers `leave` with an empty file `left.<LOCAL_RANK>.<ROUND>`, and creates `prepared.<LOCAL_RANK>` after
+   `prepare` returns.
+4. One process speaks for a local rank: a FIFO that another process reads is left untouched.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class Order(NamedTuple):
 
 class Channel:
     def __init__(self, folder: str, rank: str) -> None:
-        """Create and open the FIFO; the agent does not see it before `announce`.
+        """Create and open the FIFO. The agent does not see it before `announce`.
 
         Raises:
-            OSError: there is no space, the folder is not private, a FIFO cannot be created, or another process reads
+            OSError: no space is left, the folder is not private, a FIFO cannot be created, or another process reads
                 the FIFO of this local rank.
         """
         self._folder, self.rank = folder, rank
@@ -84,8 +84,8 @@ class Channel:
             os.unlink(self._draft)
         os.mkfifo(self._draft, 0o600)
         try:
-            # Opened for writing too, so that it never reaches its end; for appending, so that a stop does not take it
-            # for a checkpoint being written.
+            # Open it for writing too, so that reading never reaches the end; and for appending, so that a stop does not
+            # mistake it for a checkpoint that is being written.
             self.fd = os.open(self._draft, os.O_RDWR | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             os.unlink(self._draft)
@@ -102,7 +102,7 @@ class Channel:
             os.write(self.fd, b"\n")
 
     def orders(self) -> list[Order]:
-        """The orders that have arrived, when `fd` is readable."""
+        """Read the orders that have arrived, when `fd` is readable."""
         try:
             lines = (self._rest + os.read(self.fd, 4096)).split(b"\n")
         except BlockingIOError:
@@ -111,7 +111,7 @@ class Channel:
         return [order for line in lines if (order := parse(line)) is not None]
 
     def tell_left(self, round_: int) -> None:
-        """Report to the agent that this process has left the round and waits for the next. Raises OSError."""
+        """Report to the agent that this process has left the round and is waiting for the next. Raises OSError."""
         self._create_file(f"{LEFT_PREFIX}{self.rank}.{round_}")
 
     def tell_prepared(self) -> None:
@@ -123,7 +123,7 @@ class Channel:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
 
     def environment(self, round_: int) -> dict[str, str | None]:
-        """The variables of the round; None means remove.
+        """The round's variables; None means to remove the variable.
 
         Raises:
             OSError, ValueError, KeyError, TypeError: the file is missing or invalid.
@@ -150,7 +150,7 @@ def _refuse_if_read(path: str) -> None:
     """Raise FileExistsError if another process reads the FIFO."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC))
-    except OSError:  # missing, or without a reader: left by a dead process
+    except OSError:  # missing, or a dead process left it without a reader
         return
     raise FileExistsError(f"another process of this local rank is resumable already: {path} has a reader")
 
@@ -160,27 +160,27 @@ R = TypeVar("R")
 
 ECHO_SECONDS = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.25
-"""Seconds between interruptions, doubled each time, while the function does not end. They are repeated because one has
-no effect where it would do harm or while the function handles an exception, and because the function may swallow it."""
+"""Seconds between interruptions, doubled each time, while the function does not end. An interruption may have no effect
+because it would do harm, because the function is handling an exception, or because the function catches it."""
 _ABORT_EVERY = 0.25
 """Seconds between runs of the hooks while the function does not end: it may create again what they abort."""
 
 
 class ResumableLoop:
-    """Calls the function for one round after another. Owns the channel and the knowledge of rounds."""
+    """Calls the function for one round after another. Owns the channel, and knows the rounds."""
 
     def __init__(self, folder: str, rank: str, *, standby: bool = False) -> None:
-        """Announce this process as resumable. Raises OSError, ValueError with the reason why it cannot be."""
+        """Announce this process as resumable. Raises OSError or ValueError with the reason if this is impossible."""
         self.survived = False
         """Whether the function ran here in an earlier round."""
         self._standby = standby
         self._preparing = True
         self._ended = self._entered = self._current = self._left = -1
-        """The last round announced to end; the last announced to begin; the function's round; the last round left."""
+        """The last round whose end was announced; whose start was announced; the function's; the last round left."""
         self._changed = Condition()
         self._interruption = Interruption(self._has_ended, ResumableLoop._call.__code__)
         self._switches: torch_switches.Switches | None = None
-        """torch's switches when the function was called."""
+        """torch's switches at the time when the function was called."""
         self._aborting = Aborting()
         self._pid = os.getpid()
         self._stopped = False
@@ -225,7 +225,7 @@ class ResumableLoop:
     # On the main thread
 
     def _call(self, call: Callable[[], R]) -> list[R]:
-        """Call the function once, and return its result in a list; an empty list if it left because its round ended."""
+        """Call the function once. Returns its result in a list, which is empty if it left because its round ended."""
         interruption = self._interruption
         self._switches = torch_switches.read()
         try:
@@ -250,7 +250,7 @@ class ResumableLoop:
             return self._changed.wait_for(self._has_ended, ECHO_SECONDS)
 
     def _leave(self) -> None:
-        with self._changed:  # so that no new run begins
+        with self._changed:  # so that no new run starts
             self._aborting.wait()
         run_hooks()  # again, for groups that were created meanwhile
         destroy_groups()
@@ -306,7 +306,7 @@ class ResumableLoop:
                 self._ended = max(self._ended, order.number)
                 if self._preparing:
                     self._left = self._ended
-                    with suppress(OSError):  # the agent then ends this process, after the same time as for others
+                    with suppress(OSError):  # the agent then ends this process, after the usual time
                         self._channel.tell_left(self._left)
             else:
                 self._entered = max(self._entered, order.number)
@@ -314,7 +314,7 @@ class ResumableLoop:
 
 
 def _drop_variables(error: BaseException) -> None:
-    """Drop the references in frames of ended functions: models, groups, loaders."""
+    """Drop the references from frames of ended functions to models, groups and loaders."""
     seen: set[int] = set()
     following: BaseException | None = error
     while following is not None and id(following) not in seen:
@@ -328,11 +328,11 @@ _MAKES_AN_OBJECT = 0x20 | 0x80 | 0x200
 
 
 class Round(NamedTuple):
-    """The round in which the function runs; its first argument.
+    """The current round; the function's first argument.
 
     `survived`: this process ran in an earlier round, perhaps without finishing a step. Its results are in `memory`, a
     dict that outlives rounds; empty in a new process.
-    `restart_count`: the restarts that the job has used, as in `TORCHELASTIC_RESTART_COUNT`.
+    `restart_count`: how many restarts the job has used, as in `TORCHELASTIC_RESTART_COUNT`.
     `prepared`: the result of `prepare` in this process; None without it.
     """
 
@@ -342,19 +342,19 @@ class Round(NamedTuple):
     prepared: Any = None
 
     def agree(self, state: Stateful | Mapping[str, Stateful] | None) -> int | None:
-        """Make all workers continue from the same step. All of them must call it, after `init_process_group`.
+        """Make all workers continue from the same step. All of them must call this, after `init_process_group`.
 
         `memory["step"]` says how far a worker is. Update it together with the state that the step changes, in one
         `uninterrupted` block. A worker without it starts from nothing.
 
         Args:
-            state: the state that is equal in all workers: an object with `state_dict` and `load_state_dict`, or a dict
-                of such objects. The furthest worker sends its own, through host memory, and workers that are behind
-                load it. None if each worker has only a part: then nothing can be sent, and the result is a step only
-                if all workers have finished the same one.
+            state: the state that is the same in all workers: an object with `state_dict` and `load_state_dict`, or a
+                dict of such objects. The worker that is furthest sends its own, through host memory, and workers that
+                are behind load it. None if each worker has only a part: no state can then be sent, and the result is a
+                step only if all workers have finished the same one.
 
         Returns:
-            The step that all workers have finished now, also in `memory["step"]`. None if they must read the checkpoint
+            The step that all workers have now finished, also in `memory["step"]`. None if they must load the checkpoint
             or start from the beginning, because no worker has a state from which the others could continue.
         """
         from rallypoint.inprocess.agreement import agree
@@ -382,10 +382,10 @@ def resumable(function: Callable[..., Any] | None = None, /, *, prepare: Callabl
     """Call `function` for each round, in this process, until it returns. A decorator, with or without arguments.
 
     Args:
-        function: takes the `Round`, and then the arguments of the call, which are the same in each round.
+        function: accepts the `Round`, and then the arguments of the call, which are the same in each round.
         prepare: called once in each process, before its first round, with the arguments of the call; `round.prepared`
             is its result. With `--standby`, processes without a rank also run it, ahead of a failure. So `prepare` and
-            the code before the call may use neither ranks, nor devices, nor other workers.
+            the code before the call must not use ranks, devices or other workers.
 
     Returns:
         A function without the first argument. It returns or raises whatever the last call returned or raised. Another
@@ -454,7 +454,7 @@ def _announced() -> ResumableLoop | None:
 
 
 def _after_fork() -> None:
-    """Runs in a forked process, such as a data loader's worker."""
+    """Release the parent's resources in a forked process, such as a data loader's worker."""
     global _loop
     loop, _loop = _loop, None
     if loop is not None:

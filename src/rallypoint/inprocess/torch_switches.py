@@ -1,11 +1,11 @@
-"""torch's temporary switches: read before the function is called, and restored when it has left its round.
+"""torch's temporary switches: read before the function is called, and restored after it leaves its round.
 
-`interruption` does not cut the code that sets switches back. This is for other cuts: an error in the function itself,
-or a switch that is set back by neither `with` nor `finally`. A round that continued with autocast, or without
-gradients, would silently train another model. torch is looked up and never imported.
+`interruption` never cuts the code that sets switches back. This file is for other cuts: an error in the function
+itself, or a switch that neither `with` nor `finally` sets back. A round that continued with autocast, or without
+gradients, would silently train another model. torch is looked up, and never imported.
 
-A switch that the function sets for good, such as a default type, lasts until its round ends: the next call sets it
-again. Switches that `prepare` has set stay.
+A switch that the function sets permanently, such as a default type, lasts until its round ends: the next call sets it
+again. Switches that `prepare` set stay.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 _DEVICES = ("cpu", "cuda")
 """The device types with autocast, if this torch does not list them."""
 _guards: list[Any] = []
-"""Keeps the objects that switch inference mode: it switches back when they are collected."""
+"""Keeps the objects that switch inference mode, since it switches back when they are collected."""
 
 
 class Switches(NamedTuple):
@@ -34,7 +34,7 @@ class Switches(NamedTuple):
 
 
 def read() -> Switches | None:
-    """The switches of this thread; None if torch has not been imported."""
+    """This thread's switches; None if torch has not been imported."""
     torch = _torch()
     if torch is None:
         return None
@@ -51,8 +51,8 @@ def read() -> Switches | None:
 
 
 def restore(before: Switches | None) -> None:
-    """Restore the switches of this thread. If torch was imported only since (None), set them as in a new process,
-    except for the default type, which the import of a module may have set for good.
+    """Restore this thread's switches. If torch was imported only since (None), set them as in a new process, except
+    for the default type, which importing a module may have set permanently.
     """
     torch, now = _torch(), read()
     if torch is None or now is None or now == before:
@@ -72,7 +72,7 @@ def restore(before: Switches | None) -> None:
         torch.autocast_increment_nesting()
     for _ in range(before.nesting, now.nesting):
         torch.autocast_decrement_nesting()
-    # It holds old copies of weights. Normally the end of the outermost block clears it, but that was cut.
+    # It contains old copies of weights. Normally the end of the outermost block clears it, but that was cut.
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(before.autocast_cache)
     torch.set_anomaly_enabled(*before.anomaly)
@@ -88,7 +88,7 @@ def _torch() -> Any:
 def _devices(torch: Any) -> Iterator[str]:
     list_ = getattr(torch._C, "_autocast_supported_devices", None)
     for device in _DEVICES if list_ is None else list_():
-        with suppress(RuntimeError, TypeError):  # no autocast for it in this build, or one switch for all in this torch
+        with suppress(RuntimeError, TypeError):  # no autocast for it in this build, or one switch for all
             _autocast(torch, device)
             yield device
 
