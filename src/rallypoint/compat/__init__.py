@@ -1,6 +1,6 @@
-"""torch's module paths, for code that was written for torch: only its import lines change.
+"""torch's module paths, for code written for torch: only its import lines change.
 
-`torch.distributed.X` is `rallypoint.compat.X`, and `torch.numa` is below it as well. The names of our agent,
+`torch.distributed.X` is `rallypoint.compat.X`, and `torch.numa` is in this package too. The names of our agent,
 rendezvous, stores and timers are Rallypoint's; all others are imported from torch on first use (`names`).
 
 Laws:
@@ -42,7 +42,7 @@ def __getattr__(name: str) -> Any:
     if name in _STORES:
         module, attribute = _STORES[name]
         return getattr(import_module(f"rallypoint.store.{module}"), attribute)
-    # `from rallypoint.compat import launch` asks for the name before it looks for the file, and so would import torch.
+    # `from rallypoint.compat import launch` asks for the name before it looks for the file, which would import torch.
     if PathFinder.find_spec(f"{__name__}.{name}", __path__):
         return import_module(f"{__name__}.{name}")
     return _find(name)

@@ -45,7 +45,7 @@ class ElasticAgent(ABC):
 
     @abstractmethod
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
-        """The worker group, for reading only."""
+        """The worker group. Do not change it."""
 
 
 class OverriddenWorkers(WorkerController):
@@ -65,7 +65,7 @@ class OverriddenWorkers(WorkerController):
         self.agent._initialize_workers(self.group)
 
     def assign(self, placement: Placement) -> list[Worker]:
-        # An override may use the round's store. Our method does not, and then none is opened.
+        # Open the round's store only for an override, which may use it.
         store = self.group.store if self.overrides("_assign_worker_ranks") else None
         size = placement.group_world_size
         return self.agent._assign_worker_ranks(store, placement.group_rank, size, self.group.spec)
@@ -103,7 +103,7 @@ class OverriddenWorkers(WorkerController):
 
 
 class WithoutProcesses(OverriddenWorkers):
-    """Workers that only the methods of the agent know: there is no reaper."""
+    """Workers that only the agent's methods know, without a reaper."""
 
     def prepare(self) -> None:
         """No processes are started here."""
@@ -129,9 +129,9 @@ class SimpleElasticAgent(ElasticAgent):
     Args:
         spec: what to run.
         exit_barrier_timeout: seconds that a handler without notifications waits for other nodes at the end. With our
-            own handler the wait ends with the verdict, however long it takes.
-        shutdown_timeout: seconds between the signal that stops workers and SIGKILL. After a failure it is 5, or this if
-            less.
+            own handler, the wait ends with the verdict, however long it takes.
+        shutdown_timeout: seconds between the signal that stops workers and SIGKILL. After a failure it is 5, or this
+            value if lower.
         workers: the workers for our loop; by default, workers that call the methods below.
         health: see `run_agent`.
     """
@@ -199,11 +199,11 @@ class SimpleElasticAgent(ElasticAgent):
         self._most_restarts = group.restarts + left
 
     def get_event_succeeded(self) -> Event:
-        """The event for a run that returned."""
+        """The event to record after `run` returned."""
         return self._workers.record_events().succeeded()
 
     def get_event_failed(self) -> Event:
-        """The event for a run that ended with the exception being handled."""
+        """The event to record while handling the exception that ended the run."""
         return self._workers.record_events().failed()
 
     def record_duration(self, state: str) -> AbstractContextManager[None]:
@@ -211,7 +211,7 @@ class SimpleElasticAgent(ElasticAgent):
         return self._workers.record_events().duration(state)
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
-        """The worker group, for reading only."""
+        """The worker group. Do not change it."""
         return self._worker_group
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult | None:
@@ -223,7 +223,7 @@ class SimpleElasticAgent(ElasticAgent):
             self._runs = False
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """The run itself; when it returns or raises, no worker is left. An override must call this method."""
+        """Run the workers. No worker is left when this returns or raises. An override must call this method."""
         return run_loop(self._workers, role, self._health)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
@@ -245,9 +245,9 @@ class SimpleElasticAgent(ElasticAgent):
     def _assign_worker_ranks(
         self, store: Store | None, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[Worker]:
-        """The workers of this node with their ranks.
+        """Assign ranks to this node's workers.
 
-        The placement has them; only if a subclass has its own rendezvous are they exchanged over the store.
+        The placement contains them. They are exchanged over the store only if a subclass has its own rendezvous.
         """
         if self._worker_group.placement is not None:
             return workers_of(self._worker_group.placement.ranks, spec)
@@ -266,14 +266,14 @@ class SimpleElasticAgent(ElasticAgent):
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         """Stop the workers. The loop has already requested the next round, and starts them when it is complete.
 
-        The loop calls this only if it is overridden; otherwise it begins and drives a stop itself.
+        The loop calls this only if it is overridden; otherwise it runs the stop itself.
         """
         log.info("[%s] Stopping worker group", worker_group.spec.role)
         self._stop_workers(worker_group)
         worker_group.state = WorkerState.STOPPED
 
     def _exit_barrier(self) -> None:
-        """Report that this node has finished. The verdict, once all have, ends the loop."""
+        """Report that this node has finished. The loop ends with the verdict, after all nodes have."""
         WorkerController.on_succeeded(self._workers)
 
 

@@ -1,4 +1,4 @@
-"""Rendezvous that programs build themselves: over any backend or store, or with ranks assigned by hand.
+"""Rendezvous that programs build themselves: over any backend or store, or with manually assigned ranks.
 
 torch's dynamic rendezvous relies on the clocks of all hosts; this one counts heartbeats
 (`rallypoint.control.membership.rules`). A backend stores bytes in Rallypoint's own form, not pickled objects.
@@ -53,12 +53,12 @@ _DEFAULTS = {"join": 600, "last_call": 30, "close": 30, "heartbeat": 5}
 
 
 class RendezvousTimeout:
-    """How long the steps of a rendezvous may take.
+    """Time limits for the steps of a rendezvous.
 
     Args:
-        join: until the minimal number of nodes has joined; 600 s by default.
+        join: until the minimum number of nodes has joined; 600 s by default.
         last_call: for more nodes to join after that; 30 s.
-        close: for the rendezvous to be closed; 30 s.
+        close: for closing the rendezvous; 30 s.
         heartbeat: for one sign of life; 5 s.
 
     Raises:
@@ -100,7 +100,7 @@ class RendezvousSettings:
 
 
 class _GivenBackend(ControlPlane):
-    """The backend that a handler was given, and this node's link to the state in it."""
+    """A handler's backend, and this node's link to the state in it."""
 
     def __init__(self, params: RendezvousParameters, backend: RendezvousBackend) -> None:
         super().__init__(settings_of(params, counts_heartbeats=True), rank_hint=rank_hint(params))
@@ -120,7 +120,7 @@ class DynamicRendezvousHandler(ElasticHandler):
     """
 
     def __init__(self, params: RendezvousParameters, store: Store, backend: RendezvousBackend) -> None:
-        """`store` is the store in `RendezvousInfo.store`; `backend` belongs to this handler alone from now on."""
+        """`store` becomes `RendezvousInfo.store`; from now on, only this handler may use `backend`."""
         self._state_in = _GivenBackend(params, backend)
         super().__init__(params.backend, self._state_in, worker_stores(params))
         self._own_settings = self._state_in.settings
@@ -142,19 +142,19 @@ class DynamicRendezvousHandler(ElasticHandler):
         keep_alive_max_attempt: int = 3,
         cas_backoff_max_seconds: float = 0.0,
     ) -> DynamicRendezvousHandler:
-        """A handler that agrees with the others through `backend`.
+        """Create a handler that agrees with the others through `backend`.
 
         Args:
             run_id: the job's id.
             store: shared by all nodes, Rallypoint's or torch's; each round has its own prefix in it.
             backend: stores the state of the rendezvous.
-            min_nodes: the smallest number of nodes in a round.
-            max_nodes: the largest number of nodes in a round.
+            min_nodes: the minimum number of nodes in a round.
+            max_nodes: the maximum number of nodes in a round.
             local_addr: the address at which others reach this node; detected by default.
-            timeout: of the steps, None for the defaults; times are rounded up to whole seconds.
+            timeout: time limits for the steps, None for the defaults; rounded up to whole seconds.
             keep_alive_interval: seconds between two signs of life.
-            keep_alive_max_attempt: how many of them may be missing.
-            cas_backoff_max_seconds: the longest random pause after a write to `backend` that came too late.
+            keep_alive_max_attempt: how many signs of life may be missing.
+            cas_backoff_max_seconds: the maximum random pause after another node's write to `backend` came first.
 
         Raises:
             UserError: a number is out of range.
@@ -192,11 +192,11 @@ class DynamicRendezvousHandler(ElasticHandler):
         return self._state().closed if self._link is None else super().is_closed()
 
     def num_nodes_waiting(self) -> int:
-        """How many nodes wait for the next round."""
+        """How many nodes are waiting for the next round."""
         return len(self._state().wait_list) if self._link is None else super().num_nodes_waiting()
 
     def set_closed(self) -> None:
-        """End the rendezvous for all nodes; on return, it has ended.
+        """End the rendezvous for all nodes. Returns once it has ended.
 
         Raises:
             RendezvousTimeoutError: this takes longer than the close timeout.
@@ -223,7 +223,7 @@ class DynamicRendezvousHandler(ElasticHandler):
         return not (isinstance(self._link, SharedStateLink) and isinstance(self._link.broken, RendezvousError))
 
     def info(self, placement: Placement) -> RendezvousInfo:
-        """A placement in torch's form; the store is the given one, not the workers'."""
+        """A placement in torch's form. The store is the handler's, not the workers'."""
         info = super().info(placement)
         prefix = f"torch.rendezvous.{self._own_settings.run_id}.{placement.round}"
         store = PrefixStore(prefix, self._given_store)
@@ -249,12 +249,12 @@ class DynamicRendezvousHandler(ElasticHandler):
 
 
 def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
-    """A handler over `backend` with the options in `params` (contract section 4.2).
+    """Create a handler over `backend` with the options in `params` (contract section 4.2).
 
     Args:
         store: shared by all nodes, Rallypoint's or torch's.
         backend: stores the state of the rendezvous.
-        params: the job, its limits, and times.
+        params: the job, its limits, and time limits.
 
     Raises:
         UserError: an option cannot work.
@@ -284,7 +284,7 @@ class C10dRendezvousBackend(StoreRendezvousBackend):
 
 
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Store]:
-    """A backend and its store, from the options of `c10d` (contract section 4.4).
+    """Create a backend and its store, from the options of `c10d` (contract section 4.4).
 
     Raises:
         UserError: an option cannot work.
@@ -328,11 +328,11 @@ def _tcp(params: RendezvousParameters) -> Store:
 _MAKERS = {"tcp": _tcp, "file": _file}
 
 
-# Ranks that were assigned by hand
+# Manually assigned ranks
 
 
 class StaticTCPRendezvous(ElasticHandler):
-    """A rendezvous of nodes whose ranks were assigned by hand.
+    """A rendezvous of nodes with manually assigned ranks.
 
     Args:
         master_addr: the address of the node of rank 0.

@@ -26,7 +26,7 @@ __all__ = [
 log = own_log.get_logger(__name__)
 
 _ALL_WORKERS_JOINED = "_tcp_store/num_members"
-"""torch's own prefix of keys for this barrier: some of the workers may use torch."""
+"""torch's own prefix of keys for this barrier, since some workers may use torch."""
 
 
 def create_c10d_store(
@@ -39,21 +39,21 @@ def create_c10d_store(
     retries: int = 3,
     use_libuv: bool | None = None,
 ) -> TCPStore:
-    """A store on a server; with `is_server`, also the server.
+    """Connect to a store; with `is_server`, also serve it.
 
     Args:
         is_server: whether this process serves.
         server_addr: the server's name or address.
-        server_port: the server's port. With -1 (for a single user of the store) or 0 (for a server), the kernel chooses
+        server_port: the server's port. With -1 (if nobody else uses the store) or 0 (for a server), the kernel chooses
             one (see the store's `port`).
         world_size: how many processes will use the store, including the server's.
         timeout: seconds for connecting and for all waits of the store.
         wait_for_workers: return only when all have connected.
-        retries: accepted for torch's callers, without effect: a port that the kernel chooses is free.
-        use_libuv: accepted for torch's callers, without effect; `USE_LIBUV` sets the store's `libuvBackend`.
+        retries: accepted for compatibility with torch, without effect: a port that the kernel chooses is free.
+        use_libuv: accepted for compatibility with torch, without effect; `USE_LIBUV` sets the store's `libuvBackend`.
 
     Raises:
-        UserError: there is no port, and others will connect.
+        UserError: no port is set, and others will connect.
         StoreConnectionError: no store answered in time, the port cannot be used, or a client has none.
         StoreTimeoutError: not all connected in time.
     """
@@ -84,7 +84,7 @@ def get_logger(name: str | None = None) -> logging.Logger:
         name: the logger's name; by default the name of the calling module.
 
     Raises:
-        UserError: `LOGLEVEL` names no level.
+        UserError: `LOGLEVEL` is not a level.
     """
     logger = logging.getLogger(name or str(sys._getframe(1).f_globals.get("__name__", "")))
     logger.setLevel(own_log.log_level())
@@ -115,7 +115,7 @@ def get_socket_with_port() -> socket.socket:
     """
     try:
         return _bound(socket.AF_INET6, "::")
-    except OSError:  # a kernel without IPv6, or with IPv6 switched off
+    except OSError:  # IPv6 is missing or disabled in the kernel
         return _bound(socket.AF_INET, "")
 
 

@@ -1,6 +1,6 @@
 """Replaces `torch.distributed.launch`: the deprecated form of `rallypoint.compat.run`.
 
-Unless `--use-env` is given, each worker's first argument is `--local-rank=<local rank>`.
+Without `--use-env`, each worker's first argument is `--local-rank=<local rank>`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
 
 
 def launch(args: argparse.Namespace) -> None:
-    """Run this node's part of the job. Raises as `rallypoint.compat.run.run` does."""
+    """Run this node's part of the job. Raises like `rallypoint.compat.run.run`."""
     if not get_use_env(args):
         if args.no_python:
             raise UserError("--no-python gives programs no --local-rank argument; give --use-env as well")

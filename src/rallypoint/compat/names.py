@@ -2,8 +2,8 @@
 
 Laws:
 
-1. In a module of the table, a name of the table is Rallypoint's. Every other name, and every other module, is torch's.
-2. torch is imported on the first use of such a name, and not before.
+1. In a module in the table, the table's names are Rallypoint's. Every other name, and every other module, is torch's.
+2. torch is imported on the first use of one of its names, not earlier.
 3. Names are unique across torch's modules, except for those in `ELSEWHERE`.
 """
 
@@ -38,7 +38,7 @@ _PACKAGES = {
     "elastic.utils": "api data distributed logging process_state store",
     "elastic.utils.data": "cycling_iterator elastic_distributed_sampler",
 }
-"""Modules that have names of ours, by package."""
+"""Modules that contain names of ours, by package."""
 
 MODULES = frozenset(f"{package}.{name}".lstrip(".") for package, names in _PACKAGES.items() for name in names.split())
 
@@ -90,7 +90,7 @@ HOMES = {
     "rallypoint.workers.timers": "FileTimerClient FileTimerRequest TimerClient TimerRequest expires",
     "rallypoint.workers.context": "PContext RunProcsResult macros",
 }
-"""Our modules and the names that each has."""
+"""Our modules, and the names in each."""
 
 _HOME_OF = {name: home for home, names in HOMES.items() for name in names.split()}
 
@@ -110,11 +110,11 @@ ELSEWHERE = {
     ("elastic.timer", "configure"): ("rallypoint.workers.timers", "configure"),
     ("elastic.timer.api", "configure"): ("rallypoint.workers.timers", "configure"),
 }
-"""Module and name to our module and name, if the name alone is not enough."""
+"""Maps module and name to our module and name, if the name alone is ambiguous."""
 
 
 def names_of(module: str) -> Callable[[str], Any]:
-    """The `__getattr__` of a module of this package."""
+    """The `__getattr__` for a module in this package."""
     path = module.removeprefix(_HERE).lstrip(".")
 
     def find(name: str) -> Any:
@@ -130,7 +130,7 @@ def names_of(module: str) -> Callable[[str], Any]:
 
 
 def _home(path: str, name: str) -> tuple[str, str]:
-    """Our module for a name of a module, and the name there; empty texts if it is torch's."""
+    """The home of a module's name in our modules: module and name; empty texts if the name is torch's."""
     if path not in MODULES:
         return "", ""
     return ELSEWHERE.get((path, name)) or (_HOME_OF.get(name, ""), name)
@@ -151,7 +151,7 @@ def _torchs(path: str) -> ModuleType:
     name = f"torch.{path}" if path.split(".", maxsplit=1)[0] == "numa" else f"torch.distributed.{path}".rstrip(".")
     try:
         module = import_module(name)
-        own: ModuleType = getattr(module, "torchs_own", module)  # if `rallyctl shim` has replaced it with ours
+        own: ModuleType = getattr(module, "torchs_own", module)  # if `rallyctl shim` replaced it with ours
         return own
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name not in {"torch", "torch.distributed"}:
@@ -164,7 +164,7 @@ def _torchs(path: str) -> ModuleType:
 
 
 class _Torchs(ModuleType):
-    """A module of torch with our names."""
+    """A torch module with our names."""
 
     def __getattr__(self, name: str) -> Any:
         value = names_of(self.__name__)(name)
@@ -174,7 +174,7 @@ class _Torchs(ModuleType):
 
 
 class _Finder(Loader):
-    """Finds and loads modules of this package that are no files."""
+    """Finds and loads modules of this package that are not files."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -195,5 +195,5 @@ class _Finder(Loader):
 
 
 def install() -> None:
-    """Let Python find these modules, after all that are files."""
+    """Let Python find these modules, after those that are files."""
     sys.meta_path.append(_Finder())

@@ -2,8 +2,8 @@
 
 While one of these contexts is open, each signal in `TORCHELASTIC_SIGNALS_TO_HANDLE` raises `SignalException` in the
 main thread. Laws:
-- the last `restore_handlers` restores the previous handlers; handlers that others have installed meanwhile stay;
-- signals that an agent of ours currently handles are left to it.
+- the last `restore_handlers` restores the previous handlers, but keeps handlers that others installed meanwhile;
+- signals that our agent is currently handling are left to it.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def start_processes(
     duplicate_stdout_filters: Sequence[str] | None = None,
     duplicate_stderr_filters: Sequence[str] | None = None,
 ) -> PContext:
-    """Start one process for each local rank; see `PContext`.
+    """Start one process per local rank; see `PContext`.
 
     Until all are done or `close` is called, a signal to this process raises SignalException in its main thread.
     """
@@ -157,7 +157,7 @@ def install_handlers() -> bool:
 
 
 def restore_handlers() -> None:
-    """Undo one `install_handlers`. Outside the main thread the handlers stay until a later call in it undoes them."""
+    """Undo one `install_handlers`. Outside the main thread, the handlers stay until a later call there undoes them."""
     global _users
     _users -= 1
     if _users > 0 or threading.current_thread() is not threading.main_thread():
@@ -170,7 +170,7 @@ def restore_handlers() -> None:
 
 @contextmanager
 def signal_wakeup() -> Iterator[list[int]]:
-    """Descriptors that wake the main thread when another thread gets a signal; none if no signals are handled."""
+    """Yields descriptors that wake the main thread when another thread gets a signal; none if not handling signals."""
     if not _users or threading.current_thread() is not threading.main_thread():
         yield []
         return
@@ -187,7 +187,7 @@ def _raise(number: int, _frame: FrameType | None) -> None:
 
 
 def _reset_after_fork() -> None:
-    """Forget the users of the handlers: they are in the original process, not in this copy."""
+    """Forget the handlers' users: they are in the original process, not in this fork."""
     global _users
     _users = 0
     _previous.clear()

@@ -35,13 +35,13 @@ __all__ = [
 __getattr__ = names_of(__name__)
 
 _SOURCES = "rallypoint_sources"
-"""Where a namespace stores which values the user gave, and where; no flag has this name."""
+"""Where a namespace stores which values the user set, and where. No flag has this name."""
 
 _POSITIONAL = ("training_script", "training_script_args")
 
 
 def get_args_parser() -> argparse.ArgumentParser:
-    """The parser of all flags, to which callers can add their own. `PET_*` variables are its defaults."""
+    """The parser for all flags, to which callers can add their own. `PET_*` variables are its defaults."""
     parser = build_parser()
     defaults = vars(_namespace(parse(["no script"], os.environ)))
     parser.set_defaults(**{name: value for name, value in defaults.items() if name not in (*_POSITIONAL, _SOURCES)})
@@ -54,7 +54,7 @@ def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
 
 
 def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
-    """The least and the largest number of nodes in `--nnodes`. Raises UserError."""
+    """The minimum and maximum number of nodes in `--nnodes`. Raises UserError."""
     return parse_nnodes(nnodes)
 
 
@@ -71,7 +71,7 @@ def get_rdzv_endpoint(args: argparse.Namespace) -> str:
 
 
 def get_use_env(args: argparse.Namespace) -> bool:
-    """Whether workers learn their local rank from the environment alone."""
+    """Whether workers get their local rank only from the environment."""
     return bool(getattr(args, "use_env", True))
 
 
@@ -107,7 +107,7 @@ def _namespace(options: Options) -> argparse.Namespace:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    """`Options` from a namespace, which may come from a parser without sources, or have changed since."""
+    """Create `Options` from a namespace, which may come from a parser without sources, or have changed since."""
     rows = {flag.dest: flag for flag in FLAGS}
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value

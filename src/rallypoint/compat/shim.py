@@ -1,16 +1,16 @@
 """Replaces torch's launcher with Rallypoint in programs that import it or run it with `python -m` (`rallyctl shim`).
 
-The file that `rallyctl shim` puts into an environment asks `find` for the modules in `MODULES`; before that, it imports
-nothing of Rallypoint.
+The file that `rallyctl shim` puts into an environment asks `find` for the modules in `MODULES`. Until then, it imports
+nothing from Rallypoint.
 
 Laws:
 
-1. Four modules of torch are replaced: `run`, `launch`, `launcher` and `launcher.api`. `python -m` of the first two runs
-   our command, and torch is not imported in that process.
+1. Four torch modules are replaced: `run`, `launch`, `launcher` and `launcher.api`. `python -m` with one of the first
+   two runs our command, without importing torch in that process.
 2. Their names are those of `rallypoint.compat`. Launches happen here; a program may pass torch's objects (log specs,
    NUMA options) and catch torch's exceptions.
-3. A program that derives from torch's elastic classes, or patches them or the launcher, keeps torch's own launcher:
-   ours would not call its changes.
+3. A program that derives classes from torch's elastic classes, or patches them or the launcher, keeps torch's own
+   launcher: ours would ignore its changes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MODULES = (
 _PARENTS = ("torch", "torch.distributed")
 _PROGRAMS = MODULES[:2]
 _LAUNCHING = frozenset({"elastic_launch", "launch", "launch_agent", "main", "run"})
-"""Names that begin a launch."""
+"""Names that start a launch."""
 
 _ELASTIC = "torch.distributed.elastic"
 _ERRORS = {
@@ -59,17 +59,17 @@ _ERRORS |= dict.fromkeys(
     ),
     f"{_ELASTIC}.rendezvous.api",
 )
-"""Exceptions of a launch that have a class in torch, with its module."""
+"""Exceptions of a launch for which torch has a class, with its module."""
 _KNOWN = sys.stdlib_module_names | {"etcd", "rallypoint", "torch", "typing_extensions", "urllib3"}
-"""Packages whose functions and classes are in torch's modules if nobody has changed them."""
+"""Packages whose functions and classes torch's modules contain if nobody changed them."""
 
 _torchs: dict[str, ModuleType] = {}
-"""Torch's own modules, once they are needed."""
+"""Torch's own modules, loaded when needed."""
 _finding_torchs = False
 
 
 def find(name: str) -> ModuleSpec | None:
-    """Find a module of torch; None leaves it to torch."""
+    """Find one of torch's modules; None leaves it to torch."""
     if name in _PARENTS:
         return ModuleSpec(name, _Parents(), is_package=True) if _is_run_by_python() else None
     if name not in MODULES or _finding_torchs:
@@ -132,7 +132,7 @@ class _InPlace(ModuleType):
 
     @property
     def torchs_own(self) -> ModuleType:
-        """The module of torch that this one hides."""
+        """The torch module that this one hides."""
         return _torchs_own(self.__name__)
 
 
@@ -141,7 +141,7 @@ def _own_module(module: str) -> ModuleType:
 
 
 def _torchs_own(module: str) -> ModuleType:
-    """Torch's own module, beside ours. All of them are imported together, so that they use one another."""
+    """Torch's own module, next to ours. All of them are imported together, so that they use one another."""
     global _finding_torchs
     if module not in _torchs:
         hidden = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
@@ -164,7 +164,7 @@ def _torchs_own(module: str) -> ModuleType:
 
 @cache
 def _launching(module: str, name: str) -> Any:
-    """Our function or class that launches, for a program that finds it in a module of torch."""
+    """Our function or class that launches, for a program that finds it in a torch module."""
     ours = getattr(_own_module(module), name)
     if name == "elastic_launch":
 
@@ -211,10 +211,10 @@ def _streams(value: Any) -> Std | dict[int, Std]:
 
 
 def _make_torchs(error: Exception) -> None:
-    """Let programs catch an exception as torch's, too."""
+    """Let programs catch an exception as torch's too."""
     for kind in type(error).__mro__:
         module = sys.modules.get(_ERRORS.get(kind.__name__, ""))
-        if module is not None:  # otherwise nobody can know the class
+        if module is not None:  # otherwise no code can know the class
             names = {"__module__": kind.__module__, "__qualname__": type(error).__qualname__}
             error.__class__ = type(type(error).__name__, (type(error), getattr(module, kind.__name__)), names)
             return
@@ -224,7 +224,7 @@ def _make_torchs(error: Exception) -> None:
 
 
 def _changes() -> Iterator[str]:
-    """The program's changes to torch's launcher, and its classes derived from torch's."""
+    """Find the program's changes to torch's launcher, and its classes derived from torch's."""
     for name, module in list(sys.modules.items()):
         if isinstance(module, _InPlace):
             yield from (f"{name}.{changed}" for changed in _set_by_program(module))
@@ -260,7 +260,7 @@ def _is_foreign(value: Any) -> bool:
 
 
 def _torchs_own_changed(module: str) -> ModuleType:
-    """Torch's own module, with the names that the program has set in ours."""
+    """Torch's own module, with the names that the program set in ours."""
     own = _torchs_own(module)
     for name in MODULES:
         if (ours := sys.modules.get(name)) is not None:
@@ -269,7 +269,7 @@ def _torchs_own_changed(module: str) -> ModuleType:
 
 
 def _config_of_torch(value: Any) -> Any:
-    """Torch's `LaunchConfig` from ours; any other value as it is."""
+    """Convert our `LaunchConfig` to torch's; return any other value unchanged."""
     if not isinstance(value, LaunchConfig):
         return value
     from dataclasses import fields

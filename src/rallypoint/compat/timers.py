@@ -1,4 +1,4 @@
-"""Timers of torch for programs without an agent: servers that a program starts itself (contract sections 5.11, 8)."""
+"""torch's timers for programs without an agent: servers that a program starts itself (contract sections 5.11, 8)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class RequestQueue(ABC):
 
     @abstractmethod
     def size(self) -> int:
-        """About how many requests wait."""
+        """Approximate number of queued requests."""
 
     @abstractmethod
     def get(self, size: int, timeout: float) -> list[TimerRequest]:
@@ -44,7 +44,7 @@ class TimerServer(ABC):
 
     Args:
         request_queue: the source of requests.
-        max_interval: the most seconds between two iterations.
+        max_interval: the maximum number of seconds between two iterations.
         daemon: whether the program may end while the thread runs.
     """
 
@@ -66,14 +66,14 @@ class TimerServer(ABC):
 
     @abstractmethod
     def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
-        """The timers that have expired at a time, in epoch seconds, by worker."""
+        """The timers that have expired by `deadline`, in epoch seconds, by worker."""
 
     @abstractmethod
     def _reap_worker(self, worker_id: Any) -> bool:
-        """End a worker. Returns whether it has ended, or will; if it raises, nothing more is tried."""
+        """End a worker. Returns whether it has ended or will. If this raises, nothing else is tried."""
 
     def _due(self) -> float:
-        """When to poll next, on the monotonic clock; infinite for after `max_interval`."""
+        """When to poll next, on the monotonic clock; infinity to wait for `max_interval`."""
         return math.inf
 
     def start(self) -> None:
@@ -122,7 +122,7 @@ class TimerServer(ABC):
 
 
 class LocalTimerClient(TimerClient):
-    """Sets timers at the server that reads from `mp_queue`, which this process received at its start."""
+    """Sets timers on the server that reads from `mp_queue`, which this process received at its start."""
 
     def __init__(self, mp_queue: Queue[Any]) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class LocalTimerClient(TimerClient):
 
 
 class MultiprocessingRequestQueue(RequestQueue):
-    """Requests from a queue of `multiprocessing`."""
+    """Requests from a `multiprocessing` queue."""
 
     def __init__(self, mp_queue: Queue[Any]) -> None:
         super().__init__()
@@ -158,14 +158,14 @@ class MultiprocessingRequestQueue(RequestQueue):
 
 
 class LocalTimerServer(TimerServer):
-    """Ends processes whose timers expire with SIGKILL; for the arguments see `TimerServer`."""
+    """Sends SIGKILL to processes whose timers expire; for the arguments see `TimerServer`."""
 
     def __init__(self, mp_queue: Queue[Any], max_interval: float = 60, daemon: bool = True) -> None:
         super().__init__(MultiprocessingRequestQueue(mp_queue), max_interval, daemon)
         self._timers: dict[Any, dict[str, tuple[float, TimerRequest]]] = {}
         """By worker and name: when the timer expires, on the monotonic clock, and its request."""
         self._asked = -math.inf
-        """The time of the last query for expired timers; these were tried, and are tried again after the interval."""
+        """When expired timers were last queried. Those were tried, and are tried again after the interval."""
 
     def register_timers(self, timer_requests: list[TimerRequest]) -> None:
         ahead = SYSTEM_CLOCK.monotonic() - time.time()
@@ -192,7 +192,7 @@ class LocalTimerServer(TimerServer):
         return min((due for due in times if due > self._asked), default=math.inf)
 
     def _reap_worker(self, worker_id: Any) -> bool:
-        if not isinstance(worker_id, int) or worker_id <= 1:  # kill(2) takes such numbers for whole groups
+        if not isinstance(worker_id, int) or worker_id <= 1:  # to kill(2), such numbers mean groups
             return False
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker_id, signal.SIGKILL)
@@ -201,16 +201,16 @@ class LocalTimerServer(TimerServer):
 
 class FileTimerServer:
     """A `Watchdog` on its own thread, for programs without an agent (contract section 8). Unlike torch's, it does not
-    end its own process when it has ended another.
+    end its own process after ending another.
 
-    It enforces the timers of any process of this host that writes to its pipe. Nothing is opened before `start`.
+    It enforces the timers of any process on this host that writes to its pipe. Nothing is opened before `start`.
 
     Args:
-        file_path: the path of the pipe; a file of that name is removed.
+        file_path: the path of the pipe; an existing file with that name is removed.
         run_id: the job's id, for the log.
-        max_interval: the most seconds between two steps.
+        max_interval: the maximum number of seconds between two steps.
         daemon: whether the program may end while the thread runs.
-        log_event: called with each event, and its timer if there is one.
+        log_event: called with each event, and its timer if it has one.
     """
 
     def __init__(
@@ -233,7 +233,7 @@ class FileTimerServer:
         """Create the pipe and start the thread. Idempotent.
 
         Raises:
-            UserError: the pipe cannot be created; says why.
+            UserError: the pipe cannot be created, for the reason in the text.
         """
         if self._running is not None:
             return
@@ -258,7 +258,7 @@ class FileTimerServer:
         watchdog.close()
 
     def get_last_progress_time(self) -> int:
-        """Epoch seconds of the last step once a client has written, otherwise of now."""
+        """Epoch seconds of the last step; of now if no client has written yet."""
         client_seen = self._running is not None and self._running[0].client_seen
         return int(self._stepped_at if client_seen else time.time())
 
