@@ -1,6 +1,6 @@
 """Rallypoint starts distributed Python jobs, keeps them alive, and says why they died.
 
-The names that users need are here. Each is imported when first used, so importing the package costs nothing.
+The names that users need are here. Each is imported on first use, so importing the package costs nothing.
 """
 
 from __future__ import annotations

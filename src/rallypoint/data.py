@@ -2,10 +2,10 @@
 
 Laws:
 
-1. The order of an epoch is that of `torch.randperm` on a CPU with the same seed. So workers with torch's sampler and
-   workers with ours can share an epoch.
+1. The order of an epoch is that of `torch.randperm` on a CPU with the same seed. So workers that use torch's sampler
+   and workers that use ours can share an epoch.
 2. The order does not depend on whether the process has imported torch. If it has, torch computes the order, which is
-   5 to 20 times faster, but only after it has shuffled a sample as we do.
+   5 to 20 times faster, but only if it shuffles a sample as we do.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _WORD = 0xFFFFFFFF
 
 
 class ElasticDistributedSampler:
-    """Gives each worker its share of a dataset's indices from `start_index` on, shuffled anew for each epoch.
+    """Gives each worker its share of a dataset's indices, starting at `start_index`, shuffled anew for each epoch.
 
     Every worker gets the same number of indices; if the dataset does not divide evenly, some indices are used twice.
     The order is that of torch's sampler of the same name. Pass it to a `DataLoader` as `sampler`. If torch's samplers
-    have been imported before, it is also a `torch.utils.data.DistributedSampler`; trainers check this before they set
-    the epoch.
+    are already imported, it is also a `torch.utils.data.DistributedSampler`, which trainers check before they set the
+    epoch.
 
     Args:
         dataset: an object with a length.
@@ -85,7 +85,7 @@ class ElasticDistributedSampler:
         return islice(cycle(order), self.rank, self.total_size, self.num_replicas)
 
     def __len__(self) -> int:
-        """The number of indices that this worker gets in an epoch."""
+        """How many indices this worker gets per epoch."""
         return self.num_samples
 
 
@@ -127,7 +127,7 @@ class CyclingIterator(Generic[T], Iterator[T]):
 
     Args:
         n: the number of epochs; the last one is `n - 1`.
-        generator_fn: returns the items of an epoch; called when the epoch begins (for the first one, at once).
+        generator_fn: returns the items of an epoch; called when the epoch starts (for the first one, immediately).
         start_epoch: the first epoch, to continue a job.
     """
 
@@ -152,7 +152,7 @@ class CyclingIterator(Generic[T], Iterator[T]):
 
 
 def permutation(n: int, seed: int) -> list[int]:
-    """The numbers from 0 to `n - 1`, shuffled as by `torch.randperm`.
+    """The numbers from 0 to `n - 1`, shuffled like `torch.randperm`.
 
     Args:
         n: how many; fewer than 2**32 / 20, because torch shuffles larger ranges differently.
@@ -173,7 +173,7 @@ def _shuffle(n: int, seed: int) -> list[int]:
 
 _SAMPLE = 100
 _asked: Any = None
-"""The torch that has shuffled a sample."""
+"""The torch module that shuffled a sample."""
 _alike = False
 """Whether it shuffled the sample as we do."""
 
@@ -190,14 +190,14 @@ def _torch_that_shuffles_alike() -> Any:
 
 
 def _shuffle_with(torch: Any, n: int, seed: int) -> list[int]:
-    # An own generator and an explicit device, so the process's random state and default device stay as they are.
+    # Our own generator and an explicit device leave the process's random state and default device unchanged.
     generator = torch.Generator(device="cpu").manual_seed(seed & _WORD)
     shuffled: list[int] = torch.randperm(n, generator=generator, device="cpu").tolist()
     return shuffled
 
 
 def _generator(seed: int) -> Random:
-    """Python's Mersenne twister with the seeding of the algorithm's authors; `Random(seed)` seeds differently."""
+    """Python's Mersenne twister, seeded like its authors' code; `Random(seed)` seeds differently."""
     words = [seed & _WORD]
     for place in range(1, _STATE_SIZE):
         last = words[-1]

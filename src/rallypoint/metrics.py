@@ -1,4 +1,4 @@
-"""Metrics of a worker for people: the number of steps in all, and values such as its loss::
+"""Metrics from a worker: the total number of steps, and values such as its loss::
 
     from rallypoint import metrics, notices
 
@@ -9,12 +9,12 @@
         if step % 100 == 0:
             metrics.report(loss=loss)
 
-Where somebody asks for them, the agent of rank 0 passes on those of its first worker that has left any: to a TrainJob
-of Kubeflow.
+If a receiver wants them (a TrainJob in Kubeflow), the agent of rank 0 passes on the metrics of its first worker that
+reported any.
 
-Any language can do the same: the file `metrics.<LOCAL_RANK>` in the folder that `RALLYPOINT_NOTICES` names is a JSON
-object, `total` (an integer) and `metrics` (an object of numbers), of at most 16 KiB, replaced as a whole. What is read
-is a worker's text: each value is checked.
+Any language can do the same: the file `metrics.<LOCAL_RANK>` in the folder `RALLYPOINT_NOTICES` is a JSON object with
+`total` (an integer) and `metrics` (an object of numbers), of at most 16 KiB. Replace it as a whole. The reader checks
+each value, since any worker can write it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rallypoint.base.light_typing import NamedTuple
 from rallypoint.base.private_files import is_private, make_private, open_regular
 
 FOLDER = "RALLYPOINT_NOTICES"
-"""The variable that names the folder, as of `rallypoint.notices`."""
+"""Names the folder, as for `rallypoint.notices`."""
 PREFIX = "metrics."
 MAX_FILE = 16 * 1024
 MAX_METRICS = 64
@@ -38,20 +38,20 @@ MAX_TOTAL = 2**63 - 1
 
 
 class Metrics(NamedTuple):
-    """What a worker has left: `total` is 0 if it is not known."""
+    """A worker's metrics; `total` is 0 if unknown."""
 
     total: int = 0
     values: Mapping[str, float] = {}
 
 
 def report(total: int = 0, **values: float) -> None:
-    """Leave metrics. Call it as often as a program logs: each call replaces a small file.
+    """Report metrics. Call this as often as a program logs: each call replaces a small file.
 
-    Values that are no finite numbers are left out; those of earlier calls stay. Nothing is raised, and outside of
+    Values that are not finite numbers are ignored; those from earlier calls stay. Nothing is raised, and without
     Rallypoint nothing happens.
 
     Args:
-        total: the number of steps (as of `notices.progress`) that the job takes in all; 0 if it is not known.
+        total: the total number of steps (as in `notices.progress`) of the job; 0 if unknown.
         values: by name.
     """
     global _left
@@ -64,11 +64,11 @@ def report(total: int = 0, **values: float) -> None:
 
 
 _left = Metrics()
-"""What this worker has left last."""
+"""This worker's last report."""
 
 
 def write_metrics(folder: str, rank: str, metrics: Metrics) -> None:
-    """Replace the file of a worker. Raises nothing: what cannot be written is not."""
+    """Replace the file of a worker. Never raises; a failed write is ignored."""
     path = os.path.join(folder, f"{PREFIX}{rank}")
     new = f"{path}.{os.getpid()}"
     text = json.dumps({"total": metrics.total, "metrics": dict(metrics.values)}).encode()
@@ -76,7 +76,7 @@ def write_metrics(folder: str, rank: str, metrics: Metrics) -> None:
         return
     with suppress(OSError, ValueError):
         make_private(folder)
-        # Opened to append, as logs are, it is not taken for a checkpoint whose writing a stop has to wait for.
+        # Open it for appending, like a log, so that a stop does not mistake it for a checkpoint and wait for it.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.open(new, flags, 0o600)
         try:
@@ -87,7 +87,7 @@ def write_metrics(folder: str, rank: str, metrics: Metrics) -> None:
 
 
 def read_metrics(folder: str, ranks: int) -> Metrics:
-    """The metrics of the first worker of a node that has left any; empty if none has."""
+    """The metrics of the first worker on a node that reported any; empty if none did."""
     if not folder or not is_private(folder):
         return Metrics()
     for rank in range(ranks):
@@ -100,7 +100,7 @@ def read_metrics(folder: str, ranks: int) -> Metrics:
 
 
 def decoded(text: bytes) -> Metrics | None:
-    """None if the text is no such object. Raises ValueError or RecursionError: it is no JSON."""
+    """Decode metrics; None if the JSON has another form. Raises ValueError or RecursionError if it is not JSON."""
     content: object = json.loads(text)
     if not isinstance(content, dict):
         return None
@@ -108,12 +108,12 @@ def decoded(text: bytes) -> Metrics | None:
 
 
 def total_of(value: object) -> int:
-    """A number of steps; 0 for what can be none."""
+    """A number of steps; 0 if the value is not valid."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_TOTAL else 0
 
 
 def values_of(values: object) -> dict[str, float]:
-    """What can be metrics of it: finite numbers with printable names."""
+    """The valid metrics among the values: finite numbers with printable names."""
     found: dict[str, float] = {}
     if isinstance(values, Mapping):
         for name, value in values.items():
@@ -129,6 +129,6 @@ def _number(value: object) -> float | None:
         return None
     try:
         number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # of a tensor with many elements: RuntimeError
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor with several elements
         return None
     return number if math.isfinite(number) else None

@@ -9,27 +9,27 @@
             save(step)
             notices.acknowledge()
 
-Workers of different nodes see a notice at different steps, and if saving is collective, no rank may save alone. So all
-ranks must agree on the step: reduce the flag over all of them, and save in the step in which any of them saw it.
+Workers on different nodes see a notice at different steps. If saving is collective, no rank may save alone, so all
+ranks must agree on the step: reduce the flag over all of them, and save at the step where any rank has seen the notice.
 
-Acknowledging is optional: otherwise the worker is stopped at the deadline, with the usual signal and grace period.
-A worker may continue after the acknowledgement; that work is repeated from the checkpoint.
+Acknowledging is optional. Without it, the worker is stopped at the deadline, with the usual signal and grace period.
+A worker may continue after it acknowledges; that work is repeated from the checkpoint.
 
 Any language can do the same. The variable `RALLYPOINT_NOTICES` names a folder. A notice is the file `notice.json` in it
-(written atomically), an object with `reason`, `node`, `round`, `deadline` (seconds on CLOCK_MONOTONIC, which is the
-same for all processes of a host) and `number`, which differs for each notice. To acknowledge, create an empty file
-`ack.<LOCAL_RANK>.<number>` in the folder; the number keeps a late one from answering the next notice. The folder exists
-only once there has been a notice, or once a worker has created it (with access for its user alone). A worker that looks
-for notices shows this with an empty file `looks.<LOCAL_RANK>`.
+(written atomically), an object with `reason`, `node`, `round`, `deadline` (seconds on CLOCK_MONOTONIC, which all
+processes on a host share) and `number`, which differs for each notice. To acknowledge, create an empty file
+`ack.<LOCAL_RANK>.<number>` in the folder. The number prevents a late file from answering the next notice. The folder is
+created by the first notice, or by a worker (accessible only to its user). A worker that looks for notices shows this
+with an empty file `looks.<LOCAL_RANK>`.
 
 Put a save that must not be interrupted into `saving`. A stop waits for it, within the worker's grace period::
 
     with notices.saving():
         torch.save(state, path)
 
-In another language, keep a `memfd_create(2)` named "rallypoint-saving" open while you save.
+In other languages, keep a `memfd_create(2)` named "rallypoint-saving" open while you save.
 
-Nothing here raises, and outside of Rallypoint there is never a notice. The module imports almost nothing.
+Nothing here raises, and without Rallypoint there is never a notice. The module imports almost nothing.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from rallypoint.base.light_typing import NamedTuple
 from rallypoint.base.private_files import is_private, make_private, open_regular
 
 VARIABLE = "RALLYPOINT_NOTICES"
-"""The variable that names the folder."""
+"""Names the folder."""
 NOTICE_FILE = "notice.json"
 ACK_PREFIX = "ack."
 LOOKS_PREFIX = "looks."
-"""The prefix of the file with which a worker shows that it looks for notices."""
+"""The prefix of the file that shows that a worker looks for notices."""
 PROGRESS_PREFIX = "progress."
 FIFO_PREFIX, LEFT_PREFIX, ROUND_PREFIX, PREPARED_PREFIX = "inprocess.", "left.", "round.", "prepared."
-"""Prefixes of the files that let a worker continue in the next round (`rallypoint.inprocess`)."""
+"""Prefixes of files with which a worker continues in the next round (`rallypoint.inprocess`)."""
 STANDBY_VARIABLE = "RALLYPOINT_STANDBY"
-"""The number that a standby worker has instead of a local rank, above all local ranks of its node."""
+"""A standby worker's number instead of a local rank, above all local ranks of its node."""
 PROGRESS_SIZE = 32
-"""Bytes of a worker's progress file; 16 if the writer does not say where it began."""
+"""Size of a worker's progress file in bytes; 16 if the writer does not say where it started."""
 
 SAVING = "rallypoint-saving"
 """The name of the memory file that a worker keeps open while it saves."""
@@ -67,9 +67,9 @@ class Notice(NamedTuple):
     """The workers will soon be stopped.
 
     `reason` is "scale" (the workers restart with more nodes) or "preemption" (`node` will be taken away, or was the
-    first to learn that the whole job will be; empty for this node). `node` is a name for people: host and group rank,
-    as in "n3 (rank 2)". `round` is the round that will end. `deadline` is in seconds on CLOCK_MONOTONIC. `number`
-    identifies the notice to `acknowledge`.
+    first to learn that the whole job will be; empty for this node). `node` is a readable name: host and group rank, as
+    in "n3 (rank 2)". `round` is the round that will end. `deadline` is in seconds on CLOCK_MONOTONIC. `number`
+    identifies the notice for `acknowledge`.
     """
 
     reason: str
@@ -85,13 +85,13 @@ class Notice(NamedTuple):
 
 _NoticeRead = tuple[tuple[int, int], Notice | None]
 _last_read: _NoticeRead = ((0, 0), None)
-"""The last notice read, after the inode and modification time of its file."""
+"""The inode and modification time of the notice's file, and the last notice read."""
 _last_returned: Notice | None = None
 """The last result of `pending`."""
 
 
 def pending() -> Notice | None:
-    """Return the current notice for this worker, if there is one. Cheap enough for every step."""
+    """Return the current notice for this worker, if any. Cheap enough for every step."""
     global _last_returned, _looks_in
     folder = os.environ.get(VARIABLE)
     if folder != _looks_in:
@@ -118,9 +118,9 @@ def _touch(path: str) -> None:
 
 
 def acknowledge() -> None:
-    """Report that this worker has saved what it wants to keep. Idempotent; does nothing if there is no notice.
+    """Report that this worker has saved what it wants to keep. Idempotent; does nothing without a notice.
 
-    Acknowledges the notice that `pending` returned last, since that was the reason to save; else the current one.
+    Acknowledges the notice that `pending` last returned, since it was the reason to save; otherwise the current one.
     """
     folder, rank, out = os.environ.get(VARIABLE), os.environ.get("LOCAL_RANK"), _poll()
     if not folder or not rank or out is None:
@@ -130,7 +130,7 @@ def acknowledge() -> None:
 
 
 def progress(step: int) -> None:
-    """Report this worker's progress: the last step (iteration, batch, sample) that it has finished, counted from 0.
+    """Report this worker's progress: the last step (iteration, batch, sample) that it finished, counted from 0.
 
     Cheap enough for every step: it writes to shared memory and opens a file only on the first call.
     """
@@ -164,10 +164,10 @@ def _map_progress(folder: str | None) -> memoryview[int] | None:
     try:
         make_private(folder)
         path = os.path.join(folder, PROGRESS_PREFIX + rank)
-        # Opened for appending, like a log, so that a stop does not take it for a checkpoint and wait for the write.
+        # Open it for appending, like a log, so that a stop does not mistake it for a checkpoint and wait for it.
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            # Allocate disk space first: with a full disk, a write to the mapping would raise a signal. No step yet: -1.
+            # Allocate disk space first: on a full disk, writing to the mapping would raise a signal. No step yet: -1.
             if os.fstat(file).st_size < PROGRESS_SIZE:
                 none = (-1).to_bytes(8, "little", signed=True) + bytes(8)
                 os.write(file, none + none)
@@ -182,14 +182,14 @@ def _map_progress(folder: str | None) -> memoryview[int] | None:
 def saving() -> Iterator[None]:
     """Defer a stop of this worker until the block ends: SIGTERM waits, and so does the agent.
 
-    Both wait at most for `--shutdown-timeout` (or `failure_grace`, if longer); then SIGKILL follows. The block is never
-    interrupted on the main thread of a program that has no SIGTERM handler of its own. Elsewhere, the agent looks for
-    the mark just before it sends the signal. If the worker outlives the round (`rallypoint.inprocess`), the end of the
-    round waits too.
+    Both wait at most for `--shutdown-timeout` (or `failure_grace`, if longer); then SIGKILL follows. On the main thread
+    of a program without its own SIGTERM handler, the block is never interrupted. Elsewhere, the agent checks for the
+    mark just before it sends the signal. If the worker outlives the round (`rallypoint.inprocess`), the round's end
+    waits too.
     """
     with uninterrupted():
         mark = -1
-        with suppress(KeyError, OSError):  # this platform has no such call, or no descriptor is free
+        with suppress(KeyError, OSError):  # this platform does not support it, or no descriptor is free
             mark = vars(os)["memfd_create"](SAVING)
         try:
             with _sigterm_deferred():
@@ -202,12 +202,12 @@ def saving() -> Iterator[None]:
 open_blocks = 0
 """How many nested `uninterrupted` blocks the main thread is in."""
 interrupt: Callable[[], None] | None = None
-"""Called when the outermost block ends, to raise a deferred interruption (set by `rallypoint.inprocess`)."""
+"""Called when the outermost block ends, to raise a deferred interruption; `rallypoint.inprocess` sets it."""
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Defer the interruption at a round's end until the block ends. Users import it from `rallypoint.inprocess`."""
+    """Defer the interruption at a round's end until the block ends. Users import this from `rallypoint.inprocess`."""
     import threading
 
     global open_blocks
@@ -225,7 +225,7 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def _sigterm_deferred() -> Iterator[None]:
-    """Deliver SIGTERM at the end of the block, if it would otherwise kill this process at once."""
+    """Deliver SIGTERM at the end of the block, if it would otherwise kill this process immediately."""
     import signal
     import threading
 
@@ -241,7 +241,7 @@ def _sigterm_deferred() -> Iterator[None]:
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGTERM) is defer:  # otherwise the program has set its own handler: keep that
+        if signal.getsignal(signal.SIGTERM) is defer:  # otherwise the program set its own handler: keep it
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if came:
             os.kill(os.getpid(), signal.SIGTERM)
