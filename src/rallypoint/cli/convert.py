@@ -530,7 +530,7 @@ def _progress_file(options: Options) -> str:
 
 
 def _incident_dir(options: Options) -> str:
-    """The folder, created early: a failure must show before a report is written."""
+    """The folder, created now, so that an error shows before the folder is needed."""
     path = options.features.output.incident_dir
     try:
         if path:

@@ -90,7 +90,7 @@ def import_ahead() -> None:
 
 
 def _serve_until_signal(ready: str) -> signal.Signals:
-    """Wait for a signal that ends the server. Tell the service manager that the loop is alive, first with `ready`."""
+    """Wait for a signal that ends the server. Tell the service manager that the loop is alive; `ready` is first."""
     timeout = _watchdog_timeout()
     answered = ready
     while True:

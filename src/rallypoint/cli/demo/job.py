@@ -1,14 +1,14 @@
-"""The demo: one job runs undisturbed, one loses a worker, one has a standby worker for that, one loses a node. Prints a
-line for each event.
+"""The demo: one job runs undisturbed, one loses a worker, one replaces a lost worker with a standby worker, and one
+loses a node. Prints a line per event.
 
-Workers report through a named pipe, with one line of JSON for each event: `event` ("start", "training", "step",
-"done"), `rank`, `pid`, and details.
+Workers report through a named pipe, one line of JSON per event: `event` ("start", "training", "step", "done"), `rank`,
+`pid`, and details.
 
 Laws:
 
-1. Every process of a run carries a mark in its environment; when the run has ended, none is left.
+1. Every process of a run carries a mark in its environment. When the run has ended, none is left.
 2. Every wait has a deadline.
-3. After a kill, the next step finished by workers that were placed after the kill counts.
+3. After a kill, only a step counts that workers finish which were placed after the kill.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ WORKERS, NODES = 2, 3
 VICTIM = 1
 TOLERANCE = 1e-6
 MARK = "_RALLYPOINT_DEMO"
-"""The name of a variable that every process of a run has, so that none can be left behind."""
+"""Names the variable that marks every process of a run, so that none can be left behind."""
 
 _TIMEOUT = 60.0
-"""Seconds of silence after which a run is given up."""
+"""Seconds of silence after which a run is abandoned."""
 _STANDBY = "a standby worker is ready"
 """A text in the launcher's log."""
 _LEVEL = "INFO"
 _TICK = 0.1
 """Seconds between checks of the launchers."""
 _END = 10.0
-"""Seconds that a launcher has to end after SIGTERM."""
+"""Seconds in which a launcher must end after SIGTERM."""
 _STEERING = ("PET_", "TORCHELASTIC_", "GROUP_", "ROLE_", "LOCAL_")
 _STEERING_NAMES = frozenset({"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOGLEVEL", "RALLYPOINT_SECRET"})
 """Variables that would change the demo's launchers or workers."""
 
 Event = Mapping[str, Any]
 Write = Callable[[str], None]
-"""Writes text to standard output, at once. Raises RallypointError if it cannot be written."""
+"""Writes text to standard output immediately. Raises RallypointError if it cannot be written."""
 
 
 class DemoError(RallypointError):
-    """Something is not as claimed; the text is the rest of a sentence that begins with the launcher's name."""
+    """A result contradicts the demo's claims; the text continues a sentence that begins with the launcher's name."""
 
 
 class DemoPlan(NamedTuple):
@@ -94,8 +94,8 @@ def demo(plan: DemoPlan, write: Write) -> None:
     """Run all parts, and print the results.
 
     Raises:
-        DemoError: something is not as claimed.
-        RallypointError: the output has lost its reader.
+        DemoError: a result contradicts the demo's claims.
+        RallypointError: nobody reads the output.
     """
     with tempfile.TemporaryDirectory(prefix="rallypoint-demo-", ignore_cleanup_errors=True) as base:
         write(f"\n{WORKERS} workers train for {plan.steps} steps, without a fault.\n\n")
@@ -205,7 +205,7 @@ def _resumed(run: DemoRun, workers: int, plan: DemoPlan) -> list[int]:
 
 @contextmanager
 def _running(plan: DemoPlan, flags: Sequence[Sequence[str]], folder: Path, write: Write) -> Iterator[DemoRun]:
-    """A run, which ends with the block. DemoError contains the job's output."""
+    """Run a job that ends with the block. DemoError contains the job's output."""
     for text, times in Counter(" ".join(["rallyrun", *node, *plan.program]) for node in flags).items():
         write(f"$ {text}" + (f"  # {times} times" if times > 1 else "") + "\n")
     run = DemoRun(plan.steps, [[*_rallyrun(), *node, *plan.program] for node in flags], folder, write)
@@ -218,16 +218,16 @@ def _running(plan: DemoPlan, flags: Sequence[Sequence[str]], folder: Path, write
 
 
 class DemoRun:
-    """Launchers that run one job; `stopped` is for how many seconds a kill has stopped it, if there was one."""
+    """Launchers that run one job. `stopped` is how many seconds a kill interrupted the job, if there was a kill."""
 
     def __init__(self, steps: int, launchers: Sequence[list[str]], folder: Path, write: Write) -> None:
         """Start a launcher for each command line, and append the arguments of the program."""
         folder.mkdir()
         pipe = folder / "progress"
         os.mkfifo(pipe)
-        # Open both ways, so that the pipe never ends while workers come and go.
+        # Open it for both directions, so that it never ends while workers come and go.
         self._pipe = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
-        # If this process is slow, a kill at a step must still not come after the end of the training.
+        # Even if this process is slow, a kill at a step must not come after the end of the training.
         set_pipe_size(self._pipe, mmap.PAGESIZE)
         self._pending = b""
         self._mark = uuid.uuid4().hex
@@ -248,7 +248,7 @@ class DemoRun:
         }
         env = {**inherited, "OMP_NUM_THREADS": "1", "LOGLEVEL": _LEVEL, MARK: self._mark}
         with self._log.open("ab") as log:
-            # In its own session: a ^C is for the demo, which then ends everything.
+            # In its own session: a ^C is meant for the demo, which then ends everything.
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env, start_new_session=True
             )
@@ -260,12 +260,12 @@ class DemoRun:
         return time.monotonic() - (self._killed or 0.0)
 
     def say(self, text: str) -> None:
-        """Write one line, with the time at which it happened."""
+        """Write one line with the time of the event."""
         self._write(f"  {self.seconds():6.2f} s  {text}\n")
 
     def wait_for(self, matches: Callable[[Event], bool], timeout: float) -> Event:
-        """The next event that `matches` accepts. Raises DemoError: a launcher failed, all ended, or there was no event
-        for `timeout` seconds; after a kill, no step.
+        """The next event that `matches` accepts. Raises DemoError: a launcher failed, all ended, or no event (after a
+        kill: no step) arrived for `timeout` seconds.
         """
         for event in self._events(timeout):
             if matches(event):
@@ -280,7 +280,7 @@ class DemoRun:
         return [events[rank] for rank in sorted(events)]
 
     def pids_of(self, name: str, workers: int, timeout: float) -> list[int]:
-        """The pids of all workers, once each has reported `name`."""
+        """The pids of all workers, after each has reported `name`."""
         return [event["pid"] for event in self.wait_for_all(name, workers, timeout)]
 
     def wait_for_standby(self, workers: Sequence[int], timeout: float) -> None:
@@ -304,7 +304,7 @@ class DemoRun:
         self._killed = time.monotonic()
 
     def kill_node(self, number: int) -> int:
-        """Kill one launcher and its descendants, as if its machine were gone. Returns the number of processes."""
+        """Kill one launcher and its descendants, as if its machine were gone. Returns how many processes it killed."""
         agent = self.agents[number]
         self._lost.add(number)
         parents = {pid: stat.parent for pid, stat in process_table().items()}
@@ -326,14 +326,14 @@ class DemoRun:
         return None
 
     def finish(self, timeout: float) -> DemoResult:
-        """Wait for the last loss and the launchers' end. Raises DemoError unless they exit with 0."""
+        """Wait for the last loss, and for the launchers to end. Raises DemoError unless they exit with 0."""
         loss = self.wait_for(lambda event: event["event"] == "done", timeout)["loss"]
         deadline = time.monotonic() + timeout
         while any(agent.poll() is None for agent in self.agents):
             self._check_launchers()
             if time.monotonic() > deadline:
                 raise DemoError(f"has not ended {timeout:.0f} s after the training did")
-            time.sleep(0.005)  # nothing better works everywhere for a child's end with a timeout
+            time.sleep(0.005)  # no better way to wait for a child with a timeout works everywhere
         self._check_launchers()
         self.say(f"finished: exit code 0, final loss {loss:.9f}")
         return DemoResult(loss, self.seconds(), self.stopped)
@@ -360,7 +360,7 @@ class DemoRun:
         return self._log.read_text(errors="replace")
 
     def _events(self, timeout: float) -> Iterator[Event]:
-        """Events as they come, until all launchers have exited with 0 and the pipe is empty."""
+        """Yield events as they arrive, until all launchers have exited with 0 and the pipe is empty."""
         deadline = time.monotonic() + timeout
         while True:
             while b"\n" in self._pending:
@@ -380,7 +380,7 @@ class DemoRun:
                 raise DemoError(f"made no progress within {timeout:.0f} s")
 
     def _receive(self) -> bool:
-        """Wait a moment for events; returns whether any came."""
+        """Wait briefly for events. Returns whether any arrived."""
         ready, _, _ = select.select([self._pipe], [], [], _TICK)
         if ready:
             self._pending += os.read(self._pipe, 65536)

@@ -2,14 +2,15 @@
 
     rallyrun --standalone --nproc-per-node=2 --max-restarts=3 -m rallypoint.cli.demo.worker --checkpoint-dir=checkpoints
 
-It is written as a job should be written that is meant to survive. It resumes from the last checkpoint, which is
-replaced in one step. The batch of a step depends on the step alone, so the final loss does not depend on which worker
-computed it, or how often. It also runs with torchrun, and needs no torch.
+It is an example of a job that survives failures. It resumes from the last checkpoint, which it replaces in one step.
+The batch of a step depends only on the step, so the final loss does not depend on which worker computed it, or how
+often. It also runs with torchrun, and does not need torch.
 
 Laws of `Peers`, which adds up numbers over TCP like gloo's or NCCL's `all_reduce` in real training:
 
-1. Rank 0 adds up in order of rank, so that all workers get the same bits, in every run with the same number of workers.
-2. A worker that is gone is an error for all others, at once: its connection ends.
+1. Rank 0 adds numbers in order of rank, so that all workers get the same bits, in every run with the same number of
+   workers.
+2. When a worker is gone, its connection ends, which is immediately an error for all others.
 3. A worker that finds the address of an earlier round tries again: only rank 0 of this round says hello.
 """
 
@@ -35,16 +36,16 @@ from rallypoint.store.client import TCPStore
 _HIDDEN = 16
 _RATE, _MOMENTUM = 0.05, 0.9
 _WIDTH = 1000
-"""Bytes of a line in a named pipe."""
+"""Bytes per line in a named pipe."""
 
 _HELLO = b"demo"
 _KEY = "rallypoint/cli/demo/address"
 _MEETING = 60.0
-"""Seconds until all workers of a round must have connected."""
+"""Seconds for all workers of a round to connect."""
 _RETRY = 0.02
 
 Weights = list[float]
-"""For each hidden unit its weight, bias and weight in the output, then the output's bias."""
+"""For each hidden unit its weight, bias and weight in the output; then the output's bias."""
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -59,9 +60,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 class TrainingProgress:
-    """Lines of JSON for the demo that watches the job; short enough for a pipe to keep the lines of all workers apart.
+    """Lines of JSON for the demo that watches the job; short enough for a pipe to keep all workers' lines separate.
 
-    In a named pipe, spaces make each line so long that a pipe of one page (`cli.demo.job`) holds only a few of them:
+    In a named pipe, spaces make each line so long that a pipe of one page (`cli.demo.job`) has room for only a few:
     the training cannot get far ahead of the reader.
     """
 
@@ -82,7 +83,7 @@ class PeersError(Exception):
 
 class Peers:
     def __init__(self, rank: int, world_size: int, store: tuple[str, int]) -> None:
-        """Returns when all workers are connected; rank 0 puts its address into `store`, the round's store."""
+        """Wait until all workers are connected. Rank 0 puts its address into `store`, the round's store."""
         self._rank = rank
         self._others: list[socket.socket] = []
         if world_size == 1:
@@ -94,7 +95,7 @@ class Peers:
             raise PeersError(f"not all of {world_size} workers have met: {error}") from None
 
     def sum(self, numbers: Sequence[float]) -> tuple[float, ...]:
-        """Add up each number over all workers. Raises PeersError: one of them is gone."""
+        """Add up each number over all workers. Raises PeersError if a worker is gone."""
         form = struct.Struct(f"<{len(numbers)}d")
         try:
             if self._rank:
@@ -151,7 +152,7 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 
 def gradient(weights: Weights, samples: list[float]) -> Weights:
-    """Sum over samples of the gradient of the squared error; after it, the sum of the squared errors."""
+    """Sum the gradient of the squared error over samples; append the sum of the squared errors."""
     total = [0.0] * (len(weights) + 1)
     tanh = math.tanh
     for x in samples:
@@ -170,7 +171,7 @@ def gradient(weights: Weights, samples: list[float]) -> Weights:
 
 
 def share(step: int, options: argparse.Namespace, rank: int, world_size: int) -> list[float]:
-    """This worker's samples of a step. All shares together are the same for any number of workers."""
+    """This worker's samples for a step. All shares together are the same for any number of workers."""
     order = random.Random(options.seed * 1_000_003 + step)
     return [order.uniform(-math.pi, math.pi) for _ in range(options.batch)][rank::world_size]
 
@@ -189,7 +190,7 @@ def save(path: Path | None, state: dict[str, object]) -> None:
 
 
 def train(options: argparse.Namespace, progress: TrainingProgress, rank: int, peers: Peers, world_size: int) -> None:
-    """Train from the last checkpoint, if there is one, to the last step."""
+    """Train from the last checkpoint, if any, to the last step."""
     start = random.Random(options.seed)
     weights = [start.uniform(-0.5, 0.5) for _ in range(3 * _HIDDEN + 1)]
     speeds, first, loss = [0.0] * len(weights), 0, math.nan
@@ -218,7 +219,7 @@ def train(options: argparse.Namespace, progress: TrainingProgress, rank: int, pe
 
 
 def main() -> int:
-    """Meet the other workers, and train. If a worker is gone, this one ends: the launcher starts all again."""
+    """Meet the other workers, and train. If a worker is gone, this one ends: the launcher restarts all of them."""
     options = arguments()
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     progress = TrainingProgress(options.progress, rank)
