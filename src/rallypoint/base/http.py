@@ -1,6 +1,7 @@
 """Requests and replies of the small HTTP server (`base.http_server`): bytes in, bytes out. Pure.
 
-Only the HTTP that probes, scrapers and pages need: one GET or HEAD without a body; then the connection closes. A stream is a reply that does not end.
+Only the HTTP that probes, scrapers and pages need: one GET or HEAD without a body; then the connection closes. A stream
+is a reply that does not end.
 """
 
 from __future__ import annotations

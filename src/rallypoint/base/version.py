@@ -1,4 +1,4 @@
-"""The only definition of the version, for the package's build and for `rallypoint.__version__`."""
+"""The only definition of the version, for the package's build and as `__version__` of `rallypoint`."""
 
 from __future__ import annotations
 
