@@ -55,7 +55,7 @@ def test_the_page_has_the_checks_and_the_thresholds_of_the_code() -> None:
     for name, limits in rows:
         assert [float(each) for each in re.findall(r"\b\d+\b", limits)] == THRESHOLDS.get(name, []), name
     xids = ", ".join(map(str, sorted(machine.PROGRAM_XIDS)))
-    assert f"of the last {machine.XID_HOURS} hours" in PAGE.read_text()
+    assert f"in the last {machine.XID_HOURS} hours" in PAGE.read_text()
     assert f"do not count: {xids}." in PAGE.read_text()
 
 
