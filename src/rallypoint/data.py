@@ -63,11 +63,11 @@ class ElasticDistributedSampler:
         self.shuffle = True
         self.drop_last = False
         if self.num_replicas < 1:
-            raise UserError(f"num_replicas={self.num_replicas} workers cannot share a dataset; give 1 or more")
+            raise UserError(f"num_replicas={self.num_replicas} is out of range; set it to 1 or more")
         if not 0 <= self.rank < self.num_replicas:
             raise UserError(f"Invalid rank {self.rank}, rank should be in the interval [0, {self.num_replicas - 1}]")
         if start_index < 0:
-            raise UserError(f"Start index {start_index} is negative; give the first index that is to be worked on")
+            raise UserError(f"Start index {start_index} is negative; pass the index of the first sample to process")
         if start_index >= len(dataset):
             raise UserError(f"Start index {start_index} should be less than dataset size {len(dataset)}")
         self.num_samples = -(-(len(dataset) - start_index) // self.num_replicas)
@@ -115,11 +115,11 @@ def _argument_or_variable(value: int | None, argument: str, variable: str) -> in
         return value
     text = os.environ.get(variable)
     if text is None:
-        raise UserError(f"{argument} is not given and {variable} is not set; give it, or run under a launcher")
+        raise UserError(f"neither {argument} nor {variable} is set; pass {argument}, or run under a launcher")
     try:
         return int(text)
     except ValueError:
-        raise UserError(f"{variable}={text!r} is not a whole number; give {argument}, or set it to one") from None
+        raise UserError(f"{variable}={text!r} is not a whole number; correct it, or pass {argument}") from None
 
 
 class CyclingIterator(Generic[T], Iterator[T]):

@@ -537,7 +537,7 @@ CASES = (
     Case(
         "preempted",
         "saves_on_stop",
-        (r"all ranks .*ended with 0",),
+        (r"all ranks .*exited with code 0",),
         act=Act(signal.SIGTERM, 1),
         nodes=2,
         workers=1,

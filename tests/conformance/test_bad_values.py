@@ -72,9 +72,9 @@ WHOLE = ["--max-restarts", "--node-rank", "--master-port", "--shutdown-timeout"]
 DYNAMIC = ("--nnodes=2", "--rdzv-backend=c10d")
 
 BAD = [
-    *[value("--nnodes", text, "write 2 or 1:4") for text in ("1:2:3", "a", "", "1:", "2.5")],
+    *[value("--nnodes", text, "such as 2 or 1:4") for text in ("1:2:3", "a", "", "1:", "2.5")],
     *[value("--nnodes", text, "smallest is 1") for text in ("0", "2:1", "0:1", "-1")],
-    *[value("--nproc-per-node", text, "smallest number is 1") for text in ("0", "-1")],
+    *[value("--nproc-per-node", text, "minimum is 1") for text in ("0", "-1")],
     *[value("--nproc-per-node", text, "cpu, gpu, xpu or auto") for text in ("GPU", "mps", "", "1.5")],
     bad(["--nproc-per-node=gpu"], "--nproc-per-node=gpu", "cpu or auto", CUDA_VISIBLE_DEVICES=""),
     bad(["--nproc-per-node=xpu"], "--nproc-per-node=xpu", "cpu or auto", ZE_AFFINITY_MASK="x"),
@@ -92,7 +92,7 @@ BAD = [
     *[value(flag, text, "whole number", code=2) for flag in WHOLE for text in ("abc", "", "1.5")],
     *[variable(flag, text, "whole number", code=2) for flag in WHOLE for text in ("abc", "")],
     value("--max-restarts", "-1", "0 to 2147483648"),
-    value("--shutdown-timeout", "-1", "0 seconds or more"),
+    value("--shutdown-timeout", "-1", "0 or more seconds"),
     value("--monitor-interval", "x", "not a number", code=2),
     variable("--monitor-interval", "", "not a number", code=2),
     *[value("--monitor-interval", text, "above 0") for text in ("0.0", "-1.0", "nan")],
@@ -125,7 +125,7 @@ BAD = [
     bad(["--virtual-local-rank", "--nproc-per-node=2"], "--virtual-local-rank", "'3'", CUDA_VISIBLE_DEVICES="3"),
     bad(["--no-python", "--module"], "--no-python", "--module"),
     *[value(flag, "1", "takes no value", code=2) for flag in SWITCHES],
-    *[variable(flag, text, "1 for on or 0 for off") for flag in SWITCHES for text in ("abc", "", "yes")],
+    *[variable(flag, text, "it to 1 (on) or 0 (off)") for flag in SWITCHES for text in ("abc", "", "yes")],
     *[
         Bad(flag.dest, [flag.name], [flag.name, "expected one argument"], 2, {})
         for flag in FLAGS
@@ -140,15 +140,15 @@ OF_OURS = [("lease", "x"), ("lease", "0"), ("notice_timeout", "-1"), ("same_fail
 """Keys of --rdzv-conf that torchrun does not have, and what they cannot be."""
 
 ONLY_OURS = [
-    value("--nnodes", "2", "--standalone", "leave one of them out", also=("--standalone",), code=2),
+    value("--nnodes", "2", "--standalone", "unset one of them", also=("--standalone",), code=2),
     value("--rdzv-id", "$SLURM_JOB_ID", "nothing has expanded", code=2),
     value("--rdzv-id", "", "is empty", also=("--nnodes=2",), code=2),
     value("--node-rank", "2", "from 0 to 1", also=("--nnodes=2", "--master-port=1"), code=2),
     *[bad([f"--rdzv-conf={key}={text}", "--standalone"], key, text)._replace(code=2) for key, text in OF_OURS],
-    value("--signals-to-handle", "SIGKILL", "leave it out"),
+    value("--signals-to-handle", "SIGKILL", "remove it"),
     bad(["--preempt-signals=SIGUSR2", "--signals-to-handle=SIGUSR2"], "SIGUSR2", "remove it")._replace(code=2),
     value("--requeue", "3", "SLURM_JOB_ID is not set", also=("--preempt-signals=SIGUSR2",), code=2),
-    value("--incident-dir", __file__, "name a folder of your own", code=2),
+    value("--incident-dir", __file__, "choose a folder that you own", code=2),
     value("--config", "no-such-file.toml", "cannot be read", code=2),
 ]
 """What torchrun finds out by hanging, or never."""

@@ -183,7 +183,7 @@ def test_log_specs_written_for_torch_are_told_apart(launcher: Launcher, tmp_path
     said = Side(launcher, "ours", RALLYRUN).refuses("print('ran')", "--logs-specs=flat", env=env)
     (sentence,) = re.findall("error: (.*)", said)
     assert "--logs-specs=flat" in sentence
-    assert "import it from Rallypoint" in sentence
+    assert "to import LogsSpecs from Rallypoint" in sentence
 
 
 def test_log_specs_that_fail_are_named(launcher: Launcher, tmp_path: Path) -> None:

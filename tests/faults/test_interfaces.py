@@ -57,8 +57,8 @@ def test_the_interface_towards_the_other_nodes(net: Network, rallyrun: Launcher)
         assert found(job) == {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": nccl, "sum": 2.0}
     for number, job in enumerate(jobs, 1):
         told = (
-            f"--socket-ifname=auto: eth0 (10.77.0.{number}) leads to the other nodes; "
-            f"aaa0 (10.88.0.{number}) is up too, give --socket-ifname=NAME to use another"
+            f"--socket-ifname=auto: eth0 (10.77.0.{number}) leads to the other nodes; aaa0 (10.88.0.{number}) is up "
+            "too; set --socket-ifname=NAME to use another interface"
         )
         assert job.err.count(told) == 1, job.err
 

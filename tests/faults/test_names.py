@@ -89,7 +89,7 @@ def test_a_forgotten_node_rank_is_told_at_once_and_ends_where_it_is_certain(net:
     assert "--master-addr" in alone.err
     right = start(rallyrun, first, *static())
     assert alone.ends() == 1
-    assert f"rallyrun: error: {told}; give this node its own --node-rank: another node" in alone.err
+    assert f"rallyrun: error: {told}; set a different --node-rank on this node: another node" in alone.err
     late = start(rallyrun, second, *static("--node-rank=1"))
     assert [job.ends() for job in (right, late)] == [0, 0], (right.err, late.err)
     assert "must run" not in right.err + late.err
@@ -118,7 +118,7 @@ def test_what_is_not_certain_ends_no_job(net: Network, rallyrun: Launcher) -> No
     assert job.ends() == 1  # before the next one begins, which would be certain of it
     knows(rallyrun, first)
     nameless = start(rallyrun, first, *static("--rdzv-conf=timeout=8"))
-    nameless.until_err("--master-addr names 'n1', which has no address here")
+    nameless.until_err("--master-addr is set to 'n1', which does not resolve here")
     assert nameless.ends() == 1
     for each in (job, nameless):
         assert "started with the same --master-addr, --nnodes and --rdzv-id" in each.err.splitlines()[-1]

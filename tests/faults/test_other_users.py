@@ -340,7 +340,7 @@ def test_no_file_of_another_user_keeps_root_from_its_jobs(rallyrun: Launcher) ->
         assert all(each["phase"] is None for each in shown[1:])
         refused = rallyctl("stop", "train")
         assert refused.code == 2  # type: ignore[attr-defined]
-        assert "'train' names 2 jobs on this machine; give USER/NAME or the number" in refused.err
+        assert "'train' matches 2 jobs on this machine; use USER/NAME or the number" in refused.err
         assert "root" in refused.err
         assert "nobody" in refused.err
         assert as_other_user(lambda: {each.user for each in local_jobs()}) == {NOBODY}
@@ -531,7 +531,7 @@ def test_a_job_whose_folder_another_user_has_made_is_preempted_without_notice(ra
     job.signal(signal.SIGUSR1)
     assert job.ends() == 143, job.err
     assert victim.read_text() == "precious"
-    assert job.err.count("not a folder of this user alone") == 1
+    assert job.err.count("not a folder that only this user can access") == 1
     assert len(list(folder.iterdir())) == 4, "what is another user's is left alone"
     shutil.rmtree(folder)
 

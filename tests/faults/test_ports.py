@@ -127,7 +127,7 @@ print("served" if answered else "refused")
 """A slow store is no refusal; by our client alone, which tries again until its timeout, they cannot be told apart."""
 PROBE = (wire.encode(wire.Validate()) + wire.encode(wire.Ping(7))).hex()
 
-ANYBODY = "the worker store accepts connections from any address, since "
+ANYBODY = "the worker store accepts connections from any address, because "
 
 
 def store_of(agent: Agent) -> tuple[str, int]:

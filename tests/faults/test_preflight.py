@@ -67,7 +67,7 @@ def test_a_user_who_can_start_no_thread_and_no_process_is_told_so() -> None:
 
     found = {name: (status, fact) for name, status, fact in as_other_user(look)}
     assert tuple(found) == NAMES
-    assert found["processes"] == ("FAIL", "this user may have 0 processes and threads")
+    assert found["processes"] == ("FAIL", "this user can have 0 processes and threads")
     assert found["temp-space"][0] == "WARN"
     assert found["temp-space"][1].startswith("the process that checks cannot be started (")
 
@@ -105,9 +105,9 @@ def test_a_dns_server_that_never_answers_does_not_hold_up_the_others(net: Networ
             server.kill()
     assert time.monotonic() - begun < LOOK_UP + 90, "the resolver would wait for 150 s"
     assert found["host-name"][0] == "WARN"
-    assert "the look-up of node7 got no answer within 6 s" in found["host-name"][1]
+    assert "the lookup of node7 was not answered within 6 s" in found["host-name"][1]
     assert found["endpoint"][0] == "FAIL"
-    assert "the look-up of node1.cluster got no answer" in found["endpoint"][1]
+    assert "the lookup of node1.cluster was not answered" in found["endpoint"][1]
     assert found["shared-memory"][0] == check([])["shared-memory"][0]
 
 

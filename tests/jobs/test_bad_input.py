@@ -101,9 +101,9 @@ def test_a_foreign_service_on_the_port_is_told_apart(rallyrun: Launcher) -> None
         variables = {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
         jobs = {
             "": rallyrun(*at(port), script),
-            "give --master-port its own port": rallyrun(*node_1, f"--master-port={port}", script),
-            "give PET_MASTER_PORT its own port": rallyrun(*node_1, script, env=variables),
-            "give --rdzv-endpoint its own port": rallyrun(*node_1, f"--rdzv-endpoint=127.0.0.1:{port}", script),
+            "set --master-port to an unused port": rallyrun(*node_1, f"--master-port={port}", script),
+            "set PET_MASTER_PORT to an unused port": rallyrun(*node_1, script, env=variables),
+            "set --rdzv-endpoint to an unused port": rallyrun(*node_1, f"--rdzv-endpoint=127.0.0.1:{port}", script),
         }
         for words, job in jobs.items():
             refused(job, f"127.0.0.1:{port}", "not Rallypoint's control plane", words)

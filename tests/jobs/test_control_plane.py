@@ -86,11 +86,11 @@ def a_server_that_stays_away_ends_the_job_when_it_is_needed(rallyrun: Launcher) 
         node.job.until_err("was lost")
     job.say("fail-A-0")
     assert nodes[0].job.ends() == 1
-    assert "has not come back within 8 s" in nodes[0].job.err
+    assert "did not come back within 8 s" in nodes[0].job.err
     assert nodes[1].job.until(lambda lines: len(lines) == 1, "B runs on") is not None
     job.say("finish")
     assert nodes[1].job.ends() == 0
-    assert "this node's workers had all succeeded" in nodes[1].job.err
+    assert "all workers on this node had succeeded" in nodes[1].job.err
 
 
 def test_servers_outside_the_job_that_come_go_and_stay_away(at_once: AtOnce) -> None:
@@ -126,7 +126,7 @@ def finished_host(job: Nodes, host: Node, other: Node, number: signal.Signals) -
     """The node that hosts the control plane has done its part, and is stopped; the other still works, and finishes."""
     all_up((host, other), world_size=2)
     job.say("finish-A")
-    other.job.until_err("nodes that have succeeded in round 0: 0")
+    other.job.until_err("nodes that succeeded in round 0: 0")
     host.job.signal(number)
     host.job.ends()
     other.job.until_err("the workers keep running")
@@ -283,8 +283,8 @@ def another_program(rallyrun: Launcher) -> None:
     for flags, script in ((("--nnodes=1:2",), rallyrun.script("", "second.py")), (("--nnodes=1:3",), waits)):
         second = rallyrun(*flags, "--rdzv-backend=c10d", endpoint, script)
         assert second.ends() == 1
-        assert "another job with the default id 'none' runs at this endpoint (since " in second.err
-        assert " s: first.py); give each job its own --rdzv-id" in second.err
+        assert "another job with the default id 'none' is running at this endpoint (since " in second.err
+        assert " s: first.py); set a different --rdzv-id for each job" in second.err
         assert "Traceback" not in second.err
 
 
@@ -295,7 +295,7 @@ def the_same_program_twice(rallyrun: Launcher) -> None:
     first.until(lambda lines: "up" in lines, "it runs")
     second = rallyrun("--nnodes=1", "--rdzv-backend=c10d", endpoint, script)
     assert second.ends() == 1
-    assert "another job with the default id 'none' runs at this endpoint" in second.err
+    assert "another job with the default id 'none' is running at this endpoint" in second.err
 
 
 def test_a_second_job_with_the_default_id_is_refused(at_once: AtOnce) -> None:
@@ -325,7 +325,7 @@ def test_two_hosts_of_one_job_on_a_machine(rallyrun: Launcher) -> None:
     job.host("A")
     second = job.start("B")
     assert second.job.ends() == 1
-    assert "if another agent of this job hosts it here already, give this one is_host=false" in second.job.err
+    assert "if another agent of this job already hosts it here, set is_host=false on this one" in second.job.err
 
 
 def test_mistakes_are_one_sentence(rallyrun: Launcher) -> None:
@@ -334,7 +334,7 @@ def test_mistakes_are_one_sentence(rallyrun: Launcher) -> None:
         for endpoint, told, code in (
             (f"127.0.0.1:{port}", f"cannot listen at 127.0.0.1:{port}", 1),
             ("192.0.2.1:0", "cannot listen at 192.0.2.1:0", 1),
-            ("host:port", "a port is a number from 0 to 65535", 2),
+            ("host:port", "use a number from 0 to 65535", 2),
         ):
             server = rallyrun.command([*RALLYCTL, "serve", "--endpoint", endpoint])
             assert server.ends() == code

@@ -51,7 +51,7 @@ def test_a_reader_that_goes_away_ends_the_demo_with_a_sentence(last: str) -> Non
         pids = below(process.pid)
         process.stdout.close()
         said = process.stderr.read()
-    assert said == "rallyctl: error: standard output cannot be written: Broken pipe; send it elsewhere\n"
+    assert said == "rallyctl: error: standard output cannot be written: Broken pipe; redirect it elsewhere\n"
     assert process.returncode == 1
     assert not _running() & {*pids}
 

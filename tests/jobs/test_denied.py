@@ -135,7 +135,7 @@ def test_without_proc_nothing_is_started(rallyrun: Launcher, own_mounts: None) -
 
 def test_the_proc_of_others_is_known_for_what_it_is(rallyrun: Launcher, own_mounts: None) -> None:
     job = within(rallyrun, "", ways=("--pid", "--fork", "--kill-child"))
-    refused(job, "/proc is that of another PID namespace", "--mount-proc")
+    refused(job, "/proc belongs to another PID namespace", "--mount-proc")
 
 
 @pytest.mark.parametrize("flags", [[], ["--run-path"], ["--run-path", "--start-method=fork"]], ids=" ".join)
@@ -156,4 +156,4 @@ def test_no_temporary_folder_is_named(rallyrun: Launcher, own_mounts: None) -> N
     closed = "mount --bind $each $each && mount -o remount,ro,bind $each"
     full = f"for each in /var/tmp /tmp /dev/shm; do {closed} || exit; done"
     job = within(rallyrun, f"{full} && cd / && mount -o remount,ro,bind / && unset TMPDIR &&", ways=("-m",))
-    refused(job, "no folder for temporary files can be written to", "TMPDIR")
+    refused(job, "none of the folders for temporary files is writable", "TMPDIR")

@@ -59,4 +59,4 @@ def test_a_hole_is_filled_from_its_own_domain_and_else_a_whole_segment_moves_in(
 def test_a_job_cannot_have_segments_that_do_not_divide_it(rallyrun: Launcher) -> None:
     node = c10d(rallyrun, "3", "--segment=2").start("A")
     assert node.job.ends() == 2
-    assert "--segment=2 is not a number of nodes that divides the minimum of --nnodes, which is 3" in node.job.err
+    assert "--segment=2 does not divide the minimum of --nnodes, which is 3" in node.job.err

@@ -182,7 +182,7 @@ def nodes_are_cut_off_paused_and_killed(rallyrun: Launcher) -> None:
     assert victim.ends() == -signal.SIGKILL
     refused = job.drill("--kill=agent")
     assert (refused.code, refused.trials) == (1, [])
-    assert "leaves 1 node, and the job needs 2" in refused.result["stopped"]
+    assert "leaves 1 node, but the job needs 2" in refused.result["stopped"]
     job.stop()
 
 

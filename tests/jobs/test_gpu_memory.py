@@ -85,7 +85,7 @@ def test_a_restart_and_the_memory_of_the_dead_worker(at_once: AtOnce) -> None:
         _, job = launched(rallyrun, "hang", "--gpu-memory-timeout=0.5")
         assert job.ends() == 0, job.err
         assert job.out == ["restarted"]
-        assert "NVIDIA's driver has not answered within 0.5 s" in job.err
+        assert "NVIDIA's driver did not answer within 0.5 s" in job.err
 
     at_once(
         waits_until_it_is_free,

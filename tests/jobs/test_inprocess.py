@@ -219,7 +219,7 @@ def who_dies_while_it_waits_is_started_anew(rallyrun: Launcher) -> None:
     b.dies()
     a.job.until_err("1 of 1 workers wait in their processes")
     os.kill(before.pid, signal.SIGKILL)
-    a.job.until_err(f"worker {before.pid} (local rank 0) ended while it waited; it is started again")
+    a.job.until_err(f"worker {before.pid} (local rank 0) ended while it was waiting, so it is restarted")
     b = nodes.start("B")
     ups(b.job, (1,), 2)
     a.job.until(lambda lines: sum("up " in line for line in lines) == 2, "a new worker")

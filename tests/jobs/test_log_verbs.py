@@ -138,7 +138,7 @@ def one_that_must_be_named_is_a_wrong_usage(rallyrun: Launcher) -> None:
         node.comes_up(1)
     for verb in ("wait", "stop", "logs", "events"):
         code, text = Operator(rallyrun, where)(verb)
-        assert (code, "name one with --rdzv-id" in text) == (2, True)
+        assert (code, "choose one with --rdzv-id" in text) == (2, True)
     Operator(rallyrun, where, "--rdzv-id=a")("restart")
     nodes[0].comes_up(1, starts=2)
     listed = Operator(rallyrun, where)("status")[1].splitlines()
@@ -223,7 +223,7 @@ def a_drained_node_says_by_whom(rallyrun: Launcher) -> None:
     assert "after SIGTERM" not in nodes[1].job.err
     message = json.loads((rallyrun.folder / "b.json").read_text())["message"]
     assert message.startswith("this node was drained by ")
-    assert message.endswith("and has left the job; the job continues on 1 other node")
+    assert message.endswith("and left the job; the job continues on 1 other node")
     host.comes_up(1, starts=2, world_size=1)
     assert "has left (drained by " in host.job.err
     assert any("a node left (drained by " in each["text"] for each in ask.status()[1]["events"])

@@ -193,7 +193,7 @@ def test_unequal_arguments_are_told_to_both_sides_and_those_of_the_first_hold(ra
         "the program other.py, the job with the program script.py",
     )
     for difference in differences:
-        assert f"this node was started with {difference}; give all nodes of a job the same" in b.job.err
+        assert f"this node was started with {difference}; use the same value on all nodes" in b.job.err
         assert f"{socket.gethostname()} pid {b.job.pid} was started with {difference}" in a.job.err
 
 

@@ -19,7 +19,7 @@ CLASSIFIED_TRY_AGAIN = 75
 @pytest.mark.parametrize(
     ("check", "words"),
     [
-        ("echo one; echo two >&2; exit 3", "ended with exit code 3; it wrote last: one / two;"),
+        ("echo one; echo two >&2; exit 3", "ended with exit code 3; its last output: one / two;"),
         ("sleep 1000 & kill -SEGV $$", "was killed by SIGSEGV;"),
     ],
 )
@@ -47,7 +47,7 @@ def test_a_check_that_passes_is_seen_in_the_log_only(at_once: AtOnce) -> None:
         assert job.ends() == 0, job.err
         own = [line.partition("] ")[2] for line in job.err.split("\n") if "node_check.py" in line]
         assert own[1:3] == ["[node check] fine", "[node check] whole"]
-        assert re.search(r"has passed in \d+\.\d s$", own[3])
+        assert re.search(r"passed in \d+\.\d s$", own[3])
         assert job.err.index("[node check] whole") < job.err.index("Rendezvous'ing worker group")
 
     at_once(quietly, logged)
@@ -57,13 +57,13 @@ def test_a_check_that_hangs_is_ended_in_time(at_once: AtOnce) -> None:
     def hangs(rallyrun: Launcher) -> None:
         job = rallyrun("--standalone", f"--node-check={SLEEPS}", "--node-check-timeout=6", rallyrun.script(UP))
         assert job.ends() == 1, job.err
-        assert "has not ended within 6 s (--node-check-timeout); it wrote last: waits;" in job.err
+        assert "did not end within 6 s (--node-check-timeout); its last output: waits;" in job.err
         assert not rallyrun.left()
 
     def writes_without_end(rallyrun: Launcher) -> None:
         job = rallyrun("--standalone", "--node-check=yes", "--node-check-timeout=6", rallyrun.script(UP))
         assert job.ends() == 1, job.err
-        assert "has not ended within 6 s (--node-check-timeout); it wrote last: y / y / y;" in job.err
+        assert "did not end within 6 s (--node-check-timeout); its last output: y / y / y;" in job.err
 
     def is_lost_with_its_agent(rallyrun: Launcher) -> None:
         job = rallyrun("--standalone", f"--node-check={SLEEPS}", rallyrun.script(UP), env={"LOGLEVEL": "INFO"})
@@ -105,7 +105,7 @@ def test_a_node_is_checked_again_after_a_failure_of_its_own(at_once: AtOnce) -> 
         job.say("finish")
         all_end(nodes, 0)
         assert [checks(rallyrun, "a"), checks(rallyrun, "b")] == [1, 2]
-        assert "this node is checked before it joins again" in nodes[1].job.err
+        assert "this node is checked before it rejoins" in nodes[1].job.err
         assert "is checked before" not in nodes[0].job.err
 
     def stays_out(rallyrun: Launcher) -> None:

@@ -80,7 +80,7 @@ def who_does_not_answer_is_waited_for_to_the_end_of_its_time(rallyrun: Launcher)
     job.a.signal(signal.SIGUSR2)
     for err in job.ends():
         assert re.search(SENTENCE + "not all workers of this node have saved$", err, re.MULTILINE)
-        assert "not all workers of this node have acknowledged in time" in err
+        assert "not all workers on this node acknowledged in time" in err
 
 
 def who_acknowledges_and_exits_has_not_finished(rallyrun: Launcher) -> None:

@@ -40,7 +40,7 @@ def test_a_node_that_has_failed_a_check_starts_no_worker(rallyrun: Launcher) -> 
         errors = [line for line in job.err.splitlines() if line.startswith("rallyrun: error: ")]
         assert len(errors) == 1
         assert (
-            "this node stays out of the job, by --preflight=require: FAIL open-files: the limit of open files is 200"
+            "this node stays out of the job (--preflight=require): FAIL open-files: the limit of open files is 200"
             in errors[0]
         )
         assert "Traceback" not in job.err
@@ -82,7 +82,7 @@ def a_control_plane_outside_answers_for_any_job(launcher: Launcher) -> None:
         _, lines = told(launcher, endpoint, *flags, env=secret)
         assert lines["control-plane"].startswith("PASS control-plane: Rallypoint's control plane answers at 127.0.0.1:")
         assert clocks_agree(lines["clock"])
-        assert lines["port"].startswith("PASS port: a process listens")
+        assert lines["port"].startswith("PASS port: a process is listening")
     assert "refused" not in server.err
     code, lines = told(launcher, endpoint, "--require=clock")
     assert code == 2
@@ -125,7 +125,7 @@ def test_a_job_on_etcd(rallyrun: Launcher, etcd: EtcdCluster) -> None:
     _, lines = told(rallyrun, *flags)
     assert lines["endpoint"].startswith("PASS endpoint: ")
     assert lines["endpoint"].count("accepts connections") == len(etcd.endpoints)
-    assert "give the job's --rdzv-id" in lines["control-plane"]
+    assert "set the job's --rdzv-id" in lines["control-plane"]
     name = rallyrun.mark[:8]
     _, lines = told(rallyrun, *flags, f"--rdzv-id={name}")
     assert f"SKIP control-plane: no agent of job '{name}' is coordinator" in lines["control-plane"]
@@ -138,7 +138,7 @@ def test_a_job_on_etcd(rallyrun: Launcher, etcd: EtcdCluster) -> None:
     assert clocks_agree(lines["clock"])
     away = f"--endpoint={etcd.endpoints[0]},127.0.0.1:{free_port()}"
     _, lines = told(rallyrun, away, "--rdzv-backend=etcd", f"--rdzv-id={name}")
-    assert "nothing listens at the port" in lines["endpoint"]
+    assert "nothing is listening on the port" in lines["endpoint"]
     assert lines["endpoint"].startswith("WARN endpoint: ")
     code, lines = told(rallyrun, f"--endpoint=127.0.0.1:{free_port()}", "--rdzv-backend=etcd")
     assert code == 2

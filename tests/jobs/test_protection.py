@@ -74,7 +74,7 @@ def test_a_node_without_a_certificate_is_told_what_to_give(rallyrun: Launcher, t
     a.job.until_err("control plane listens on port")
     plain = job.start("plain")
     assert plain.job.ends() == 1
-    assert "speaks TLS only; give this node tls_cert" in plain.job.err
+    assert "accepts only TLS; set tls_cert" in plain.job.err
     b = job.start("B", f"--rdzv-conf={conf}")
     all_up([a, b], world_size=2)
     job.say("finish")
@@ -102,5 +102,5 @@ def test_it_is_said_where_not_all_nodes_can_connect(rallyrun: Launcher) -> None:
     job = rallyrun.command([*limited, *flags, "--rdzv-conf=last_call_timeout=1", script])
     assert job.ends() == 0
     (told,) = [line for line in job.err.splitlines() if "open files" in line]
-    assert "Up to 400 nodes of this job need 656 open files of this process, whose limit is 400" in told
+    assert "Up to 400 nodes of this job need 656 open files in this process, but its limit is 400" in told
     assert "raise the hard limit" in told

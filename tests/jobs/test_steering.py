@@ -104,12 +104,12 @@ def a_job_is_shown_restarted_resized_drained_and_stopped(rallyrun: Launcher) -> 
     assert ask("stop")[0] == 0
     for node in (nodes[0], spare):
         assert node.job.ends() == 1
-        assert "stopped the job before its workers had finished" in node.job.err
+        assert "stopped the job before its workers finished" in node.job.err
     named = Operator(rallyrun, f"127.0.0.1:{port}", "--rdzv-id=job")
     code, seen = named.status()
     assert (code, seen["phase"], seen["restarts"]["requested"]) == (4, "stopped", 1)
     assert seen["age_seconds"] > 0
-    assert not any("took over" in each["text"] for each in seen["events"])
+    assert not any("taken over" in each["text"] for each in seen["events"])
     assert "stopped the job" in seen["events"][-1]["text"]
     code, text = ask("status", "--all")
     assert (code, "job  stopped" in text) == (0, True)
@@ -310,7 +310,7 @@ def a_job_without_a_free_descriptor_goes_on_whoever_asks(rallyrun: Launcher) -> 
     _, hard = resource.prlimit(job.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(job.pid, resource.RLIMIT_NOFILE, (min(set(range(len(used) + 1)) - used), hard))
     with socket.create_connection(("127.0.0.1", port)):
-        job.until_err("commands on this machine cannot find this job, which continues")
+        job.until_err("commands on this machine cannot find this job, but the job continues")
     resource.prlimit(job.pid, resource.RLIMIT_NOFILE, (hard, hard))
     (rallyrun.folder / "finish").touch()
     assert job.ends() == 0, job.err

@@ -165,6 +165,6 @@ def test_a_health_port_that_is_taken_costs_a_line(rallyrun: Launcher) -> None:
     first.until(lambda lines: "up" in lines, "the worker is up")
     second = rallyrun("--standalone", *SH, "exit 0", env=env)
     assert second.ends() == 0
-    assert "there is no health check: cannot listen on port" in second.err
+    assert "the health check is off: cannot listen on port" in second.err
     first.signal(signal.SIGTERM)
     assert first.ends() == 1

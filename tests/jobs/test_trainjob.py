@@ -28,7 +28,7 @@ def test_the_last_status_of_a_job(rallyrun: Launcher, tmp_path: Path, status: in
     (last,) = server.statuses
     assert last["progressPercentage"] == 100
     assert {"name": "step", "value": "40"} in last["metrics"]
-    assert ("is not shown in the TrainJob" in job.err) == (status != 200)
+    assert ("cannot be shown in the TrainJob" in job.err) == (status != 200)
 
 
 def test_a_job_that_reports_no_steps_sends_nothing(rallyrun: Launcher, tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_a_wrapper_cannot_hide_a_failure(rallyrun: Launcher, hiding: Hiding) -> 
         job = hiding.job(f"{FOUND}{end}")
         assert job.ends() == 1
         assert f"exitcode  : {code} " in job.err
-        assert "(its wrapper wrapper ended with 0)" in job.err
+        assert "(its wrapper wrapper exited with code 0)" in job.err
     assert "ValueError: boom" in job.err
 
 
@@ -191,8 +191,8 @@ def test_a_program_that_spins_behind_its_wrapper_hangs(rallyrun: Launcher, hidin
 def test_a_wrapper_that_leaves_its_program_is_a_failure(rallyrun: Launcher) -> None:
     job = rallyrun("--standalone", "--wrap=setsid", rallyrun.script(UP))
     assert job.ends() == 1
-    assert "its wrapper setsid has ended, and the program behind it (pid" in job.err
-    assert "use one that waits for its program, or becomes it by exec" in job.err
+    assert "its wrapper setsid exited while the program behind it (pid" in job.err
+    assert "use a wrapper that waits for its program or replaces itself with it (exec)" in job.err
 
 
 def test_a_module_of_python_runs_the_script_itself(rallyrun: Launcher) -> None:
@@ -218,7 +218,7 @@ def test_other_ranks_are_forked_from_what_is_preloaded(rallyrun: Launcher) -> No
 def test_ranks_that_the_job_has_not_are_named(rallyrun: Launcher) -> None:
     job = rallyrun("--standalone", "--wrap=env", "--wrap-ranks=4", rallyrun.script(""))
     assert job.ends() == 0
-    assert "--wrap-ranks names none of the 1 ranks of this round: no worker is wrapped" in job.err
+    assert "--wrap-ranks lists none of the 1 ranks of this round, so no worker is wrapped" in job.err
 
 
 def test_functions_are_refused_before_a_rendezvous(rallyrun: Launcher) -> None:
@@ -256,4 +256,4 @@ def test_a_failure_behind_a_wrapper_is_found_before_that_has_ended(rallyrun: Lau
     assert job.ends() == 1
     root = job.err.partition("Root Cause")[2]
     assert "rank      : 1 " in root
-    assert "it exited with code 3 (what was started in front of it (--wrap) has not ended)" in root
+    assert "it exited with code 3 (its wrapper (--wrap) has not exited)" in root

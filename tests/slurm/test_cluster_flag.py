@@ -47,8 +47,8 @@ def test_what_is_not_one_task_for_each_node_is_refused(jobs: SlurmJobs) -> None:
     )
     assert job.ends() == "COMPLETED"
     assert job.count(r"has 2 tasks on a node \(SLURM_STEP_TASKS_PER_NODE=2\(x2\)\)") == 4
-    assert job.count(r"has 2 nodes, and this process was started without srun") == 1
-    assert job.count(r"does not say which hosts it has: SLURM_STEP_NODELIST is not set") == 2
+    assert job.count(r"has 2 nodes, but this process was started without srun") == 1
+    assert job.count(r"are unknown: SLURM_STEP_NODELIST is not set") == 2
     assert [line for line in job.lines if line in {"tasks 2", "script 2", "hosts 2"}] == [
         "tasks 2",
         "script 2",
@@ -101,7 +101,7 @@ def test_without_the_flag_one_node_warns_of_worlds_of_one(jobs: SlurmJobs) -> No
     job = jobs.batch(f"srun --label {jobs.rallyrun()}", nodes=2)
     assert job.ends() == "COMPLETED"
     assert job.count("of 1 in run 0: up") == 2
-    assert job.count(r"0: .*step 0 has 2 nodes, and --nnodes is 1: each of them runs its own job") == 1
+    assert job.count(r"0: .*step 0 has 2 nodes, but --nnodes is 1, so each node runs a job of its own") == 1
     assert job.count("runs its own job") == 1
 
 

@@ -59,7 +59,7 @@ def test_a_node_that_is_drained_has_not_failed(jobs: SlurmJobs) -> None:
     job = jobs.start("--nnodes=2:3", signals="SIGTERM")
     job.until_up(3)
     os.kill(jobs.cluster.pids("n3", "rallypoint.run")[0], signal.SIGTERM)
-    job.until_said("this node has left the job after SIGTERM; the job continues on 2 other nodes")
+    job.until_said("this node left the job after SIGTERM; the job continues on 2 other nodes")
     job.until_up(2)
     jobs.finish()
     assert job.ends() == "COMPLETED"
@@ -71,7 +71,7 @@ def test_a_node_that_an_operator_drains_has_not_failed(jobs: SlurmJobs) -> None:
     job = jobs.start("--nnodes=2:3", signals="SIGTERM", slow=True)
     job.until_up(3)
     jobs.cluster(*RALLYCTL, f"--slurm={job.number}", "drain", "n3", env=jobs.env)
-    job.until_said("this node was drained by .* and has left the job; the job continues on 2 other nodes")
+    job.until_said("this node was drained by .* and left the job; the job continues on 2 other nodes")
     job.until(lambda: job.count("of 2 in run 0: up") == 2, "the others continue")
     assert job.count("is closed: without a secret") == 0
     jobs.finish()

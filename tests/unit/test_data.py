@@ -63,7 +63,7 @@ def test_the_environment_has_rank_and_size(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(UserError, match="RANK='x' is not a whole number"):
         ElasticDistributedSampler(range(8))
     monkeypatch.delenv("RANK")
-    with pytest.raises(UserError, match="rank is not given and RANK is not set"):
+    with pytest.raises(UserError, match="neither rank nor RANK is set"):
         ElasticDistributedSampler(range(8))
 
 

@@ -136,7 +136,7 @@ class Actions(Source):
 
     def _on_config_differs(self, event: ConfigDiffers) -> None:
         for difference in event.differences:
-            self._log(f"{difference.sentence('this node')}; give all nodes of a job the same")
+            self._log(f"{difference.sentence('this node')}; use the same value on all nodes")
 
     def _set_timer(self, step: steps.SetTimer) -> None:
         self.timers[step.timer] = self._clock.monotonic() + step.seconds
@@ -361,7 +361,7 @@ class Actions(Source):
         log.info("[%s] Worker group %s; notifying the other agents", spec.role, self._workers.group.state.value)
         for rank, failure in () if self.last is None else self.last.failures.items():
             if found := failure.settle():
-                log.warning("the kernel's log explains the failure of rank %d: %s", rank, found)
+                log.warning("the kernel log explains why rank %d failed: %s", rank, found)
                 if rank == cause.rank:
                     explained = Cause.from_failure(failure, rank, cause.host)
                     self._announced = cause._replace(message=explained.message, traceback=explained.traceback)
@@ -420,7 +420,7 @@ class Actions(Source):
             raise self._preempted(verdict, saved)
         elif verdict.outcome is not Outcome.FAILED:
             request = verdict.detail or "the job was ended on request"
-            raise RendezvousClosedError(f"{request} before its workers had finished", ending=verdict.ending)
+            raise RendezvousClosedError(f"{request} before its workers finished", ending=verdict.ending)
         else:
             self.result = self._result_of_failure(verdict, last)
 
@@ -433,7 +433,7 @@ class Actions(Source):
     def _result_of_failure(self, verdict: Verdict, last: RunResult) -> RunResult:
         group = self._workers.group
         if verdict.detail:
-            log.error("[%s] The job ends with restarts left: %s", group.spec.role, verdict.detail)
+            log.error("[%s] The job ends although restarts are left: %s", group.spec.role, verdict.detail)
         group.state = WorkerState.FAILED
         own = verdict.cause is not None and verdict.cause.is_of(self._announced)
         return RunResult(
@@ -450,7 +450,7 @@ class Actions(Source):
 def _left_by(step: steps.End, number: Signals) -> SignalException:
     by, saved = step.drained_by, bool(step.saved)
     if step.standing:
-        how = f"was drained by {by} and has left the job" if by else f"has left the job after {signal_name(number)}"
+        how = f"was drained by {by} and left the job" if by else f"left the job after {signal_name(number)}"
         return NodeLeftInOrder(f"this node {how}; the job {step.standing}", number, saved=saved, drained=bool(by))
     if by:
         text = f"this node was drained by {by}{f'; {why}' if (why := step.unasked) else ', and the job ends with it'}"

@@ -192,10 +192,10 @@ class CauseSearch:
         failure, ago = raised_failure(self._workers.pcontext, rank)
         if ago is not None:
             failure.moment -= ago if failure.error_file == NO_FILE else 0.0
-            failure.remark = f"raised {ago:.1f} s earlier, and the worker has not ended{_place(thread)}"
+            failure.remark = f"raised {ago:.1f} s earlier; the worker is still running{_place(thread)}"
         elif thread is not None and (exception := _original(thread.exceptions)) is not None:
             failure.message, failure.callstack = printable(exception.line), _printable_lines(exception.traceback)
-            failure.remark = f"the worker has not ended{_place(thread)}"
+            failure.remark = f"the worker is still running{_place(thread)}"
         else:
             return None
         return failure
@@ -207,7 +207,7 @@ class CauseSearch:
         lines: list[str] = []
         if context is not None and ended:
             ago = time.monotonic() - max(context.ended_at(rank) for rank in ended)
-            lines.append(f"{rank_list(by_rank[rank] for rank in ended)} had ended with 0, {ago:.1f} s before")
+            lines.append(f"{rank_list(by_rank[rank] for rank in ended)} exited with code 0 {ago:.1f} s earlier")
         own = _failed_clues(failures) if len(failures) > 1 or clues else []
         merged = _merged([*own, *clues])
         lines += (_sentence(text, ranks) for text, ranks in merged[:_SHOWN])
@@ -215,7 +215,7 @@ class CauseSearch:
             return
         lines.insert(0, "Another failure most likely led to this one, but its exception was not found:")
         if path := self._keep_stacks():
-            lines.append(f"all stacks of this node: {path}")
+            lines.append(f"all stacks on this node: {path}")
         note = "\n".join(lines)
         remark = lines[1] if ended else next((_sentence(*clue) for clue in merged if clue[0].startswith(_STILL)), "")
         for failure in failures.values():
@@ -259,15 +259,15 @@ def _write_stacks(path: str, ranks: Mapping[int, Iterable[PythonThread]]) -> Non
     lines: list[str] = []
     for rank, threads in ranks.items():
         for thread in threads:
-            lines.append(f"rank {rank}, thread {thread.native_id}, the innermost call first:")
+            lines.append(f"rank {rank}, thread {thread.native_id}, innermost call first:")
             lines += (f"    {frame.function} ({frame.file}:{frame.line})" for frame in thread.frames)
             for exception in thread.exceptions:
-                lines += ["  it handles:", *(f"    {line}" for line in exception.traceback.split("\n"))]
+                lines += ["  while handling:", *(f"    {line}" for line in exception.traceback.split("\n"))]
     try:
         with open(path, "w", encoding="utf-8", errors="replace") as file:
             file.write("\n".join([*lines, ""]))
     except OSError as error:
-        log.warning("the stacks of the workers cannot be kept in %s: %s", path, error.strerror or error)
+        log.warning("the workers' stacks cannot be saved in %s: %s", path, error.strerror or error)
 
 
 def _original(exceptions: Iterable[HandledException]) -> HandledException | None:
@@ -316,7 +316,7 @@ def _summary(thread: PythonThread) -> str:
 
 def _place(thread: PythonThread | None) -> str:
     place = "" if thread is None else _summary(thread)
-    return f"; it is in {place}" if place else ""
+    return f", in {place}" if place else ""
 
 
 def _printable_lines(text: str) -> str:

@@ -156,6 +156,6 @@ class Confirmation:
 
     def _log(self) -> None:
         log.warning(
-            "the control plane was silent for more than %g s; the workers start once it has confirmed their round",
+            "nothing arrived from the control plane for more than %g s; the workers start when it confirms their round",
             self._rendezvous.lease,
         )

@@ -9,8 +9,8 @@ from __future__ import annotations
 from rallypoint.workers.context import PContext
 
 WAITING_IN_VAIN = (
-    "; all ranks of this node have ended with 0: if nothing is left to run, end the job with 'rallyctl stop' "
-    "instead of waiting for a node"
+    "; all ranks on this node exited with code 0: if no work is left, run 'rallyctl stop' instead of waiting for "
+    "another node"
 )
 """Follows the line that says what a node waits for."""
 

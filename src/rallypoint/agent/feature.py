@@ -260,7 +260,7 @@ class FeatureSet:
             except UserError:
                 raise
             except Exception as error:
-                log.warning("the feature %r cannot be loaded, and the job continues without it: %s", row.name, error)
+                log.warning("the feature %r cannot be loaded, so the job continues without it: %s", row.name, error)
 
     def load_for(self, event: Event) -> None:
         """Create the features that are due with the first message of this type."""
@@ -349,4 +349,6 @@ def part(feature: str, place: str) -> Any:
         if not absent.startswith(home):
             raise
         missing = absent.removeprefix(home).partition(".")[0]  # or a feature that this one needs
-        raise UserError(f"this installation lacks the feature {missing!r}; install the complete package") from None
+        raise UserError(
+            f"this installation does not include the feature {missing!r}; install the complete package"
+        ) from None

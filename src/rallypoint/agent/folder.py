@@ -165,7 +165,7 @@ class WorkerFolder(Source):
         try:
             self._folder = os.path.join(temporary_folder(), f"rallypoint-notices-{os.urandom(16).hex()}")
         except UserError as error:
-            log.warning("workers will get no notices: %s", error)
+            log.warning("workers will receive no notices: %s", error)
             self._folder = ""
         return self._folder
 
@@ -189,7 +189,7 @@ class WorkerFolder(Source):
             if waits and self._inotify is None:
                 self._inotify = self._watch()
         except OSError as error:
-            log.warning("the workers cannot be notified of the %s; the agent does not wait for them: %s", reason, error)
+            log.warning("the workers cannot be notified of the %s, so the agent does not wait for them: %s", reason, error)
             self._seen = False
         self._awaits_acknowledgements = waits
         self._reason = reason if waits else ""
@@ -243,7 +243,7 @@ class WorkerFolder(Source):
         import json
 
         if not self._folder:
-            raise OSError("there is no folder for notices")
+            raise OSError("the notice folder does not exist")
         if not self._created:
             make_private(self._folder)  # unless a worker that reports progress has created it
             self._created = True
@@ -257,7 +257,7 @@ class WorkerFolder(Source):
             news = Inotify()
             news.watch(self._folder, CREATED)
         except OSError as error:
-            log.warning("acknowledgements are polled every %s s, since the folder cannot be watched: %s", _POLL, error)
+            log.warning("the notice folder cannot be watched, so acknowledgements are polled every %s s: %s", _POLL, error)
             if news is not None:
                 news.close()
             return None
@@ -450,7 +450,7 @@ class _FileReader:
         """The last result, None before the first look; a mark of zeros if there was no file."""
         self._ending = threading.Event()
         if start_thread(self._run, "rallypoint-progress") is None:
-            log.warning("the progress file is not read: this machine allows no more threads")
+            log.warning("the progress file will not be read: this machine allows no more threads")
 
     def close(self) -> None:
         self._ending.set()  # do not wait for a disk that may hang

@@ -143,7 +143,7 @@ class LaunchConfig:
 def _shutdown_timeout(given: int | None) -> int:
     if given is not None:
         if given < 0:
-            raise UserError(f"shutdown_timeout={given} is negative; give 0 seconds or more")
+            raise UserError(f"shutdown_timeout={given} is negative; set it to 0 or more seconds")
         return given
     text = os.environ.get(_SHUTDOWN_VARIABLE)
     if text is None:
@@ -154,7 +154,7 @@ def _shutdown_timeout(given: int | None) -> int:
         seconds = -1
     if seconds < 0:
         raise UserError(
-            f"{_SHUTDOWN_VARIABLE}={text!r} is not a whole number of seconds, 0 or more; set one, or unset it"
+            f"{_SHUTDOWN_VARIABLE}={text!r} is not a whole number of seconds; set it to 0 or more, or unset it"
         )
     return seconds
 
@@ -261,7 +261,7 @@ def launch_agent(
     if entrypoint is None:
         from rallypoint.base.errors import user_error
 
-        text = "there is nothing to launch: the entry point is None; give a program or a function"
+        text = "the entry point is None, so there is nothing to launch; pass a program or a function"
         raise user_error(text, AssertionError)
     if config.event_log_handler != "null":
         from rallypoint.observe.telemetry.handlers import get_logging_handler
@@ -394,7 +394,7 @@ def _random_run_id() -> str:
     from random import SystemRandom
 
     run_id = str(SystemRandom().randrange(10**9))
-    log.warning("the config has no run_id; this agent uses %s, so no other agent can join its job", run_id)
+    log.warning("run_id is not set, so this agent uses %s and no other agent can join its job", run_id)
     return run_id
 
 
@@ -439,8 +439,8 @@ def register_on_host(parameters: RendezvousParameters, environ: Mapping[str, str
     place = socket.socket(socket.AF_UNIX)
     if _is_second(place, name) and "OMP_NUM_THREADS" not in environ and len(cpus) > 1:
         log.warning(
-            "another agent of job %r runs on this machine, and OMP_NUM_THREADS is not set: each worker starts "
-            "threads for all %d processors; set it to a worker's share, such as OMP_NUM_THREADS=%d",
+            "another agent of job %r is running on this machine and OMP_NUM_THREADS is not set, so each worker starts "
+            "threads for all %d processors; set it to each worker's share, such as OMP_NUM_THREADS=%d",
             parameters.run_id,
             len(cpus),
             len(cpus) // 2,

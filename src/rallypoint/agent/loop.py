@@ -90,7 +90,7 @@ def run_agent(
             try:
                 workers.rendezvous.shutdown()
             except Exception:  # for instance from an overridden method
-                log.exception("the rendezvous could not be shut down; the outcome of the job stays the same")
+                log.exception("the rendezvous could not be shut down; this does not change the outcome of the job")
             finally:
                 workers.close()
 
@@ -326,5 +326,6 @@ class _Exits(Source):
                 pass
             case lost:
                 raise RuntimeError(
-                    f"[{group.spec.role}] the worker group is in state {lost.value}; the agent has lost track"
+                    f"[{group.spec.role}] the worker group is in state {lost.value}; the agent lost track of its "
+                    "workers"
                 )

@@ -55,7 +55,7 @@ def framework_kinds(text: str) -> tuple[str, ...]:
     try:
         return checked_frameworks([part.strip() for part in text.split(",")])
     except UserError as error:
-        raise UsageError(f"{text!r} is not a list of kinds: {error}") from None
+        raise UsageError(f"{text!r} is not a list of frameworks: {error}") from None
 
 
 def checked_frameworks(names: Sequence[str]) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ def interface_names(text: str) -> str:
             where = f" in {text!r}" if name != text else ""
             known = ", ".join(there)
             raise UsageError(
-                f"{name!r}{where} is not a network interface of this machine; give auto, or one or more of {known}"
+                f"{name!r}{where} is not a network interface on this machine; use auto, or one or more of {known}"
             )
     return text
 
@@ -129,7 +129,7 @@ class PreemptionOptions(OptionRecord):
             if number is None or not name.startswith("SIG"):
                 raise UsageError(f"{name!r} is not a signal on this system; use one such as SIGUSR2")
             if number.name in _NO_REQUESTS:
-                raise UsageError(f"{name} cannot be a notice to save; name another signal, such as SIGUSR2")
+                raise UsageError(f"{name} cannot be used to preempt a job; choose another signal, such as SIGUSR2")
             numbers.add(number)
         return frozenset(numbers)
 

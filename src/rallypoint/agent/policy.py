@@ -247,13 +247,13 @@ def _query_standing(status: PolicyState) -> tuple[steps.Step, ...]:
 
 
 def _why_it_leaves(status: PolicyState, number: int) -> str:
-    return f"{status.drained_by} drains this node" if status.drained_by else f"Received {signal_name(number)}"
+    return f"{status.drained_by} is draining this node" if status.drained_by else f"Received {signal_name(number)}"
 
 
 def notify_before_leaving(status: PolicyState, seconds: float) -> Decision:
     """Give the workers this many seconds to save before this node leaves."""
     line = warning(f"{_why_it_leaves(status, SIGTERM)}; the workers have {seconds:g} s to save and acknowledge")
-    told = Preempt(status.round, seconds, f"is drained by {status.drained_by}" if status.drained_by else "")
+    told = Preempt(status.round, seconds, f"is being drained by {status.drained_by}" if status.drained_by else "")
     then = (line, told, steps.PostNotice(PREEMPTION, "", seconds))
     return status._replace(posted_notice=PostedNotice(PREEMPTION), leave_signal=SIGTERM), then
 
@@ -318,13 +318,13 @@ def _on_round_ended(status: PolicyState, event: messages.RoundEnded) -> Decision
         return status, ()
     if status.leave_signal:
         ending, then = leave_job(status, status.leave_signal, saved=event.end.reason is Reason.DRAINED)
-        return ending, (warning(_log_round_end(event, "this node leaves")), *then)
+        return ending, (warning(_log_round_end(event, "this node leaves the job")), *then)
     failed = event.end.reason in (Reason.FAILURE, Reason.LOST) and status.posted_notice is None
     # A signal that makes one node leave may have been sent to all.
     shared = event.end.reason is Reason.DEPARTED
     stop = steps.StopWorkers(SIGTERM, restarts=True, failed=failed, shared=shared)
     if status.checks_node and event.end.cause is not None and event.end.cause.is_of(status.failure):
-        line = warning(_log_round_end(event, "this node is checked before it joins again"))
+        line = warning(_log_round_end(event, "this node is checked before it rejoins"))
         checking = status.anew(Phase.CHECKING, status.round)._replace(stopping=SIGTERM)
         return checking, (line, stop._replace(ends_all=True))
     line = warning(_log_round_end(event, _next_round(event.end)))
@@ -347,11 +347,11 @@ def _next_round(end: RoundEnd) -> str:
 
 
 _REASONS: dict[Reason, Callable[[RoundEnd], str]] = {
-    Reason.FAILURE: lambda end: f"{end.node or 'a node'} has failed",
+    Reason.FAILURE: lambda end: f"{end.node or 'a node'} failed",
     Reason.LOST: lambda end: f"{end.node or 'a node'} was lost" + (f" ({end.detail})" if end.detail else ""),
-    Reason.DEPARTED: lambda end: f"{end.node or 'a node'} has left" + (f" ({end.detail})" if end.detail else ""),
-    Reason.GAVE_UP: lambda end: f"{end.node or 'a node'} has given up",
-    Reason.REQUESTED: lambda end: f"{end.node} asks for a restart",
+    Reason.DEPARTED: lambda end: f"{end.node or 'a node'} left" + (f" ({end.detail})" if end.detail else ""),
+    Reason.GAVE_UP: lambda end: f"{end.node or 'a node'} gave up",
+    Reason.REQUESTED: lambda end: f"{end.node} requested a restart",
     Reason.DRAINED: lambda end: end.detail or end.reason.value,
     Reason.FORGOTTEN: lambda end: end.reason.value,
 }
@@ -412,14 +412,14 @@ def _on_refused(status: PolicyState, event: messages.JoinRefused) -> Decision:
 
 
 def _succeed_without_verdict(status: PolicyState, event: LinkLost) -> Decision:
-    line = warning(f"{event.detail}; this node's workers had all succeeded")
+    line = warning(f"{event.detail}; all workers on this node had succeeded")
     return end(status, steps.End(JobEnded(Verdict(Outcome.SUCCEEDED))), line)
 
 
 def _on_link_lost(status: PolicyState, event: LinkLost) -> Decision:
     failure = status.failure or (status.held_failure and status.held_failure.cause)
     if failure is not None:  # the failure of the link must not hide that of the workers
-        line = warning(f"{event.detail}; the job ends here with the failure of this node's workers")
+        line = warning(f"{event.detail}; this node ends the job with the failure of its own workers")
         verdict = Verdict(Outcome.FAILED, failure, ending=Ending.INFRASTRUCTURE)  # as on the nodes that keep running
         return end(status, steps.End(JobEnded(verdict)), line, failed=True)
     return end(status, steps.End(event))
@@ -442,7 +442,7 @@ def _on_signal(status: PolicyState, event: SignalArrived) -> Decision:
 def _on_link_down(status: PolicyState, event: LinkDown) -> Decision:
     if status.link_down:
         return status, ()
-    then = "this node waits for it to come back" if status.phase is Phase.FORMING else "the workers keep running"
+    then = "this node waits until it is back" if status.phase is Phase.FORMING else "the workers keep running"
     lines = (warning(f"{event.detail}; {then}"),) if _is_told(event.brief) else ()
     return status._replace(link_down=True), lines
 
@@ -507,7 +507,7 @@ def _on_waiting(status: PolicyState, event: messages.NodesWaiting) -> Decision:
 def _on_nodes_succeeded(status: PolicyState, event: messages.NodesSucceeded) -> Decision:
     ranks = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in event.succeeded[:_SHOWN])
     more = ", ..." if len(event.succeeded) > _SHOWN else ""
-    return status, (steps.LogLine(f"nodes that have succeeded in round {event.round}: {ranks}{more}", warning=False),)
+    return status, (steps.LogLine(f"nodes that succeeded in round {event.round}: {ranks}{more}", warning=False),)
 
 
 def _log_new_nodes(event: messages.NodesWaiting, group_rank: int) -> str:

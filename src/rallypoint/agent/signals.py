@@ -160,7 +160,7 @@ def stated_grace_period(environ: Mapping[str, str]) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise UsageError(f"{VARIABLE}={text!r} is not a number of seconds above 0; set one, or unset it")
+        raise UsageError(f"{VARIABLE}={text!r} is not a number of seconds above 0; correct it or unset it")
     return seconds
 
 

@@ -97,14 +97,14 @@ class WorkerSpec:
 
     def __post_init__(self) -> None:
         if self.local_world_size <= 0:
-            raise _unusable_in_text(f"local_world_size={self.local_world_size} is out of range; give 1 or more")
+            raise _unusable_in_text(f"local_world_size={self.local_world_size} is out of range; set it to 1 or more")
         for name, value in (("local_world_size", self.local_world_size), ("max_restarts", self.max_restarts)):
             if not is_in_range(name, value):  # no message to another node could carry it
                 most = range_of(name).maximum
-                raise _unusable_in_text(f"{name}={value} is out of range; it can be {most} at most")
+                raise _unusable_in_text(f"{name}={value} is out of range; set it to {most} or less")
         if self.monitor_interval <= 0:
             raise _unusable_in_text(
-                f"monitor_interval={self.monitor_interval} is out of range; give more than 0 seconds"
+                f"monitor_interval={self.monitor_interval} is out of range; set it to more than 0 seconds"
             )
         if self.fn is not None:
             warnings.warn("WorkerSpec.fn is deprecated; use entrypoint", DeprecationWarning, stacklevel=3)

@@ -113,8 +113,8 @@ class PollingRendezvousClient(RendezvousClient):
                 self._execute(lambda: self._drain(round_))
             case ReportQuiet(quiet=True):
                 log.warning(
-                    "no rank of this node has given a sign of life for its --hang-timeout or --silence-timeout; its "
-                    "rendezvous handler cannot ask the other nodes, so nothing is done"
+                    "no rank on this node has shown a sign of life for --hang-timeout or --silence-timeout; the "
+                    "rendezvous handler cannot query the other nodes, so the agent does nothing"
                 )
             case messages.LeaveRequest(wants_reply=True):
                 self._notify(messages.LeaveReply(False, 0))
@@ -129,7 +129,7 @@ class PollingRendezvousClient(RendezvousClient):
         try:
             return done.get(timeout=_SHUTDOWN_TIMEOUT)
         except queue.Empty:
-            log.warning("the rendezvous handler %r is busy, so it is not shut down", self._handler.get_backend())
+            log.warning("the rendezvous handler %r is still busy, so the agent exits without shutting it down", self._handler.get_backend())
             return False
 
     # On the polling thread
@@ -340,4 +340,4 @@ def wait_at_exit_barrier(store: Store | None, group_world_size: int | None, time
     try:
         exit_barrier(store, group_world_size, timeout)
     except Exception:
-        log.exception("the other agents did not reach the exit barrier; this node's workers had all succeeded")
+        log.exception("the other agents did not reach the exit barrier; all workers on this node had succeeded")

@@ -360,7 +360,7 @@ class WorkerController:
         # A third party's agent may have replaced the ids; then nothing is known about these workers.
         if self.pcontext is None or set(self.pcontext.pids().values()) != {worker.id for worker in self.group.workers}:
             if self.pcontext is not None:
-                log.error("[%s] the workers' process ids are not those that were started", self.group.spec.role)
+                log.error("[%s] the workers' process ids are not the ones that the agent started", self.group.spec.role)
             return RunResult(WorkerState.UNKNOWN)
         by_rank, found = self.global_ranks(), self.pcontext.poll()
         if found is None:
@@ -400,7 +400,9 @@ class WorkerController:
             if why and not failure.reason.startswith(why):  # an earlier poll may have added it
                 failure.set_reason(f"{why} ({failure.text})")
             elif not failure.reason and self._was_only_forwarded(-failure.exitcode):
-                failure.set_reason(f"{failure.text}, which was meant for the workers; this one has no handler for it")
+                failure.set_reason(
+                    f"{failure.text}, which the agent passed on to its workers; this worker has no handler for it"
+                )
 
     def exit_fds(self) -> list[int] | None:
         """Descriptors that become readable when a worker ends; None if workers must be polled at intervals."""

@@ -38,8 +38,8 @@ def allow_descriptors(needed: float = float("inf"), what: str = "") -> int:
     if what and is_low and needed >= 2 * _reported.get(hard, 0):
         _reported[hard] = needed
         log.warning(
-            "%s need %d open files of this process, whose limit is %d, so some of them cannot connect; raise the hard "
-            "limit (`ulimit -Hn`, or LimitNOFILE= of a service)",
+            "%s need %d open files in this process, but its limit is %d, so some of them cannot connect; raise the "
+            "hard limit (`ulimit -Hn`, or LimitNOFILE= of a service)",
             *(what, needed + RESERVED, hard),
         )
     if soft != resource.RLIM_INFINITY and soft < needed + RESERVED:

@@ -132,8 +132,9 @@ def one_device_per_worker(environ: Mapping[str, str], workers: int, root: Root =
     entries = _entries(environ[source], vendor) if source else _numbers(devices, workers, vendor)
     if len(entries) < workers:
         raise UserError(
-            f"with virtual local ranks each worker gets one device of {source}={environ[source]!r}, which names "
-            f"{len(entries)} for {workers} worker{'' if workers == 1 else 's'}; name more, or start fewer workers"
+            f"with virtual local ranks, each worker needs its own device from {source}={environ[source]!r}, which "
+            f"lists {len(entries)} for {workers} worker{'' if workers == 1 else 's'}; list more devices, or start "
+            "fewer workers"
         )
     if source and source == vendor.below:
         entries = _numbers((), workers, vendor)  # among the devices that the variable leaves

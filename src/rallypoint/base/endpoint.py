@@ -41,10 +41,10 @@ def parse_endpoint(text: str | None, default_port: int | None) -> Endpoint:
     if port_text is None and default_port is None:
         raise UserError(f"endpoint {endpoint!r} has no port; write it as host:port")
     if port_text is not None and (not _PORT.fullmatch(port_text) or int(port_text) > 65535):
-        raise UserError(f"endpoint {endpoint!r} has the port {port_text!r}; a port is a number from 0 to 65535")
+        raise UserError(f"endpoint {endpoint!r} has the invalid port {port_text!r}; use a number from 0 to 65535")
     if not _is_plain(host):
         raise UserError(
-            f"endpoint {endpoint!r} has the host {host!r}, which is not a host name or address; write it as host:port"
+            f"endpoint {endpoint!r} has the invalid host {host!r}; write a host name or address, as host:port"
         )
     return Endpoint(host, int(port_text or default_port or 0))
 
@@ -58,7 +58,9 @@ def _split(endpoint: str) -> tuple[str, str | None]:
     if endpoint.startswith("["):
         host, bracket, rest = endpoint[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
-            raise UserError(f"endpoint {endpoint!r} has an unfinished IPv6 address; write it as [address]:port")
+            raise UserError(
+                f"endpoint {endpoint!r} has an IPv6 address without a closing bracket; write it as [address]:port"
+            )
         return host, rest[1:] if rest else None
     host, colon, port = endpoint.rpartition(":")
     return (host, port) if colon else (endpoint, None)
@@ -183,7 +185,7 @@ def source_address(endpoint: Endpoint) -> str:
                 return usable_address(str(probe.getsockname()[0]))
             except OSError as failure:
                 error = failure
-    raise error or OSError(f"no address for {endpoint.host!r}")
+    raise error or OSError(f"no address found for {endpoint.host!r}")
 
 
 def own_address(endpoint: Endpoint) -> str:

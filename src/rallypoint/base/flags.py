@@ -105,11 +105,11 @@ class OptionRecord:
     def __init__(self, **values: Any) -> None:
         known = {flag.dest: flag.default for flag in self.flags}
         if unknown := values.keys() - known.keys():
-            raise TypeError(f"there is no option {min(unknown)!r}")
+            raise TypeError(f"unknown option {min(unknown)!r}")
         vars(self).update(known | values)
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"{name!r} of {type(self).__name__} cannot be changed; make another record with replace()")
+        raise AttributeError(f"{name!r} of {type(self).__name__} cannot be changed; create a new record with replace()")
 
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
@@ -166,7 +166,7 @@ def count(text: str) -> int:
     """A whole number, 0 or more."""
     value = whole_number(text)
     if value < 0:
-        raise UsageError(f"{text!r} is out of range; give 0 or more")
+        raise UsageError(f"{text!r} is out of range; use 0 or more")
     return value
 
 
@@ -194,7 +194,7 @@ def duration(text: str) -> float:
     """Seconds above 0, up to a day."""
     value = number(text)
     if not 0 < value <= _DAY:
-        raise UsageError(f"{text!r} is not a number of seconds above 0, {_DAY} at most")
+        raise UsageError(f"{text!r} is not a number of seconds above 0 and up to {_DAY}")
     return value
 
 

@@ -132,7 +132,7 @@ class Access(NamedTuple):
             scheme, _, token = request.headers.get("authorization", "").partition(" ")
             if scheme.lower() == "bearer" and hmac.compare_digest(token.strip().encode(), self.token.encode()):
                 return None
-            return refusal(HTTPStatus.UNAUTHORIZED, "give the token as 'Authorization: Bearer TOKEN'")
+            return refusal(HTTPStatus.UNAUTHORIZED, "send the token in the header 'Authorization: Bearer TOKEN'")
         if self.is_open:
             return None
         is_unknown = client.user is Peer.UNKNOWN  # not on Linux
@@ -140,7 +140,7 @@ class Access(NamedTuple):
             return refusal(HTTPStatus.FORBIDDEN, "without a token, only the same user on this machine has access")
         # A foreign page may use a host name that leads here (DNS rebinding). It must not read this.
         if not _is_local_name(request.headers.get("host", "")):
-            return refusal(HTTPStatus.FORBIDDEN, "ask for this machine by its address, or as localhost")
+            return refusal(HTTPStatus.FORBIDDEN, "use the address of this machine, or localhost, in the URL")
         return None
 
 

@@ -130,7 +130,7 @@ async def _send_stream(
     except (OSError, asyncio.CancelledError):
         raise
     except Exception as error:
-        log.warning("a stream over HTTP has ended (%s: %s)", type(error).__name__, error)
+        log.warning("an HTTP stream ended (%s: %s)", type(error).__name__, error)
     finally:
         disconnected.cancel()
         aclose = getattr(stream.chunks, "aclose", None)

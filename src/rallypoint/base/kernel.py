@@ -59,10 +59,10 @@ def _check(calls: Mapping[str, Callable[[], object]]) -> None:
 def denied_error(*calls: str, why: OSError | None = None) -> DeniedError:
     names = f"system call {calls[0]}" if len(calls) == 1 else f"system calls {', '.join(calls[:-1])} and {calls[-1]}"
     reason = f" ({why.strerror})" if why is not None else ""
-    advice = ", or have it answer ENOSYS, as Docker does since 20.10.10" if "clone3" in calls else ""
+    advice = ", or return ENOSYS, as Docker does since 20.10.10" if "clone3" in calls else ""
     return DeniedError(
-        f"the {names} cannot be used here{reason}: a sandbox denies it; allow it in the seccomp profile of the "
-        f"container{advice}"
+        f"the {names} cannot be used here{reason}: a sandbox denies access; allow it in the container's seccomp "
+        f"profile{advice}"
     )
 
 
@@ -151,8 +151,8 @@ def _check_proc() -> None:
         ) from None
     if known != str(os.getpid()):
         raise DeniedError(
-            f"/proc is that of another PID namespace (it calls this process {known}, which is {os.getpid()} here), so "
-            "processes that workers leave running would be mistaken for others; mount the /proc of this namespace "
+            f"/proc belongs to another PID namespace (this process is {known} there and {os.getpid()} here), so "
+            "processes that workers leave running would be confused with others; mount /proc for this namespace "
             "(`mount -t proc proc /proc`, or `unshare --mount-proc`)"
         )
 

@@ -125,8 +125,8 @@ class LoopThread:
         """Raise if forked. Call before taking any lock: a lock taken during the fork stays locked forever."""
         if self.is_forked:
             raise LoopError(
-                f"this object was created in process {self._process}, of which process {os.getpid()} is a copy without "
-                "its threads; create it again after the fork"
+                f"this object was created in process {self._process}, before the fork to process {os.getpid()}, which "
+                "does not have its threads; create a new object after the fork"
             )
 
     def _begin(self) -> None:
@@ -167,13 +167,13 @@ class LoopThread:
             loop.close()
 
     def _fail(self, error: BaseException) -> None:
-        failure = "the event loop of this process cannot be made"
+        failure = "the event loop of this process cannot be created"
         if isinstance(error, RallypointError):
             failure += f": {error}"
         else:
             failure += (
                 f" ({type(error).__name__}: {error}); check the limits of open files (`ulimit -n`) and processes "
-                "(`ulimit -u`), and whether uvloop is installed completely"
+                "(`ulimit -u`), and that uvloop is completely installed"
             )
         log.error("%s", failure)
         with self._lock:

@@ -104,7 +104,7 @@ def _parse_dump(kernel: socket.socket, request: int, answer: int) -> Iterator[by
             if kind == _DONE:
                 return
             if kind == _ERROR or size < _HEADER.size:
-                raise OSError("the kernel does not list its interfaces")
+                raise OSError("the kernel does not list its network interfaces")
             if kind == answer:
                 yield data[at + _HEADER.size : at + size]
             at += (size + 3) & ~3
@@ -284,7 +284,7 @@ def _read_tables(source: _Side, target: _Side) -> int:
                 if fields[1:3] == ends and int(fields[3], 16) == _ESTABLISHED and fields[9] != "0":
                     return int(fields[7])
     if not read:
-        raise FileNotFoundError(ENOENT, "neither netlink nor /proc/net can say whose connection this is")
+        raise FileNotFoundError(ENOENT, "neither netlink nor /proc/net shows which user opened this connection")
     return NOT_HERE
 
 

@@ -59,7 +59,7 @@ class NumaOptions:
             AffinityMode(self.affinity_mode)
         except ValueError:
             modes = ", ".join(AffinityMode)
-            raise UserError(f"there is no affinity mode {self.affinity_mode!r}; choose one of {modes}") from None
+            raise UserError(f"unknown affinity mode {self.affinity_mode!r}; choose one of {modes}") from None
 
     @property
     def mode(self) -> AffinityMode:
@@ -88,7 +88,8 @@ def bindings(mode: AffinityMode, topology: CpuTopology, allowed: Cpus, workers: 
     """
     if workers > len(topology.gpu_nodes):
         raise UserError(
-            f"{workers} workers cannot each be bound near their own GPU: there are {len(topology.gpu_nodes)} GPUs here"
+            f"{workers} workers cannot each be bound near their own GPU: this machine has {len(topology.gpu_nodes)} "
+            "GPUs"
         )
     return [_checked(gpu, _BY_MODE[mode](topology, allowed, gpu), topology) for gpu in range(workers)]
 
@@ -96,8 +97,8 @@ def bindings(mode: AffinityMode, topology: CpuTopology, allowed: Cpus, workers: 
 def _checked(gpu: int, cpus: Cpus, topology: CpuTopology) -> Cpus:
     if not cpus:
         raise UserError(
-            f"worker {gpu} would have no processor, since this process may use none of NUMA node "
-            f"{topology.gpu_nodes[gpu]}, where its GPU is"
+            f"worker {gpu} would have no processor: its GPU is on NUMA node {topology.gpu_nodes[gpu]}, and this "
+            "process may use no processor of that node"
         )
     return cpus
 
@@ -117,8 +118,8 @@ def _exclusive(topology: CpuTopology, allowed: Cpus, gpu: int) -> Cpus:
     position, sharers = _gpu_position(topology, gpu)
     if len(cores) < sharers:
         raise UserError(
-            f"NUMA node {topology.gpu_nodes[gpu]} has {len(cores)} cores that this process may use, which cannot be "
-            f"shared out among its {sharers} GPUs"
+            f"NUMA node {topology.gpu_nodes[gpu]} has {len(cores)} cores that this process may use, too few for its "
+            f"{sharers} GPUs"
         )
     share, more = divmod(len(cores), sharers)
     begin = position * share + min(position, more)
@@ -182,7 +183,7 @@ def worker_cpus(
     except UserError as error:
         if not options.should_fall_back_if_binding_fails:
             raise
-        _log.warning("workers run on any processor, not near their GPUs (%s): %s", options.mode, error)
+        _log.warning("workers are not bound near their GPUs (%s): %s", options.mode, error)
         return None
     for rank, cpus in enumerate(bound):
         _log.info("worker %d runs on processors %s (%s)", rank, format_cpus(cpus), options.mode)
@@ -230,11 +231,11 @@ def _addresses(environ: Mapping[str, str], root: Path) -> list[str]:
     row = best(rows)
     if row is None:
         hidden = [f"{row.variable}={environ[row.variable]!r}" for row in rows if row.variable]
-        why = trouble_of(rows, root)[0] or f"there is none here{f' with {hidden[0]}' if hidden else ''}"
-        raise UserError(f"workers are bound near their GPUs or other accelerators, and {why}")
+        why = trouble_of(rows, root)[0] or f"this machine has none{f' with {hidden[0]}' if hidden else ''}"
+        raise UserError(f"no workers can be bound near an accelerator: {why}")
     if not all(device.address for device in row.devices):
         by = f" with {row.variable}={environ[row.variable]!r}" if row.variable else ""
-        raise UserError(f"the driver does not show where the {row.vendor.devices} are on the PCI bus{by}")
+        raise UserError(f"the driver does not report the PCI addresses of the {row.vendor.devices}{by}")
     return [device.address for device in row.devices]
 
 

@@ -51,7 +51,7 @@ def plugin(group: str, name: str, what: str, known: Iterable[str], make: Callabl
         _log.info("the %s %r failed", what, name, exc_info=True)
         raise UserError(
             f"the {what} {name!r} cannot be created ({type(error).__name__}: {error}); check the package that provides "
-            f"it in the entry-point group {group}; set LOGLEVEL=INFO to see the traceback"
+            f"it in the entry-point group {group}, and set LOGLEVEL=INFO to see the traceback"
         ) from error
     if offer is None:
         names = ", ".join(sorted({*known, *entry_point_names(group)}))

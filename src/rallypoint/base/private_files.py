@@ -44,7 +44,7 @@ def make_private(folder: str) -> None:
         os.mkdir(folder, 0o700)
     except FileExistsError:
         if not is_private(folder):
-            raise PermissionError(errno.EPERM, "it is not a folder of this user alone", folder) from None
+            raise PermissionError(errno.EPERM, "it is not a folder that only this user can access", folder) from None
 
 
 def replace_file(path: str, data: bytes, *, mode: int = 0o600, sync: bool = False) -> None:

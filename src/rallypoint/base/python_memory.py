@@ -145,7 +145,7 @@ def read_python(pid: int) -> tuple[PythonThread, ...]:
         raise Unreadable("the process has ended") from None
     except OSError:
         raise Unreadable(
-            "the kernel does not permit to read the process; give the agent CAP_SYS_PTRACE, or set "
+            "the kernel does not allow reading the process; grant the agent CAP_SYS_PTRACE, or set "
             "kernel.yama.ptrace_scope=0"
         ) from None
     try:
@@ -155,7 +155,7 @@ def read_python(pid: int) -> tuple[PythonThread, ...]:
                 return _Reader(pid, memory).threads()
             except (OSError, ValueError, OverflowError, struct.error) as error:
                 last = str(error)
-        raise Unreadable(f"its memory changes too fast ({last})")
+        raise Unreadable(f"its memory is changing too fast ({last})")
     finally:
         os.close(memory)
 
@@ -175,7 +175,7 @@ class _Reader:
         self._code_type = symbols["PyCode_Type"]
         self._version = version
         if self.read(self._runtime, 8) == _COOKIE and self.number(self._runtime + _FREE_THREADED_AT):
-            raise UnknownPython("the stacks of a Python without a global lock cannot be read")
+            raise UnknownPython("the stacks of a free-threaded Python cannot be read")
         self._codes: dict[int, _Code] = {}
 
     # Memory
@@ -184,7 +184,7 @@ class _Reader:
         """Read memory. Raises OSError if nothing is mapped there."""
         found = os.pread(self._memory, size, address)
         if len(found) != size:
-            raise OSError("it ends before")
+            raise OSError("the memory ends too early")
         return found
 
     def number(self, address: int) -> int:
@@ -204,7 +204,7 @@ class _Reader:
             found.append(self._thread(address))
             address = self.number(address + 8)  # `next`; the oldest thread, usually the main one, comes last
         if not found:
-            raise Unreadable("Python has not begun, or has ended")
+            raise Unreadable("Python has not started yet, or has exited")
         found.reverse()
         found.sort(key=lambda thread: thread.native_id != self._pid)
         return tuple(found)
@@ -317,7 +317,7 @@ class _Reader:
         """Read a text object. Raises OSError for any other object."""
         head = self.read(address, 40)
         if not self._type(_number_in(head, 8))[1] & _IS_STR:
-            raise OSError("no text is there")
+            raise OSError("the address does not hold a string")
         length, state = _number_in(head, 16), head[32]
         kind, compact, ascii_ = state >> 2 & 7, state >> 5 & 1, state >> 6 & 1
         if not compact or kind not in (1, 2, 4):
@@ -329,14 +329,14 @@ class _Reader:
     def _table(self, address: int) -> bytes:
         size = _number_in(self.read(address, 24), 16)
         if size > _MOST_TABLE:
-            raise OSError("the table is too large")
+            raise OSError("the table of line numbers is too large")
         return self.read(address + 32, size)
 
     def _code(self, address: int) -> _Code:
         if address not in self._codes:
             raw = self.read(address, _CODE_SIZE)
             if _number_in(raw, 8) != self._code_type:
-                raise OSError("no code is there")
+                raise OSError("the address does not hold a code object")
             layout = self.layout
             self._codes[address] = _Code(
                 function=self.text(_number_in(raw, _QUALNAME)),
@@ -492,7 +492,7 @@ def _symbols(reader: _Reader, base: int) -> dict[str, int]:
     """The addresses of our names, from the dynamic table of an ELF file in memory."""
     head = reader.read(base, 64)
     if head[:6] != b"\x7fELF\x02\x01":
-        raise OSError("no 64-bit ELF file")
+        raise OSError("it is not a 64-bit ELF file")
     offset, (size, count) = _number_in(head, 32), struct.unpack("<HH", head[54:58])
     loads, dynamic = [], 0
     for number in range(min(count, 64)):

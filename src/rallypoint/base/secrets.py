@@ -54,7 +54,7 @@ def token(secret: Secret, job: str) -> str:
     """The token of one job, which nodes get instead of the secret. Raises UsageError if `secret` is already a token.
     """
     if secret.texts[0].startswith(TOKEN_PREFIX):
-        raise UsageError(f"{SECRET} is the token of a job, and tokens are derived from a secret; give the secret")
+        raise UsageError(f"{SECRET} is a job's token, but tokens are derived from a secret; set the secret instead")
     return TOKEN_PREFIX + _text(secret.keys(job)[0])
 
 
@@ -72,7 +72,7 @@ def job_secret() -> Secret | None:
         return None
     words = text.split()
     if len(words) > _MAX_SECRETS:
-        raise UsageError(f"{SECRET} holds {len(words)} secrets; give one, or two while the first replaces the second")
+        raise UsageError(f"{SECRET} contains {len(words)} secrets; use one, or two while the first replaces the second")
     for word in words:
         _check(word)
     return Secret(tuple(words)) if words else None
@@ -102,8 +102,8 @@ def http_token(path: str, source: str) -> str:
     words = _read(path, source).split()
     if len(words) != 1 or len(words[0]) < _LEAST_CHARACTERS or not words[0].isascii():
         raise UsageError(
-            f"{source}={path!r} does not hold a token of at least {_LEAST_CHARACTERS} ASCII characters; "
-            "make one with 'rallyctl secret'"
+            f"{source}={path!r} does not contain a token of at least {_LEAST_CHARACTERS} ASCII characters; create one "
+            "with 'rallyctl secret'"
         )
     return words[0]
 
@@ -138,7 +138,7 @@ def _from_environment(variable: str) -> str | None:
     take_from_environment()
     text, path = _taken.get(variable, ""), os.environ.get(variable + _FILE, "")
     if text and path:
-        raise UsageError(f"{variable} and {variable}{_FILE} are both set; leave one of them out")
+        raise UsageError(f"{variable} and {variable}{_FILE} are both set; unset one of them")
     if path:
         read = _files.get(variable)
         return read[1] if read is not None and read[0] == path else _read(path, variable + _FILE)
@@ -161,7 +161,7 @@ def _read(path: str, variable: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise UsageError(f"{variable}={path!r} is not text in UTF-8; make a secret with 'rallyctl secret'") from None
+        raise UsageError(f"{variable}={path!r} is not UTF-8 text; create a secret with 'rallyctl secret'") from None
 
 
 def _check_file(status: os.stat_result, path: str, variable: str) -> None:
@@ -169,15 +169,15 @@ def _check_file(status: os.stat_result, path: str, variable: str) -> None:
     it.
     """
     if not stat.S_ISREG(status.st_mode):
-        raise UsageError(f"{variable}={path!r} is not a regular file; give the path of one")
+        raise UsageError(f"{variable}={path!r} is not a regular file; set it to the path of one")
     shared = stat.S_IRWXO | stat.S_IRWXG
     if status.st_uid == 0 != os.geteuid():
         shared &= ~stat.S_IRGRP
     if status.st_uid not in (0, os.geteuid()):
-        raise UsageError(f"{variable}={path!r} belongs to another user (uid {status.st_uid}); use a file of your own")
+        raise UsageError(f"{variable}={path!r} belongs to another user (uid {status.st_uid}); use a file that you own")
     if stat.S_IMODE(status.st_mode) & shared:
         mode = f"{stat.S_IMODE(status.st_mode):04o}"
-        raise UsageError(f"{variable}={path!r} can be read or written by others (mode {mode}); chmod 600 it")
+        raise UsageError(f"{variable}={path!r} is accessible to other users (mode {mode}); run chmod 600 on it")
 
 
 def _check(word: str) -> None:
@@ -188,8 +188,8 @@ def _check(word: str) -> None:
             )
     elif len(word) < _LEAST_CHARACTERS or len(set(word)) < _LEAST_DIFFERENT:
         raise UsageError(
-            f"{SECRET} is too easy to guess ({len(word)} characters, {len(set(word))} of them different); "
-            "make one with 'rallyctl secret'"
+            f"{SECRET} is too easy to guess ({len(word)} characters, {len(set(word))} different ones); create one with "
+            "'rallyctl secret'"
         )
 
 

@@ -183,7 +183,7 @@ class _LineWriter:
 
 
 def _missing(lines: int) -> str:
-    return f"{lines} lines of this log are missing here, since nobody read it"
+    return f"{lines} lines of this log are missing here because nothing read it"
 
 
 def _write_line(stream: TextIO, text: str, timeout: float) -> None:

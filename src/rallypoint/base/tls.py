@@ -66,9 +66,9 @@ class ControlTls:
             try:
                 self._contexts = _load(self.files)
             except UserError as error:
-                log.warning("%s; connections continue with the certificates that were loaded before", error)
+                log.warning("%s; connections keep using the previous certificates", error)
             else:
-                log.info("the TLS files have changed and were loaded again: %s", ", ".join(self.files[:3]))
+                log.info("the TLS files changed and were reloaded: %s", ", ".join(self.files[:3]))
         return self._contexts
 
 
@@ -109,22 +109,22 @@ def _load_into(context: SSLContext, files: TlsFiles) -> None:
         except OSError as error:
             raise UserError(f"{name}={path!r} cannot be read: {error.strerror}") from None
         if not regular:  # OpenSSL would wait for a named pipe forever
-            raise UserError(f"{name}={path!r} is not a regular file; give the path of one in PEM")
+            raise UserError(f"{name}={path!r} is not a regular file; set it to the path of a PEM file")
     try:
         context.load_cert_chain(files.cert, files.key, password=_no_password)
     except (OSError, ValueError) as error:  # SSLError is an OSError
         raise UserError(
-            f"tls_cert={files.cert!r} and tls_key={files.key!r} are not a certificate and its key "
-            f"in PEM without a password: {_reason(error)}"
+            f"tls_cert={files.cert!r} and tls_key={files.key!r} are not PEM files of a certificate and its key without "
+            f"a password: {_reason(error)}"
         ) from None
     try:
         context.load_verify_locations(files.ca)
     except (OSError, ValueError) as error:
-        raise UserError(f"tls_ca={files.ca!r} holds no certificates in PEM: {_reason(error)}") from None
+        raise UserError(f"tls_ca={files.ca!r} contains no PEM certificates: {_reason(error)}") from None
 
 
 def _no_password() -> str:
-    raise ValueError("the key is protected by a password")
+    raise ValueError("the key has a password")
 
 
 def _reason(error: Exception) -> str:
@@ -168,7 +168,7 @@ class TlsChannel:
         except self._ssl.SSLWantReadError:
             return b""
         except self._ssl.SSLError as error:
-            raise TlsError(f"its TLS is refused: {_reason(error)}") from None
+            raise TlsError(f"TLS failed: {_reason(error)}") from None
 
     def send(self, data: bytes) -> None:
         """Encrypt `data` for `to_send`; drop it if the handshake is not complete."""

@@ -221,7 +221,7 @@ def _nvidia(files: Files, _environ: Mapping[str, str]) -> Found:
         return Found(_in_order((_by_nvml() if files.root == "/" else []) or [Device()] * len(nodes)))
     if not files.dev.isdisjoint(("nvgpu", "nvhost-gpu")):  # Jetson: a single GPU, integrated in the processor
         return Found([Device(number=0)])
-    trouble = "NVIDIA's driver is loaded (/dev/nvidiactl), and lists no GPU"
+    trouble = "NVIDIA's driver is loaded (/dev/nvidiactl) but lists no GPU"
     return Found(trouble=trouble) if "nvidiactl" in files.dev else Found()
 
 
@@ -255,7 +255,7 @@ def _amd(files: Files, _environ: Mapping[str, str]) -> Found:
         return Found()
     nodes = files.numbered(KFD_NODES, r"([0-9]+)")
     if not nodes:
-        return Found(trouble="AMD's driver is loaded (/dev/kfd), and /sys/class/kfd is not shown here")
+        return Found(trouble="AMD's driver is loaded (/dev/kfd) but /sys/class/kfd is not visible here")
     devices: list[Device] = []
     hidden = 0
     for node in nodes:
@@ -269,7 +269,7 @@ def _amd(files: Files, _environ: Mapping[str, str]) -> Found:
             hidden += 1
     if devices or not hidden:
         return Found(_in_order(devices))
-    return Found(trouble=f"AMD's driver is loaded (/dev/kfd), and this process may open none of its {hidden} GPUs")
+    return Found(trouble=f"AMD's driver is loaded (/dev/kfd) but this process may open none of its {hidden} GPUs")
 
 
 def _kfd_device(facts: Mapping[str, int]) -> Device:
@@ -305,7 +305,7 @@ def _intel(files: Files, environ: Mapping[str, str]) -> Found:
             else:
                 flat = environ.get("ZE_FLAT_DEVICE_HIERARCHY", "").upper() != "COMPOSITE"
                 cards += [Device(address)] * (_tiles(files, f"{folder}/{address}") if flat else 1)
-    trouble = f"this process may open none of the {hidden} GPUs of Intel" if hidden and not cards else ""
+    trouble = f"this process may open none of the {hidden} Intel GPUs" if hidden and not cards else ""
     return Found(_in_order(cards or integrated), trouble)
 
 
@@ -330,7 +330,7 @@ def _numbered(pattern: str, maker: str) -> Finder:
         devices = [Device(number=number) for number in sorted(nodes) if files.can_open(f"dev/{nodes[number]}")]
         if nodes and not devices:
             return Found(
-                trouble=f"this process may open none of the {len(nodes)} devices of {maker} (/dev/{nodes[min(nodes)]})"
+                trouble=f"this process may open none of the {len(nodes)} {maker} devices (/dev/{nodes[min(nodes)]})"
             )
         return Found(devices)
 
@@ -348,7 +348,7 @@ def _metax(files: Files, _environ: Mapping[str, str]) -> Found:
             devices.append(Device(files.link(device)))
     return Found(
         _in_order(sorted(devices)),
-        "" if devices else "MetaX's driver is loaded (/dev/mxcd), and no GPU of it can be opened in /dev/dri",
+        "" if devices else "MetaX's driver is loaded (/dev/mxcd) but this process may open none of its GPUs in /dev/dri",
     )
 
 
@@ -402,10 +402,10 @@ def _neuron(files: Files, environ: Mapping[str, str]) -> Found:
         asked = environ.get("NEURON_LOGICAL_NC_CONFIG") or environ.get("NEURON_RT_VIRTUAL_CORE_SIZE") or ""
         size = int(asked) if asked.isdigit() else 1 if name in _ONE_CORE else 2 if name in _TWO_CORES else 0
         if not count.isdigit() or not size:
-            return Found(trouble=f"Neuron's driver does not say how many logical cores /dev/neuron{number} has")
+            return Found(trouble=f"the Neuron driver does not report how many logical cores /dev/neuron{number} has")
         cores += int(count) // size
     if not numbers and files.numbered("dev", r"neuron([0-9]+)"):
-        return Found(trouble="this process may open none of the devices of AWS Neuron (/dev/neuron0)")
+        return Found(trouble="this process may open none of the AWS Neuron devices (/dev/neuron0)")
     return Found([Device(number=core) for core in range(cores)])
 
 
@@ -438,7 +438,7 @@ def _tpu(files: Files, _environ: Mapping[str, str]) -> Found:
         if (kind not in _TPUS and kind != _TPU_OF_TWO) or not files.exists(group):
             continue
         if kind == _TPU_OF_TWO:
-            return Found(trouble="a chip of TPU v7 may be one or two devices")
+            return Found(trouble="a TPU v7 chip can count as one or two devices")
         if files.can_open(group):
             chips.append(Device(address, number=len(chips)))
         else:
@@ -477,49 +477,49 @@ def uncounted(files: Files) -> str:
 # The table
 
 CUDA, HIP, ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
-_GROUPS = "add this user to the groups render and video, or give the container /dev/dri"
+_GROUPS = "add this user to the groups render and video, or pass the container /dev/dri"
 
 NVIDIA = Vendor(
     *("NVIDIA", "NVIDIA GPUs", "cuda", _nvidia, (CUDA,), (CUDA,), by_cuda),
-    "see `nvidia-smi`; in a container, give it the GPUs (--gpus all)",
+    "check `nvidia-smi`; in a container, check that it was started with --gpus all",
 )
 AMD = Vendor(  # ROCm, "GPU isolation techniques"
     *("AMD", "AMD GPUs", "cuda", _amd, (HIP, CUDA), (HIP, CUDA), by_list, f"{_GROUPS} and /dev/kfd", ROCR),
 )
 METAX = Vendor(  # torch for MetaX calls them cuda; the second variable serves programs written for CUDA
     *("MetaX", "MetaX GPUs", "cuda", _metax, ("MACA_VISIBLE_DEVICES", CUDA), ("MACA_VISIBLE_DEVICES", CUDA), by_list),
-    f"see `mx-smi`; {_GROUPS} and /dev/mxcd",
+    f"check `mx-smi`; {_GROUPS} and /dev/mxcd",
 )
 ILUVATAR = Vendor(
     *("Iluvatar", "Iluvatar GPUs", "cuda", _numbered(r"iluvatar([0-9]+)", "Iluvatar"), (CUDA,), (CUDA,), by_list),
-    "see `ixsmi`; give the container /dev/iluvatar*",
+    "check `ixsmi`; pass the container /dev/iluvatar*",
 )
 ASCEND = Vendor(
     *("Ascend", "Ascend NPUs", "npu", _numbered(r"davinci([0-9]+)", "Ascend")),
     *(("ASCEND_RT_VISIBLE_DEVICES",), ("ASCEND_RT_VISIBLE_DEVICES",), by_strict_list),
-    "see `npu-smi info`; give the container /dev/davinci* and /dev/davinci_manager",
+    "check `npu-smi info`; pass the container /dev/davinci* and /dev/davinci_manager",
 )
 GAUDI = Vendor(
     *("Gaudi", "Gaudi accelerators", "hpu", _gaudi, ("HABANA_VISIBLE_MODULES",), ("HABANA_VISIBLE_MODULES",), by_index),
-    "see `hl-smi`; start the container with HABANA_VISIBLE_DEVICES=all",
+    "check `hl-smi`; start the container with HABANA_VISIBLE_DEVICES=all",
 )
 NEURON = Vendor(
     *("AWS Neuron", "NeuronCores", "neuron", _neuron, ("NEURON_RT_VISIBLE_CORES",), ("NEURON_RT_VISIBLE_CORES",)),
-    *(by_ranges, "see `neuron-ls`; give the container /dev/neuron*"),
+    *(by_ranges, "check `neuron-ls`; pass the container /dev/neuron*"),
 )
 TPU = Vendor(  # libtpu prefers the first, unless it is empty
     *("TPU", "TPU chips", "tpu", _tpu, ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"), ("TPU_VISIBLE_CHIPS",), by_list),
-    "give the container /dev/accel* or /dev/vfio",
+    "pass the container /dev/accel* or /dev/vfio",
 )
 MOORE_THREADS = Vendor(
     *("Moore Threads", "Moore Threads GPUs", "musa", _numbered(r"mtgpu\.?([0-9]+)", "Moore Threads")),
     *(("MUSA_VISIBLE_DEVICES",), ("MUSA_VISIBLE_DEVICES",), by_list),
-    "see `mthreads-gmi`; give the container /dev/mtgpu.* and /dev/dri",
+    "check `mthreads-gmi`; pass the container /dev/mtgpu.* and /dev/dri",
 )
 CAMBRICON = Vendor(
     *("Cambricon", "Cambricon MLUs", "mlu", _numbered(r"cambricon_dev([0-9]+)", "Cambricon")),
     *(("MLU_VISIBLE_DEVICES",), ("MLU_VISIBLE_DEVICES",), by_list),
-    "see `cnmon`; give the container /dev/cambricon_dev* and /dev/cambricon_ctl",
+    "check `cnmon`; pass the container /dev/cambricon_dev* and /dev/cambricon_ctl",
 )
 INTEL = Vendor(
     *("Intel", "Intel GPUs", "xpu", _intel, ("ZE_AFFINITY_MASK",), ("ZE_AFFINITY_MASK",), by_affinity, _GROUPS),

@@ -25,10 +25,10 @@ WATCH_INTERVAL = 0.02
 """Seconds between checks of a process that is neither our child nor the reaper's."""
 
 FACT = (
-    "processes have no pidfds here (Linux before 5.3, or a sandbox): the reaper signals the workers instead; a process "
-    f"that a worker leaves is signalled by its pid, and its end may be seen {WATCH_INTERVAL * 1000:.0f} ms late"
+    "processes have no pidfds here (Linux before 5.3, or a sandbox): the reaper signals the workers instead; processes "
+    f"that workers leave behind are signalled by pid, and their exit may be noticed {WATCH_INTERVAL * 1000:.0f} ms late"
 )
-REMEDY = "allow pidfd_open and pidfd_send_signal in the seccomp profile of the container, or use Linux 5.3 or newer"
+REMEDY = "allow pidfd_open and pidfd_send_signal in the container's seccomp profile, or use Linux 5.3 or newer"
 
 
 class CheckedHandle(ProcessHandle):
@@ -78,7 +78,7 @@ def exit_fd(pid: int) -> int:
     if start_thread(partial(_watch, pid, *ends), f"rallypoint-process-{pid}") is None:
         for fd in (reading, *ends):
             os.close(fd)
-        raise OSError(errno.EAGAIN, "no thread can be started")
+        raise OSError(errno.EAGAIN, "no more threads can be started")
     return above_standard(reading)
 
 

@@ -53,7 +53,7 @@ def with_cluster(options: Options, environ: Mapping[str, str], machine: Machine)
     if isinstance(finding, NoCluster) and which != "auto":
         raise UsageError(f"{source}: {finding.sentence}")
     say = _log.info if says_enough or "nnodes" in options.sources else _log.warning
-    say("%s uses only the flags, with --nnodes=%s: %s", source, options.nnodes, finding.sentence)
+    say("%s has no effect (--nnodes=%s): %s", source, options.nnodes, finding.sentence)
     return options
 
 
@@ -78,8 +78,8 @@ def _foreign_text(path: str) -> str:
     try:
         with open(open_regular(path), encoding="utf-8", errors="replace") as file:
             return file.read(_MOST)
-    except (OSError, ValueError) as error:  # a null character in the path raises ValueError
-        _log.info("%s, which describes the job, is not read: %s", printable(path), error)
+    except (OSError, ValueError) as error:  # a path with a null character is a ValueError
+        _log.info("%s, which describes the job, cannot be read: %s", printable(path), error)
         return ""
 
 
@@ -101,7 +101,7 @@ def _completed(options: Options, cluster: Cluster, environ: Mapping[str, str]) -
     }
     sources = {**options.sources, **{dest: origins[dest] for dest in values}}
     derived = " ".join(f"--{dest.replace('_', '-')}={value}" for dest, value in values.items())
-    _log.info("%s, node %d: %s", cluster.title, cluster.index, derived or "all values were given")
+    _log.info("%s, node %d: %s", cluster.title, cluster.index, derived or "all values were already set")
     if cluster.index == 0:
         _warn(cluster, "rdzv_endpoint" in values, int(workers or 1))
     return options.replace(**values, sources=sources)
@@ -114,7 +114,7 @@ def _warn(cluster: Cluster, endpoint_derived: bool, workers: int) -> None:
     usable, there = cpu_count(), cluster.cpus or os.cpu_count() or 1
     if cluster.unbind and workers <= usable and 2 * usable <= there:  # `sharing` warns about more workers
         _log.warning(
-            "%s: the task on this node may run on %d of %d processors, and so may all of its workers; %s",
+            "%s: the task on this node, with all of its workers, may use only %d of %d processors; %s",
             *(cluster.title, usable, there, cluster.unbind),
         )
 
@@ -171,13 +171,13 @@ def warn_of_own_worlds(options: Options, environ: Mapping[str, str]) -> None:
         return  # reported where the value is checked
     if most == 1:
         _log.warning(
-            "%s has %d nodes, and %s is 1: each of them runs its own job, alone; write "
-            "--cluster=%s to make them one job, or --standalone if that is meant",
+            "%s has %d nodes, but %s is 1, so each node runs a job of its own; use --cluster=%s to run one job, or "
+            "--standalone if you want separate jobs",
             *(started.title, started.nodes, options.source("nnodes"), started.flag),
         )
     elif options.rdzv_backend in _BY_ENDPOINT and (where == "localhost" or is_loopback(where)):
         _log.warning(
-            "%s has %d nodes, but each of them would find only itself at %s; write --cluster=%s and leave the endpoint "
-            "out, or give --rdzv-endpoint=HOST:PORT with the name of the first node",
+            "%s has %d nodes, but each of them would find only itself at %s; use --cluster=%s without an endpoint, or "
+            "set --rdzv-endpoint=HOST:PORT with the name of the first node",
             *(started.title, started.nodes, where, started.flag),
         )

@@ -46,7 +46,7 @@ def printed_script(shell: str, parsers: Mapping[str, argparse.ArgumentParser]) -
         return completion_script(shell, parsers).rstrip("\n")
     except ImportError:
         raise UserError(
-            "this installation has no completion scripts; install shtab (pip install shtab) and try again"
+            "this installation contains no completion scripts; run 'pip install shtab' and try again"
         ) from None
 
 

@@ -78,7 +78,7 @@ def _load(path: str) -> dict[str, Any]:
     except OSError as error:
         raise UsageError(f"--config={path} cannot be read: {error.strerror or error}") from None
     if len(data) > _LARGEST:
-        raise UsageError(f"--config={path} has more than {_LARGEST} bytes; is it the right file?")
+        raise UsageError(f"--config={path} has more than {_LARGEST} bytes; check that it is the right file")
     try:
         return tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8
@@ -123,7 +123,7 @@ def _text(given: str, flag: Flag[Any], value: object) -> str:
     if flag.read is None:
         if isinstance(value, bool):
             return str(int(value))
-        raise UsageError(f"{given}: {name} is {value!r}; the flag takes no value, so write true or false")
+        raise UsageError(f"{given}: {name} is {value!r}, but the flag takes no value; write true or false")
     if isinstance(value, dict) and flag.dest == "rdzv_conf":
         return ",".join(f"{key}={_simple(given, f'{name}.{key}', entry)}" for key, entry in value.items())
     if isinstance(value, list):
@@ -136,16 +136,16 @@ def _simple(given: str, name: str, value: object) -> str:
         return str(value).lower()
     if isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value)):
         return str(value)
-    raise UsageError(f"{given}: {name} is {value!r}; write a text, a number, true or false")
+    raise UsageError(f"{given}: {name} is {value!r}; write a string, a number, true or false")
 
 
 def _environment(given: str, table: object) -> dict[str, str]:
     if not isinstance(table, dict):
-        raise UsageError(f"{given}: env is not a table; write [env] and a line for each variable")
+        raise UsageError(f"{given}: env is not a table; write [env] and then one variable per line")
     for name in table:
         if not _NAME.fullmatch(name) or name.startswith("PET_"):
             raise UsageError(
-                f"{given}: {name!r} cannot be a variable in [env]; write flags above [env], by their own names"
+                f"{given}: {name!r} is not a valid variable for [env]; write flags above [env], under their own names"
             )
     return {name: _simple(given, f"env.{name}", value) for name, value in table.items()}
 

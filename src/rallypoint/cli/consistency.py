@@ -58,8 +58,8 @@ def refuse_unexpanded(source: str, value: object) -> None:
     text = _PASSWORD.sub("", value) if isinstance(value, str) else ""
     if (found := _UNEXPANDED.search(text)) is not None:
         raise UsageError(
-            f"{source}={value!r} has {found[0]}, which nothing has expanded; in a shell write double quotes instead "
-            "of single ones, in a template define the variable"
+            f"{source}={value!r} contains {found[0]}, which was not expanded; use double quotes instead of single "
+            "quotes in a shell, or define the variable in a template"
         )
 
 
@@ -70,8 +70,8 @@ def _alone(options: Options, values: dict[str, Any]) -> Options:
     if high > 1:
         if low > 1 and options.source("nnodes") == "--nnodes":
             raise UsageError(
-                f"{_shown(options, values, 'nnodes')} needs {low} nodes, and {options.source('standalone')} runs the "
-                "job on this one alone; leave one of them out"
+                f"{_shown(options, values, 'nnodes')} needs {low} nodes, but {options.source('standalone')} runs the "
+                "job on this node only; remove one of them"
             )
         changes["nnodes"] = "1:1"
     if values["segment"] != 1 and options.source("segment") == "PET_SEGMENT":
@@ -83,7 +83,7 @@ def _alone(options: Options, values: dict[str, Any]) -> Options:
     ]
     if overridden:
         named = ", ".join(_shown(options, values, dest) for dest in overridden)
-        _log.warning("%s runs the job on this node alone: %s has no effect", options.source("standalone"), named)
+        _log.warning("%s runs the job on this node only, so %s has no effect", options.source("standalone"), named)
     return options.replace(**changes) if changes else options
 
 
@@ -103,12 +103,13 @@ def _checked_meeting(options: Options) -> Options:
         high = 1  # refused later, where the number is used
     if high > 1 and not options.rdzv_id.strip():
         raise UsageError(
-            f"{options.source('rdzv_id')} is empty, and the nodes of a job need one id; give the same on all of them"
+            f"{options.source('rdzv_id')} is empty, but the nodes of a job need a common id; set the same id on all "
+            "nodes"
         )
     by_address = options.rdzv_backend == "static" and "master_addr" in options.sources
     if high > 1 and "rdzv_endpoint" in options.sources and not options.rdzv_endpoint.strip() and not by_address:
         raise UsageError(
-            f"{options.source('rdzv_endpoint')} is empty, so each node would wait at its own address; give the address "
-            "of one node, the same on all of them"
+            f"{options.source('rdzv_endpoint')} is empty, so each node would wait at its own address; set it to the "
+            "address of one node, the same on all nodes"
         )
     return options

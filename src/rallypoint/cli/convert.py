@@ -133,7 +133,7 @@ def entry_point(options: Options, environ: Mapping[str, str]) -> tuple[EntryPoin
     if options.no_python:
         if options.module:
             no_python, module = options.source("no_python"), options.source("module")
-            raise UserError(f"{no_python} runs a program and {module} a Python module; use one of the two")
+            raise UserError(f"{no_python} runs a program, but {module} runs a Python module; use only one of them")
         return script, arguments
     python = environ.get("PYTHON_EXEC")
     if python is None:
@@ -164,7 +164,8 @@ def check_script(options: Options, environ: Mapping[str, str]) -> None:
     except OSError:
         similar = ""
     raise UserError(
-        f"there is no script {name} in {folder}; {f'did you mean {similar}.py?' if similar else 'check the path'}"
+        f"the script {name} does not exist in {folder}; "
+        f"{f'did you mean {similar}.py?' if similar else 'check the path'}"
     )
 
 
@@ -174,8 +175,8 @@ def limit_threads(config: LaunchConfig, environ: MutableMapping[str, str]) -> No
         return
     environ["OMP_NUM_THREADS"] = "1"
     _log.warning(
-        "OMP_NUM_THREADS is not set, so each of the %d workers gets OMP_NUM_THREADS=1; set what suits your program "
-        "(processors for each: %d)",
+        "OMP_NUM_THREADS is not set, so each of the %d workers gets OMP_NUM_THREADS=1; set it to suit your program "
+        "(processors per worker: %d)",
         config.nproc_per_node,
         max(1, len(os.sched_getaffinity(0)) // config.nproc_per_node),
     )
@@ -186,8 +187,8 @@ _BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
         lambda value: value >= 0 and is_in_range("max_restarts", value),
         f"0 to {range_of('max_restarts').maximum}",
     ),
-    "monitor_interval": (lambda value: value > 0, "above 0 seconds"),  # False for NaN
-    "shutdown_timeout": (lambda value: value >= 0, "0 seconds or more"),
+    "monitor_interval": (lambda value: value > 0, "more than 0 seconds"),  # false for not-a-number
+    "shutdown_timeout": (lambda value: value >= 0, "0 or more seconds"),
 }
 
 
@@ -195,7 +196,7 @@ def _check_bounds(options: Options) -> None:
     for dest, (is_allowed, allowed) in _BOUNDS.items():
         value = getattr(options, dest)
         if value is not None and not is_allowed(value):
-            raise user_error(f"{options.source(dest)}={value} is out of range; give {allowed}", AssertionError)
+            raise user_error(f"{options.source(dest)}={value} is out of range; set it to {allowed}", AssertionError)
 
 
 def _check_backend(options: Options) -> None:
@@ -212,9 +213,9 @@ def _check_signals(options: Options) -> None:
     for name in options.signals_to_handle.split(","):
         number = signal_number(name)
         if number is None:
-            _log.warning("%s names %r, which is not a signal of this system; it is ignored", source, name.strip())
+            _log.warning("%s lists %r, which is not a signal on this system; it is ignored", source, name.strip())
         elif number in _UNCATCHABLE:
-            raise UserError(f"{source} names {number.name}, which cannot be handled; leave it out")
+            raise UserError(f"{source} lists {number.name}, which cannot be handled; remove it")
 
 
 def _check_devices(options: Options, environ: Mapping[str, str], workers: int) -> None:
@@ -270,7 +271,7 @@ def _check_filters(options: Options) -> None:
         if getattr(options, dest) and options.log_dir == os.devnull:
             raise UserError(
                 f"{options.source(dest)} writes filtered lines to a file, but "
-                f"{options.source('log_dir')}={options.log_dir} is not a folder; name one there"
+                f"{options.source('log_dir')}={options.log_dir} is not a folder; set it to a folder"
             )
 
 
@@ -289,7 +290,7 @@ def _local_ranks(options: Options) -> set[int] | None:
         return {int(part) for part in text.split(",")}
     except ValueError:
         source = options.source("local_ranks_filter")
-        raise UserError(f"{source}={text!r} is not a list of local ranks; separate them by commas: 0,2") from None
+        raise UserError(f"{source}={text!r} is not a list of local ranks, separated by commas, such as 0,2") from None
 
 
 # The number of workers (contract section 1.6)
@@ -310,10 +311,10 @@ def local_world_size(text: str, environ: Mapping[str, str], source: str = "--npr
 
         size = count_devices(text, environ, source)
     if size < 1:
-        raise UserError(f"{source}={text!r} asks for {size} workers; the smallest number is 1")
+        raise UserError(f"{source}={text!r} requests {size} workers; the minimum is 1")
     if not is_in_range("local_world_size", size):
         most = range_of("local_world_size").maximum
-        raise UserError(f"{source}={text!r} asks for {size} workers; one node can have {most}")
+        raise UserError(f"{source}={text!r} requests {size} workers; the maximum per node is {most}")
     return size
 
 
@@ -348,12 +349,12 @@ def choose_rendezvous(options: Options, max_nodes: int) -> RendezvousChoice:
         configs["restart_budget"] = f"{options.max_restarts}/{window:g}"
         if not alone and options.rdzv_backend not in BACKENDS:
             budget = f"{options.source('max_restarts')}={configs['restart_budget']}"
-            _log.warning("%s counts all failures with the backend %s", budget, options.rdzv_backend)
+            _log.warning("%s counts failures of any age with the backend %s", budget, options.rdzv_backend)
     if alone:
         return _standalone(configs, announce=options.standalone)
-    if not options.rdzv_id.isprintable():  # otherwise refused only after other steps
-        text = f"{options.source('rdzv_id')}={options.rdzv_id!r} has characters that cannot be printed"
-        raise UsageError(f"{text}; give the job an id without them, the same on all nodes")
+    if not options.rdzv_id.isprintable():  # otherwise refused later, after more has begun
+        text = f"{options.source('rdzv_id')}={options.rdzv_id!r} contains unprintable characters"
+        raise UsageError(f"{text}; choose an id without them, the same on all nodes")
     if options.rdzv_backend == "static":
         return _static(options, configs, max_nodes)
     source = options.source("rdzv_endpoint")
@@ -405,8 +406,8 @@ def _static(options: Options, configs: dict[str, Any], max_nodes: int) -> Rendez
     rank = options.node_rank
     if not 0 <= rank < max_nodes:
         raise UsageError(
-            f"{options.source('node_rank')}={rank} is out of range with --nnodes={max_nodes}; give each node its own, "
-            f"from 0 to {max_nodes - 1}"
+            f"{options.source('node_rank')}={rank} is out of range with --nnodes={max_nodes}; set a different rank on "
+            f"each node, from 0 to {max_nodes - 1}"
         )
     endpoint = options.rdzv_endpoint
     if endpoint:
@@ -436,7 +437,7 @@ def _configs(options: Options) -> dict[str, str]:
         configs = parse_rdzv_conf(options.rdzv_conf)
     for key in _RESERVED:
         if key in configs:
-            raise UserError(f"{source} has the key {key!r}, which has its own flag; use that")
+            raise UserError(f"{source} contains the key {key!r}, which has its own flag; use the flag instead")
     return configs
 
 
@@ -450,7 +451,7 @@ def checked(options: Options, environ: Mapping[str, str]) -> Features:
         _check_deadline(options, own.preemption, environ)
         _check_requeue(options, own.preemption, environ)
     if own.hangs.on_hang != "report" and not own.hangs.hang_timeout:
-        _log.warning("%s=%s does nothing without --hang-timeout", options.source("on_hang"), own.hangs.on_hang)
+        _log.warning("%s=%s has no effect without --hang-timeout", options.source("on_hang"), own.hangs.on_hang)
     if own.topology != TopologyOptions():
         from rallypoint.clusters.topology import check_topology
 
@@ -486,7 +487,7 @@ def _check_deadline(options: Options, preemption: PreemptionOptions, environ: Ma
     seconds = preemption.stop_before_end
     flag = f"{options.source('stop_before_end')}={seconds:g}"
     if not (seconds >= 0 and is_in_range("seconds", seconds)):
-        raise UsageError(f"{flag} is out of range; give 0 seconds or more")
+        raise UsageError(f"{flag} is out of range; set it to 0 or more seconds")
     now = time.time()
     end = end_time(environ, now) if seconds else None
     if end is not None and now < end <= now + seconds:
@@ -498,7 +499,9 @@ def _check_requeue(options: Options, preemption: PreemptionOptions, environ: Map
         return
     flag = f"{options.source('requeue')}={preemption.requeue}"
     if not preemption.wanted:
-        raise UsageError(f"{flag} is for a job that is preempted; give --preempt-signals or --stop-before-end too")
+        raise UsageError(
+            f"{flag} has no effect unless the job can be preempted; add --preempt-signals or --stop-before-end"
+        )
     from shutil import which
 
     from rallypoint.agent.feature import part
@@ -507,11 +510,11 @@ def _check_requeue(options: Options, preemption: PreemptionOptions, environ: Map
     if not job:
         raise UsageError(f"{flag} {part('preemption', 'limits:why_no_requeue')(environ)}")
     if environ.get("ENVIRONMENT") != "BATCH":
-        _log.warning("%s: Slurm requeues only batch jobs, and this is not one; start it with sbatch", flag)
+        _log.warning("%s: Slurm requeues only batch jobs, but this is not one; start it with sbatch", flag)
     if which("scontrol", path=environ.get("PATH")) is None:
         _log.warning(
-            "%s: scontrol is not on the PATH, so job %s cannot be requeued; add it to the container, "
-            "or let the batch script run 'scontrol requeue %s' when srun has ended with 143",
+            "%s: scontrol is not on the PATH, so job %s cannot be requeued; add it to the container, or let the batch "
+            "script run 'scontrol requeue %s' when srun exits with code 143",
             flag,
             job,
             job,
@@ -523,8 +526,8 @@ def _progress_file(options: Options) -> str:
     if path and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
         raise UserError(
             f"{options.source('progress_file')}={path} cannot be written by workers: "
-            f"{'it is a folder' if os.path.isdir(path) else 'its folder does not exist'}; name a file in a folder that "
-            "exists"
+            f"{'it is a folder' if os.path.isdir(path) else 'its folder does not exist'}; choose a file in an existing "
+            "folder"
         )
     return os.path.abspath(path) if path else ""
 
@@ -537,11 +540,11 @@ def _incident_dir(options: Options) -> str:
             os.makedirs(path, exist_ok=True)
         if not path or os.access(path, os.W_OK | os.X_OK):
             return os.path.abspath(path) if path else ""
-        why = "it cannot be written to"
+        why = "it is not writable"
     except OSError as error:
         why = error.strerror or str(error)
     source = options.source("incident_dir")
-    raise UsageError(f"{source}={path} cannot be used for incidents: {why}; name a folder of your own")
+    raise UsageError(f"{source}={path} cannot be used for incidents: {why}; choose a folder that you own")
 
 
 OURS = frozenset(
@@ -572,7 +575,7 @@ def warn_of_variables(environ: Mapping[str, str]) -> None:
                 "%s has no effect: no flag reads it%s", name, f"; did you mean {known[similar]}?" if similar else ""
             )
         elif not flag.from_environment:
-            _log.warning("%s has no effect: %s is read from the command line only; give it there", name, flag.name)
+            _log.warning("%s has no effect: %s is read only from the command line; set it there", name, flag.name)
     ours = {name.removeprefix("RALLYPOINT_"): name for name in OURS}
     for name in sorted(name for name in environ if name.startswith("RALLYPOINT_") and name not in OURS):
         from rallypoint.cli.similar_names import closest_match

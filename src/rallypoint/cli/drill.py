@@ -54,20 +54,20 @@ def drill(options: argparse.Namespace) -> int:
 def _parse_drill(options: argparse.Namespace) -> Drill:
     faults = [name for name in ("kill", "pause", "hang", "cut") if getattr(options, name)]
     if len(faults) != 1:
-        raise UsageError("give one fault: --kill, --pause, --hang or --cut")
+        raise UsageError("choose exactly one fault: --kill, --pause, --hang or --cut")
     if options.node and options.rank >= 0:
-        raise UsageError("give either --rank or --node")
+        raise UsageError("--rank and --node cannot be combined; use one of them")
     fault, lasts = _fault(options)
     if fault.is_of_worker and options.node:
-        raise UsageError(f"'{fault.value}' is a fault of a worker; choose one with --rank")
+        raise UsageError(f"'{fault.value}' affects a worker; choose one with --rank")
     if not fault.is_of_worker and options.rank >= 0:
-        raise UsageError(f"'{fault.value}' is a fault of a node; choose one with --node")
+        raise UsageError(f"'{fault.value}' affects a node; choose one with --node")
     for name in ("times", "every", "within"):
         value = getattr(options, name)
-        if not 0 < value < math.inf:  # refuses NaN too
-            raise UsageError(f"--{name}={value:g} is out of range; give more than 0")
+        if not 0 < value < math.inf:  # nan fails too
+            raise UsageError(f"--{name}={value:g} is out of range; set it to more than 0")
     if not is_in_range("lasts", lasts):
-        raise UsageError(f"a fault cannot last {lasts:g} s; give from 0 to {range_of('lasts').maximum:g}")
+        raise UsageError(f"a fault cannot last {lasts:g} s; set 0 to {range_of('lasts').maximum:g}")
     return Drill(
         fault, options.times, options.seed, options.rank, options.node, lasts, options.within, forced=options.force
     )

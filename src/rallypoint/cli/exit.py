@@ -99,9 +99,11 @@ def _who_raised(error: Exception) -> str:
     while trace is not None:
         package = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in {"rallypoint", "__main__"} and package not in sys.stdlib_module_names:
-            return f"raised by {package} ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno}); look there"
+            return (
+                f"raised by {package} ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno}); check that package"
+            )
         trace = trace.tb_next
-    return "unexpected: this is a bug in Rallypoint, please report it"
+    return "unexpected; this is a bug in Rallypoint (please report it)"
 
 
 class OutputError(RallypointError):
@@ -126,4 +128,4 @@ def write_answer(text: str) -> None:
         print(text, end="", flush=True)
     except OSError as error:
         drop_output(sys.stdout)
-        raise OutputError(f"standard output cannot be written: {error.strerror}; send it elsewhere") from None
+        raise OutputError(f"standard output cannot be written: {error.strerror}; redirect it elsewhere") from None

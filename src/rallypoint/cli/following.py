@@ -198,7 +198,7 @@ class Follower:
             self._display.note("the control plane is unreachable; reconnecting")
         if now - self._lost_at >= _AWAY:
             raise RallypointError(
-                f"the control plane has been unreachable for {_AWAY:g} s ({error}); if the job has not ended, look at "
+                f"the control plane has been unreachable for {_AWAY:g} s ({error}); if the job is still running, see "
                 "the log of one of its nodes"
             ) from None
         return min(2 * pause, _LONGEST_PAUSE)
@@ -227,7 +227,7 @@ class Follower:
         if self._noted:
             self._noted = False
             again = self._last is not None and self._last.incarnation == seen.incarnation
-            self._display.note(f"the control plane is reachable again{'' if again else ', started anew'}")
+            self._display.note(f"the control plane is reachable again{'' if again else ' after a restart'}")
             self._display.note("")
         self._last = seen
         self._display.show(seen)

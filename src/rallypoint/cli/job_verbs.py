@@ -92,7 +92,7 @@ def given_endpoint(options: argparse.Namespace) -> str:
     endpoint comes from one.
     """
     if options.endpoint and options.rdzv_endpoint:
-        raise UsageError("the endpoint is given twice; give it as ENDPOINT or as --rdzv-endpoint")
+        raise UsageError("the endpoint is set twice; use either ENDPOINT or --rdzv-endpoint")
     endpoint: str = options.endpoint or options.rdzv_endpoint or os.environ.get("RALLYPOINT_ENDPOINT", "")
     if "$" in endpoint + options.rdzv_id:
         from rallypoint.cli.consistency import refuse_unexpanded
@@ -178,7 +178,7 @@ def unnamed(jobs: JobList) -> RallypointError:
         return UnreachableError("no job is running at this control plane")
     names = ", ".join(job.job for job in jobs.jobs[:_MOST_NAMED])
     more = f" and {len(jobs.jobs) - _MOST_NAMED} more" if len(jobs.jobs) > _MOST_NAMED else ""
-    return UsageError(f"the control plane has several jobs ({names}{more}); name one with --rdzv-id")
+    return UsageError(f"the control plane has several jobs ({names}{more}); choose one with --rdzv-id")
 
 
 # Verbs that show a job
@@ -213,7 +213,7 @@ def _list_local_jobs(jobs: list[RunningJob], past: list[EndedJob], options: argp
 def _status_of_running(options: argparse.Namespace) -> int:
     if options.watch:
         if options.node or options.all:
-            raise UsageError("--watch shows the nodes that need attention; leave --node and --all out")
+            raise UsageError("--watch shows only nodes that need attention; remove --node and --all")
         return _watch(options)
 
     async def show(session: WatcherSession) -> int:
@@ -294,7 +294,7 @@ def stacks(options: argparse.Namespace) -> int:
         try:
             gathered.add(worker for worker in decode_stacks(data) if options.rank in (-1, worker.rank))
         except ValueError as error:
-            print_error(f"rallyctl: the answer of {node} has no stacks: {error}")
+            print_error(f"rallyctl: the answer from {node} contains no stacks: {error}")
 
     async def show(session: WatcherSession) -> int:
         session.send(CollectCommand(operator_name(), CollectKind.STACKS, _ranks(options)))
@@ -326,13 +326,15 @@ def bundle(options: argparse.Namespace) -> int:
             try:
                 write_bundle(parent, names.get(node) or safe_name(node), decode_bundle(data))
             except ValueError as error:
-                print_error(f"rallyctl: the answer of {node} is not a bundle: {error}")
+                print_error(f"rallyctl: the answer from {node} is not a bundle: {error}")
 
         try:
             _write_index(parent, seen)
             reply = await collect(session, take)
         except OSError as error:
-            raise UserError(f"--output={options.output} cannot be written: {error.strerror}; name another") from None
+            raise UserError(
+                f"--output={options.output} cannot be written: {error.strerror}; choose another path"
+            ) from None
         if answered:
             print_answer(f"{answered} node{'' if answered == 1 else 's'} in {parent}")
         if not reply.done:
@@ -342,7 +344,7 @@ def bundle(options: argparse.Namespace) -> int:
     def _write_index(parent: str, seen: Snapshot) -> None:
         from rallypoint.features.incidents import index_fields
 
-        write_index(parent, index_fields(seen, "an operator asked", "", os.uname().nodename))
+        write_index(parent, index_fields(seen, "requested by an operator", "", os.uname().nodename))
 
     return with_session(options, show)
 
@@ -363,7 +365,7 @@ def require_job(options: argparse.Namespace) -> None:
         return
     if not (jobs := running_jobs()):
         job_named("", "")
-    raise UsageError(f"name the job to {options.verb}, by its number, id, port or script:\n{candidates(jobs)}")
+    raise UsageError(f"name the job to {options.verb} by its number, id, port or script:\n{candidates(jobs)}")
 
 
 def _command(options: argparse.Namespace, doing: str, make: Callable[[str], Command]) -> int:

@@ -167,23 +167,23 @@ def job_named(word: str, job: str) -> RunningJob | None:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        which = f"{what!r} names {len(matches)} jobs" if what else f"there are {len(matches)} jobs"
+        which = f"{what!r} matches {len(matches)} jobs" if what else f"there are {len(matches)} jobs"
         users = len({running.first_agent.user for running in matches}) > 1
         how = "USER/NAME or the number" if users else "the number, port or endpoint of one"
-        raise UsageError(f"{which} on this machine; give {how}:\n{candidates(matches)}")
+        raise UsageError(f"{which} on this machine; use {how}:\n{candidates(matches)}")
     if past := past_jobs_named(word, job) if what else []:
         logs = f"; its logs are in {past[0].log_dir}" if past[0].log_dir else ""
         more = f"; 'rallyctl status {what}' shows its report"
         raise NoJobError(
-            f"no job {what!r} runs on this machine; the last one {_ending(past[0], time.time())}{logs}{more}"
+            f"no job {what!r} is running on this machine; the last one {_ending(past[0], time.time())}{logs}{more}"
         )
     if word and not word.isdecimal() and os.sep not in word and not word.endswith(".py"):
         _refuse_other_case(word, jobs)
         return None
-    named = f" is named {what!r} (by id, number, port or script)" if what else ""
+    named = f"named {what!r} (by id, number, port or script)" if what else ""
     raise NoJobError(
-        f"no job of this user{named or ' runs'} on this machine; "
-        + ("'rallyctl status' lists the running jobs" if named else "give the job's --rdzv-endpoint")
+        f"no job of this user is {named or 'running'} on this machine; "
+        + ("'rallyctl status' lists the running jobs" if named else "use the job's --rdzv-endpoint")
     )
 
 
@@ -222,7 +222,7 @@ def either_order(options: argparse.Namespace, operand: str, fits: re.Pattern[str
             order for order in orders or [(second, first)] if is_endpoint(order[1]) or jobs_named(order[1], jobs)
         ]
     if len(matches) > 1:
-        raise UsageError(f"both {first} and {second} could be the job; give the job as --rdzv-endpoint")
+        raise UsageError(f"both {first} and {second} could be the job; name the job with --rdzv-endpoint")
     if chosen := matches or orders:
         setattr(options, operand, chosen[0][0])
         options.endpoint = chosen[0][1]
@@ -312,7 +312,7 @@ def show_jobs(jobs: Sequence[RunningJob], past: Sequence[EndedJob], options: arg
     if options.json:
         print_answer(jobs_here_json(jobs, past, now))
         return
-    none = "no job of this user runs on this machine; give the --rdzv-endpoint of one that runs elsewhere"
+    none = "no job of this user is running on this machine; for a job elsewhere, use its --rdzv-endpoint"
     lines = _running_lines(jobs, now) if jobs else [none]
     if options.all and past:
         lines += ["", "ended", *_past_lines(past, now), "'rallyctl status NUMBER' shows the report of one"]
@@ -403,7 +403,7 @@ def _kept_lines(job: EndedJob, reports: Sequence[KeptReport], *, all_ranks: bool
     for end in chosen:
         lines += _rank_lines(end, known, whole=all_ranks)
     if not all_ranks and any(end.stdout or end.stderr for end in ends):
-        lines += ["", f"'rallyctl status {job.job.pid} --all' shows what each rank wrote last"]
+        lines += ["", f"'rallyctl status {job.job.pid} --all' shows the last output of each rank"]
     return lines
 
 

@@ -23,12 +23,12 @@ def demo(options: argparse.Namespace) -> None:
     from rallypoint.cli.demo.job import demo as run_demo
 
     if options.steps < _LEAST_STEPS:
-        raise UsageError(f"--steps={options.steps} is too few for a kill half-way; give {_LEAST_STEPS} or more")
+        raise UsageError(f"--steps={options.steps} is too small for a kill halfway; set it to {_LEAST_STEPS} or more")
     if not 1 <= options.deadline <= 3600:
-        raise UsageError(f"--deadline={options.deadline:g} is out of range; give 1 to 3600 seconds")
+        raise UsageError(f"--deadline={options.deadline:g} is out of range; set it to 1 to 3600 seconds")
     for flag, path in (("--program", options.program), ("--standby-program", options.standby_program)):
         if path and not os.path.isfile(path):
-            raise UsageError(f"{flag}={path} is not a file; give the path of a Python script")
+            raise UsageError(f"{flag}={path} is not a file; set it to the path of a Python script")
     _end_in_order()
     program = [options.program] if options.program else ["-m", "rallypoint.cli.demo.worker"]
     standby = [options.standby_program] if options.standby_program else []
@@ -70,7 +70,7 @@ def _check_inputs(options: argparse.Namespace) -> CheckInputs:
     endpoint = given_endpoint(options)
     if not endpoint:
         if options.rdzv_conf or options.rdzv_id:
-            raise UsageError("--rdzv-id and --rdzv-conf have no effect without an endpoint; give it, or leave them out")
+            raise UsageError("--rdzv-id and --rdzv-conf have no effect without an endpoint; set one, or remove them")
         return CheckInputs(log_dir, workers=_workers(options.nproc_per_node))
     from rallypoint.features.preflight import inputs_of
 
@@ -102,7 +102,7 @@ def _required_checks(text: str) -> tuple[str, ...]:
     for name in names:
         if name not in NAMES:
             raise UsageError(
-                f"--require={text} names {name!r}, which is not a check; the checks are {', '.join(NAMES)}"
+                f"--require={text} lists {name!r}, which is not a check; the checks are {', '.join(NAMES)}"
             )
     return names
 
@@ -122,7 +122,9 @@ def report(options: argparse.Namespace) -> None:
         return
     job = options.job or _only_job(list(contents.events))
     if job not in contents.events:
-        raise UserError(f"there are no events of the job {job!r}; the files have {_names(list(contents.events))}")
+        raise UserError(
+            f"the files contain no events of the job {job!r}; they have events of {_names(list(contents.events))}"
+        )
     summary = report(agent_runs(contents.events[job]), contents.notes)
     own = [incident for incident in incidents.found if incident.job == job]
     more = ["", "Incidents", *(f"  {line}" for line in incident_lines(own))] if own else []
@@ -131,7 +133,7 @@ def report(options: argparse.Namespace) -> None:
 
 def _only_job(jobs: list[str]) -> str:
     if len(jobs) > 1:
-        raise UserError(f"the events are of {len(jobs)} jobs, {_names(jobs)}; choose one with --job")
+        raise UserError(f"the files contain events of {len(jobs)} jobs, {_names(jobs)}; choose one with --job")
     return jobs[0]
 
 
@@ -152,7 +154,7 @@ def secret(options: argparse.Namespace) -> None:
         with open(os.open(options.output, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
             file.write(f"{new_secret()}\n")
     except OSError as error:
-        raise UserError(f"--output={options.output} cannot be made: {error.strerror}; name another file") from None
+        raise UserError(f"--output={options.output} cannot be created: {error.strerror}; choose another file") from None
 
 
 def job_token(options: argparse.Namespace) -> None:
@@ -160,7 +162,9 @@ def job_token(options: argparse.Namespace) -> None:
 
     own_secret = job_secret()
     if own_secret is None:
-        raise UsageError(f"{SECRET} is not set; make a secret with 'rallyctl secret', and give it to this command too")
+        raise UsageError(
+            f"{SECRET} is not set; create a secret with 'rallyctl secret', and set it for this command too"
+        )
     print_answer(token(own_secret, options.job))
 
 
@@ -169,9 +173,9 @@ def etcd(options: argparse.Namespace) -> None:
     from rallypoint.control.etcd.local import LocalEtcd
 
     if not options.timeout > 0:
-        raise UsageError(f"--timeout={options.timeout:g} is too short; give more than 0 seconds")
+        raise UsageError(f"--timeout={options.timeout:g} is too short; set it to more than 0 seconds")
     if options.num_retries < 0:
-        raise UsageError(f"--num-retries={options.num_retries} is negative; give 0 or more")
+        raise UsageError(f"--num-retries={options.num_retries} is negative; set it to 0 or more")
     check_kernel()
     # Blocked, so that only `sigwait` receives them. It also receives SIGCHLD.
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_ETCD_ENDS, signal.SIGCHLD})
@@ -191,7 +195,7 @@ def etcd(options: argparse.Namespace) -> None:
                 raise
         while (number := signal.sigwait({*_ETCD_ENDS, signal.SIGCHLD})) == signal.SIGCHLD:
             if server.has_ended:
-                raise RallypointError(f"the etcd at {server.endpoint} has ended by itself")
+                raise RallypointError(f"the etcd at {server.endpoint} exited on its own")
     finally:
         server.stop()
         if log is not None:

@@ -43,7 +43,7 @@ UNREACHABLE = 69
 def logs(options: argparse.Namespace) -> int:
     ranks = _take_operands(options)
     if options.lines < 0:
-        raise UsageError(f"--lines={options.lines} is negative")
+        raise UsageError(f"--lines={options.lines} is negative; set it to 0 or more; set it to 0 or more")
     show = _LogLines(labelled=len(ranks) != 1)
     if options.follow:
         follows = _LogFollower(options, ranks, show.add)
@@ -75,16 +75,16 @@ def _take_operands(options: argparse.Namespace) -> tuple[int, ...]:
         if match := _RANKS.fullmatch(operand):
             first, last = int(match[1]), int(match[2] or match[1])
             if not first <= last < first + _MOST_RANKS:
-                raise UsageError(f"{operand!r} is not a range of at most {_MOST_RANKS} ranks; give FIRST-LAST")
+                raise UsageError(f"{operand!r} is not a range of at most {_MOST_RANKS} ranks; write FIRST-LAST")
             ranks |= dict.fromkeys(range(first, last + 1))
         elif options.endpoint:
             raise UsageError(
-                f"{operand!r} is not a rank, and the endpoint is {options.endpoint!r}; give ranks as 0 or 8-15"
+                f"{operand!r} is not a rank, and the endpoint is {options.endpoint!r} already; write ranks as 0 or 8-15"
             )
         else:
             options.endpoint = operand
     if len(ranks) > _MOST_RANKS:
-        raise UsageError(f"{len(ranks)} ranks are too many; name {_MOST_RANKS} at most, or none for all")
+        raise UsageError(f"{len(ranks)} ranks are too many; list at most {_MOST_RANKS}, or none for all")
     return tuple(ranks)
 
 
@@ -101,7 +101,7 @@ class _LogLines:
         try:
             node_logs = decode_logs(data)
         except ValueError as error:
-            print_error(f"rallyctl: the answer of {node} has no logs: {error}")
+            print_error(f"rallyctl: the answer from {node} contains no logs: {error}")
             return
         for note in node_logs.notes:
             if note not in self._told:

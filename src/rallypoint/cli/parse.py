@@ -179,10 +179,13 @@ def parse_nnodes(text: str, source: str = "--nnodes") -> tuple[int, int]:
     except ValueError:
         numbers = []
     if len(numbers) not in (1, 2):
-        raise user_error(f"{source}={text!r} is not a number or a range of nodes; write 2 or 1:4", RuntimeError)
+        raise user_error(f"{source}={text!r} is not a number or range of nodes, such as 2 or 1:4", RuntimeError)
     low, high = numbers[0], numbers[-1]
     if not 0 < low <= high:
-        bounds = f"{source}={text!r} asks for {low} to {high} nodes; the smallest is 1, the largest comes second"
+        bounds = (
+            f"{source}={text!r} requests {low} to {high} nodes; the minimum must be 1 or more, and not above the "
+            "maximum"
+        )
         raise user_error(bounds, AssertionError)
     return low, high
 
@@ -260,7 +263,7 @@ class Parser(argparse.ArgumentParser):
         nothing = action.option_strings and arg_strings == ["--"]
         values = super()._get_values(action, arg_strings)
         if nothing and values == []:
-            raise argparse.ArgumentError(action, "'--' is not a value; give it another")
+            raise argparse.ArgumentError(action, "'--' is not a value; set another one")
         return values
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
@@ -368,7 +371,7 @@ def _read_switch(flag: Flag[Any], text: str) -> bool:
     try:
         return bool(int(text))
     except ValueError:
-        raise UserError(f"{flag.variable}={text!r} is not a whole number; set 1 for on or 0 for off") from None
+        raise UserError(f"{flag.variable}={text!r} is not a whole number; set it to 1 (on) or 0 (off)") from None
 
 
 def _read_text(flag: Flag[Any], text: str, parser: argparse.ArgumentParser, source: str = "") -> object:

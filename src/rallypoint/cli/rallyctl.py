@@ -73,7 +73,7 @@ class _VerbParser(Parser):
 
             similar = closest_match(value, action.choices)
             hint = f"did you mean {similar}? " if similar else ""
-            self.error(f"there is no verb {value!r}; {hint}'rallyctl --help' lists all")
+            self.error(f"unknown verb {value!r}; {hint}'rallyctl --help' lists all")
         super()._check_value(action, value)
 
 
@@ -95,7 +95,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
 def _unknown(word: str, verb: str | None) -> str:
     """The error for a word that no argument accepts."""
     if not word.startswith("-"):
-        return f"{word!r} is one argument too many; 'rallyctl {verb} --help' shows what it takes"
+        return f"unexpected argument {word!r}; see 'rallyctl {verb} --help'"
     from rallypoint.cli.similar_names import unknown_flag
 
     arguments = [argument for row in VERBS if row.name == verb for argument in row.arguments]

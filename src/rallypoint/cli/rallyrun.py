@@ -188,8 +188,8 @@ def _warn_of_variables() -> None:
 # `--use-env`, each worker's first argument is `--local-rank=<local rank>`.
 
 _DEPRECATED = (
-    "python -m rallypoint.launch is deprecated, as torch.distributed.launch is: use rallyrun, and LOCAL_RANK instead "
-    "of the argument --local-rank"
+    "python -m rallypoint.launch is deprecated, like torch.distributed.launch; use rallyrun, and read LOCAL_RANK "
+    "instead of the argument --local-rank"
 )
 
 
@@ -221,6 +221,6 @@ def read_deprecated(arguments: Sequence[str], environ: Mapping[str, str]) -> Opt
         return options
     if options.no_python:
         raise UserError(
-            f"{options.source('no_python')} runs a program, which takes no --local-rank; give --use-env too"
+            f"{options.source('no_python')} runs a program, which takes no --local-rank; add --use-env"
         )
     return options.replace(training_script_args=("--local-rank=${local_rank}", *options.training_script_args))

@@ -61,7 +61,7 @@ def serve(options: argparse.Namespace) -> None:
     _tell_manager("STOPPING=1")
     if pages is not None:
         pages.close()
-    server.close(linger=0.0, why=f"{number.name} has ended it")
+    server.close(linger=0.0, why=f"{number.name} stopped it")
     print_error(f"rallyctl: ended by {number.name}")
 
 
@@ -131,7 +131,7 @@ def _tell_manager(state: str) -> None:
             sender.sendto(state.encode(), f"\0{path[1:]}" if path.startswith("@") else path)
     except OSError as error:
         log.warning(
-            "the service manager at NOTIFY_SOCKET=%s could not be sent %r: %s; unset it, or check that socket",
+            "the service manager at NOTIFY_SOCKET=%s could not be sent %r: %s; check that socket, or unset the variable",
             *(path, state, error.strerror or error),
         )
 
@@ -141,7 +141,7 @@ def _pages(jobs: ManyJobs, options: argparse.Namespace) -> Serving | None:
     where, token_file = options.http, options.http_token_file
     if not where:
         if token_file:
-            raise UsageError("--http-token-file has no effect without --http; add --http, or leave it out")
+            raise UsageError("--http-token-file has no effect without --http; add --http, or remove --http-token-file")
         return None
     token = http_token(token_file, "--http-token-file") if token_file else ""
     endpoint = _endpoint("--http", f"localhost:{where}" if where.isdecimal() else where, HTTP_PORT)
@@ -149,12 +149,12 @@ def _pages(jobs: ManyJobs, options: argparse.Namespace) -> Serving | None:
     here = all(is_loopback(listener.getsockname()[0]) for listener in listeners)
     if not here and not token and job_secret() is not None:
         raise UsageError(
-            f"--http={where} would show jobs to anyone who can reach it, although this control plane has a secret; "
-            "give --http-token-file, or listen on localhost"
+            f"--http={where} would show jobs to anyone who can reach it, although this control plane has a secret; set "
+            "--http-token-file, or listen on localhost"
         )
     if not here and not token:
         log.warning(
-            "anyone who can reach %s can see all jobs of this control plane; give --http-token-file, or listen on "
+            "anyone who can reach %s can see all jobs of this control plane; set --http-token-file, or listen on "
             "localhost",
             endpoint,
         )
@@ -188,5 +188,5 @@ def _listeners(flag: str, endpoint: Endpoint, failed: str) -> list[socket.socket
         return listening_sockets([] if endpoint.host == "*" else resolve(endpoint.host), endpoint.port)
     except OSError as error:
         raise RallypointError(
-            f"{failed} at {endpoint}: {error.strerror}; give {flag} another port, or an address of this machine"
+            f"{failed} at {endpoint}: {error.strerror}; set {flag} to another port, or to an address of this machine"
         ) from None

@@ -49,4 +49,4 @@ def shared_devices(workers: int, environ: Mapping[str, str], root: Root = "/", *
     if environ[row.variable].startswith("MIG-"):
         each = "use --virtual-local-rank to give each worker its own"
         return f"{fact}, since a program sees one MIG instance of {given}; {each}"
-    return f"{fact} of {row.listed}, as {given} says; let it name more devices, or start fewer workers"
+    return f"{fact} of {row.listed}, because of {given}; list more devices there, or start fewer workers"

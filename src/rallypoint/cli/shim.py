@@ -45,7 +45,7 @@ def shim(options: argparse.Namespace) -> int:
     if options.action == "run":
         return _run(command)
     if command:
-        raise UsageError(f"rallyctl shim {options.action} takes no command, and {shlex.join(command)} was given")
+        raise UsageError(f"rallyctl shim {options.action} takes no command; remove {shlex.join(command)}")
     environment = _Environment()
     if options.action == "status":
         print_answer("\n".join(environment.lines()))
@@ -59,7 +59,7 @@ def shim(options: argparse.Namespace) -> int:
             environment.switch_off()
     except OSError as error:
         raise UserError(
-            f"{error.filename} cannot be written: {error.strerror}; see what is in place with rallyctl shim status"
+            f"{error.filename} cannot be written: {error.strerror}; check the state with rallyctl shim status"
         ) from None
     print_answer("\n".join(environment.lines()))
     return 0
@@ -68,9 +68,9 @@ def shim(options: argparse.Namespace) -> int:
 def _run(command: list[str]) -> int:
     """Replace this process with a command under the shim."""
     if not command:
-        raise UsageError("there is no command; write it after --: rallyctl shim run -- accelerate launch train.py")
+        raise UsageError("the command is missing; write it after --: rallyctl shim run -- accelerate launch train.py")
     if not os.access(_FOLDER / "torchrun", os.X_OK):  # otherwise the shell would run torch's own
-        raise UserError(f"{_FOLDER / 'torchrun'} cannot be executed; install Rallypoint again, or chmod +x this file")
+        raise UserError(f"{_FOLDER / 'torchrun'} is not executable; reinstall Rallypoint, or run chmod +x on this file")
     for name, default in (("PATH", os.defpath), ("PYTHONPATH", "")):
         others = os.environ.get(name, default)
         os.environ[name] = os.pathsep.join([str(_FOLDER), *([others] if others else [])])

@@ -16,7 +16,7 @@ def unknown_flag(word: str, flags: Collection[str], command: str) -> str:
     similar = next((name for name in names if name.startswith(flag.rstrip("s"))), "") if len(flag) > 3 else ""
     similar = similar or closest_match(flag, names)
     hint = f"did you mean {similar}? " if similar else ""
-    return f"there is no flag {flag}; {hint}'{command} --help' lists all"
+    return f"unknown flag {flag}; {hint}'{command} --help' lists all"
 
 
 def closest_match(name: str, known: Collection[str], least: float = ALIKE) -> str:

@@ -46,7 +46,9 @@ def _plan(options: argparse.Namespace) -> LaunchPlan:
 
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        raise UsageError("there is no command; write it after --: rallyctl launch --hosts node1,node2 -- rallyrun t.py")
+        raise UsageError(
+            "the command is missing; write it after --: rallyctl launch --hosts node1,node2 -- rallyrun t.py"
+        )
     hosts = _hosts(options)
     times = {name: _seconds(options, name) for name in _TIMES}
     words: list[str] = []
@@ -54,13 +56,13 @@ def _plan(options: argparse.Namespace) -> LaunchPlan:
         try:
             words += shlex.split(text)
         except ValueError as error:
-            raise UsageError(f"--ssh-args={text!r} cannot be read: {error}; quote it as for a shell") from None
+            raise UsageError(f"--ssh-args={text!r} cannot be parsed: {error}; quote it as for a shell") from None
     ssh = SshOptions(tuple(words), options.python or sys.executable, times["connect_timeout"], times["lost_after"])
     variables = _variables(options)
     known = read_command(command, {key: text for key, text in variables.items() if key.startswith("PET_")}, len(hosts))
     if 0 < known.most < len(hosts):
         print_error(
-            f"rallyctl: {known.most} of {len(hosts)} hosts run at a time, as --nnodes says; the others are spares"
+            f"rallyctl: {known.most} of {len(hosts)} hosts run at a time (--nnodes); the others are spares"
         )
     # A control plane outside this launch might have no secret, and would refuse nodes that have one.
     if not {SECRET, f"{SECRET}_FILE"} & variables.keys() and (text := launch_secret(new=not known.endpoint_given)):
@@ -74,7 +76,7 @@ def _hosts(options: argparse.Namespace) -> list[Host]:
     from rallypoint.clusters.remote.inputs import parse_hostfile, parse_hosts
 
     if bool(options.hosts) == bool(options.hostfile):
-        both = "are both given; give one of them" if options.hosts else "are both missing; give one of them"
+        both = "are both set; use only one of them" if options.hosts else "are both missing; use one of them"
         raise UsageError(f"--hosts and --hostfile {both}")
     if options.hosts:
         return parse_hosts(options.hosts)
@@ -95,9 +97,9 @@ def _read(path: str, flag: str) -> bytes:
         with open(path, "rb") as file:
             data = file.read(_LARGEST_FILE + 1)
     except OSError as error:
-        raise UsageError(f"{flag}={path!r} cannot be read: {error.strerror}; name another") from None
+        raise UsageError(f"{flag}={path!r} cannot be read: {error.strerror}; choose another file") from None
     if len(data) > _LARGEST_FILE:
-        raise UsageError(f"{flag}={path!r} has more than {_LARGEST_FILE} bytes; name a smaller file")
+        raise UsageError(f"{flag}={path!r} has more than {_LARGEST_FILE} bytes; use a smaller file")
     return data
 
 
@@ -105,7 +107,7 @@ def _seconds(options: argparse.Namespace, name: str) -> int:
     text = str(getattr(options, name))
     if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= _TIMES[name]):
         flag = name.replace("_", "-")
-        raise UsageError(f"--{flag}={text!r} is not a number of seconds; give one from 1 to {_TIMES[name]}")
+        raise UsageError(f"--{flag}={text!r} is not a number of seconds from 1 to {_TIMES[name]}")
     return int(text)
 
 
@@ -118,7 +120,7 @@ def _folder() -> str:
         return os.getcwd()
     except OSError as error:
         raise UsageError(
-            f"the working folder of this command does not exist any more ({error.strerror}); give one with --chdir"
+            f"the working folder of this command no longer exists ({error.strerror}); set another one with --chdir"
         ) from None
 
 
@@ -153,7 +155,7 @@ def read_command(command: Sequence[str], variables: Mapping[str, str], hosts: in
     least, most = parse_nnodes(options.nnodes, source)
     if least > hosts:
         raise UsageError(
-            f"{source}={options.nnodes} needs {least} nodes, and {hosts} host{' is' if hosts == 1 else 's are'} given; "
-            "give more hosts, or leave it out"
+            f"{source}={options.nnodes} needs {least} nodes, but {hosts} host{' is' if hosts == 1 else 's are'} "
+            f"listed; list more hosts, or remove {source}"
         )
     return LaunchedCommand(least, most, is_given or "rdzv_endpoint" in options.sources)

@@ -23,8 +23,8 @@ def count_devices(text: str, environ: Mapping[str, str], source: str, root: Root
     if text not in _KINDS:
         others = ", ".join(kind for kind in _KINDS if kind not in ("gpu", "xpu"))
         raise UserError(
-            f"{source}={text!r} is not a number of workers; write one, or cpu, gpu, xpu or auto, or another device of "
-            f"torch ({others})"
+            f"{source}={text!r} is not a number of workers; use a number, cpu, gpu, xpu, auto, or another torch device "
+            f"({others})"
         )
     vendors = [vendor for vendor in VENDORS if vendor.kind == _KINDS[text]]
     rows = seen(environ, root, vendors)
@@ -35,11 +35,12 @@ def count_devices(text: str, environ: Mapping[str, str], source: str, root: Root
     trouble = next((row for row in rows if row.trouble), None)
     if trouble is not None:
         raise UserError(
-            f"{source}={text} cannot count {what}: {trouble.trouble}; write the number; {trouble.vendor.advice}"
+            f"{source}={text} cannot count {what}: {trouble.trouble}; set the number of workers, or "
+            f"{trouble.vendor.advice}"
         )
     hiding = [f"{row.variable}={environ[row.variable]!r}" for row in rows if row.variable]
     where = f" with {hiding[0]}" if hiding else " on this machine"
-    raise UserError(f"{source}={text} counts {what}, and none could be opened{where}; write a number, cpu or auto")
+    raise UserError(f"{source}={text} counts {what}, but none could be opened{where}; use a number, cpu or auto")
 
 
 def count_accelerators(environ: Mapping[str, str], source: str, root: Root = "/") -> int:
@@ -53,5 +54,5 @@ def count_accelerators(environ: Mapping[str, str], source: str, root: Root = "/"
     trouble, advice = trouble_of(rows, root)
     if trouble:
         more = f"; {advice}" if advice else ""
-        raise UserError(f"{source} cannot count the accelerators: {trouble}; write the number of workers, or cpu{more}")
+        raise UserError(f"{source} cannot count the accelerators: {trouble}; set the number of workers, or cpu{more}")
     return 0

@@ -41,15 +41,15 @@ def worker_python(environ: Mapping[str, str]) -> str:
         there = _has_torch(prefix)
         if not has_torch and (there or is_tool):
             _log.warning(
-                "workers run %s, the Python of %s=%s: the launcher's own (%s) has no torch; PYTHON_EXEC chooses "
-                "another",
+                "workers run %s, the Python of %s=%s, because the launcher's own (%s) has no torch; set PYTHON_EXEC to "
+                "choose another",
                 *(python, variable, environ[variable], sys.executable),
             )
             return python
         if has_torch and there:
             _log.warning(
-                "workers run %s, the launcher's own Python, and %s=%s has torch too; set PYTHON_EXEC=%s to use that, "
-                "or PYTHON_EXEC=%s to keep this one",
+                "workers run %s, the launcher's own Python, but %s=%s has torch too; set PYTHON_EXEC=%s to use that "
+                "Python, or PYTHON_EXEC=%s to keep the launcher's",
                 *(sys.executable, variable, environ[variable], python, sys.executable),
             )
             break

@@ -53,11 +53,11 @@ MAX_SLOTS = MAX_NODES * 1024
 def _in_script(title: str, hosts: int | None, start: str, unknown: str, cpus: int | None = None) -> Finding:
     """Report a process that was started once in its job (law 1), by a script or in a shell."""
     if hosts is None:
-        return NoCluster(f"{title} has not started this process once on each host ({unknown})", f"write {start}")
+        return NoCluster(f"{title} did not start this process once per host ({unknown})", f"use {start}")
     if hosts > 1:
         return DetectionRefusal(
-            f"{title} has {hosts} hosts, and this process is its script or a shell, on one of them; write {start} to "
-            "use all of them, or --standalone for this one"
+            f"{title} has {hosts} hosts, but this process is its script or a shell on one of them; use {start} to run "
+            "on all hosts, or --standalone to run on this one"
         )
     return Cluster(title=title, nodes=1, index=0, cpus=cpus)
 
@@ -82,17 +82,17 @@ def _pbs_lines(machine: Machine) -> list[str]:
 def of_pbs(environ: Mapping[str, str], machine: Machine) -> Finding:
     text = environ.get("PBS_JOBID", "").strip()
     if not text:
-        return NoCluster("PBS_JOBID is not set: PBS has not started this process", f"write {_PBS_START} in a PBS job")
+        return NoCluster("PBS did not start this process: PBS_JOBID is not set", f"use {_PBS_START} in a PBS job")
     match = _PBS_JOB.fullmatch(text)
     if match is None:
-        raise UsageError(f"PBS_JOBID={text[:60]!r} is not the id of a job of PBS; unset it, or leave --cluster out")
+        raise UsageError(f"PBS_JOBID={text[:60]!r} is not the id of a PBS job; unset it, or remove --cluster")
     job, part = match[1], match[2] or ""
     title = f"PBS job {job}[{part}]" if part else f"PBS job {job}"
     lines = _pbs_lines(machine)
     hosts = usable(lines)
     if lines and not hosts:
         return DetectionRefusal(
-            f"the file that PBS_NODEFILE names is not a list of hosts (its first line is {lines[0][:60]!r}); give "
+            f"the file that PBS_NODEFILE names is not a list of hosts (its first line is {lines[0][:60]!r}); set "
             "--nnodes, --node-rank and --rdzv-endpoint"
         )
     count = len(hosts) or number(environ, "PBS_NUM_NODES", 1, MAX_NODES)
@@ -103,14 +103,14 @@ def of_pbs(environ: Mapping[str, str], machine: Machine) -> Finding:
     if len(lines) > len(hosts):
         name = next(host for host in hosts if lines.count(host) > 1)
         return DetectionRefusal(
-            f"{title} names {name} {lines.count(name)} times in the file of PBS_NODEFILE, and starts a task each time, "
-            "but rallyrun starts the workers of a host itself; request mpiprocs=1 for each chunk, and give the number "
-            "of workers as --nproc-per-node"
+            f"{title} lists {name} {lines.count(name)} times in PBS_NODEFILE and starts one task per entry, but "
+            "rallyrun starts the workers of a host itself; request mpiprocs=1 per chunk, and set --nproc-per-node to "
+            "the number of workers"
         )
     if count is not None and index >= count:
         return DetectionRefusal(
-            f"{title} contradicts itself: PBS_NODENUM={index} of {count} hosts; give --nnodes, --node-rank and "
-            "--rdzv-endpoint"
+            f"the variables of {title} contradict each other: PBS_NODENUM={index} of {count} hosts; set --nnodes, "
+            "--node-rank and --rdzv-endpoint"
         )
     return Cluster(
         title=title,
@@ -122,8 +122,8 @@ def of_pbs(environ: Mapping[str, str], machine: Machine) -> Finding:
         hosts_here=index == 0,
         cpus=cpus,
         wanted={
-            "nnodes": f"the number of hosts of {title} is unknown here; {_COPY}, or give --nnodes",
-            "rdzv_endpoint": f"the first host of {title} is unknown here; {_COPY}, or give --rdzv-endpoint=HOST:29400",
+            "nnodes": f"the number of hosts of {title} is unknown here; {_COPY}, or set --nnodes",
+            "rdzv_endpoint": f"the first host of {title} is unknown here; {_COPY}, or set --rdzv-endpoint=HOST:29400",
         },
         origins={
             "nnodes": "PBS_NODEFILE" if hosts else "PBS_NUM_NODES",
@@ -168,14 +168,14 @@ def _lsf_slots(environ: Mapping[str, str]) -> list[tuple[str, int]]:
 def of_lsf(environ: Mapping[str, str], machine: Machine) -> Finding:
     job = number(environ, "LSB_JOBID", 1, MAX_ID)
     if job is None:
-        return NoCluster("LSB_JOBID is not set: LSF has not started this process", f"write {_LSF_START}")
+        return NoCluster("LSF did not start this process: LSB_JOBID is not set", f"use {_LSF_START}")
     part = number(environ, "LSB_JOBINDEX", 0, MAX_ID) or 0
     title = f"LSF job {job}[{part}]" if part else f"LSF job {job}"
     slots = _lsf_slots(environ)
     hosts = usable(name for name, _ in slots)
     if slots and not hosts:
         return DetectionRefusal(
-            f"{title} does not name its hosts in LSB_MCPU_HOSTS={environ.get('LSB_MCPU_HOSTS', '')[:120]!r}; give "
+            f"{title} does not list its hosts in LSB_MCPU_HOSTS={environ.get('LSB_MCPU_HOSTS', '')[:120]!r}; set "
             "--nnodes, --node-rank and --rdzv-endpoint"
         )
     task = number(environ, "LSF_PM_TASKID", 1, MAX_SLOTS)
@@ -184,15 +184,15 @@ def of_lsf(environ: Mapping[str, str], machine: Machine) -> Finding:
         return _in_script(title, len(hosts) or None, _LSF_START, unknown)
     if not hosts:
         return DetectionRefusal(
-            f"{title} does not say which hosts it has: LSB_MCPU_HOSTS and LSB_HOSTS are not set; pass the variables of "
-            "LSF on (a container or `env -i` may drop them), or give --nnodes, --node-rank and --rdzv-endpoint"
+            f"the hosts of {title} are unknown: LSB_MCPU_HOSTS and LSB_HOSTS are not set; pass on the variables of LSF "
+            "(a container or `env -i` can drop them), or set --nnodes, --node-rank and --rdzv-endpoint"
         )
     index = _lsf_index(task, hosts, machine.hostname, several=any(count > 1 for _, count in slots))
     if index is None:
         return DetectionRefusal(
-            f"{title} has {len(hosts)} hosts, and this is task {task} of blaunch, on {machine.hostname[:70]!r}: it has "
-            "started several on a host, and rallyrun starts the workers of a host itself; submit with bsub -n "
-            f"{len(hosts)} -R 'span[ptile=1]', and give the number of workers as --nproc-per-node"
+            f"{title} has {len(hosts)} hosts, and this is task {task} of blaunch, on {machine.hostname[:70]!r}: "
+            "blaunch started several tasks per host, but rallyrun starts the workers of a host itself; submit with "
+            f"bsub -n {len(hosts)} -R 'span[ptile=1]', and set --nproc-per-node to the number of workers"
         )
     return Cluster(
         title=title,
@@ -233,8 +233,10 @@ _FLUX_JOB = re.compile("[f\u0192]([1-9A-HJ-NP-Za-km-z]{1,16})")
 def of_flux(environ: Mapping[str, str], machine: Machine) -> Finding:
     rank = number(environ, "FLUX_TASK_RANK", 0, MAX_SLOTS)
     if rank is None:
-        where = "this process is in an instance of Flux, but" if environ.get("FLUX_URI") else "FLUX_URI is not set, and"
-        return NoCluster(f"{where} flux run has not started it (FLUX_TASK_RANK is not set)", f"write {_FLUX_START}")
+        where = "this process is in a Flux instance, but" if environ.get("FLUX_URI") else (
+            "this process is in no Flux instance (FLUX_URI is not set), and"
+        )
+        return NoCluster(f"{where} flux run did not start it (FLUX_TASK_RANK is not set)", f"use {_FLUX_START}")
     nodes = number(environ, "FLUX_JOB_NNODES", 1, MAX_NODES)
     size = number(environ, "FLUX_JOB_SIZE", 1, MAX_SLOTS)
     match = _FLUX_JOB.fullmatch(environ.get("FLUX_JOB_ID", ""))
@@ -242,19 +244,19 @@ def of_flux(environ: Mapping[str, str], machine: Machine) -> Finding:
     title = f"Flux job f{name}" if name else "the Flux job"
     if nodes is None or size is None:
         return DetectionRefusal(
-            f"{title} does not say how many tasks it has: FLUX_JOB_NNODES and FLUX_JOB_SIZE are needed; pass the "
-            "variables of Flux on, or give --nnodes, --node-rank and --rdzv-endpoint"
+            f"the number of tasks of {title} is unknown: FLUX_JOB_NNODES and FLUX_JOB_SIZE must be set; pass on the "
+            "variables of Flux, or set --nnodes, --node-rank and --rdzv-endpoint"
         )
     if size > nodes:
         return DetectionRefusal(
-            f"{title} has {size} tasks, more than its {nodes} node{'' if nodes == 1 else 's'}, and rallyrun starts the "
-            f"workers of a node itself; write flux run -N {nodes} --tasks-per-node=1, and the number of workers as "
-            "--nproc-per-node"
+            f"{title} has {size} tasks on {nodes} node{'' if nodes == 1 else 's'}, but rallyrun starts the workers of "
+            f"a node itself; use flux run -N {nodes} --tasks-per-node=1, and set --nproc-per-node to the number of "
+            "workers"
         )
     if size < nodes or rank >= size:
         return DetectionRefusal(
-            f"{title} contradicts itself: FLUX_JOB_NNODES={nodes}, FLUX_JOB_SIZE={size}, FLUX_TASK_RANK={rank}; give "
-            "--nnodes, --node-rank and --rdzv-endpoint"
+            f"the variables of {title} contradict each other: FLUX_JOB_NNODES={nodes}, FLUX_JOB_SIZE={size}, "
+            f"FLUX_TASK_RANK={rank}; set --nnodes, --node-rank and --rdzv-endpoint"
         )
     return Cluster(
         title=title,
@@ -265,8 +267,8 @@ def of_flux(environ: Mapping[str, str], machine: Machine) -> Finding:
         job_id=f"flux-f{name}" if name else "",
         hosts_here=nodes == 1,
         wanted={
-            "rdzv_endpoint": f"{title} does not say on which host task 0 is; give it with a free port: rallyrun "
-            "--cluster=flux --rdzv-backend=c10d --rdzv-endpoint=$(flux hostlist -l -n 0):29400 ..."
+            "rdzv_endpoint": f"the host of task 0 of {title} is unknown; set it with a free port: rallyrun "
+                             "--cluster=flux --rdzv-backend=c10d --rdzv-endpoint=$(flux hostlist -l -n 0):29400 ..."
         },
         origins={
             "nnodes": "FLUX_JOB_NNODES",

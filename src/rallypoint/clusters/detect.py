@@ -71,10 +71,10 @@ def find(which: str, environ: Mapping[str, str], machine: Machine) -> Finding:
     for family in FAMILIES:
         if family.flag == which or (which == "auto" and family.is_there(environ)):
             return family.find(environ, machine)
-    names = ", nor ".join(family.title for family in FAMILIES)
+    names = ", ".join(family.title for family in FAMILIES)
     return NoCluster(
-        f"neither {names} has started this process",
-        "give --nnodes and --rdzv-endpoint for a job of several nodes, or leave --cluster out",
+        f"none of these started this process: {names}",
+        "set --nnodes and --rdzv-endpoint for a job on several nodes, or remove --cluster",
     )
 
 

@@ -41,7 +41,7 @@ def expand(text: str) -> list[str]:
     than `MAX_HOSTS` hosts.
     """
     if len(text) > MAX_TEXT:
-        raise HostlistError(f"it has {len(text)} characters, and {MAX_TEXT} are allowed")
+        raise HostlistError(f"it has {len(text)} characters, but at most {MAX_TEXT} are allowed")
     hosts: list[str] = []
     for item in _items(text):
         hosts += _expand_item(item, MAX_HOSTS - len(hosts))
@@ -71,7 +71,7 @@ def _expand_item(item: str, room: int) -> Iterator[str]:
     pieces = _PART.split(item)  # text, ranges, text, ..., text
     texts, brackets = pieces[::2], pieces[1::2]
     if len(brackets) > MAX_BRACKETS:
-        raise HostlistError(f"{item[:60]!r} has {len(brackets)} brackets, and {MAX_BRACKETS} are allowed")
+        raise HostlistError(f"{item[:60]!r} has {len(brackets)} brackets, but at most {MAX_BRACKETS} are allowed")
     numbers: list[list[str]] = []
     for bracket in brackets:
         numbers.append(_numbers(bracket, room))
@@ -93,7 +93,7 @@ def _numbers(bracket: str, most: int) -> list[str]:
         first = match[1]
         low, high = int(first), int(match[2] or first)
         if low > high:
-            raise HostlistError(f"the range {part} goes down")
+            raise HostlistError(f"the range {part} is descending")
         if high - low >= most - len(numbers):
             raise HostlistError(f"it expands to more than {MAX_HOSTS} hosts")
         numbers += [str(number).zfill(len(first)) for number in range(low, high + 1)]

@@ -43,12 +43,14 @@ def of_kubernetes(environ: Mapping[str, str], machine: Machine) -> Finding:
     if index is None:
         return NoCluster(
             "JOB_COMPLETION_INDEX is not set: this is not a pod of a Job with completionMode: Indexed",
-            "give --nnodes, --node-rank and --rdzv-endpoint, or PET_NNODES and its siblings in the pod's template",
+            "set --nnodes, --node-rank and --rdzv-endpoint, or PET_NNODES, PET_NODE_RANK and PET_RDZV_ENDPOINT in the "
+            "pod's template",
         )
     nodes = number(environ, "JOB_COMPLETIONS", 1, MAX_NODES)
     if nodes is not None and index >= nodes:
         return DetectionRefusal(
-            f"JOB_COMPLETION_INDEX={index} is not below JOB_COMPLETIONS={nodes}; set it to the completions"
+            f"JOB_COMPLETION_INDEX={index} is not below JOB_COMPLETIONS={nodes}; set JOB_COMPLETIONS to the Job's "
+            "completions"
         )
     name, dash, last = machine.hostname.split(".")[0].rpartition("-")
     job = name if dash and last == str(index) and is_host_name(name) else ""
@@ -63,8 +65,8 @@ def of_kubernetes(environ: Mapping[str, str], machine: Machine) -> Finding:
         job_id=f"k8s-{job}" if job else "",
         cpus=_quota_cpus(machine.cpu_quota),
         wanted={
-            "nnodes": "the number of pods of this Indexed Job is unknown; set JOB_COMPLETIONS in the pod's template "
-            "to the Job's completions, or give --nnodes",
+            "nnodes": "the number of pods of this Indexed Job is unknown; set JOB_COMPLETIONS in the pod's template to "
+                      "the Job's completions, or set --nnodes",
             "rdzv_endpoint": _why_no_host(machine.hostname, index, job, service),
         },
         origins={
@@ -90,7 +92,7 @@ def _service_of(machine: Machine) -> str:
 def _why_no_host(hostname: str, index: int, job: str, service: str) -> str:
     if not job:
         return (
-            f"the host name {hostname[:70]!r} is not <job>-{index}, so the name of pod 0 is unknown; give "
+            f"the host name {hostname[:70]!r} is not <job>-{index}, so the name of pod 0 is unknown; set "
             "--rdzv-endpoint=HOST:29400 with the name of pod 0"
         )
     if not service:
@@ -136,15 +138,15 @@ def of_volcano(environ: Mapping[str, str], machine: Machine) -> Finding:
         if len(tasks) > 1:
             return DetectionRefusal(
                 f"this Volcano Job has {len(tasks)} tasks ({', '.join(tasks)[:200]}), and the pod's number among all "
-                f"pods is unknown; {_PLUGINS}, or give --nnodes, --node-rank and --rdzv-endpoint"
+                f"pods is unknown; {_PLUGINS}, or set --nnodes, --node-rank and --rdzv-endpoint"
             )
         ((name, hosts),) = tasks.items()
         nodes, host, port = len(hosts) or None, hosts[0] if hosts else "", PORT
         origins = {"nnodes": name, "node_rank": "VC_TASK_INDEX", "rdzv_endpoint": f"--rdzv-endpoint (from {name})"}
     if index is None or nodes is None or index >= nodes or not is_host_name(host):
         return DetectionRefusal(
-            f"this Volcano Job contradicts itself: pod {index} of {nodes}, the first at {host[:120]!r}; give --nnodes, "
-            "--node-rank and --rdzv-endpoint"
+            f"the variables of this Volcano Job contradict each other: pod {index} of {nodes}, the first at "
+            f"{host[:120]!r}; set --nnodes, --node-rank and --rdzv-endpoint"
         )
     job = host.partition(".")[2].split(".")[0]
     return Cluster(

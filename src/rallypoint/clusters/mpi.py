@@ -84,22 +84,22 @@ def of_mpi(environ: Mapping[str, str], machine: Machine) -> Finding:
     launcher = launcher_of(environ)
     if launcher is None:
         return NoCluster(
-            "neither OMPI_COMM_WORLD_SIZE with OMPI_COMM_WORLD_LOCAL_SIZE, nor PMI_SIZE with MPI_LOCALNRANKS is set: "
-            "no MPI launcher has started this process",
-            f"write {_OPEN_MPI} rallyrun ..., or {_HYDRA} rallyrun ...",
+            "no MPI launcher started this process: neither OMPI_COMM_WORLD_SIZE with OMPI_COMM_WORLD_LOCAL_SIZE nor "
+            "PMI_SIZE with MPI_LOCALNRANKS is set",
+            f"use {_OPEN_MPI} rallyrun ..., or {_HYDRA} rallyrun ...",
         )
     size = number(environ, launcher.size, 1, MAX_NODES)
     rank = number(environ, launcher.rank, 0, MAX_NODES - 1)
     here = number(environ, launcher.local_size, 1, MAX_NODES)
     if size is None or rank is None or here is None or rank >= size or here > size:
         return DetectionRefusal(
-            f"{launcher.title} contradicts itself: {launcher.size}={size}, {launcher.rank}={rank}, "
-            f"{launcher.local_size}={here}; give --nnodes, --node-rank and --rdzv-endpoint"
+            f"the variables of {launcher.title} contradict each other: {launcher.size}={size}, {launcher.rank}={rank}, "
+            f"{launcher.local_size}={here}; set --nnodes, --node-rank and --rdzv-endpoint"
         )
     if here > 1:
         return DetectionRefusal(
-            f"{launcher.title} has started {here} ranks on this host ({launcher.local_size}={here}), and rallyrun "
-            f"starts the workers of a host itself; write {launcher.one_per_host} rallyrun --nproc-per-node={here} ..."
+            f"{launcher.title} started {here} ranks on this host ({launcher.local_size}={here}), but rallyrun starts "
+            f"the workers of a host itself; use {launcher.one_per_host} rallyrun --nproc-per-node={here} ..."
         )
     name = name_of_job(environ, "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
     hosts = [machine.hostname] if size == 1 else _hosts_of_the_batch_job(environ, machine)
@@ -114,10 +114,11 @@ def of_mpi(environ: Mapping[str, str], machine: Machine) -> Finding:
         port=control_port(zlib.crc32(key.encode(errors="replace")), ephemeral=machine.ephemeral)[0],
         hosts_here=size == 1,
         job_id=f"mpi-{name}" if name else "",
-        unbind=f"write {launcher.one_per_host} rallyrun ...",
+        unbind=f"use {launcher.one_per_host} rallyrun ...",
         wanted={
-            "rdzv_endpoint": f"{launcher.title} does not say on which host rank 0 is; give it with a free port: "
-            f"{launcher.one_per_host} rallyrun --cluster=mpi --rdzv-backend=c10d --rdzv-endpoint=HOST:29400 ..."
+            "rdzv_endpoint": f"the host of rank 0 of {launcher.title} is unknown; set it with a free port: "
+                             f"{launcher.one_per_host} rallyrun --cluster=mpi --rdzv-backend=c10d "
+                             "--rdzv-endpoint=HOST:29400 ..."
         },
         origins={
             "nnodes": launcher.size,

@@ -28,7 +28,7 @@ from rallypoint.clusters.findings import (
 from rallypoint.clusters.ports import control_port
 from rallypoint.control.protocol.ranges import MAX_NODES
 
-_GIVE = "give --nnodes, --node-rank and --rdzv-endpoint"
+_GIVE = "set --nnodes, --node-rank and --rdzv-endpoint"
 
 
 class Listing(NamedTuple):
@@ -87,8 +87,8 @@ def _of_listing(names: Listing, environ: Mapping[str, str], machine: Machine) ->
     count = number(environ, names.nodes, 1, MAX_NODES) or len(hosts) or None
     if count is None or (hosts and len(addresses) != count) or index >= count or (addresses and not hosts):
         return DetectionRefusal(
-            f"{title} contradicts itself: {names.addresses} names {len(addresses)} hosts, {names.nodes}={count}, "
-            f"{names.rank}={index}; {_GIVE}"
+            f"the variables of {title} contradict each other: {names.addresses} lists {len(addresses)} hosts, "
+            f"{names.nodes}={count}, {names.rank}={index}; {_GIVE}"
         )
     return Cluster(
         title=title,
@@ -100,8 +100,8 @@ def _of_listing(names: Listing, environ: Mapping[str, str], machine: Machine) ->
         hosts_here=index == 0,
         gpus=number(environ, names.gpus, 0, MAX_GPUS),
         wanted={
-            "rdzv_endpoint": f"{title} does not say where node 0 is: {names.addresses} is not set; give "
-            "--rdzv-endpoint=HOST:29400"
+            "rdzv_endpoint": f"the address of node 0 of {title} is unknown: {names.addresses} is not set; set "
+                             "--rdzv-endpoint=HOST:29400"
         },
         origins={
             "nnodes": names.nodes,
@@ -127,12 +127,13 @@ def of_sagemaker(environ: Mapping[str, str], machine: Machine) -> Finding:
         here, named = str(config.get("current_host", "")), _list_of_strings(config.get("hosts"))
     if not named:
         return NoCluster(
-            f"SM_HOSTS is not set, and {SAGEMAKER_FILE} is not readable: this is not a training job of SageMaker", _GIVE
+            f"this is not a SageMaker training job: SM_HOSTS is not set, and {SAGEMAKER_FILE} cannot be read", _GIVE
         )
     hosts = usable(sorted(named))
     if not hosts or len(hosts) != len(named) or here not in hosts:
         return DetectionRefusal(
-            f"SageMaker contradicts itself: it names {len(named)} hosts, and this one is {here[:60]!r}; {_GIVE}"
+            f"SageMaker's list of hosts is inconsistent: it has {len(named)} entries, and this host is {here[:60]!r}; "
+            f"{_GIVE}"
         )
     job = name_of_job(environ, "TRAINING_JOB_NAME")
     return Cluster(
@@ -187,24 +188,23 @@ def of_azureml(environ: Mapping[str, str], _machine: Machine) -> Finding:
     host = environ.get("MASTER_ADDR", "").strip()
     if index is None or not host:
         return NoCluster(
-            "NODE_RANK and MASTER_ADDR are not set: Azure Machine Learning has started no distributed job of type "
-            "pytorch",
-            f"write `distribution: {{type: pytorch, process_count_per_instance: 1}}` in the job, or {_GIVE}",
+            "Azure Machine Learning did not start a distributed job of type pytorch: NODE_RANK and MASTER_ADDR are not "
+            "set",
+            f"set `distribution: {{type: pytorch, process_count_per_instance: 1}}` in the job, or {_GIVE}",
         )
     nodes = number(environ, "AZUREML_NODE_COUNT", 1, MAX_NODES)
     world = number(environ, "WORLD_SIZE", 1, MAX_NODES * 1024)
     local = number(environ, "LOCAL_RANK", 0, MAX_NODES)
     if local or (nodes is not None and world is not None and world > nodes):
         return DetectionRefusal(
-            "Azure Machine Learning has started several processes on this instance "
-            f"(WORLD_SIZE={world}, AZUREML_NODE_COUNT={nodes}, LOCAL_RANK={local}), and rallyrun starts the workers of "
-            "an instance itself; write process_count_per_instance: 1, and give the number of workers as "
-            "--nproc-per-node"
+            f"Azure Machine Learning started several processes on this instance (WORLD_SIZE={world}, "
+            f"AZUREML_NODE_COUNT={nodes}, LOCAL_RANK={local}), but rallyrun starts the workers of an instance itself; "
+            "set process_count_per_instance: 1, and set --nproc-per-node to the number of workers"
         )
     count = nodes or world
     if not is_host(host) or count is None or index >= count:
         return DetectionRefusal(
-            f"Azure Machine Learning contradicts itself: NODE_RANK={index} of {count} instances, "
+            f"the variables of Azure Machine Learning contradict each other: NODE_RANK={index} of {count} instances, "
             f"MASTER_ADDR={host[:70]!r}; {_GIVE}"
         )
     job = name_of_job(environ, "AZUREML_RUN_ID")

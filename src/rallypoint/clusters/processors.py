@@ -52,11 +52,13 @@ def shortage(workers: int, found: Processors, environ: Mapping[str, str]) -> tup
     if workers < 2 or workers <= min(found.allowed, found.quota):
         return None
     if found.quota < found.allowed and found.quota < found.there:
-        fact = f"{workers} workers share the time of {found.quota:.3g} of {found.there} processors (cgroup)"
-        remedy = "raise its quota (limits.cpu of a pod, --cpus of a container, CPUQuota= of a service)"
+        fact = f"{workers} workers share a CPU quota of {found.quota:.3g} of {found.there} processors (cgroup)"
+        remedy = "raise the quota (limits.cpu of a pod, --cpus of a container, CPUQuota= of a service)"
         return fact, f"{remedy}; or start fewer workers"
     if found.allowed < found.there:
-        fact = f"{workers} workers share {_count(found.allowed)} of {found.there}, by the affinity of this process"
+        fact = (
+            f"{workers} workers share {_count(found.allowed)} of {found.there} because of this process's CPU affinity"
+        )
         return fact, f"{_remedy(environ)}; or start fewer workers"
     return None
 
@@ -67,9 +69,9 @@ def _count(number: int) -> str:
 
 def _remedy(environ: Mapping[str, str]) -> str:
     if "SLURM_JOB_ID" in environ:
-        return "give srun --cpus-per-task=N, or --cpu-bind=none"
+        return "use srun --cpus-per-task=N or --cpu-bind=none"
     from rallypoint.clusters.mpi import launcher_of
 
     if launcher := launcher_of(environ):
-        return f"write {launcher.one_per_host} rallyrun ..."
-    return "start it without taskset or numactl, or give the container more processors (--cpuset-cpus)"
+        return f"use {launcher.one_per_host} rallyrun ..."
+    return "start it without taskset or numactl, or allow the container more processors (--cpuset-cpus)"

@@ -38,7 +38,7 @@ _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
 def of_slurm(environ: Mapping[str, str], machine: Machine) -> Finding:
     job = number(environ, "SLURM_JOB_ID", 1, MAX_ID) or number(environ, "SLURM_JOBID", 1, MAX_ID)
     if job is None:
-        return NoCluster("SLURM_JOB_ID is not set: Slurm has not started this process", f"write {_SRUN}")
+        return NoCluster("Slurm did not start this process: SLURM_JOB_ID is not set", f"use {_SRUN}")
     step = number(environ, "SLURM_STEP_ID", 0, MAX_ID)
     if step is None:
         step = number(environ, "SLURM_STEPID", 0, MAX_ID)
@@ -52,14 +52,14 @@ def _outside_a_step(environ: Mapping[str, str], job: int) -> Finding:
     nodes = number(environ, "SLURM_JOB_NUM_NODES", 1, MAX_NODES) or number(environ, "SLURM_NNODES", 1, MAX_NODES)
     if nodes is None:
         return NoCluster(
-            f"Slurm job {job} has not started this process with srun (SLURM_STEP_ID and SLURM_JOB_NUM_NODES are not "
-            "set, as after ssh to a node of it)",
-            f"for all nodes of the job write {_SRUN}",
+            f"srun did not start this process in Slurm job {job} (SLURM_STEP_ID and SLURM_JOB_NUM_NODES are not set, "
+            "as after ssh to one of its nodes)",
+            f"use {_SRUN} to run on all nodes of the job",
         )
     if nodes > 1:
         return DetectionRefusal(
-            f"Slurm job {job} has {nodes} nodes, and this process was started without srun, on one of them; write "
-            f"{_SRUN} to use all of them, or --standalone for this one"
+            f"Slurm job {job} has {nodes} nodes, but this process was started without srun, on one of them; use "
+            f"{_SRUN} to run on all nodes, or --standalone to run on this one"
         )
     return Cluster(title=f"Slurm job {job}", nodes=1, index=0, gpus=_gpus(environ), cpus=_cpus(environ))
 
@@ -73,26 +73,26 @@ def _of_a_step(environ: Mapping[str, str], machine: Machine, job: int, step: int
     missing = [name for name, value in values.items() if value is None]
     if nodes is None or index is None or not names:
         return DetectionRefusal(
-            f"{title} does not say which hosts it has: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
-            "not set; pass the variables of Slurm on (a container or `env -i` may drop them), or give --nnodes, "
-            "--node-rank and --rdzv-endpoint"
+            f"the hosts of {title} are unknown: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not "
+            "set; pass on the variables of Slurm (a container or `env -i` can drop them), or set --nnodes, --node-rank "
+            "and --rdzv-endpoint"
         )
     try:
         hosts = expand(names)
     except HostlistError as error:
         return DetectionRefusal(
-            f"SLURM_STEP_NODELIST={names[:120]!r} is not a list of hosts: {error}; give --rdzv-endpoint"
+            f"SLURM_STEP_NODELIST={names[:120]!r} is not a list of hosts: {error}; set --rdzv-endpoint"
         )
     if len(hosts) != nodes or index >= nodes or not is_host_name(hosts[0]):
         return DetectionRefusal(
-            f"{title} contradicts itself: SLURM_STEP_NODELIST={names[:120]!r} names {len(hosts)} hosts, "
-            f"SLURM_STEP_NUM_NODES={nodes}, SLURM_NODEID={index}; give --nnodes, --node-rank and --rdzv-endpoint"
+            f"the variables of {title} contradict each other: SLURM_STEP_NODELIST={names[:120]!r} lists {len(hosts)} "
+            f"hosts, SLURM_STEP_NUM_NODES={nodes}, SLURM_NODEID={index}; set --nnodes, --node-rank and --rdzv-endpoint"
         )
     if (most := _most_tasks(environ)) > 1:
         return DetectionRefusal(
-            f"{title} has {most} tasks on a node (SLURM_STEP_TASKS_PER_NODE="
-            f"{environ['SLURM_STEP_TASKS_PER_NODE'][:60]}), and rallyrun starts the workers of a node itself; write "
-            f"srun --ntasks-per-node=1 and the number of workers as --nproc-per-node"
+            f"{title} has {most} tasks per node "
+            f"(SLURM_STEP_TASKS_PER_NODE={environ['SLURM_STEP_TASKS_PER_NODE'][:60]}), but rallyrun starts the workers "
+            "of a node itself; use srun --ntasks-per-node=1, and set --nproc-per-node to the number of workers"
         )
     return _cluster(environ, machine, (job, step, index), hosts, title)
 
@@ -120,14 +120,14 @@ def _cluster(
             "rdzv_endpoint": "--rdzv-endpoint (from SLURM_STEP_NODELIST)",
             "rdzv_id": "SLURM_JOB_ID",
         },
-        unbind="give srun --cpus-per-task=N, or --cpu-bind=none",
+        unbind="use srun --cpus-per-task=N or --cpu-bind=none",
         remark="" if is_outside else _NO_ROOM.format(port=port, text=machine.ephemeral.strip()[:40]),
     )
 
 
 _NO_ROOM = (
-    "port {port} of the endpoint may be taken by an outgoing connection: the kernel gives those any port "
-    "(net.ipv4.ip_local_port_range={text}); if it is, give --rdzv-endpoint=HOST:PORT"
+    "port {port} of the endpoint might be in use by an outgoing connection: the kernel assigns those any port "
+    "(net.ipv4.ip_local_port_range={text}); if it is, set --rdzv-endpoint=HOST:PORT"
 )
 
 

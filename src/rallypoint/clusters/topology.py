@@ -31,8 +31,8 @@ def check_topology(domain: str, segment: int, min_nodes: int) -> None:
     """Raise UsageError if the domain is invalid, or if a job of this size cannot have such segments."""
     if not _is_name(domain):
         raise UsageError(
-            f"--node-domain={domain[:80]!r} is not a name of printable characters, without spaces around it, of "
-            f"{_MOST} bytes at most"
+            f"--node-domain={domain[:80]!r} is not a valid name; use at most {_MOST} bytes of printable characters, "
+            "without spaces around them"
         )
     checked_size(segment, min_nodes, fixed_ranks=False)
 
@@ -45,12 +45,12 @@ def node_domain(option: str) -> str:
     domain = find_domain(os.environ)
     if domain is None:
         _log.warning(
-            "--node-domain=auto: neither NVML nor %s says which domain this node is in, so it counts as a node without "
-            "one; give --node-domain=NAME, or PET_NODE_DOMAIN",
+            "--node-domain=auto: neither NVML nor %s reports the domain of this node, so it counts as a node without "
+            "one; set --node-domain=NAME, or PET_NODE_DOMAIN",
             _ADDRESS,
         )
         return ""
-    _log.info("this node is in domain %s, as %s says", domain.name, domain.source)
+    _log.info("this node is in domain %s, as reported by %s", domain.name, domain.source)
     return domain.name
 
 

@@ -82,7 +82,9 @@ def _positive(name: str, time: timedelta | None) -> timedelta:
     if time is None:
         return timedelta(seconds=_DEFAULTS[name])
     if time <= timedelta(0):
-        raise UserError(f"the {name} timeout {time} is not positive; give one, or None for {_DEFAULTS[name]} s")
+        raise UserError(
+            f"the {name} timeout {time} is not positive; pass a positive one, or None for {_DEFAULTS[name]} s"
+        )
     return time
 
 
@@ -305,7 +307,7 @@ def _file(params: RendezvousParameters) -> Store:
     try:
         return FileStore(path)
     except StoreError as error:
-        raise RendezvousConnectionError(f"the file {path!r} cannot hold a rendezvous: {error}") from error
+        raise RendezvousConnectionError(f"the file {path!r} cannot be used for a rendezvous: {error}") from error
 
 
 def _tcp(params: RendezvousParameters) -> Store:
@@ -313,7 +315,7 @@ def _tcp(params: RendezvousParameters) -> Store:
     timeout = params.get_as_int("read_timeout", 60)
     assert timeout is not None
     if timeout <= 0:
-        raise UserError(f"rendezvous option read_timeout={timeout} must be positive")
+        raise UserError(f"rendezvous option read_timeout={timeout} is not positive; set it to 1 or more")
     is_host = params.get_as_bool("is_host")
     attempts = (is_host,) if is_host is not None else (True, False) if is_this_machine(host) else (False,)
     last: StoreError | None = None

@@ -60,9 +60,9 @@ def create_c10d_store(
     if use_libuv is not None:
         log.warning("use_libuv=%s has no effect; set USE_LIBUV to 0 or 1 instead", use_libuv)
     if server_port == -1 and world_size > 1:
-        raise UserError(f"a store that {world_size} will use needs a port that they all know; give server_port")
+        raise UserError(f"a store for {world_size} processes needs a port that all of them know; set server_port")
     if not is_server and server_port <= 0:
-        raise StoreConnectionError(f"server_port={server_port} is not a port; give a client the server's port")
+        raise StoreConnectionError(f"server_port={server_port} is not a port; set it to the server's port")
     store = TCPStore(
         server_addr,
         max(0, server_port),

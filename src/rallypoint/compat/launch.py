@@ -32,7 +32,7 @@ def launch(args: argparse.Namespace) -> None:
     """Run this node's part of the job. Raises like `rallypoint.compat.run.run`."""
     if not get_use_env(args):
         if args.no_python:
-            raise UserError("--no-python gives programs no --local-rank argument; give --use-env as well")
+            raise UserError("--no-python passes no --local-rank argument to programs; add --use-env")
         script_args = ["--local-rank=${local_rank}", *args.training_script_args]
         args = argparse.Namespace(**{**vars(args), "training_script_args": script_args})
     run(args)
@@ -41,8 +41,8 @@ def launch(args: argparse.Namespace) -> None:
 def main(args: Sequence[str] | None = None) -> None:
     """Parse a command line and run it; None for this process's own."""
     warnings.warn(
-        "rallypoint.compat.launch is deprecated, as torch.distributed.launch is; use rallyrun, and LOCAL_RANK instead "
-        "of the argument --local-rank",
+        "rallypoint.compat.launch is deprecated, like torch.distributed.launch; use rallyrun, and read LOCAL_RANK "
+        "instead of the argument --local-rank",
         FutureWarning,
         stacklevel=2,
     )

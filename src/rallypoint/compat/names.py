@@ -155,10 +155,10 @@ def _torchs(path: str) -> ModuleType:
         return own
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name not in {"torch", "torch.distributed"}:
-            raise ModuleNotFoundError(f"there is no {here}: torch has no {name}", name=here) from error
+            raise ModuleNotFoundError(f"{here} does not exist, because torch has no {name}", name=here) from error
         raise ImportError(
-            f"what was asked of {here} is not Rallypoint's own but that of {name}, which cannot be imported here "
-            f"({error}); install torch, or do without that name",
+            f"{here} takes this name from {name}, which cannot be imported here ({error}); install torch, or do not "
+            "use the name",
             name=here,
         ) from error
 

@@ -141,7 +141,9 @@ def install_handlers() -> bool:
     """
     global _users
     if threading.current_thread() is not threading.main_thread():
-        log.warning("signals to this process leave its workers to their reaper: only the main thread handles signals")
+        log.warning(
+            "if a signal ends this process, the reaper ends its workers: only the main thread can handle signals"
+        )
         return False
     _users += 1
     named = os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS) != DEFAULT_SIGNALS

@@ -15,7 +15,7 @@ MAX_MESSAGE = 2 * 1024
 MAX_PATH = 4 * 1024
 """Limits of the texts, in bytes of UTF-8."""
 
-_STDERR_COPY = "the worker's standard error, which -t 2 keeps in a file as well"
+_STDERR_COPY = "the worker's standard error, which -t 2 also saves in a file"
 
 
 class Restarts(NamedTuple):

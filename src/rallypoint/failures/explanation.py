@@ -23,7 +23,7 @@ from rallypoint.failures.tracebacks import (
     unfold_json,
 )
 
-_HIDDEN = "(standard output, which --local-ranks-filter keeps from the console)"
+_HIDDEN = "(standard output, which --local-ranks-filter hides from the console)"
 _CRASHES = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
 """Signals with which a program ends itself."""
 TOOL_FILES = ("uv-receipt.toml", "pipx_metadata.json")
@@ -68,7 +68,7 @@ def _environment_note(message: str, python: str) -> str:
         if os.path.realpath(active) in ours | {theirs}:
             return ""
         advice = f"set PYTHON_EXEC={active}/bin/python to run them there"
-        return f" (workers run {python}, and the active environment is {active}; {advice})"
+        return f" (workers run {python}, but the active environment is {active}; {advice})"
     if python == sys.executable and any(os.path.exists(f"{sys.prefix}/{name}") for name in TOOL_FILES):
         advice = "activate the environment that has the module, or set PYTHON_EXEC to its Python"
         return f" (workers run {python}, where only Rallypoint is installed; {advice})"

@@ -171,7 +171,7 @@ def _disk_full(folder: str) -> str:
     except OSError:
         return ""
     full = disk.f_bavail == 0 or disk.f_favail == 0 < disk.f_files
-    return f"the disk is full under {folder}: its last output may be missing there" if full else ""
+    return f"the disk is full under {folder}: its last output might be missing there" if full else ""
 
 
 # Error files
@@ -339,7 +339,7 @@ class OomKills:
         if pid in victims:
             return f"{_OOM_KILLED} (it held {megabytes(victims[pid])}, {facts})"
         return (
-            f"killed by somebody, after another process was {_OOM_KILLED} ({facts})" if self._group is not None else ""
+            f"killed by an unknown sender after another process was {_OOM_KILLED} ({facts})" if self._group is not None else ""
         )
 
     def context(self, killed: int) -> str:

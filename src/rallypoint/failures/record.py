@@ -43,7 +43,7 @@ class ErrorHandler:
 
             faulthandler.enable(all_threads=True)
         except Exception as error:  # standard error may be closed, or not be a file
-            _logger.warning("a crash of this process will show no Python stack: %s", error)
+            _logger.warning("a crash of this process will not show a Python stack: %s", error)
 
     def record_exception(self, e: BaseException) -> None:
         """Write `e` and its traceback, if there is a path for it."""
@@ -110,7 +110,7 @@ class ErrorHandler:
         if isinstance(message, dict):
             message["errorCode"] = error_code
         else:
-            _logger.warning("%r has a message of the plain form, which has no exit code", rootcause_error_file)
+            _logger.warning("%r contains a plain message, which has no exit code", rootcause_error_file)
 
     def _get_error_file_path(self) -> str | None:
         """The path of this process's error file; None or empty if there is none."""
@@ -120,7 +120,7 @@ class ErrorHandler:
         from rallypoint.failures.failure import write_error_file
 
         if os.path.exists(path):
-            _logger.warning("the error file %r exists already and is replaced", path)
+            _logger.warning("the error file %r already exists and is replaced", path)
         write_error_file(path, data)
 
 

@@ -21,7 +21,7 @@ def start_collecting(
     """
     thread = start_thread(partial(_collect, request, gather, send), "collect")
     if thread is None:
-        log.warning("the data that rallyctl asked for cannot be collected: this machine allows no more threads")
+        log.warning("the data that rallyctl requested cannot be collected: this machine allows no more threads")
         send(CollectedPart(request.number, b"", True))
     return thread
 
@@ -30,7 +30,7 @@ def _collect(request: CollectRequested, gather: Callable[[], bytes], send: Calla
     try:
         data = gather()
     except Exception:
-        log.exception("the data that rallyctl asked for could not be collected")
+        log.exception("the data that rallyctl requested could not be collected")
         data = b""
     cuts = range(0, max(1, len(data)), MAX_PART)
     for at in cuts:

@@ -65,12 +65,12 @@ class Drills(Feature):
         self._freezers = [freezer for freezer in self._freezers if freezer.poll() is None]
         fault, workers = request.fault, self._targets(request)
         if fault.is_of_worker and not workers:
-            log.warning("the drill changes nothing: rank %d does not run here at the moment", request.rank)
+            log.warning("the drill has no effect: rank %d is not running here at the moment", request.rank)
             return
         try:
             self._do(request, workers)
-        except OSError as error:  # the process has ended, or this machine has no free process or descriptor
-            log.warning("the drill cannot be done: %s", error)
+        except OSError as error:  # the process has ended, or this machine has no process or descriptor left
+            log.warning("the drill cannot be carried out: %s", error)
 
     def _do(self, request: FaultRequested, workers: list[ProcessStat]) -> None:
         match fault := request.fault:
@@ -81,7 +81,7 @@ class Drills(Feature):
                 os.kill(os.getpid(), signal.SIGKILL)
             case Fault.PAUSE_WORKER | Fault.HANG:
                 if fault is Fault.HANG and not self.workers.group.spec.features.hangs.hang_timeout:
-                    log.warning("this node was started without --hang-timeout: nothing looks for this hang")
+                    log.warning("this node was started without --hang-timeout, so nothing detects this hang")
                 freezer = self._freeze(workers, request.lasts)
                 if fault is Fault.HANG:
                     self._hang = freezer

@@ -161,8 +161,8 @@ class Watch:
         except Exception:
             self.failed = True
             log.exception(
-                "looking at the GPU memory failed; restarts no longer wait for it: this is a bug in Rallypoint, please "
-                "report it"
+                "checking GPU memory failed, so restarts no longer wait for it; this is a bug in Rallypoint (please "
+                "report it)"
             )
         finally:
             self.ended = True
@@ -302,7 +302,7 @@ class GpuMemoryWait(Preparation):
         if seconds < _WORTH_A_LINE:
             return
         gpus = ", ".join(ranges(watch.gpus))
-        what = f"the memory of GPU {gpus}" if gpus else "an answer of NVIDIA's driver"
+        what = f"the memory of GPU {gpus}" if gpus else "an answer from NVIDIA's driver"
         log.info("the restart waited %.2f s for %s", seconds, what)
 
     def _give_up(self) -> None:
@@ -312,7 +312,7 @@ class GpuMemoryWait(Preparation):
         if watch is None or verdict is None:
             self._is_silent = True
             log.warning(
-                "the workers start without a check of GPU memory: NVIDIA's driver has not answered within %g s",
+                "the workers start without a check of GPU memory: NVIDIA's driver did not answer within %g s",
                 self._timeout,
             )
             return

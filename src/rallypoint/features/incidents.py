@@ -212,7 +212,7 @@ class IncidentRecorder:
         self._count += 1
         if self._count > MAX_KEPT:
             if self._count == MAX_KEPT + 1:
-                log.warning("this agent has kept %d incidents; later ones are not kept", MAX_KEPT)
+                log.warning("this agent has saved %d incidents and will not save any more", MAX_KEPT)
             return
         # Take the state of the job now, not after a thread has read the stacks:
         #   1. node B fails for the last time, and the coordinator, in this agent A, ends the job;
@@ -273,14 +273,14 @@ class IncidentRecorder:
             log.error("the evidence of this failure cannot be saved in %s: %s", self._folder, error.strerror or error)
         except Exception:
             log.exception(
-                "the evidence of this failure could not be saved: this is a bug in Rallypoint, please report it"
+                "the evidence of this failure could not be saved; this is a bug in Rallypoint (please report it)"
             )
         else:
             log.warning("this node's evidence of the failure is in %s", os.path.abspath(path))
 
 
 def _failed(_what: str) -> None:
-    log.exception("the evidence of a failure could not be saved: this is a bug in Rallypoint, please report it")
+    log.exception("the evidence of a failure could not be saved; this is a bug in Rallypoint (please report it)")
 
 
 class Incidents(Feature):
@@ -330,8 +330,8 @@ def _until_ended(facts: IncidentFacts) -> None:
 
 
 def demand(facts: IncidentFacts) -> tuple[Piece, ...]:
-    """The bundle for an operator's request: a smaller one, from a node whose workers are running."""
-    asked = Incident(facts.node.round, "an operator asked", "", False)
+    """The bundle that an operator requested: a smaller one, of a node whose workers run."""
+    asked = Incident(facts.node.round, "requested by an operator", "", False)
     pieces = [*stack_pieces(facts), *gpu_pieces(), *pieces_of(facts.node, asked)]
     return bundle(summary_of(asked, facts.node), pieces, ON_DEMAND_LIMIT)
 
@@ -404,7 +404,7 @@ def gpu_pieces() -> list[Piece]:
                 smi.kill()
                 with suppress(subprocess.TimeoutExpired):  # a hung driver can keep even a killed process alive
                     smi.wait(1.0)
-                text = f"nvidia-smi gave no answer within {_SMI_TIMEOUT:g} s; see the kernel's log\n"
+                text = f"nvidia-smi did not answer within {_SMI_TIMEOUT:g} s; check the kernel log\n"
                 return [Piece("nvidia-smi.txt", text.encode())]
             out.seek(0)
             return [Piece("nvidia-smi.txt", _masked(out.read(_LARGEST_STATE)))]
@@ -467,7 +467,7 @@ def _environment(facts: NodeFacts) -> str:
 
 
 def _system(facts: NodeFacts) -> str:
-    parts = ["# what is known of how workers ended"]
+    parts = ["# how workers ended, as far as known"]
     for rank, failure in sorted(facts.failures.items()):
         parts.append(f"rank {rank} (pid {failure.pid}), exit code {failure.exitcode}: {failure.text}")
         parts += [failure.context] if failure.context else []

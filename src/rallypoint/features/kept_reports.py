@@ -166,7 +166,7 @@ def _quietly(write: Callable[[], None]) -> None:
     try:
         write()
     except Exception as trouble:  # such as a full disk
-        _log.debug("the report is not kept on this machine: %s", trouble)
+        _log.debug("the report cannot be saved on this machine: %s", trouble)
 
 
 def _name(began: float, pid: int) -> str:

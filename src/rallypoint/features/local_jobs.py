@@ -71,7 +71,7 @@ def _job_in(fields: Mapping[str, str], user: int) -> LocalJob:
     """The job described in a file's fields. Raises ValueError or LookupError if a field is missing or invalid."""
     pid, began = fields["pid"], float(fields["began"])
     if not (_NUMBER.fullmatch(pid) and 0 < int(pid) < 2**31 and 0 <= began <= _LAST_MOMENT):
-        raise ValueError("it has a number or a time that cannot be")
+        raise ValueError("it contains an impossible number or time")
     return LocalJob(
         int(pid), fields["job"], fields["backend"], fields["endpoint"], fields["script"], began=began, user=user
     )
@@ -225,7 +225,7 @@ class LocalFile:
             self._file = -1
 
 
-_NOT_FOUND = "commands on this machine cannot find this job, which continues"
+_NOT_FOUND = "commands on this machine cannot find this job, but the job continues"
 
 
 def _readable(fds: Iterable[int], seconds: float) -> set[int]:
@@ -310,10 +310,10 @@ def _is_of(pid: int, user: int) -> bool:
 
 _MOST_ENDED, _KEPT = 100, 30 * 86400.0
 _ALL_KILLED = (
-    "all of its processes on this machine were killed at once, as with a container or the machine itself, at some time "
-    "before this was found"
+    "all of its processes on this machine were killed at once, as when a container or the machine stops; the time is "
+    "unknown"
 )
-_NOT_KEPT = "the outcome of the job is not kept on this machine: %s"
+_NOT_KEPT = "the outcome of the job cannot be saved on this machine: %s"
 _ENDED = re.compile(r"([0-9]{14})-[0-9]+")
 """When an agent ended, in milliseconds since 1970, and its pid."""
 
@@ -380,7 +380,7 @@ def record_if_killed(workers: WorkerController, folder: str) -> str:
     """
     try:
         folder = folder or make_folder()
-        detail = "its agent was killed, or crashed; what happened on other nodes is unknown here"
+        detail = "its agent was killed or crashed; what happened on other nodes is unknown here"
         ended = _end_of(workers, "killed", detail, workers.group.restarts)
         workers.ensure_reaper().set_record(folder, _record(ended))
     except Exception as trouble:
@@ -482,7 +482,7 @@ def _ended_job_in(fields: Mapping[str, str]) -> EndedJob:
         raise ValueError("it has an unknown outcome")
     job, ended = _job_in(fields, os.geteuid()), float(fields["ended"])
     if not job.began <= ended <= _LAST_MOMENT:
-        raise ValueError("it has times that cannot be")
+        raise ValueError("it contains impossible times")
     return EndedJob(
         job,
         ended,

@@ -83,7 +83,7 @@ class NodeCheck(Gate):
         now = clock.monotonic()
         self._deadline = now + timeout
         self._warn_every, self._warn_at = _WARN_AFTER, now + _WARN_AFTER
-        log.info("the node check %r begins", self._command)
+        log.info("starting the node check %r", self._command)
         self._began = now
         self._start(command)
 
@@ -153,7 +153,7 @@ class NodeCheck(Gate):
         if self._stopped:
             return WorkersStopped(ended_in_order=True)
         if not self._why:
-            log.info("the node check %r has passed in %.1f s", self._command, self._clock.monotonic() - self._began)
+            log.info("the node check %r passed in %.1f s", self._command, self._clock.monotonic() - self._began)
             return NodeChecked()
         return NodeChecked(failure_sentence(self._command, self._why, self._tail))
 
@@ -165,18 +165,18 @@ class NodeCheck(Gate):
         code = process.poll()
         if code is not None:
             if process.orphaned:
-                self._why = "was lost with the process that had started it"
+                self._why = "was lost with the process that started it"
             elif code:
                 self._why = how_it_ended(code)
             self._begin_end(SIGTERM)
         elif now >= self._deadline:
-            self._why = f"has not ended within {self._timeout:g} s (--node-check-timeout)"
+            self._why = f"did not end within {self._timeout:g} s (--node-check-timeout)"
             self._begin_end(SIGTERM)
         elif now >= self._warn_at:
             self._warn_every *= 2
             self._warn_at = now + self._warn_every
             took = now - self._began
-            log.warning("the node check %r has run for %.0f s, of at most %g s", self._command, took, self._timeout)
+            log.warning("the node check %r has been running for %.0f s (limit: %g s)", self._command, took, self._timeout)
 
     def _begin_end(self, number: int) -> None:
         if self._process is not None and self._ending is None:
@@ -222,5 +222,5 @@ def failure_sentence(command: str, why: str, output: bytes) -> str:
     """
     lines = [line for line in clean_lines(output) if line.strip()][-_SHOWN_LINES:]
     shown = " / ".join(truncate_line(printable(line.strip(), len(line)), _SHOWN_WIDTH) for line in lines)
-    wrote = f"; it wrote last: {shown}" if shown else ""
+    wrote = f"; its last output: {shown}" if shown else ""
     return f"this node does not join: the node check {command!r} {why}{wrote}; fix the node, then restart its agent"

@@ -292,8 +292,8 @@ def _run(round_: RoundInSetup, due: Sequence[SetupStep]) -> RoundInSetup:
             step.run(round_)
     except Unprepared as failure:
         round_.failure = failure
-    except Exception as error:  # otherwise the loop would wait for this thread until the deadline
-        log.exception("the workers cannot be prepared: this is a bug in Rallypoint, please report it")
+    except Exception as error:  # or the loop would wait for this thread until the deadline
+        log.exception("the workers cannot be prepared; this is a bug in Rallypoint (please report it)")
         round_.failure = Unprepared(f"the workers cannot be prepared: {error!r}")
     finally:
         round_.end()
@@ -365,8 +365,8 @@ def exchange_of(workers: WorkerController, nodes: int, why: str) -> PeerExchange
     handler = workers.group.spec.rdzv_handler
     if nodes > 1 and isinstance(handler, ElasticHandler) and not handler.use_agent_store:
         raise UserError(
-            f"with {why} the nodes exchange their addresses over the worker store, which with "
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 exists only once workers run; unset that variable"
+            f"with {why}, the nodes exchange their addresses over the worker store, but with "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 the store exists only while workers run; unset that variable"
         )
     steps = RoundSetup.of(workers).steps
     found = next((step for step in steps if isinstance(step, PeerExchange)), None)
@@ -399,7 +399,7 @@ class PeerExchange(SetupStep):
         try:
             ports = {user.use: tuple(user.reserve(round_)) for user in users}
         except OSError as error:
-            self.missed(round_, f"{socket.gethostname()} has no port for its workers: {error.strerror or error}")
+            self.missed(round_, f"{socket.gethostname()} found no port for its workers: {error.strerror or error}")
             return False
         round_.own = PeerRecord(
             *(place.group_rank, socket.gethostname(), address, place.ranks.base_rank, group.spec.local_world_size),
@@ -423,7 +423,7 @@ class PeerExchange(SetupStep):
     def sentence(self, round_: RoundInSetup, why: str) -> str:
         host, number = socket.gethostname(), round_.place.round
         store = round_.store_endpoint
-        return f"{host} cannot learn of the other nodes of round {number} over the worker store at {store}: {why}"
+        return f"{host} cannot learn about the other nodes of round {number} from the worker store at {store}: {why}"
 
     def take(self, round_: RoundInSetup) -> None:
         try:
@@ -455,7 +455,8 @@ class PeerExchange(SetupStep):
             more = f" and {len(missing) - _FEW} more" if len(missing) > _FEW else ""
             named = ", ".join(map(str, missing[:_FEW]))
             raise TimeoutError(
-                f"nothing arrived from group rank {named}{more} in time; check whether all nodes were started alike"
+                f"nothing arrived from group rank {named}{more} in time; check that all nodes were started with the "
+                "same flags"
             ) from error
         values = zip(keys, store.multi_get(list(keys.values())), strict=True)
         found = {rank: decode_record(bytes(data), rank, place.ranks.world_size) for rank, data in values}
@@ -510,7 +511,7 @@ def decode_record(data: bytes, group_rank: int, world_size: int) -> PeerRecord:
     """
     try:
         if len(data) > _MAX_RECORD:
-            raise ValueError(f"it has {len(data)} bytes")
+            raise ValueError(f"it is {len(data)} bytes long")
         rank, node, address, base_rank, local_world_size, ports = json.loads(data)
         first = _number(base_rank, 0, world_size - 1, "base rank")
         return PeerRecord(
@@ -523,43 +524,43 @@ def decode_record(data: bytes, group_rank: int, world_size: int) -> PeerRecord:
         )
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(
-            f"the record of group rank {group_rank} cannot be used ({printable(str(error))}); check whether all nodes "
-            "run the same version, and whether something else writes to the store"
+            f"the record of group rank {group_rank} cannot be used ({printable(str(error))}); check that all nodes run "
+            "the same version, and that nothing else writes to the store"
         ) from None
 
 
 def _node(value: object) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= _MAX_NAME or not value.isprintable():
-        raise ValueError(f"it has the node name {value!r}")
+        raise ValueError(f"its node name is {value!r}")
     return value
 
 
 def _address(value: object) -> str:
     """A host name or numeric address."""
     if not isinstance(value, str) or len(value) > _MAX_NAME or not value:
-        raise ValueError(f"it has the address {value!r}")
+        raise ValueError(f"its address is {value!r}")
     try:
         if ":" in value:
             socket.inet_pton(socket.AF_INET6, value)
         elif parse_endpoint(value, 1).host != value:
             raise ValueError
     except (OSError, ValueError, UserError):
-        raise ValueError(f"it has the address {value!r}") from None
+        raise ValueError(f"its address is {value!r}") from None
     return value
 
 
 def _ports(value: object) -> Mapping[str, tuple[int, ...]]:
     if not isinstance(value, dict) or len(value) > _MAX_USES:
-        raise ValueError("it has no ports by use")
+        raise ValueError("it contains no table of ports")
     found = {}
     for use, ports in value.items():
         if not _USE.fullmatch(use) or not isinstance(ports, list):
-            raise ValueError(f"it has ports for {use!r}")
+            raise ValueError(f"it contains ports for the unknown use {use!r}")
         found[use] = tuple(_number(port, 1, 65535, "port") for port in ports)
     return found
 
 
 def _number(value: object, least: int, most: int, what: str) -> int:
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"it has the {what} {value!r}, where {least} to {most} can be")
+        raise ValueError(f"its {what} is {value!r}, but must be from {least} to {most}")
     return value

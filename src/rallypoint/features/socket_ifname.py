@@ -90,7 +90,7 @@ class InterfaceChoice:
         self._found[round_] = Choice(failure=why)
 
     def sentence(self, round_: RoundInSetup, why: str) -> str:
-        return _failure(f"{round_.place.store_address} has not been resolved ({why})")
+        return _failure(f"{round_.place.store_address} could not be resolved ({why})")
 
     def take(self, round_: RoundInSetup) -> None:
         from rallypoint.features.round_setup import Unprepared
@@ -146,8 +146,11 @@ def sentence(found: Choice) -> str:
     if not found.others:
         return text
     which = "is" if len(found.others) == 1 else "are"
-    return f"{text}; {', '.join(found.others)} {which} up too, give --socket-ifname=NAME to use another"
+    return f"{text}; {', '.join(found.others)} {which} up too; set --socket-ifname=NAME to use another interface"
 
 
 def _failure(why: str) -> str:
-    return f"{socket.gethostname()} has no interface for --socket-ifname={AUTO}: {why}; give the name of one instead"
+    return (
+        f"{socket.gethostname()} has no interface for --socket-ifname={AUTO}: {why}; set the name of an interface "
+        "instead"
+    )

@@ -119,9 +119,9 @@ class StandbyWorkers(Feature, Source):
         for standby in tuple(self._waiting):
             if (ended := standby.context.poll()) is not None:
                 failure = ended.failures.get(0)
-                self._lose(standby, "has ended" if failure is None else f"has failed: {failure.text}")
+                self._lose(standby, "has ended" if failure is None else f"failed: {failure.text}")
             elif not standby.prepared and now >= standby.since + PREPARE_TIMEOUT:
-                self._lose(standby, f"has not prepared its function in {PREPARE_TIMEOUT:.0f} s, and was killed")
+                self._lose(standby, f"did not prepare its function within {PREPARE_TIMEOUT:.0f} s and was killed")
         if not self._progress and self.workers.folder.made():
             self._progress, self._start_at = True, now
         if now < self._start_at:
@@ -205,7 +205,7 @@ class StandbyWorkers(Feature, Source):
     def _lose(self, standby: _Standby, how: str) -> None:
         self._remove(standby)
         self._lost += 1
-        then = "another follows" if self._lost < MAX_LOST else f"no more are started after {MAX_LOST}"
+        then = "another one will be started" if self._lost < MAX_LOST else f"no more will be started after {MAX_LOST}"
         log.warning("[%s] the standby worker %d %s; %s", self._group.spec.role, standby.pid, how, then)
 
     def _remove(self, standby: _Standby) -> None:
@@ -229,8 +229,8 @@ class StandbyWorkers(Feature, Source):
             if reader not in self._told:
                 self._told.add(reader)
                 log.warning(
-                    "[%s] a standby worker imports %s before it has a rank, and keeps what that module read; import it "
-                    "in the function, or leave out --standby",
+                    "[%s] a standby worker imports %s before it has a rank, so what the module reads at import can be "
+                    "wrong; import it in the function, or remove --standby",
                     *(self._group.spec.role, reader),
                 )
 
@@ -253,7 +253,7 @@ class StandbyWorkers(Feature, Source):
             if free and self._takes_place(standby, free[0], channel, context):
                 rank = free.pop(0)
                 log.warning(
-                    "[%s] a standby worker enters as local rank %d (process %d)",
+                    "[%s] a standby worker takes over as local rank %d (process %d)",
                     self._group.spec.role,
                     rank,
                     standby.pid,

@@ -65,8 +65,8 @@ def take_away(config: LaunchConfig, _parameters: RendezvousParameters) -> None:
         del os.environ[name]
     say = _log.warning if rank == "0" else _log.info
     say(
-        "workers do not inherit %s: these make this agent a task of its MPI launcher, and MPI_Init in a worker would "
-        "take its place; --worker-env=inherit passes them on",
+        "workers do not inherit %s, which make this agent a task of its MPI launcher: MPI_Init in a worker would take "
+        "the agent's place; use --worker-env=inherit to pass them on",
         _summary(names),
     )
 

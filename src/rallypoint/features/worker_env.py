@@ -248,7 +248,7 @@ class FrameworkVariables(PeerUser):
             wanted = self.kind.ports(record.group_rank, record.local_world_size) if self.kind.ports else 0
             if len(record.ports.get(self.use, ())) < wanted:
                 raise ValueError(
-                    f"{record.node} has no port for {self.use}; start all nodes with the same --worker-env"
+                    f"{record.node} reported no port for {self.use}; start all nodes with the same --worker-env"
                 )
         self._records = round_.records
 

@@ -74,7 +74,7 @@ def run_hooks() -> None:
         except Exception:
             from logging import getLogger
 
-            getLogger(__name__).warning("a hook for the end of a round has failed", exc_info=True)
+            getLogger(__name__).warning("a hook for the end of a round failed", exc_info=True)
 
 
 # torch's process groups

@@ -41,7 +41,7 @@ def agree(memory: dict[str, Any], state: Stateful | Mapping[str, Stateful] | Non
             from rallypoint.base.errors import UserError
 
             raise UserError(
-                f"round.agree() needs a process group, since there are {os.environ['WORLD_SIZE']} workers; call "
+                f"round.agree() needs a process group, because there are {os.environ['WORLD_SIZE']} workers; call "
                 "torch.distributed.init_process_group() first, in each round"
             )
         return own

@@ -354,4 +354,4 @@ def _free_signal() -> int:
     for number in range(names.get("SIGRTMAX", 0) - 1, names.get("SIGRTMIN", 0), -1):
         if signal.getsignal(number) == signal.SIG_DFL:
             return number
-    raise OSError("each real-time signal has a handler, or this system has none")
+    raise OSError("every real-time signal already has a handler, or this system has none")

@@ -132,10 +132,10 @@ class Channel:
         with open(open_regular(path), encoding="utf-8") as file:
             content = json.load(file)
         if content["round"] != round_:
-            raise ValueError(f"{path} is of round {content['round']!r}, not of {round_}")
+            raise ValueError(f"{path} belongs to round {content['round']!r}, not to round {round_}")
         variables = content["environment"]
         if not all(isinstance(value, str | None) for value in variables.values()):
-            raise ValueError(f"{path} has variables that are not text")
+            raise ValueError(f"{path} contains variables that are not text")
         return {str(name): value for name, value in variables.items()}
 
 
@@ -152,7 +152,7 @@ def _refuse_if_read(path: str) -> None:
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC))
     except OSError:  # missing, or a dead process left it without a reader
         return
-    raise FileExistsError(f"another process of this local rank is resumable already: {path} has a reader")
+    raise FileExistsError(f"another process of this local rank is already resumable: {path} has a reader")
 
 
 P = ParamSpec("P")
@@ -402,7 +402,7 @@ def resumable(function: Callable[..., Any] | None = None, /, *, prepare: Callabl
 def _for_each_round(function: Callable[..., R], prepare: Callable[..., object] | None) -> Callable[..., R]:
     for callee in (function, prepare):
         if getattr(getattr(callee, "__code__", None), "co_flags", 0) & _MAKES_AN_OBJECT:
-            raise TypeError(f"{callee!r} cannot be resumable; wrap the plain function that runs it")
+            raise TypeError(f"{callee!r} cannot be made resumable; wrap the plain function that runs it")
 
     @wraps(function)
     def for_each_round(*args: Any, **kwargs: Any) -> R:
@@ -449,7 +449,7 @@ def _announced() -> ResumableLoop | None:
             raise
         from warnings import warn
 
-        warn(f"this worker will be restarted at the end of a round, not kept: {error}", RuntimeWarning, stacklevel=3)
+        warn(f"this worker will be restarted when a round ends, and cannot continue: {error}", RuntimeWarning, stacklevel=3)
         return None
 
 

@@ -230,7 +230,7 @@ def fit(pieces: Iterable[Piece], limit: int) -> Fitted:
             included.append(piece)
             left -= size
         elif piece.is_whole or left < 1024:
-            notes.append(f"{piece.name}: {size} bytes were left out")
+            notes.append(f"{piece.name}: {size} bytes were omitted")
         else:
             included.append(piece._replace(data=piece.data[-left:]))
             notes.append(f"{piece.name}: the last {left} of {size} bytes")
@@ -264,7 +264,7 @@ def decode_bundle(data: bytes) -> tuple[Piece, ...]:
     names = {piece.name for piece in pieces}
     bad = next((name for name in names if not _NAME.fullmatch(name)), None)
     if bad is not None or len(pieces) > _MAX_FILES or len(names) < len(pieces):
-        raise ValueError(f"it names its files in a way that is refused ({bad!r})" if bad else "it has too many files")
+        raise ValueError(f"it contains the invalid file name {bad!r}" if bad else "it contains too many files")
     return pieces
 
 
@@ -329,7 +329,7 @@ def _appear(parent: str, names: Iterator[str], make: Callable[[str], None]) -> s
                     raise
                 continue
             return path
-        raise OSError(f"{parent} is too full of incidents")
+        raise OSError(f"{parent} contains too many incidents")
     finally:
         if os.path.isfile(hidden):
             os.unlink(hidden)
@@ -380,9 +380,9 @@ def read_incidents(paths: Iterable[str]) -> IncidentList:
         except OSError as error:
             notes.append(f"{path} cannot be read: {error.strerror}")
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
-            notes.append(f"{path} is not a summary of an incident that this version can read")
+            notes.append(f"{path} is not an incident summary that this version can read")
         if len(incidents) >= _MAX_BUNDLES:
-            notes.append(f"there are more than {_MAX_BUNDLES} incidents; the others are left out")
+            notes.append(f"there are more than {_MAX_BUNDLES} incidents; the rest are omitted")
             break
     return IncidentList(tuple(sorted(incidents, key=lambda incident: (incident.at, incident.group_rank))), tuple(notes))
 
@@ -418,7 +418,7 @@ def _summaries(paths: Iterable[str]) -> Iterator[str]:
 
 def _incident(fields: dict[str, Any], folder: str) -> IncidentSummary:
     if fields["version"] != VERSION:
-        raise ValueError("another version")
+        raise ValueError("it has another version")
     node = fields["node"]
     return IncidentSummary(
         job=printable(str(fields["job"]), 200),

@@ -156,11 +156,11 @@ def _no_victim_sentence(drill: Drill) -> str:
     which = f"{drill.node!r}" if drill.node else "any node"
     if drill.fault in _TAKES_CONTROL_PLANE:
         return (
-            f"'{drill.fault.value}' cannot be done to {which}: it is not in the job, or it hosts the control plane, "
+            f"'{drill.fault.value}' cannot be caused on {which}: it is not in the job, or it hosts the control plane, "
             "which must observe the outcome; choose another node, or host the control plane elsewhere ('rallyctl "
             "serve')"
         )
-    return f"'{drill.fault.value}' cannot be done to {which}: it is not in the running round; see 'rallyctl status'"
+    return f"'{drill.fault.value}' cannot be caused on {which}: it is not in the running round; see 'rallyctl status'"
 
 
 def _refusal(drill: Drill, number: int, seen: Snapshot) -> str:
@@ -173,14 +173,14 @@ def _refusal(drill: Drill, number: int, seen: Snapshot) -> str:
     needed = drill.times - number + 1 if drill.fault is Fault.KILL_WORKER else int(drill.fault in _USES_RESTART)
     if left < needed:
         return (
-            f"'{drill.fault.value}' {needed} more time{'s'[: needed != 1]} may end the job, which has "
-            f"{max(0, left)} restart{'s'[: left != 1]} left; start it with a higher --max-restarts, or use --force"
+            f"'{drill.fault.value}' {needed} more time{'s'[: needed != 1]} might end the job, which has {max(0, left)} "
+            f"restart{'s'[: left != 1]} left; start it with a higher --max-restarts, or use --force"
         )
     there = seen.totals.in_round + seen.totals.spare + seen.totals.waiting
     if drill.fault in _KILLS_NODE and there - 1 < seen.min_nodes:
         return (
-            f"'{drill.fault.value}' leaves {there - 1} node{'s'[: there != 2]}, and the job needs {seen.min_nodes}; "
-            "start a spare node, or use --force if something starts the node again"
+            f"'{drill.fault.value}' leaves {there - 1} node{'s'[: there != 2]}, but the job needs {seen.min_nodes}; "
+            "start a spare node, or use --force if the node will be restarted"
         )
     return ""
 
@@ -359,7 +359,7 @@ def sentence(trials: Sequence[Trial], stopped: str = "") -> str:
     if known:
         parts.append(f"{sum(known)} steps lost in total")
     if stopped:
-        parts.append(f"no more were tried: {stopped}")
+        parts.append(f"no more faults were tried: {stopped}")
     return "; ".join(parts)
 
 

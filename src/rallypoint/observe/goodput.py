@@ -590,7 +590,7 @@ def _offsets(runs: Sequence[AgentRun]) -> tuple[dict[str, float], list[str]]:
     usual = median_low(ahead.values()) if ahead else 0.0
     wrong = {name: by - usual for name, by in ahead.items() if abs(by - usual) > _MAX_SKEW}
     notes = [
-        f"the clock of {name} is {abs(by):.1f} s {'ahead of' if by > 0 else 'behind'} the others, and was set"
+        f"the clock of {name} is {abs(by):.1f} s {'ahead of' if by > 0 else 'behind'} the others, and was corrected"
         for name, by in wrong.items()
     ]
     return {run.name: -wrong.get(run.name, 0.0) for run in runs}, notes
@@ -622,7 +622,7 @@ def _notes(runs: Sequence[AgentRun], rounds: Sequence[_Round]) -> Iterator[str]:
         here, all_of_it = len(round_.placed), max(event.group_world_size for _, event in round_.placed)
         if here < all_of_it:
             yield (
-                f"for round {round_.placed[0][1].round}, only {here} of {all_of_it} nodes left events here; give the "
+                f"for round {round_.placed[0][1].round}, only {here} of {all_of_it} nodes have events here; pass the "
                 "files of all nodes to see the whole job"
             )
             break

@@ -185,13 +185,13 @@ class HealthCheckServer:
         try:
             listener = listening_socket("", self._port)
         except (OSError, OverflowError) as error:
-            log.warning("there is no health check: cannot listen on port %d (%s)", self._port, error)
+            log.warning("the health check is off: cannot listen on port %d (%s)", self._port, error)
             return
         try:
             self._serving = Serving([listener], self._answer, self._loop or shared_loop(), "the health server")
         except LoopError as error:
             listener.close()
-            log.warning("there is no health check: %s", error)
+            log.warning("the health check is off: %s", error)
             return
         log.info("the health check answers on port %d: /healthz and /status", self.port)
 
@@ -221,7 +221,7 @@ class HealthCheckServer:
         try:
             return HealthView(max(0.0, time.time() - self.alive_callback()), self._timeout, self._status())
         except Exception as error:
-            return HealthView(0.0, self._timeout, {}, f"the agent cannot be asked ({type(error).__name__}: {error})")
+            return HealthView(0.0, self._timeout, {}, f"the agent cannot be queried ({type(error).__name__}: {error})")
 
 
 class Serving:
@@ -287,7 +287,7 @@ def requested_port(environ: Mapping[str, str] = os.environ) -> int | None:
         port = -1
     if not 0 <= port <= 65535:
         log.warning(
-            "%s=%r is not a port from 0 to 65535; there is no health check", TORCHELASTIC_HEALTH_CHECK_PORT, text
+            "%s=%r is not a port from 0 to 65535, so the health check is off", TORCHELASTIC_HEALTH_CHECK_PORT, text
         )
         return None
     return port

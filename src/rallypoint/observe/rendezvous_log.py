@@ -72,7 +72,7 @@ def live_words(progress: Progress) -> tuple[str, str]:
     elif progress.starts_in >= 0:
         after = f"starting in {progress.starts_in:.0f} s"
     else:
-        after = "enough; others may come" if progress.backoff <= 0 else f"held back for {progress.backoff:g} s"
+        after = "enough; more may join" if progress.backoff <= 0 else f"held back for {progress.backoff:g} s"
     return f"waiting for nodes: {joined} of {progress.max_nodes} joined", after
 
 
@@ -165,8 +165,8 @@ def _fatal_losses(progress: Progress) -> Sequence[MissingNode]:
 
 def _removed_words(missed: Sequence[MissingNode], wall: float) -> str:
     losses = [
-        f"{printable(who.name)} {_REMOVAL_WORDS.get(who.reason, 'went')} at {_time_of_day(wall - who.seconds_ago)}"
-        f"{' (all its ranks have ended with 0)' if who.ended_with_0 else ''}"
+        f"{printable(who.name)} {_REMOVAL_WORDS.get(who.reason, 'went')} at "
+        f"{_time_of_day(wall - who.seconds_ago)}{' (all its ranks exited with code 0)' if who.ended_with_0 else ''}"
         for who in missed
     ]
     return f"{join_names(losses)} and no node has replaced {'it' if len(losses) == 1 else 'them'}"
@@ -175,7 +175,7 @@ def _removed_words(missed: Sequence[MissingNode], wall: float) -> str:
 def _time_left_words(progress: Progress) -> str:
     back_off = f"held back for {progress.backoff:g} s after failures without progress"
     if progress.backoff and progress.round == 0:
-        back_off = "a round that the control plane has lost may still be running, so it waits "
+        back_off = "a round that the control plane has lost might still be running, so it waits "
         back_off += f"{progress.backoff:g} s for its nodes"
     parts = [back_off] if progress.backoff and not progress.complete else []
     parts += [f"starting in {progress.starts_in:.0f} s"] if progress.starts_in >= 0 else []
@@ -226,7 +226,7 @@ class JobLog(Extension):
             self._differing[difference] += 1
             if self._differing[difference] <= _MAX_NAMED:
                 sentence = difference.sentence(notification.node)
-                log.warning("job %r: %s; give all nodes of a job the same", self._run_id, sentence)
+                log.warning("job %r: %s; use the same value on all nodes", self._run_id, sentence)
 
     def _log_progress(self, notification: Progress | JoinRefused, now: float) -> None:
         """Log the rendezvous's progress if this node must; `now` is monotonic."""

@@ -48,8 +48,8 @@ def read_events(paths: Sequence[str]) -> EventFiles:
     for path in files:
         _read(path, contents)
     if not any(contents.events.values()):
-        why = contents.notes[0] if contents.notes else f"there is no *.jsonl file in {', '.join(paths)}"
-        raise UserError(f"{why}; give files that rallyrun --event-log-handler=jsonl:PATH has written")
+        why = contents.notes[0] if contents.notes else f"no *.jsonl file was found in {', '.join(paths)}"
+        raise UserError(f"{why}; use files written by rallyrun --event-log-handler=jsonl:PATH")
     return contents
 
 
@@ -98,7 +98,7 @@ def _read(path: str, contents: EventFiles) -> None:
             if _UNKNOWN_KIND.search(str(error)):
                 newer += 1
             elif line.strip():
-                bad.add(number, "it is cut off" if not line.endswith(b"\n") else printable(str(error)))
+                bad.add(number, "it is truncated" if not line.endswith(b"\n") else printable(str(error)))
             continue
         good += 1
         if not isinstance(event, TorchEvent):
@@ -106,12 +106,12 @@ def _read(path: str, contents: EventFiles) -> None:
     if not number:
         contents.notes.append(f"{path} is empty")
     elif not good and not newer:
-        contents.notes.append(f"{path} holds no events of rallyrun ({bad.first})")
+        contents.notes.append(f"{path} contains no events of rallyrun ({bad.first})")
     elif bad.count:
-        which = "a line is" if bad.count == 1 else f"{bad.count} lines are"
-        contents.notes.append(f"{which} left out of {path}, which cannot be read ({bad.first})")
+        which = "a line was" if bad.count == 1 else f"{bad.count} lines were"
+        contents.notes.append(f"{which} skipped in {path}: not readable ({bad.first})")
     if newer:
-        contents.notes.append(f"{newer} lines of {path} are of kinds that a newer version writes; they were left out")
+        contents.notes.append(f"{newer} lines of {path} were skipped: they are of kinds that a newer version writes")
 
 
 def _lines(path: str) -> Iterator[bytes]:

@@ -123,7 +123,7 @@ class InProcessJobs:
     def _find(self, job: str) -> Dispatcher | None:
         dispatcher = self._jobs.find(job)
         if dispatcher is None and job:
-            raise UnknownJobError(f"there is no job {job!r} here; leave ?job= out for a list of the jobs")
+            raise UnknownJobError(f"job {job!r} is unknown here; remove ?job= to list the jobs")
         return dispatcher
 
     async def _follow_list(self) -> AsyncIterator[Seen | None]:
@@ -191,7 +191,7 @@ class RemoteJob:
 
     async def _open(self, job: str) -> WatcherSession:
         if job not in {"", self._job}:
-            raise UnknownJobError(f"this agent belongs to job {self._job!r}, not to {job!r}; leave ?job= out")
+            raise UnknownJobError(f"this agent belongs to job {self._job!r}, not to {job!r}; remove ?job=")
         return await open_session(await asyncio.to_thread(self._targets), self._job)
 
 

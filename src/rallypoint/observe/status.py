@@ -203,7 +203,7 @@ def phase_sentence(snapshot: Snapshot, screen: OnScreen | None = None) -> str:
 
 
 def _removed_words(node: MissingNode, screen: OnScreen | None) -> str:
-    ended = ", all its ranks ended with 0" if node.ended_with_0 else ""
+    ended = ", all its ranks exited with code 0" if node.ended_with_0 else ""
     return f"{node.name}: {node.reason.value} {_time_text(node.seconds_ago, screen)}{ended}"
 
 
@@ -313,8 +313,8 @@ def _head(snapshot: Snapshot, screen: OnScreen | None) -> Iterator[Line]:
 
 
 def _node_lines(snapshot: Snapshot, screen: OnScreen | None, others: int) -> list[Line]:
-    """Format the table of nodes, for a screen that contains `others` more lines."""
-    if not snapshot.nodes:  # a control plane forgets the nodes of an ended job
+    """The table of the nodes, on a screen with `others` more lines."""
+    if not snapshot.nodes:  # a control plane drops the nodes of an ended job
         return [] if snapshot.detail else [Line("no node has joined yet")]
     nodes = list(snapshot.nodes)
     if screen is not None:

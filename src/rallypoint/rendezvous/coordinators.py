@@ -29,7 +29,7 @@ def _elected(params: RendezvousParameters) -> list[DialTarget]:
     from rallypoint.rendezvous.backends.etcd import credentials_of, endpoints_of, prefix_of, tls_of
 
     if not params.run_id:
-        raise RallypointError("on etcd there may be many jobs; give the job's --rdzv-id")
+        raise RallypointError("etcd can host many jobs; set the job's --rdzv-id")
     keys = ElectionKeys.for_job(prefix_of(params), params.run_id)
     client = EtcdClient(endpoints_of(params.endpoint), tls_of(params), credentials_of(params), 3.0)
     try:
@@ -38,6 +38,8 @@ def _elected(params: RendezvousParameters) -> list[DialTarget]:
         client.close()
     record = decode_leader(found[0].value) if found else None
     if record is None:
-        raise RallypointError(f"no agent of job {params.run_id!r} is coordinator at the moment; is the job running?")
+        raise RallypointError(
+            f"no agent of job {params.run_id!r} is coordinator at the moment; check that the job is running"
+        )
     tls = control_tls(params.config)
     return [DialTarget(Endpoint(address, record.port), record.secret.encode(), tls) for address in record.addresses]

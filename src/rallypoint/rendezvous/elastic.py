@@ -330,8 +330,9 @@ class ElasticHandler(RendezvousHandler):
             placement = self._delivered_placement
             if placement is None or placement.round <= self._begun_round:
                 raise RendezvousStateError(
-                    f"the agent of job {self.get_run_id()!r} meets the others by itself; ask for the next rendezvous "
-                    "once in each call of its `_rendezvous`, instead of calling the base class's, and nowhere else"
+                    f"the agent of job {self.get_run_id()!r} runs the rendezvous itself; request the next rendezvous "
+                    "once in each call of its `_rendezvous`, instead of calling the base class's method, and nowhere "
+                    "else"
                 )
             self.begin_round(placement)
             return with_torch_store(self.info(placement))
@@ -571,7 +572,7 @@ def log_for_people(notification: Notification) -> None:
         (log.warning if notification.warning else log.info)("%s", notification.text)
     if isinstance(notification, ConfigDiffers):
         for difference in notification.differences:
-            log.warning("%s; give all nodes of a job the same", difference.sentence("this node"))
+            log.warning("%s; use the same value on all nodes", difference.sentence("this node"))
 
 
 def with_torch_store(info: RendezvousInfo) -> RendezvousInfo:

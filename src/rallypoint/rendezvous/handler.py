@@ -153,9 +153,9 @@ class RendezvousHandlerRegistry:
             UserError: the name is empty, or has another creator.
         """
         if not backend:
-            raise UserError("a rendezvous backend needs a name that is not empty")
+            raise UserError("the name of a rendezvous backend must not be empty")
         if self._creators.get(backend, creator) != creator:
-            raise UserError(f"the rendezvous backend {backend!r} is registered already, with another creator")
+            raise UserError(f"the rendezvous backend {backend!r} is already registered with another creator")
         self._creators[backend] = creator
 
     def find(self, backend: str) -> RendezvousHandlerCreator | str:
@@ -187,7 +187,8 @@ class RendezvousHandlerRegistry:
         handler: RendezvousHandler = creator(params)
         if handler.get_backend() != params.backend:
             raise RuntimeError(
-                f"the handler made for the rendezvous backend {params.backend!r} calls itself {handler.get_backend()!r}"
+                f"the handler created for the rendezvous backend {params.backend!r} reports the name "
+                f"{handler.get_backend()!r}"
             )
         return handler
 

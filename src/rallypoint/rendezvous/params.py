@@ -65,14 +65,14 @@ class RendezvousParameters:
         **kwargs: Any,
     ) -> None:
         if not backend:
-            raise UserError("the rendezvous backend has no name; name one, such as c10d or static")
+            raise UserError("no rendezvous backend is set; choose one, such as c10d or static")
         if min_nodes < 1:
-            raise UserError(f"a rendezvous cannot have a minimum of {min_nodes} nodes; give 1 or more")
+            raise UserError(f"a rendezvous cannot have a minimum of {min_nodes} nodes; use 1 or more")
         if not is_in_range("max_nodes", max_nodes):
-            raise UserError(f"a rendezvous cannot have {max_nodes} nodes; give {range_of('max_nodes').maximum} at most")
+            raise UserError(f"a rendezvous cannot have {max_nodes} nodes; use at most {range_of('max_nodes').maximum}")
         if max_nodes < min_nodes:
             raise UserError(
-                f"a rendezvous cannot have a minimum of {min_nodes} and a maximum of {max_nodes} nodes; give a maximum "
+                f"a rendezvous cannot have a minimum of {min_nodes} and a maximum of {max_nodes} nodes; use a maximum "
                 f"of {min_nodes} or more"
             )
         self.backend = backend
@@ -104,7 +104,7 @@ class RendezvousParameters:
             return int(value)
         except (TypeError, ValueError, OverflowError):
             raise UserError(
-                f"rendezvous option {key}={value!r} is not a whole number; write {key}=30 in --rdzv-conf, say"
+                f"rendezvous option {key}={value!r} is not a whole number; use a value such as {key}=30 in --rdzv-conf"
             ) from None
 
     def get_as_seconds(self, key: str, default: float) -> float:
@@ -121,8 +121,8 @@ class RendezvousParameters:
             seconds = -1.0
         if not least <= seconds <= most:
             raise UsageError(
-                f"rendezvous option {key}={value!r} is not a number of seconds from {least:g} to {most:g}; "
-                f"write {key}=30 in --rdzv-conf, say"
+                f"rendezvous option {key}={value!r} is not a number of seconds from {least:g} to {most:g}; use a value "
+                f"such as {key}=30 in --rdzv-conf"
             )
         return seconds
 
@@ -143,7 +143,7 @@ class RendezvousParameters:
                 return True
             if text in _FALSE:
                 return False
-        raise UserError(f"rendezvous option {key}={value!r} is neither yes nor no; write {key}=true or {key}=false")
+        raise UserError(f"rendezvous option {key}={value!r} is not a boolean; write {key}=true or {key}=false")
 
 
 def parse_rdzv_conf(text: str) -> dict[str, str]:
@@ -159,9 +159,9 @@ def parse_rdzv_conf(text: str) -> dict[str, str]:
         key, _, value = (side.strip() for side in part.partition("="))
         if not key:
             raise UserError(
-                f"rendezvous options {text!r} have a part without a name, {part!r}; write key=value,key=value"
+                f"rendezvous options {text!r} contain a part without a name, {part!r}; write key=value,key=value"
             )
         if not value:
-            raise UserError(f"rendezvous options {text!r} give {key!r} no value; write {key}=value")
+            raise UserError(f"rendezvous options {text!r} set no value for {key!r}; write {key}=value")
         options[key] = value
     return options

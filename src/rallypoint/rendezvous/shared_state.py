@@ -153,7 +153,7 @@ class StoreRendezvousBackend(RendezvousBackend):
             RendezvousConnectionError: the store cannot be reached.
         """
         if not run_id:
-            raise UserError("a rendezvous in a store needs a run id that is not empty; give --rdzv-id")
+            raise UserError("a rendezvous in a store needs a run id; set --rdzv-id")
         self._store = store
         self._key = f"torch.rendezvous.{run_id}"
         self._compare_set(b"", _NO_STATE)
@@ -193,12 +193,12 @@ class StoreRendezvousBackend(RendezvousBackend):
             return base64.b64decode(text, validate=True), text
         except binascii.Error:
             raise RendezvousStateError(
-                f"the key {self._key!r} holds {text[:24]!r}, which is not a rendezvous state; "
-                "use for each job its own store and --rdzv-id"
+                f"the key {self._key!r} holds {text[:24]!r}, which is not a rendezvous state; use a separate store and "
+                "--rdzv-id for each job"
             ) from None
 
     def _connection_error(self, error: StoreError) -> RendezvousConnectionError:
-        return RendezvousConnectionError(f"the store of the rendezvous is out of reach: {error}")
+        return RendezvousConnectionError(f"the store of the rendezvous cannot be reached: {error}")
 
 
 log = get_logger(__name__)
@@ -273,9 +273,9 @@ class SharedStateLink:
             self._requests.put(validated(request))
         except ValidationError as error:
             if isinstance(request, EXPENDABLE):
-                log.warning("a %s is dropped: it cannot be sent (%s)", type(request).__name__, error)
+                log.warning("a %s was dropped because it cannot be sent (%s)", type(request).__name__, error)
             else:
-                self._deliver(LinkLost(f"what this node had to send cannot be sent: {error}"))
+                self._deliver(LinkLost(f"a message of this node cannot be sent: {error}"))
 
     def close(self) -> None:
         """Leave the state, and end the thread. Idempotent."""
@@ -303,8 +303,8 @@ class SharedStateLink:
                 break
             except Exception as error:  # the agent must not wait forever for a notification that cannot arrive
                 self.broken = error
-                log.error("the rendezvous over %s ends: its backend raised %r", self._backend.name, error)
-                self._deliver_if_open(LinkLost(f"the rendezvous broke off: {type(error).__name__}: {error}", error))
+                log.error("the rendezvous over %s ended because its backend raised %r", self._backend.name, error)
+                self._deliver_if_open(LinkLost(f"the rendezvous failed: {type(error).__name__}: {error}", error))
                 break
         self._ending.set()  # the watcher must end when nobody uses its results
         self._watcher.stop()
@@ -320,7 +320,7 @@ class SharedStateLink:
             except RendezvousConnectionError as error:
                 if self._ending.is_set() or self._clock.monotonic() - since > timeout:
                     raise
-                log.warning("the rendezvous state is out of reach: %s; trying again", error)
+                log.warning("the rendezvous state cannot be reached: %s; trying again", error)
                 self._ending.wait(_POLL_INTERVAL)
 
     def _next_request(self) -> Request | None:
@@ -559,7 +559,7 @@ class _StateInFile(ControlPlane):
         try:
             backend = FileBackend(self._path, self.settings.run_id)
         except StoreError as error:
-            raise RendezvousConnectionError(f"--rdzv-endpoint: {error}, which all nodes share") from None
+            raise RendezvousConnectionError(f"--rdzv-endpoint: {error} that all nodes share") from None
         node = own_node(address)
         return SharedStateLink(backend, self.settings, node, address, deliver)
 

@@ -176,14 +176,14 @@ class Store(ABC):
             f"the key {few}" if len(keys) == 1 else f"some of the {len(keys)} keys {few}" + ", ..." * (len(keys) > 3)
         )
         return StoreTimeoutError(
-            f"{missing} did not appear within {limit:g} s in {self._title()}; check whether the process that sets it "
-            "is alive, or wait longer"
+            f"{missing} did not appear within {limit:g} s in {self._title()}; check that the process that sets it is "
+            "alive, or wait longer"
         )
 
     def _barrier_timeout(self, key: str, world_size: int, limit: float) -> StoreTimeoutError:
         return StoreTimeoutError(
-            f"not all of {world_size} reached the barrier {key!r} within {limit:g} s in {self._title()}; find out "
-            "which of them is missing, or wait longer"
+            f"not all of the {world_size} processes reached the barrier {key!r} within {limit:g} s in {self._title()}; "
+            "find out which of them is missing, or wait longer"
         )
 
 
@@ -194,7 +194,7 @@ def seconds(timeout: timedelta | float) -> float:
     """A timeout in seconds. Raises UserError if it is negative or not a number."""
     value = float(timeout) if isinstance(timeout, int | float) else timeout.total_seconds()
     if not value >= 0:
-        raise UserError(f"a store's timeout cannot be {value:g} s; give 0 or more seconds")
+        raise UserError(f"a store's timeout cannot be {value:g} s; use 0 or more seconds")
     return value
 
 
@@ -215,7 +215,7 @@ def value_bytes(value: str | bytes) -> bytes:
 def pairs(keys: Sequence[str], values: Sequence[str | bytes]) -> Iterator[tuple[str, bytes]]:
     """Each key with its value. Raises UserError unless each key has one."""
     if len(keys) != len(values):
-        raise UserError(f"multi_set was given {len(keys)} keys and {len(values)} values; give one value for each key")
+        raise UserError(f"multi_set got {len(keys)} keys and {len(values)} values; pass one value per key")
     return zip(keys, map(value_bytes, values), strict=True)
 
 
@@ -232,7 +232,7 @@ def torch_module() -> Any:
     """The module `torch.distributed`. Raises UserError if it is not imported."""
     module: Any = sys.modules.get("torch.distributed")
     if getattr(module, "Store", None) is None:
-        raise UserError("torch.distributed is not imported, so no store of torch can be made; import it first")
+        raise UserError("torch.distributed is not imported, so no torch store can be created; import it first")
     return module
 
 
@@ -409,7 +409,7 @@ def _read_queue_pop(receive: Receive) -> bytes | None:
 def _flag(receive: Receive) -> bool:
     answer = receive(1)
     if answer not in {DONE, MISSING}:
-        raise StoreProtocolError(f"the store answered CHECK with {answer!r}, which is not the protocol")
+        raise StoreProtocolError(f"the store answered CHECK with {answer!r}, which violates the protocol")
     return answer == DONE
 
 

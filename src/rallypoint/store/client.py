@@ -181,7 +181,7 @@ class TCPStore(RequestStore):
 
     def _is_done(self, answer: bytes) -> bool:
         if answer != wire.DONE:
-            raise StoreProtocolError(f"{self._title()} answered a wait with {answer!r}, which is not the protocol")
+            raise StoreProtocolError(f"{self._title()} answered a wait with {answer!r}, which violates the protocol")
         return True
 
     @contextlib.contextmanager
@@ -191,7 +191,7 @@ class TCPStore(RequestStore):
         The caller has the lock. It is not taken here: a ^C could come after that and before the block is entered.
         """
         if self._broken is not None or self._connection is None:
-            raise StoreConnectionError(f"{self._title()} cannot be used any more: {self._broken}; open a new one")
+            raise StoreConnectionError(f"{self._title()} cannot be used any more: {self._broken}; open a new store")
         try:
             yield self._connection
         except OSError as error:
@@ -199,7 +199,7 @@ class TCPStore(RequestStore):
             if isinstance(error, TimeoutError) and error.errno is None:  # with a number, the kernel gave up
                 raise StoreTimeoutError(
                     f"{self._title()} does not answer ({cause}); check whether its server is stopped or overloaded, "
-                    "and open a new one"
+                    "and open a new store"
                 ) from error
             raise StoreConnectionError(
                 f"{self._title()} is lost: {cause}; check whether its server is still running"
@@ -271,8 +271,8 @@ def connect(endpoint: Endpoint, timeout: float) -> socket.socket:
             last = error_reason(error)
         if deadline.expired:
             raise StoreConnectionError(
-                f"no store answered at {endpoint} within {timeout:g} s ({last}); check that host and port are right "
-                "and that its server is running"
+                f"no store answered at {endpoint} within {timeout:g} s ({last}); check the host and the port, and that "
+                "the server is running"
             )
         # Jitter, so that a thousand clients of a lost server do not return at the same time.
         time.sleep(min(delay * (0.5 + os.urandom(1)[0] / 512), deadline.remaining()))
@@ -288,7 +288,7 @@ def receive(connection: socket.socket, size: int, deadline: Deadline) -> bytes:
             piece = connection.recv(min(size - len(data), 1 << 20))
         except (TimeoutError, BlockingIOError):
             if deadline.expired:
-                raise TimeoutError(f"{len(data)} of {size} bytes came in time") from None
+                raise TimeoutError(f"{len(data)} of {size} bytes arrived in time") from None
             continue
         if not piece:
             raise ConnectionResetError("the server closed the connection")
@@ -328,8 +328,7 @@ def _send_greeting(connection: socket.socket, endpoint: Endpoint, deadline: Dead
         raise TimeoutError("the connection was accepted but the greeting was not answered") from None
     if answer != wire.U32.pack(nonce):
         raise StoreProtocolError(
-            f"{endpoint} is not a store: it answered a store's greeting with {answer!r}; check whether the port is "
-            "right"
+            f"{endpoint} is not a store: it answered a store's greeting with {answer!r}; check the port"
         )
 
 

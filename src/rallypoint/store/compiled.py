@@ -26,7 +26,7 @@ from rallypoint.store.transport import (
 from rallypoint.store.wire import RefusalReason, refusal
 
 if getattr(_native, "INTERFACE", 0) != 5:
-    raise ImportError("it was built from other sources; install again, or run `python build_native.py`")
+    raise ImportError("it was built from other sources; reinstall it, or run `python build_native.py`")
 
 
 class CompiledTransport:

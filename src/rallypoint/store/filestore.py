@@ -224,14 +224,14 @@ class FileStore(Store):
     @contextlib.contextmanager
     def _opened(self, lock: int) -> Iterator[int]:
         if self._closed:
-            raise StoreConnectionError(f"{self._title()} cannot be used any more: it was closed; open a new one")
+            raise StoreConnectionError(f"{self._title()} cannot be used any more: it was closed; open a new store")
         if self._file is not None:
             self._file.close()
         try:
             file = self._open_locked(lock)
         except OSError as error:
             raise StoreConnectionError(
-                f"{self._title()} cannot be opened ({error.strerror}); give the path of a file in a writable folder"
+                f"{self._title()} cannot be opened ({error.strerror}); use a file in a writable folder"
             ) from error
         if file is None:  # the last store closed it, and reading does not create it again
             self._reset_content(0)
@@ -296,7 +296,7 @@ class FileStore(Store):
         try:
             applied = replay(records, self._content, size, is_begun=self._size > 0)
         except StoreProtocolError as error:
-            raise StoreProtocolError(f"{self.path} cannot be read as a store ({error}); give another path") from None
+            raise StoreProtocolError(f"{self.path} cannot be read as a store ({error}); use another path") from None
         self._size += applied
         return applied
 
@@ -373,7 +373,7 @@ def replay(data: bytes, content: dict[bytes, bytes], size: int | None = None, *,
     while (record := _string(data, at)) is not None:
         key, middle = record
         if not key:
-            raise StoreProtocolError("it holds a key without a name: it is not a store's file")
+            raise StoreProtocolError("it contains a key without a name: it is not a store's file")
         record = _string(data, middle)
         if record is None:
             break

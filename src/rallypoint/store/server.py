@@ -156,7 +156,7 @@ class StoreThread:
             while self._apply_requests(transport):
                 transport.serve()
         except BaseException:
-            _logger.exception("an internal error ends %s: its clients are disconnected", self._name)
+            _logger.exception("an internal error ended %s, so its clients are disconnected", self._name)
         finally:
             self._end(transport)
         if transport is not None:
@@ -205,7 +205,7 @@ class StoreThread:
             if transport is not None:
                 transport.close()
         except BaseException:
-            _logger.exception("an internal error at the end of %s", self._name)
+            _logger.exception("an internal error while closing %s", self._name)
         with self._lock:
             self._release()
         for client, _ in self._new_connections:

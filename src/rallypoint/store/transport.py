@@ -85,7 +85,8 @@ def network(text: str) -> Network:
             raise ValueError
     except (OSError, ValueError):
         raise UserError(
-            f"{text!r} is neither an address nor a network; write one as 10.1.2.3, 10.0.0.0/8, fd00::1 or fd00::/64"
+            f"{text!r} is neither an address nor a network; use a form such as 10.1.2.3, 10.0.0.0/8, fd00::1 or "
+            "fd00::/64"
         ) from None
     return Network(packed, count + 128 - most)
 
@@ -191,7 +192,7 @@ def raise_descriptor_limit(context: TransportContext, error: int, present: int) 
     """
     if not error:
         context.log_lines.warning(
-            "the store accepts no more connections until others end: it has %d, the most that are allowed",
+            "the store accepts no more connections until others are closed: it has reached its maximum of %d",
             context.guard.connections,
         )
         return present
@@ -201,6 +202,6 @@ def raise_descriptor_limit(context: TransportContext, error: int, present: int) 
         limit = allow_descriptors()
         if soft not in {limit, resource.RLIM_INFINITY}:
             return for_connections(limit)
-        reason = f"{reason} (some of the {limit} are kept for the agent); raise the hard limit (`ulimit -Hn`)"
+        reason = f"{reason} (some of the {limit} are reserved for the agent); raise the hard limit (`ulimit -Hn`)"
     context.log_lines.warning("the store accepts no connections for %g s: %s", context.retry, reason)
     return present

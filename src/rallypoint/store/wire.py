@@ -130,7 +130,7 @@ _SENTENCES = {
         "to --store-peers"
     ),
     RefusalReason.OTHER_USER: (
-        "it belongs to another user of this machine than the agent; if it is a worker that has changed its user, give "
+        "it belongs to another user of this machine than the agent; if it is a worker that changed its user, set "
         "--store-peers=any"
     ),
 }

@@ -229,7 +229,7 @@ class PContext(ABC):
     def start(self) -> None:
         """Start all processes. If one cannot be started, end those already started, and raise the error."""
         if self._started:
-            raise ValueError(f"the processes of {self.name!r} have been started before; make a new context")
+            raise ValueError(f"the processes of {self.name!r} have already been started; create a new context")
         self._started = True
         try:
             self._prepare()
@@ -401,7 +401,7 @@ class PContext(ABC):
         name = f"{f'local rank {rank}' if own is None else f'rank {own}'} on {os.uname().nodename}"
         path = self._outputs[rank].log
         where = f"are in {os.path.abspath(path)}" if path else "follow"
-        log.warning("the stacks of %s (pid %d), which Python titles a fatal error, %s", name, pid, where)
+        log.warning("the stacks of %s (pid %d), which Python labels a fatal error, %s", name, pid, where)
         self._outputs[rank].label(f"[{name}] ")
 
     def output_ages(self) -> Callable[[], tuple[float, ...]]:
@@ -503,7 +503,7 @@ class PContext(ABC):
         if not (code := process.program_code):
             return None
         failure = self._failure(local_rank, process.pid, code)
-        failure.remark = "what was started in front of it (--wrap) has not ended"
+        failure.remark = "its wrapper (--wrap) has not exited"
         return failure
 
     # The stop

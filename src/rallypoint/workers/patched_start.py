@@ -40,7 +40,7 @@ def as_patched(commands: Sequence[Command], env: Mapping[str, str]) -> tuple[Seq
             argv, environment = _at_system_call(argv, environment)
         except Exception as error:
             log.warning(
-                "%r starts out of sight of the debugger or tracer in this process, which fails with %s: %s",
+                "%r starts without the debugger or tracer of this process, which fails with %s: %s",
                 argv[0],
                 type(error).__name__,
                 error,

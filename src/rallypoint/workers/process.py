@@ -34,14 +34,14 @@ UNKNOWN_EXIT = 255
 """The exit code of a process whose real one is lost. It does not count as success."""
 
 _PROGRAM_ERRORS = {
-    errno.ENOENT: "is not found; give a path, or a name on PATH",
+    errno.ENOENT: "was not found; use a path, or a name on the PATH",
     errno.E2BIG: "cannot be run: its arguments and environment are too long for the kernel (128 KiB for one, about a "
-    "quarter of `ulimit -s` for all); hand large values over in a file",
-    errno.EACCES: "cannot be run: Permission denied; check who may enter its folders and run its interpreter, "
-    "and that its file system is not mounted with noexec",
+                 "quarter of `ulimit -s` for all); pass large values in a file",
+    errno.EACCES: "cannot be run: Permission denied; check the permissions of its folders and of its interpreter, and "
+                  "that its file system is not mounted with noexec",
     **dict.fromkeys(
         (errno.ENOEXEC, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),
-        "cannot be run: {reason}; give a path, or a name on PATH",
+        "cannot be run: {reason}; use a path, or a name on the PATH",
     ),
 }
 """The errors of a start that are about the program, and their messages. All others are about this machine."""
@@ -237,7 +237,7 @@ def _start_error(program: str, error: OSError) -> RallypointError:
         if number == errno.EACCES and os.path.isfile(program) and not os.access(program, os.X_OK):
             why = f"is not executable; run 'chmod +x {program}'"
         elif number == errno.EACCES and os.path.isdir(program):
-            why = "is a folder; name a program"
+            why = "is a folder; use the path of a program"
         return user_error(f"the worker program {program!r} {why}", error)
     return process_start_error(f"for {program!r}", error)
 

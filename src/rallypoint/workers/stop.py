@@ -393,7 +393,7 @@ class Stop:
         if self.done:
             self.done = False
             pid, rank = worker.process.pid, worker.rank
-            log.warning("worker %d (local rank %d) ended while it waited; it is started again", pid, rank)
+            log.warning("worker %d (local rank %d) ended while it was waiting, so it is restarted", pid, rank)
 
     def _leave_no_more(self) -> None:
         leaving, self._leaving = self._leaving, None
@@ -405,7 +405,7 @@ class Stop:
         for worker in self._in(Stage.LEAVING):
             if now >= worker.until and not self._waits_for_writes(worker, now):
                 log.warning(
-                    "worker %d (local rank %d) did not leave its function within %g s: it is killed and started again",
+                    "worker %d (local rank %d) did not leave its function within %g s, so it is killed and restarted",
                     *(worker.process.program_pid, worker.rank, self._leaving_time),
                 )
                 self._request_stacks(worker, now)

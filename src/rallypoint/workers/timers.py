@@ -118,7 +118,7 @@ class FileTimerClient(TimerClient):
     def _send(self, request: FileTimerRequest) -> None:
         line = request.to_json().encode() + b"\n"
         if len(line) > MAX_LINE:
-            raise RuntimeError(f"a timer request has {MAX_LINE} bytes at most; {line[:200]!r}... has {len(line)}")
+            raise RuntimeError(f"a timer request can have at most {MAX_LINE} bytes; {line[:200]!r}... has {len(line)}")
         for attempt in range(_TRIES):
             if attempt:
                 time.sleep(_PAUSE)
@@ -129,7 +129,9 @@ class FileTimerClient(TimerClient):
                     raise
             else:
                 return
-        raise BrokenPipeError(f"no watchdog reads from {self._path!r}; is TORCHELASTIC_ENABLE_FILE_TIMER=1 set?")
+        raise BrokenPipeError(
+            f"no watchdog reads from {self._path!r}; check that TORCHELASTIC_ENABLE_FILE_TIMER=1 is set"
+        )
 
     def _write(self, line: bytes) -> None:
         fd = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -202,7 +204,7 @@ class RequestReader:
             if request is not None:
                 requests.append(request)
             elif line.strip():
-                complaints.append(f"no timer request: {line[:_MAX_SHOWN]!r}")
+                complaints.append(f"not a timer request: {line[:_MAX_SHOWN]!r}")
         return requests, complaints
 
 

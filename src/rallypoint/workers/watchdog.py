@@ -187,7 +187,7 @@ def uninterruptible_timeout(environment: Mapping[str, str]) -> float:
         seconds = float(environment.get(UNINTERRUPTIBLE_VARIABLE, "0"))
     except ValueError:
         log.warning(
-            "%s=%r is not a number of seconds; off", UNINTERRUPTIBLE_VARIABLE, environment[UNINTERRUPTIBLE_VARIABLE]
+            "%s=%r is not a number of seconds, so this check is off", UNINTERRUPTIBLE_VARIABLE, environment[UNINTERRUPTIBLE_VARIABLE]
         )
         return 0.0
     return seconds if 0 < seconds < math.inf else 0.0
@@ -345,7 +345,7 @@ class Watchdog:
             return True
         process.release()
         if self._may_warn():
-            log.warning("process %d sets a timer but does not belong to this job; it is ignored", pid)
+            log.warning("process %d sets a timer but does not belong to this job, so it is ignored", pid)
         return False
 
     def _may_warn(self) -> bool:
@@ -408,7 +408,7 @@ class _NamedPipe:
         except OSError as error:
             why = error.strerror or str(error)
             raise user_error(
-                f"the pipe {path!r} of the watchdog cannot be made: {why}; name another place", error
+                f"the watchdog's pipe {path!r} cannot be created: {why}; choose another path", error
             ) from None
         self._size = set_pipe_size(self.fd, _PIPE_SIZE)
         made = os.fstat(self.fd)

@@ -265,7 +265,7 @@ def test_a_driver_that_does_not_answer_delays_one_restart(
     waits = restarts(hangs, 0.2)
     assert waits.ends() >= 0.2
     assert log.messages == [
-        "the workers start without a check of GPU memory: NVIDIA's driver has not answered within 0.2 s"
+        "the workers start without a check of GPU memory: NVIDIA's driver did not answer within 0.2 s"
     ]
     waits.ends()
     assert len(asked) == len(log.messages) == 1, "while it hangs, no restart waits again"
@@ -322,7 +322,7 @@ def test_an_exception_is_logged_and_nothing_is_looked_at_again(
     waits = restarts(driver)
     waits.ends()
     (record,) = [record for record in log.records if record.levelno >= logging.WARNING]
-    assert "looking at the GPU memory failed; restarts no longer wait for it" in record.getMessage()
+    assert "checking GPU memory failed, so restarts no longer wait for it" in record.getMessage()
     assert "the driver is upset" in log.text
     waits.ends()
     assert driver.asked == 1
@@ -333,7 +333,7 @@ def test_an_exception_on_the_loop_s_thread_does_not_end_the_job(
 ) -> None:
     monkeypatch.setattr(gpu_memory, "held_by", lambda *_: 1 / 0)
     restarts(Driver(HELD), 0.1).ends()
-    assert "the wait for GPU memory failed; the job continues without it" in log.text
+    assert "the wait for GPU memory failed, so the job continues without it" in log.text
 
 
 def test_without_a_further_thread_the_workers_start(

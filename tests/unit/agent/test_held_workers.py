@@ -184,4 +184,4 @@ def test_a_survivor_that_fails_at_once_ends_this_for_the_run(
     for _ in range(2):  # it may be found more than once
         node.held.note_failures({1: failure}, seconds, progress=progress)
     assert node.held.all_announced() is not ends
-    assert failure.context.count("still belongs to the round before") == ends
+    assert failure.context.count("still belongs to the previous round") == ends

@@ -189,7 +189,7 @@ def test_where_slurm_cannot_be_asked_the_known_moment_holds(tmp_path: Path) -> N
     ("job", "says", "code", "asked", "words"),
     [
         ("7", "Unable to contact slurm controller", 1, 1, "Unable to contact slurm controller"),
-        ("", "", 0, 0, "this is no job of Slurm, PBS, LSF or Flux"),
+        ("", "", 0, 0, "this is not a job of Slurm, PBS, LSF or Flux"),
         ("7", "NONE", 0, 1, "has no time limit"),
     ],
     ids=["no answer", "outside of a job", "no limit"],

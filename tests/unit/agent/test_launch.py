@@ -55,7 +55,7 @@ def test_a_password_is_not_described() -> None:
 # Agents of one job on one machine: one of them says that OMP_NUM_THREADS is not set
 
 
-WARNING = "runs on this machine, and OMP_NUM_THREADS is not set"
+WARNING = "is running on this machine and OMP_NUM_THREADS is not set"
 
 
 @pytest.fixture

@@ -205,18 +205,20 @@ def test_a_node_that_was_started_without_it_is_named(caplog: pytest.LogCaptureFi
     with round_of(2, WARN, change=replace) as made:
         drive(made)
     (line,) = told(caplog)
-    assert line.startswith(f"{socket.gethostname()} (group rank 1) was started without --preflight; give all nodes")
+    assert line.startswith(
+        f"{socket.gethostname()} (group rank 1) was started without --preflight; use the same value on all nodes"
+    )
 
 
 def test_a_store_that_is_not_reached_is_a_warning_or_what_has_failed(caplog: pytest.LogCaptureFixture) -> None:
-    where = f"{socket.gethostname()} cannot learn of the other nodes of round 0 over the worker store at 127.0.0.1:"
+    where = f"{socket.gethostname()} cannot learn about the other nodes of round 0 from the worker store at 127.0.0.1:"
     for mode in (WARN, REQUIRE):
         with closing(Node(1, 2, free_port(), mode, timeout=0.2)) as node:
             node.enters()
             drive([node])
             assert node.setup.failure.startswith(where) == (mode == REQUIRE)
     (line,) = told(caplog)
-    assert line.startswith(f"this node does not dial the others: {where}")
+    assert line.startswith(f"this node does not test its connections to the others: {where}")
 
 
 @pytest.mark.parametrize("mode", [WARN, REQUIRE])
@@ -225,7 +227,7 @@ def test_it_ends_the_job_only_where_the_mesh_is_required(mode: str) -> None:
         node.exchange.users.append(User(0))
         node.enters()
         drive([node])
-        assert "cannot learn of the other nodes" in node.setup.failure
+        assert "cannot learn about the other nodes" in node.setup.failure
         assert node.setup.ends_job == (mode == REQUIRE)
 
 
@@ -240,7 +242,7 @@ def test_what_is_not_known_in_time_is_a_warning_or_what_has_failed(mode: str, ca
         node.clock.ahead = 1000.0
         node.setup.step()
         assert not node.setup.preparing()
-        why = f"{socket.gethostname()} cannot exchange what it has found over the worker store at 127.0.0.1:"
+        why = f"{socket.gethostname()} cannot exchange its results over the worker store at 127.0.0.1:"
         assert node.setup.failure.startswith(why) == (mode == REQUIRE)
     assert len(told(caplog)) == (mode == WARN)
-    assert all(line.startswith(f"it is unknown whether the nodes reach each other: {why}") for line in told(caplog))
+    assert all(line.startswith(f"it is unknown whether the nodes can reach each other: {why}") for line in told(caplog))

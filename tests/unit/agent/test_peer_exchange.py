@@ -142,7 +142,7 @@ def test_a_store_that_cannot_be_reached_is_named_with_the_reason() -> None:
     peers = exchanging(User(0), timeout=0.3)
     peers.begin(entered(1, 2, port))
     finish(peers)
-    assert f"the other nodes of round 3 over the worker store at 127.0.0.1:{port}" in peers.failure
+    assert f"the other nodes of round 3 from the worker store at 127.0.0.1:{port}" in peers.failure
     assert "Connection refused" in peers.failure
     assert peers.failure.startswith(os.uname().nodename)
     peers.close()
@@ -172,7 +172,7 @@ def test_whoever_waits_for_long_says_so(caplog: pytest.LogCaptureFixture) -> Non
         peers.step()
         (line,) = caplog.messages
         assert (
-            f"over the worker store at 127.0.0.1:{server.port}: nothing has arrived for 10 s (limit: {TIMEOUT:g} s)"
+            f"from the worker store at 127.0.0.1:{server.port}: nothing has arrived for 10 s (limit: {TIMEOUT:g} s)"
             in line
         )
         assert peers.preparing()
@@ -196,7 +196,7 @@ def test_no_port_is_a_failure_at_once() -> None:
     peers = exchanging(NoPort())
     peers.begin(entered(0, 2, 1))
     assert not peers.preparing()
-    assert peers.failure.endswith("has no port for its workers: Address already in use")
+    assert peers.failure.endswith("found no port for its workers: Address already in use")
     peers.close()
 
 
@@ -232,7 +232,7 @@ def test_the_workers_do_not_start_and_the_job_fails_by_its_infrastructure() -> N
     assert result.state is WorkerState.FAILED
     assert result.ending is Ending.INFRASTRUCTURE
     assert result.cause is not None
-    assert result.cause.headline.endswith("has no port for its workers: Address already in use")
+    assert result.cause.headline.endswith("found no port for its workers: Address already in use")
     assert result.restarts.used == 1, "another round may do better"
     assert "start" not in workers.calls
 

@@ -220,7 +220,7 @@ def test_the_failure_of_workers_is_not_hidden_by_that_of_the_line() -> None:
     assert status.phase is Phase.ENDED
     assert steps[-1] == End(JobEnded(Verdict(Outcome.FAILED, CAUSE, ending=Ending.INFRASTRUCTURE)))
     assert (
-        LogLine("the control plane is gone; the job ends here with the failure of this node's workers", True) in steps
+        LogLine("the control plane is gone; this node ends the job with the failure of its own workers", True) in steps
     )
     again = kinds(placed(0), WorkersFailed(CAUSE), ended(0), LinkLost("gone"), STOPPED)
     assert again[-1] is LinkLost, "that failure has been told, and was to be followed by a restart"
@@ -292,7 +292,7 @@ def test_a_drained_node_says_by_whom_to_the_others_and_at_its_end(notice: float)
     assert not any("SIGTERM" in each.text for each in steps if isinstance(each, LogLine))
     assert LeaveRequest(why=f"drained by {ann}") in steps
     assert steps[-1] == End(SignalArrived(SIGTERM), saved=saved, drained_by=ann)
-    assert [each.why for each in steps if isinstance(each, Preempt)] == [f"is drained by {ann}"] * bool(notice)
+    assert [each.why for each in steps if isinstance(each, Preempt)] == [f"is being drained by {ann}"] * bool(notice)
 
 
 def test_workers_that_look_for_notices_save_before_a_drain_where_the_job_names_no_time_for_it() -> None:
@@ -300,7 +300,7 @@ def test_workers_that_look_for_notices_save_before_a_drain_where_the_job_names_n
     drain = DrainArrived("ann@login", 30.0)
     assert kinds(placed(0), drain)[1:] == [Preempt, PostNotice]
     assert acts(placed(0), drain, WorkersReady())[-1] == Drain(0, needs_consent=True)
-    told = Preempted(0, "b", 30.0, why="is drained by ann@login")
+    told = Preempted(0, "b", 30.0, why="is being drained by ann@login")
     assert acts(placed(0), told, WorkersReady())[-1] == Drain(0, needs_consent=True)
     assert acts(placed(0), told, NodesWaiting(0, 1))[-1] == PostNotice("preemption", "b", 30.0)
     assert kinds(placed(0), DrainArrived("ann@login", 0.0))[-1] is StopWorkers
@@ -584,7 +584,7 @@ def test_a_node_that_waits_says_that_its_ranks_have_ended_with_0() -> None:
 
     short, enough = (ProgressText("1 of 2", warning=True, is_short=is_short) for is_short in (True, False))
     all_with_0, killed = WorkersStopped(True, ended_with_0=True), WorkersStopped(True)
-    assert "all ranks of this node have ended with 0" in said(all_with_0, short)
+    assert "all ranks on this node exited with code 0" in said(all_with_0, short)
     assert said(all_with_0, enough) == said(killed, short) == "1 of 2"
     assert said(all_with_0, placed(1), ended(1), killed, short) == "1 of 2"
 

@@ -53,7 +53,7 @@ def test_no_more_often_than_allowed(slurm: Path) -> None:
     program(slurm, "scontrol", f"touch {slurm}/asked")
     said = SlurmRequeue(3, JOB | {"SLURM_RESTART_COUNT": "3"}).finish()
     assert said.startswith("Slurm job 17 is not requeued")
-    assert said.endswith("=3 allows that no more often")
+    assert said.endswith("it has reached --requeue=3")
     assert not (slurm / "asked").exists()
 
 

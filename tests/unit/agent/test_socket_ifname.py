@@ -54,7 +54,7 @@ def test_names_that_are_not_there() -> None:
     assert interface_names("lo") == "lo"
     for text in ("eth99", "lo,", "lo, lo", "Auto"):
         with pytest.raises(
-            UserError, match=" is not a network interface of this machine; give auto, or one or more of"
+            UserError, match=" is not a network interface on this machine; use auto, or one or more of"
         ):
             interface_names(text)
 
@@ -105,7 +105,7 @@ def test_what_the_user_has_set_stands(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_name_that_is_not_resolved_is_a_failure() -> None:
     found, failure = given("auto", "nobody.invalid")
     assert "no interface leads to nobody.invalid" in failure
-    assert "give the name of one instead" in failure
+    assert "set the name of an interface instead" in failure
     assert found["GLOO_SOCKET_IFNAME"] == ""
 
 

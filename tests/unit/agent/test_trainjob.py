@@ -173,7 +173,7 @@ def test_who_cannot_be_trusted_gets_no_token(
         ({CA_CERT: str(other)}, "certificate verify failed"),
         ({CA_CERT: "/none"}, "No such file"),
         ({TOKEN: "/none"}, "No such file"),
-        ({TOKEN: str(empty)}, "has no token"),
+        ({TOKEN: str(empty)}, "contains no token"),
         ({URL: server.environ[URL].replace("https", "http")}, "is not an https address"),
         ({URL: "https://[::1"}, "is not an https address"),
         ({URL: "https://127.0.0.1:x/"}, "is not an https address"),

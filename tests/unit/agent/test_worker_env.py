@@ -211,7 +211,7 @@ def test_a_node_that_was_started_without_it_is_named() -> None:
     round_ = RoundInSetup(group, SYSTEM_CLOCK)
     round_.records = {**RECORDS, 1: RECORDS[1]._replace(ports={"tf": (42,)})}
     made = FrameworkVariables("tf", KINDS["tf"], group)
-    with pytest.raises(ValueError, match="n1 has no port for tf; start all nodes with the same --worker-env"):
+    with pytest.raises(ValueError, match="n1 reported no port for tf; start all nodes with the same --worker-env"):
         made.take(round_)
 
 

@@ -65,9 +65,9 @@ def test_the_program_behind_it(command: str, program: list[str]) -> None:
         ("a 'b", "closing quotation"),
         ("a %x", "%x is none of"),
         ("a b%", "write %% for a percent"),
-        ("a x%c", "a word of its own"),
-        ("a %c %s", "write one of them"),
-        ("%c", "names no program"),
+        ("a x%c", "a separate word"),
+        ("a %c %s", "use one of them"),
+        ("%c", "contains no program"),
         ("a $((2*%l))", "is not a sum"),
         ("a $((%h+1))", "is not a sum"),
         ("a $((", "without a sum"),
@@ -110,8 +110,8 @@ def test_what_is_no_list_of_ranks(text: str) -> None:
         ({"wrap": "/no/such --flag"}, "--wrap=/no/such --flag: /no/such is not found"),
         ({"wrap": "/etc/passwd"}, "cannot be executed"),
         ({"wrap_ranks": "0"}, "--wrap-ranks=0: it needs --wrap, which is not set"),
-        ({"wrap": "env", "standby": 1}, "leave out --standby"),
-        ({"wrap": "env", "preload": ("json",)}, "choose some ranks with --wrap-ranks"),
+        ({"wrap": "env", "standby": 1}, "remove --standby"),
+        ({"wrap": "env", "preload": ("json",)}, "choose the ranks to wrap with --wrap-ranks"),
     ],
 )
 def test_options_that_cannot_work(options: dict[str, object], why: str) -> None:

@@ -159,7 +159,7 @@ def test_workers_are_bound_near_the_gpus_that_they_see(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "said"), [("", "there is none here with CUDA_VISIBLE_DEVICES=''"), ("MIG-1", "driver does not show")]
+    ("visible", "said"), [("", "this machine has none with CUDA_VISIBLE_DEVICES=''"), ("MIG-1", "driver does not report")]
 )
 def test_falling_back(tmp_path: Path, visible: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
     root, environ = machine(tmp_path, [0, 0]), {"CUDA_VISIBLE_DEVICES": visible}
@@ -170,7 +170,7 @@ def test_falling_back(tmp_path: Path, visible: str, said: str, caplog: pytest.Lo
 
 
 def test_workers_are_bound_near_the_devices_of_any_maker(tmp_path: Path) -> None:
-    """AMD's are found by their PCI addresses; where a driver does not show any, that is said."""
+    """AMD's are found by their PCI addresses; where a driver does not report any, that is said."""
     root = machines.amd(machine(tmp_path / "amd", []), [MI300] * 2, [0, 1])
     for number, node in enumerate([3, 0]):
         write(root, f"sys/bus/pci/devices/0000:{number + 1:02x}:00.0/numa_node", str(node))
@@ -178,10 +178,10 @@ def test_workers_are_bound_near_the_devices_of_any_maker(tmp_path: Path) -> None
     options = NumaOptions(AffinityMode.NODE)
     assert worker_cpus(options, 1, {"HIP_VISIBLE_DEVICES": "1"}, root) == [NODES[0] & allowed]
     machines.node(machine(tmp_path / "ascend", []), "davinci0")
-    with pytest.raises(UserError, match="does not show where the Ascend NPUs are on the PCI bus"):
+    with pytest.raises(UserError, match="does not report the PCI addresses of the Ascend NPUs"):
         worker_cpus(options, 1, {}, tmp_path / "ascend")
     machines.node(machine(tmp_path / "metax", []), "mxcd")
-    with pytest.raises(UserError, match="no GPU of it can be opened"):
+    with pytest.raises(UserError, match="this process may open none of its GPUs"):
         worker_cpus(options, 1, {}, tmp_path / "metax")
 
 

@@ -89,7 +89,7 @@ def test_nobody_waits_for_a_console_that_is_not_read() -> None:
 
 def test_lines_that_did_not_fit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stderr, "_MOST_BYTES", 20)
-    lost = "2 lines of this log are missing here, since nobody read it"
+    lost = "2 lines of this log are missing here because nothing read it"
     with full_pipe() as pipe:
         with written_beside():
             print_error_line("first")

@@ -121,7 +121,7 @@ def test_workers_are_no_more_than_the_task_s_gpus(seen: int, workers: str, monke
 
 def test_a_task_that_is_bound_to_few_processors_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     for environ, words in (
-        ({**FIRST, "SLURM_CPUS_PER_TASK": "4000"}, "give srun --cpus-per-task=N, or --cpu-bind=none"),
+        ({**FIRST, "SLURM_CPUS_PER_TASK": "4000"}, "use srun --cpus-per-task=N or --cpu-bind=none"),
         ({**STEP, "SLURM_CPUS_PER_TASK": "4000"}, ""),  # another node says it
         ({**FIRST, "SLURM_CPUS_PER_TASK": "1"}, ""),
         # More workers than processors get a line of their own, which names both numbers.
@@ -148,7 +148,7 @@ def test_a_pod() -> None:
 
 def test_an_mpi_launcher_does_not_say_where_the_others_are() -> None:
     silent = {name: text for name, text in OPEN_MPI.items() if name != "PMIX_NAMESPACE"}
-    with pytest.raises(UsageError, match="give it with a free port: mpirun --map-by"):
+    with pytest.raises(UsageError, match="set it with a free port: mpirun --map-by"):
         filled(environ=silent)
     options = filled("--rdzv-backend=c10d", "--rdzv-endpoint=n1:29400", environ=silent)
     assert meeting(options) == ("2", "c10d", "n1:29400", "none", 1)
@@ -161,7 +161,7 @@ def test_an_mpi_launcher_inside_a_job_of_slurm_is_the_one_that_counts() -> None:
 
 def test_what_is_not_enough_is_refused_unless_the_flags_are(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(
-        UsageError, match=r"^--cluster=auto: Slurm job 12 has 3 nodes, and this process was started wit"
+        UsageError, match=r"^--cluster=auto: Slurm job 12 has 3 nodes, but this process was started wit"
     ):
         filled(environ=BATCH)
     for flags in (["--standalone"], ["--nnodes=3", "--master-addr=n1", "--node-rank=0"]):
@@ -171,7 +171,7 @@ def test_what_is_not_enough_is_refused_unless_the_flags_are(caplog: pytest.LogCa
 
 
 def test_nothing_found_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    for environ, said in (({}, "nor Slurm"), ({"SLURM_JOB_ID": "12"}, "as after ssh to a node of it")):
+    for environ, said in (({}, "nor Slurm"), ({"SLURM_JOB_ID": "12"}, "as after ssh to one of its nodes")):
         caplog.clear()
         assert meeting(filled(environ=environ)) == ("1:1", "static", "", "none", 0)
         (record,) = caplog.records
@@ -211,8 +211,8 @@ SEVERAL = {
 @pytest.mark.parametrize(
     ("flags", "warns"),
     [
-        ([], "is 1: each of them runs its own job"),
-        (["--nnodes=1"], "--nnodes is 1: each of them"),
+        ([], "is 1, so each node runs a job of its own"),
+        (["--nnodes=1"], "--nnodes is 1, so each node"),
         (["--nnodes=2"], "find only itself at 127.0.0.1"),
         (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:1"], "find only itself at localhost"),
         (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=[::1]:1"], "find only itself at ::1"),

@@ -27,7 +27,7 @@ def test_what_the_shell_did_not_expand(flag: str, text: str) -> None:
 
 
 def test_what_a_template_did_not_expand() -> None:
-    with pytest.raises(UsageError, match=r"PET_RDZV_ID='\$\(JOB\)' has \$\(JOB\), which nothing has expanded"):
+    with pytest.raises(UsageError, match=r"PET_RDZV_ID='\$\(JOB\)' contains \$\(JOB\), which was not expanded"):
         launched(PET_NNODES="2", PET_RDZV_ID="$(JOB)")
     with pytest.raises(UsageError, match="PET_LOG_DIR"):
         launched(PET_LOG_DIR="/logs/$USER")
@@ -111,7 +111,7 @@ def test_standalone_wins(
     assert (config.min_nodes, config.max_nodes, config.rdzv_endpoint) == (1, 1, "localhost:0")
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert f"runs the job on this node alone: {named} no effect" in record.getMessage()
+    assert f"runs the job on this node only, so {named} no effect" in record.getMessage()
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_a_segment_that_was_typed_with_standalone_is_refused() -> None:
 
 
 def test_requeue_outside_of_slurm_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"PET_REQUEUE=3 requeues a Slurm job, and this is not one"):
+    with pytest.raises(UsageError, match=r"PET_REQUEUE=3 requeues a Slurm job, but this is not one"):
         launched("--preempt-signals=SIGUSR2", PET_REQUEUE="3")
-    with pytest.raises(UsageError, match=r"this is one of LSF; leave it out, and submit with bsub -Q 143"):
+    with pytest.raises(UsageError, match=r"this is one of LSF; remove it, and submit with bsub -Q 143"):
         launched("--preempt-signals=SIGUSR2", PET_REQUEUE="3", LSB_JOBID="7")
     with pytest.raises(UsageError, match=r"this is one of PBS, where only an operator may requeue a job"):
         launched("--preempt-signals=SIGUSR2", PET_REQUEUE="3", PBS_JOBID="7.server")

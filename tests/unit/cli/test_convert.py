@@ -149,7 +149,7 @@ def test_gpus_are_counted_where_there_are_some() -> None:
         row = best(seen({}))
         assert local_world_size("auto", {}) == (len(row.devices) if row else len(os.sched_getaffinity(0)))
         if row is None:
-            with pytest.raises(UserError, match=r"counts GPUs, and none could be opened.* on this machine"):
+            with pytest.raises(UserError, match=r"counts GPUs, but none could be opened.* on this machine"):
                 local_world_size("gpu", {})
 
 
@@ -327,7 +327,7 @@ def test_unknown_variables(caplog: pytest.LogCaptureFixture) -> None:
     warn_of_variables({"PET_NNODE": "2", "PET_NUMA_BINDING": "node", "PET_XYZ": "", "HOME": "/", "NNODE": "3"})
     nnode, numa, other = warnings_in(caplog)
     assert nnode == "PET_NNODE has no effect: no flag reads it; did you mean PET_NNODES?"
-    assert numa.startswith("PET_NUMA_BINDING has no effect: --numa-binding is read from the command line only")
+    assert numa.startswith("PET_NUMA_BINDING has no effect: --numa-binding is read only from the command line")
     assert other == "PET_XYZ has no effect: no flag reads it"
 
 

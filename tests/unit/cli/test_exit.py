@@ -164,7 +164,7 @@ def test_an_answer_that_cannot_be_written_is_a_sentence(full: bool) -> None:
     os.close(writing)
     why = b"No space left on device" if full else b"Broken pipe"
     assert done.returncode == 1
-    assert done.stderr == b"rallyrun: error: standard output cannot be written: " + why + b"; send it elsewhere\n"
+    assert done.stderr == b"rallyrun: error: standard output cannot be written: " + why + b"; redirect it elsewhere\n"
 
 
 def test_a_verb_that_raises_an_order_to_leave_has_code_0(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_what_names_a_job(word: str, pid: int | None) -> None:
 
 @pytest.mark.parametrize("word", ["none", "train.py", ""])
 def test_what_names_several_is_refused_with_their_list(word: str) -> None:
-    with pytest.raises(UsageError, match="give the number, port or endpoint of one") as refused:
+    with pytest.raises(UsageError, match="use the number, port or endpoint of one") as refused:
         job_named(word, "")
     named = {"none": (14, 12), "train.py": (14, 13), "": (12, 13, 14, 15)}[word]
     listed = [line.split()[0] for line in str(refused.value).splitlines()[2:]]
@@ -111,7 +111,8 @@ def test_a_job_that_has_ended_is_no_host(machine: list[EndedJob]) -> None:
     job = LocalJob(9, "gone", "c10d", "localhost:29400", "a.py", 990.0, 0)
     machine.append(ended(job, time.time() - 12.5)._replace(log_dir="/logs/gone"))
     with pytest.raises(
-        NoJobError, match="no job 'gone' runs on this machine; the last one failed 12s ago: rank 0 failed; its logs"
+        NoJobError, match="no job 'gone' is running on this machine; the last one failed 12s ago: rank 0 failed; its "
+                          "logs"
     ):
         job_named("gone", "")
 
@@ -165,7 +166,7 @@ def test_the_job_and_the_operand_come_in_either_order(words: list[str], operand:
 
 @pytest.mark.parametrize("words", [["drain", "29611", "29612"], ["drain", "node1:29400", "node2:29400"]])
 def test_what_could_be_either_is_refused(words: Sequence[str]) -> None:
-    with pytest.raises(UsageError, match="could be the job; give the job as --rdzv-endpoint"):
+    with pytest.raises(UsageError, match="could be the job; name the job with --rdzv-endpoint"):
         either_order(parsed(*words), "node", ANY)
 
 
@@ -193,7 +194,7 @@ def test_an_unknown_verb_is_answered_with_the_nearest(
         main([word])
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert f"there is no verb {word!r}" in said
+    assert f"unknown verb {word!r}" in said
     assert (f"did you mean {meant}?" in said) == bool(meant)
 
 
@@ -207,7 +208,7 @@ def test_the_list_says_what_people_know_a_job_by(machine: list[EndedJob], capsys
     assert note == "1 has ended here: rallyctl status --all"
     show_jobs([], past_jobs(), parsed("status", "--all"))
     none, _, title, head, row, note = capsys.readouterr().out.splitlines()
-    assert (none.partition(";")[0], title) == ("no job of this user runs on this machine", "ended")
+    assert (none.partition(";")[0], title) == ("no job of this user is running on this machine", "ended")
     assert head.split() == ["JOB", "OUTCOME", "ENDED", "TOOK", "RESTARTS", "SCRIPT", "NUMBER", "WHY"]
     assert row.split()[:2] == ["gone", "failed"]
     assert row.endswith("rank 0 failed")
@@ -260,7 +261,7 @@ def test_a_job_that_has_ended_is_shown_with_its_report(
         "rank 1 (failed, exit code 1), standard output, all of it in /logs/1/out:",
         *(f"  {number}" for number in range(20, 30)),
         "",
-        "'rallyctl status 15 --all' shows what each rank wrote last",
+        "'rallyctl status 15 --all' shows the last output of each rank",
     ], "what the report has is not repeated"
     lines = shown(capsys, job, "--all")
     assert lines[7:9] == ["rank 0 (stopped, SIGTERM), standard output:", "  of rank 0"]
@@ -305,7 +306,7 @@ def test_of_a_success_the_last_lines_are_shown_on_request(
 ) -> None:
     kept[15] = KeptReport("node1", 0, False, (), (STOPPED._replace(exit_code=0, ending="succeeded"),))
     job = ended(AGENTS[3], 1012.0, "succeeded")
-    assert shown(capsys, job) == ["", "'rallyctl status 15 --all' shows what each rank wrote last"]
+    assert shown(capsys, job) == ["", "'rallyctl status 15 --all' shows the last output of each rank"]
     assert shown(capsys, job, "--all")[1:] == ["rank 0 (succeeded, exit code 0), standard output:", "  of rank 0"]
 
 

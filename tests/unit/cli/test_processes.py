@@ -135,7 +135,7 @@ def test_an_answer_that_nobody_reads_is_a_failure(closed: tuple[str, ...]) -> No
     done = _unread([*RALLYCTL, "secret"], closed)
     assert done.returncode == 1
     if "stderr" not in closed:
-        expected = "rallyctl: error: standard output cannot be written: Broken pipe; send it elsewhere\n"
+        expected = "rallyctl: error: standard output cannot be written: Broken pipe; redirect it elsewhere\n"
         assert done.stderr == expected
 
 

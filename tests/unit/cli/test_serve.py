@@ -37,8 +37,8 @@ def test_where_it_listens(given: str, place: str) -> None:
 @pytest.mark.parametrize(
     ("http", "token", "mode", "text"),
     [
-        ("29480", "a token of 32 letters or of more" * 2, 0o644, "can be read or written by others"),
-        ("29480", "short", 0o600, "does not hold a token"),
+        ("29480", "a token of 32 letters or of more" * 2, 0o644, "is accessible to other users"),
+        ("29480", "short", 0o600, "does not contain a token"),
         ("", "any", 0o600, "has no effect without --http"),
         ("localhost:x", "", 0o600, "--http: endpoint"),
     ],

@@ -20,15 +20,15 @@ RALLYRUN = ["--", "rallyrun", "train.py"]
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "there is no command; write it after --"),
-        ([HOSTS], "there is no command; write it after --"),
-        ([HOSTS, "--"], "there is no command; write it after --"),
-        (RALLYRUN, "--hosts and --hostfile are both missing; give one of them"),
-        ([HOSTS, "--hostfile=x", *RALLYRUN], "--hosts and --hostfile are both given; give one of them"),
+        ([], "the command is missing; write it after --"),
+        ([HOSTS], "the command is missing; write it after --"),
+        ([HOSTS, "--"], "the command is missing; write it after --"),
+        (RALLYRUN, "--hosts and --hostfile are both missing; use one of them"),
+        ([HOSTS, "--hostfile=x", *RALLYRUN], "--hosts and --hostfile are both set; use only one of them"),
         (["--hostfile=missing", *RALLYRUN], "--hostfile='missing' cannot be read: No such file or directory"),
         (["--hostfile=.", *RALLYRUN], "--hostfile='.' cannot be read: Is a directory"),
-        (["--hosts=a b", *RALLYRUN], "'a b' is not a host's name or address"),
-        ([HOSTS, "--env=MISSING", *RALLYRUN], "--env=MISSING: there is no such variable here"),
+        (["--hosts=a b", *RALLYRUN], "'a b' is not a host name or address"),
+        ([HOSTS, "--env=MISSING", *RALLYRUN], "--env=MISSING: this variable is not set here"),
         ([HOSTS, "--env=1=2", *RALLYRUN], "--env: '1' is not a valid variable name"),
         ([HOSTS, "--env-file=missing", *RALLYRUN], "--env-file='missing' cannot be read"),
         ([HOSTS, "--env-file=bad", *RALLYRUN], "bad, line 1: 'not a variable' is not a valid variable name"),
@@ -37,11 +37,11 @@ RALLYRUN = ["--", "rallyrun", "train.py"]
         ([HOSTS, "--ssh-args='", *RALLYRUN], "cannot be read: No closing quotation; quote it as for a shell"),
         (
             [HOSTS, "--connect-timeout=0", *RALLYRUN],
-            "--connect-timeout='0' is not a number of seconds; give one from 1",
+            "--connect-timeout='0' is not a number of seconds from 1",
         ),
         ([HOSTS, "--lost-after=x", *RALLYRUN], "--lost-after='x' is not a number of seconds"),
         ([HOSTS, "--grace=1e3", *RALLYRUN], "--grace='1e3' is not a number of seconds"),
-        ([HOSTS, "--grace=99999999999", *RALLYRUN], "is not a number of seconds; give one from 1 to 86400"),
+        ([HOSTS, "--grace=99999999999", *RALLYRUN], "is not a number of seconds from 1 to 86400"),
         ([HOSTS, "--", "rallyrun", "--nnodes=3", "t.py"], "--nnodes=3 needs 3 nodes, and 2 hosts are given"),
         ([HOSTS, "--env=PET_NNODES=3:4", *RALLYRUN], "PET_NNODES=3:4 needs 3 nodes, and 2 hosts are given"),
     ],
@@ -93,7 +93,7 @@ def test_a_folder_that_is_gone(
     monkeypatch.setenv("PWD", os.fspath(gone))
     assert main(["launch", HOSTS, *RALLYRUN]) == 2
     assert (
-        "the working folder of this command does not exist any more (No such file or directory); give one with --chdir"
+        "the working folder of this command no longer exists (No such file or directory); set another one with --chdir"
         in capsys.readouterr().err
     )
 

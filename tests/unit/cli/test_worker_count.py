@@ -58,13 +58,13 @@ def test_workers_by_devices(
     ("make", "text", "environ", "words"),
     [
         # Processors are no substitute for accelerators that cannot be counted.
-        (CLOSED, "auto", {}, ["may open none of its 8 GPUs", "write the number", "groups render and video"]),
-        (CLOSED, "gpu", {}, ["cannot count GPUs", "may open none of its 8 GPUs", "write the number"]),
+        (CLOSED, "auto", {}, ["may open none of its 8 GPUs", "set the number", "groups render and video"]),
+        (CLOSED, "gpu", {}, ["cannot count GPUs", "may open none of its 8 GPUs", "set the number"]),
         (NVIDIA, "auto", {"CUDA_VISIBLE_DEVICES": "7"}, ["CUDA_VISIBLE_DEVICES='7' names none of the 3 NVIDIA GPUs"]),
-        (lambda root: machines.accel(root, ["qaic"]), "auto", {}, ["the driver qaic", "write the number"]),
-        (_npus, "gpu", {}, ["counts GPUs, and none could be opened on this machine"]),
+        (lambda root: machines.accel(root, ["qaic"]), "auto", {}, ["the driver qaic", "set the number"]),
+        (_npus, "gpu", {}, ["counts GPUs, but none could be opened on this machine"]),
         (NVIDIA, "gpu", {"CUDA_VISIBLE_DEVICES": "-1"}, ["none could be opened with CUDA_VISIBLE_DEVICES='-1'"]),
-        (NVIDIA, "npu", {}, ["counts Ascend NPUs, and none could be opened"]),
+        (NVIDIA, "npu", {}, ["counts Ascend NPUs, but none could be opened"]),
         (NVIDIA, "tpus", {}, ["'tpus' is not a number", "cpu, gpu, xpu or auto", "npu"]),
     ],
 )

@@ -92,7 +92,7 @@ def test_a_look_up_that_takes_longer_than_an_attempt_serves_the_next_one(monkeyp
 
         async def script(loop: Resolving) -> int:
             dialer = dialer_to(port)
-            with pytest.raises(TimeoutError, match="the look-up of the name 'control' got no answer"):
+            with pytest.raises(TimeoutError, match="the lookup of the name 'control' was not answered"):
                 await dialer.dial(5.0)
             loop.answer.set()
             session = await dialer.dial(5.0)

@@ -150,7 +150,7 @@ def test_an_expendable_notification_that_cannot_be_read_is_dropped(caplog: pytes
         session.says(NodesWaiting(0, 1))
         assert job.waits_for(NodesWaiting) == NodesWaiting(0, 1)
         assert [type(notification) for notification in job.delivered] == [LinkOpened, NodesWaiting]
-    assert "a NodesWaiting is dropped: it cannot be read (Expected `array`, got `str`)" in caplog.messages
+    assert "a NodesWaiting was dropped because it cannot be read (Expected `array`, got `str`)" in caplog.messages
 
 
 def test_an_error_of_the_node_s_own_does_not_pass_for_a_broken_connection() -> None:
@@ -188,10 +188,10 @@ def test_a_request_that_cannot_be_sent_ends_the_session_too() -> None:
 def test_a_session_that_the_server_ends_is_over_with_its_word() -> None:
     with meeting() as job:
         session = job.welcomes()
-        session.says(SessionEnded("its node has opened another"))
+        session.says(SessionEnded("its node opened another one"))
         down = job.waits_for(LinkDown)
         assert isinstance(down, LinkDown)
-        assert down.detail.endswith("was lost (its node has opened another)")
+        assert down.detail.endswith("was lost (its node opened another one)")
         assert session.requests() == [], "it is not told to leave"
         job.welcomes()
         assert isinstance(job.waits_for(LinkUp), LinkUp)
@@ -202,7 +202,7 @@ def test_a_session_that_the_server_ends_for_good_is_the_last() -> None:
         session = job.welcomes()
         session.says(SessionEnded("go away", is_permanent=True))
         lost = job.waits_for(LinkLost)
-        assert lost == LinkLost(f"the control plane at {job.place} has ended the session of this node: go away")
+        assert lost == LinkLost(f"the control plane at {job.place} ended the session of this node: go away")
         assert session.requests() == []
         assert not job.is_dialed_again()
 

@@ -90,7 +90,7 @@ def test_a_session_that_is_refused_for_a_message_is_the_last_one() -> None:
         while isinstance(lost, LinkDown | LinkUp):
             lost = node.hears()
         assert isinstance(lost, LinkLost)
-        assert "has ended the session of this node: a Proof has no place here" in lost.detail
+        assert "ended the session of this node: a Proof is not allowed here" in lost.detail
         assert not server.connections
         node.link.close()
 

@@ -77,7 +77,7 @@ def test_a_kernel_without_ports_of_its_own_is_remarked_on() -> None:
 @pytest.mark.parametrize(("tasks", "most"), [("2(x2)", 2), ("2,1", 2), ("1,4(x3),2", 4)])
 def test_several_tasks_on_a_node(tasks: str, most: int) -> None:
     sentence = refused_by_slurm(SLURM_STEP_TASKS_PER_NODE=tasks)
-    assert f"has {most} tasks on a node (SLURM_STEP_TASKS_PER_NODE={tasks})" in sentence
+    assert f"has {most} tasks per node (SLURM_STEP_TASKS_PER_NODE={tasks})" in sentence
     assert "srun --ntasks-per-node=1" in sentence
 
 
@@ -85,7 +85,7 @@ def test_a_batch_script_a_shell_and_one_by_ssh() -> None:
     for environ in (BATCH, JOB, {**STEP, "SLURM_STEP_ID": "4294967290"}, {**STEP, "SLURM_STEP_ID": "4294967291"}):
         finding = find("slurm", environ, MACHINE)
         assert isinstance(finding, DetectionRefusal)
-        assert finding.sentence.startswith("Slurm job 12 has 3 nodes, and this process was started without srun")
+        assert finding.sentence.startswith("Slurm job 12 has 3 nodes, but this process was started without srun")
     alone = find("slurm", {**BATCH, "SLURM_JOB_NUM_NODES": "1"}, MACHINE)
     assert isinstance(alone, Cluster)
     assert (alone.nodes, alone.cpus) == (1, 2)
@@ -98,7 +98,7 @@ def test_a_batch_script_a_shell_and_one_by_ssh() -> None:
 @pytest.mark.parametrize("name", ["SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES", "SLURM_NODEID"])
 def test_a_step_without_hosts(name: str) -> None:
     for array in ({}, {"SLURM_ARRAY_JOB_ID": "11", "SLURM_ARRAY_TASK_ID": "4"}):
-        assert f"which hosts it has: {name} is not set" in refused_by_slurm(**array, **{name: None})
+        assert f"are unknown: {name} is not set" in refused_by_slurm(**array, **{name: None})
 
 
 def test_what_contradicts_itself() -> None:

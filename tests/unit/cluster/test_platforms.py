@@ -195,7 +195,7 @@ def test_what_may_be_used_of_the_node() -> None:
 )
 def test_a_script_of_several_hosts_is_no_node(environ: dict[str, str], machine: Machine, start: str) -> None:
     sentence = refused(environ, machine)
-    assert " has 2 hosts, and this process is its script or a shell, on one of them" in sentence
+    assert " has 2 hosts, but this process is its script or a shell on one of them" in sentence
     assert start in sentence
     assert "--standalone" in sentence
 
@@ -223,10 +223,10 @@ def test_hosts_that_are_not_known_are_asked_for() -> None:
 @pytest.mark.parametrize(
     ("environ", "machine", "sentence"),
     [
-        (PBS_TASK, Machine(job_file="n1\nn1\nn2\nn2\n"), "names n1 2 times in the file of PBS_NODEFILE"),
+        (PBS_TASK, Machine(job_file="n1\nn1\nn2\nn2\n"), "lists n1 2 times in PBS_NODEFILE"),
         ({**LSF_TASK, "LSB_MCPU_HOSTS": "hostA 2 hostB 2"}, Machine(hostname="hostA"), "this is task 2 of blaunch"),
         ({**LSF_TASK, "LSF_PM_TASKID": "3"}, Machine(hostname="hostB"), "submit with bsub -n 2 -R 'span[ptile=1]'"),
-        ({**FLUX, "FLUX_JOB_SIZE": "8"}, Machine(), "Flux job fJqUHUCzX9 has 8 tasks, more than its 2 nodes"),
+        ({**FLUX, "FLUX_JOB_SIZE": "8"}, Machine(), "Flux job fJqUHUCzX9 has 8 tasks on 2 nodes"),
         ({**AZUREML, "WORLD_SIZE": "8"}, Machine(), "write process_count_per_instance: 1"),
         ({**AZUREML, "LOCAL_RANK": "3"}, Machine(), "LOCAL_RANK=3"),
         ({**VOLCANO_PYTORCH, "VC_TASK_INDEX": "1", "MASTER_ADDR": ""}, Machine(), "contradicts itself"),

@@ -158,7 +158,7 @@ def test_a_program_that_changes_torchs_classes_keeps_torchs_launcher(torch: Path
     text += "import torch.distributed.run as run; run.main(['a'])"
     ran = python(torch, "-c", text)
     assert ran.stdout.splitlines()[-2:] == ["torch launches torch.distributed.launcher.api", "torch runs ['a']"]
-    assert f"the program has changed it ({named})" in ran.stderr
+    assert f"the program modified it ({named})" in ran.stderr
 
 
 def test_where_nothing_is_changed_nothing_is_found() -> None:

@@ -170,7 +170,7 @@ def test_who_asks_the_handler_once_more_is_told_so() -> None:
             worker_group.spec.rdzv_handler.next_rendezvous()
 
     agent = Twice(spec(ours()), lambda rank, start, stopping: None)
-    with pytest.raises(RendezvousStateError, match="meets the others by itself"):
+    with pytest.raises(RendezvousStateError, match="runs the rendezvous itself"):
         agent.run()
     assert agent.calls == ["shutdown SIGTERM"]
 

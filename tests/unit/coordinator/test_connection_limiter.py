@@ -63,7 +63,7 @@ def test_a_node_of_another_version_is_told_so_whatever_else_it_says(fields: list
     with served() as port, unauthenticated(port, hello) as node:
         answer = codec.decode_answer(SocketNode(node).next())
     assert isinstance(answer, HandshakeRefused)
-    told = f"speaks Rallypoint's protocol {PROTOCOL_VERSION}, the node speaks {fields[0]}; install the same version"
+    told = f"uses protocol version {PROTOCOL_VERSION}, but the node uses {fields[0]}; install the same version"
     assert told in answer.sentence
 
 

@@ -111,7 +111,7 @@ def test_a_number_that_nobody_could_be_told_is_dropped_or_ends_the_link(caplog: 
     dispatcher, link, own, _ = joined_by_two()
     link.send(RecordProgress(0, 1 << 70))
     assert dispatcher.state.complete
-    assert "a RecordProgress is dropped: it cannot be sent (a RecordProgress whose step is" in caplog.text
+    assert "a RecordProgress was dropped because it cannot be sent (a RecordProgress whose step is" in caplog.text
     link.send(Fail(0, CAUSE, 1 << 40))
     assert isinstance(own[-1], LinkLost)
     assert "a Fail whose max_restarts is 1099511627776 is refused" in own[-1].detail
@@ -129,7 +129,7 @@ def test_a_message_that_cannot_be_observed_is_sent(
         session = dispatcher.attach(told.append, SessionRecord(node, node.addr, leased=False))
         dispatcher.receive(session, JoinRequest(INFO._replace(program=f"{number}.py"), 600.0))
     assert sum(isinstance(message, Placed) for message in told) == 2
-    assert "a message could not be observed; it is sent anyway" in caplog.text
+    assert "a message could not be inspected but is sent anyway" in caplog.text
 
 
 def test_a_server_that_could_not_serve_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

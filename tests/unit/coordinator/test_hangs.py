@@ -84,7 +84,7 @@ def test_who_does_not_answer_is_named_and_waited_for_no_longer() -> None:
     assert job.wait(14.7) == []
     told = job.wait(0.4)
     assert [session for session, _ in told] == [A, B]
-    assert all(isinstance(each, HangReport) and "a (rank 0) has not sent" in each.report for _, each in told)
+    assert all(isinstance(each, HangReport) and "a (rank 0) did not send" in each.report for _, each in told)
     assert job.wait(100.0) == []
 
 
@@ -249,6 +249,6 @@ def test_a_coordinator_that_is_alone_ends_a_collection_in_time(monkeypatch: pyte
     link.send(ReportQuiet(0))
     while not isinstance(message := told.get(timeout=10.0), HangReport):
         pass
-    assert "has not sent the report of this hang" in message.report
+    assert "did not send the report of this hang" in message.report
     link.close()
     handler._control.close()

@@ -180,7 +180,7 @@ def test_a_session_that_is_refused_for_a_message_is_told_so_for_good() -> None:
         node.says(NextStore(0, 70_000))
         ended = codec.decode_notification(node.next())
         assert ended == SessionEnded(
-            "a NextStore whose store_port is 70000 is refused; it has to be from 0 to 65535", is_permanent=True
+            "a NextStore whose store_port is 70000 is refused; it must be from 0 to 65535", is_permanent=True
         )
         assert raw.recv(1000) == b""
 

@@ -34,7 +34,7 @@ LOST = (MissingNode("n3 (rank 2)", Reason.LOST, 18.0),)
         (
             FIXED._replace(joined=1, removed=(*LOST, MissingNode("n2", Reason.DEPARTED, 0.0, ended_with_0=True))),
             "1 of 3 nodes have joined (n1, n2), 2 are missing; n3 (rank 2) was lost at 00:09:42 and n2 left at "
-            "00:10:00 (all its ranks have ended with 0) and no node has replaced them",
+            "00:10:00 (all its ranks exited with code 0) and no node has replaced them",
         ),
         (ELASTIC._replace(removed=LOST, starts_in=1.0), "2 of up to 4 nodes have joined (n1, n2); starting in 1 s"),
         (

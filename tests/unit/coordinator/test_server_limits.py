@@ -93,7 +93,7 @@ def test_a_server_whose_loop_is_busy_is_closed_in_time(
     loop.call(cast("Callable[[], None]", busy.wait))
     with caplog.at_level(logging.WARNING):
         server.close(linger=0.0)
-    assert "was not closed within" in caplog.text
+    assert "did not close within" in caplog.text
     busy.set()
     server.close(linger=0.0)
     loop.stop()

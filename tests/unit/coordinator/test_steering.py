@@ -293,10 +293,10 @@ def test_a_node_that_is_drained_is_shown_so_and_its_end_says_by_whom() -> None:
 
 def test_with_a_notice_the_round_ends_by_the_drain_and_not_by_something_unknown() -> None:
     job = running("a", "b")
-    job.hears("b", Preempt(0, 30.0, f"is drained by {BY}"))
+    job.hears("b", Preempt(0, 30.0, f"is being drained by {BY}"))
     for name in "ab":
         job.hears(name, Drain(0, needs_consent=True))
-    assert f"b (rank 1) is drained by {BY}" in job.status().events[-1].text
+    assert f"b (rank 1) is being drained by {BY}" in job.status().events[-1].text
 
 
 FOLLOW = CollectCommand(BY, CollectKind.LOGS, (), 20, 77)
@@ -441,7 +441,7 @@ def test_a_rank_of_a_node_that_has_succeeded_and_left_is_named_so() -> None:
     job = running("a", "b")
     job.hears("b", Succeed(0))
     job.told(job.coordinator.close(ord("b"), job.now).messages)
-    with pytest.raises(CommandRefused, match="the node that had rank 2 has succeeded and left"):
+    with pytest.raises(CommandRefused, match="the node that had rank 2 succeeded and left"):
         nodes_with_ranks((2,), job.coordinator.state)
     with pytest.raises(CommandRefused, match="the job has no rank 9"):
         nodes_with_ranks((9,), job.coordinator.state)

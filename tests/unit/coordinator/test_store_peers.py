@@ -63,10 +63,10 @@ def test_where_nobody_tells_any_nothing_is_sent_and_all_may() -> None:
 def test_where_a_backend_tells_none_who_insists_on_members_hears_that_it_is_in_vain() -> None:
     found, warning = peers_of(parse_policy("members"), [], OWN, "10.0.0.1")
     assert found is None
-    assert "any address, since this backend does not tell the members' addresses; give --store-peers" in warning
+    assert "any address, because this backend does not report the members' addresses; set --store-peers" in warning
     found, warning = peers_of(parse_policy("members,10.0.0.0/8"), [], OWN, "10.0.0.1")
     assert found == ["127.0.0.0/8", "::1", *OWN, "10.0.0.0/8"]
-    assert "may refuse workers, since this backend does not tell the members' addresses" in warning
+    assert "might refuse workers, because this backend does not report the members' addresses" in warning
 
 
 def test_many_addresses_are_told_in_parts_that_fit_their_frames() -> None:
@@ -101,10 +101,14 @@ def test_where_addresses_are_in_doubt_all_may_and_a_line_says_why(case: str) -> 
     assert [each.reason_unrestricted for each in told] == [why]
     found, warning = peers_of(MEMBERS, told, OWN, "10.0.0.1")
     assert found is None
-    assert warning.startswith(f"the worker store accepts connections from any address, since {why}; give --store-peers")
+    assert warning.startswith(
+        f"the worker store accepts connections from any address, because {why}; set --store-peers"
+    )
     strict, warning = peers_of(parse_policy("members"), told, OWN, "10.0.0.1")
     assert strict is not None
-    assert warning.startswith(f"the worker store may refuse workers, since {why}; give --store-peers the networks")
+    assert warning.startswith(
+        f"the worker store might refuse workers, because {why}; add the networks"
+    )
 
 
 def test_who_insists_on_members_has_the_addresses_as_they_are_seen_too() -> None:
@@ -135,7 +139,7 @@ def test_what_users_write(text: str, policy: PeerPolicy) -> None:
 
 @pytest.mark.parametrize("text", ["everybody", "any,10.0.0.0/8", "10.0.0.0/33", "n1", "members,,any"])
 def test_what_users_cannot_write(text: str) -> None:
-    with pytest.raises(UsageError, match=r"is neither an address nor a network; .* or members, or any alone"):
+    with pytest.raises(UsageError, match=r"is neither an address nor a network; .* or use members, or any alone"):
         parse_policy(text)
 
 
@@ -171,7 +175,7 @@ def test_what_a_node_calls_its_address_is_told_only_if_it_is_one() -> None:
 @pytest.mark.parametrize("text", ["n1", "10.0.0.1\n", "x" * 200, ""])
 def test_what_is_no_address_is_refused_on_arrival(text: str) -> None:
     asked = JoinRequest(NodeInfo("default", 1, "", 7), 60.0, addresses=(text,))
-    with pytest.raises(codec.CodecError, match="whose addresses have"):
+    with pytest.raises(codec.CodecError, match="among its addresses"):
         codec.decode_request(codec.encode(asked))
 
 
@@ -189,4 +193,4 @@ def test_more_addresses_than_a_store_can_be_told_are_not_told(monkeypatch: pytes
     assert told.addresses == ()
     found, warning = peers_of(MEMBERS, [told], OWN, "10.0.0.1")
     assert found is None
-    assert "since its members have 4 addresses, more than the 3 that a store can be given" in warning
+    assert "because its members have 4 addresses, more than the 3 that a store accepts" in warning

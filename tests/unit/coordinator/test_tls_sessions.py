@@ -152,7 +152,7 @@ def test_the_name_in_a_certificate_is_the_host_s_or_the_peer_s(authority: Author
 def test_a_plain_peer_and_a_tls_peer_tell_each_other_in_one_sentence(authority: Authority) -> None:
     tls = ControlTls(authority.files("127.0.0.1"))
     with served(tls) as endpoint:
-        assert "speaks TLS only; give this node tls_cert" in loses(endpoint, None)
+        assert "accepts only TLS; set tls_cert" in loses(endpoint, None)
     with served(None) as endpoint:
         assert "does not speak TLS" in loses(endpoint, tls)
 

@@ -197,7 +197,7 @@ def test_a_defect_of_one_connection_ends_that_one_alone(caplog: pytest.LogCaptur
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(run())
-    assert "an internal error ends a control connection from 127.0.0.1" in caplog.text
+    assert "an internal error ended a control connection from 127.0.0.1" in caplog.text
 
 
 def test_a_connection_that_is_handed_over_stays_open() -> None:

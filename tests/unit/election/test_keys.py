@@ -96,7 +96,7 @@ def test_a_state_is_no_larger_when_it_is_unpacked_than_it_may_be() -> None:
     keys = ElectionKeys.for_job("/x", "job")
     snapshot = StoredSnapshot("a", 1, 0, zlib.compress(bytes(MAX_STATE + 1)))
     assert len(snapshot.packed) < 1 << 20
-    with pytest.raises(RendezvousStateError, match="larger than it may be"):
+    with pytest.raises(RendezvousStateError, match="too large"):
         state_of(keys, snapshot, ())
 
 

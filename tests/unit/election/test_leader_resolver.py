@@ -112,6 +112,6 @@ def test_why_nobody_is_known_tells_an_etcd_that_is_silent_from_one_that_knows_of
     posted = LeaderResolver("etcd:2379")
     assert posted.unresolved_reason() == "etcd has not answered yet"
     posted.update(None, 7)
-    assert posted.unresolved_reason() == "no agent was elected coordinator yet"
-    posted.trouble = "etcd at etcd:2379 gave no answer within 3 s"
+    assert posted.unresolved_reason() == "no agent has been elected coordinator yet"
+    posted.trouble = "etcd at etcd:2379 did not answer within 3 s"
     assert posted.unresolved_reason() == posted.trouble

@@ -125,7 +125,7 @@ def test_a_cluster_started_anew_takes_the_password_again(secured: Secured, insid
     ("files", "credentials", "said"),
     [
         (OURS, JOB._replace(password="another"), "invalid user ID or password'; check user and password"),
-        (OURS, None, "give a user and a password"),
+        (OURS, None, "set a user and a password"),
         (("other-ca.pem", *OURS[1:]), JOB, "certificate that cannot be trusted"),
         (("ca.pem", None, None), JOB, "`cert`"),
         (("ca.pem", "other.pem", "other.key"), JOB, "TLS"),
@@ -174,7 +174,7 @@ def test_a_password_where_there_are_no_users(etcd: EtcdCluster, prefix: bytes) -
 
 def test_something_else_listens_there(etcd: EtcdCluster) -> None:
     client = EtcdClient([Endpoint("127.0.0.1", etcd.members[0].metrics_port)])
-    assert "HTTP/1, and not the v3 API of etcd; check the endpoint" in refusal(client)
+    assert "HTTP/1, not the v3 API of etcd; check the endpoint" in refusal(client)
 
 
 def test_somebody_who_listens_and_says_nothing() -> None:
@@ -191,7 +191,7 @@ def test_somebody_who_listens_and_says_nothing() -> None:
     [
         (EtcdTls("missing.pem"), "`cacert` missing.pem cannot be used"),
         (EtcdTls(None, "missing.pem"), "`cert` missing.pem cannot be used"),
-        (EtcdTls(None, None, "some.key"), "a key .*some.key.* and no certificate"),
+        (EtcdTls(None, None, "some.key"), "a key .*some.key.* is set without a certificate"),
         (EtcdTls(__file__), "`cacert` .*test_secured.py cannot be used"),
     ],
 )

@@ -93,7 +93,7 @@ def test_a_worker_that_its_debugger_has_ended_has_no_failure_of_its_own() -> Non
 
 def test_what_is_noted_below_a_traceback_makes_no_other_failure() -> None:
     plain = _of(1, TRACE.encode())
-    noted = plain._replace(traceback=f"{TRACE}\nthe disk is full under /tmp/x7: its last output may be missing there")
+    noted = plain._replace(traceback=f"{TRACE}\nthe disk is full under /tmp/x7: its last output might be missing there")
     assert signature(noted) == signature(plain) == "ValueError: boom"
 
 
@@ -113,7 +113,7 @@ def test_what_was_logged_to_standard_output_counts_too() -> None:
 def test_output_that_the_console_did_not_show_counts_and_is_said_to_be_hidden() -> None:
     cause = _with_stdout(TRACE.encode(), "/dev/null")
     assert cause.message == "ValueError: boom"
-    assert cause.traceback == f"{TRACE}\n(standard output, which --local-ranks-filter keeps from the console)"
+    assert cause.traceback == f"{TRACE}\n(standard output, which --local-ranks-filter hides from the console)"
     assert _with_stdout(b"", "/dev/null").message == "it exited with code 1 and wrote nothing"
 
 

@@ -114,7 +114,7 @@ def test_the_kernel_s_log_decides(machine: Machine, monkeypatch: pytest.MonkeyPa
     assert not failure.settle(), "the pid of an earlier process"
     machine.first("/x", "x", kills=1)
     facts = "control group /x: oom_kill rose from 0 to 1, limit 512 MB)"
-    somebody = f"killed by somebody, after another process was {KILLER} ("
+    somebody = f"killed by an unknown sender after another process was {KILLER} ("
     for pid, why in ((77, f"{KILLER} (it held 3 MB, "), (78, somebody)):
         failure = ProcessFailure(0, pid, -9, "")
         explain_signal(failure, kills, killed=0)

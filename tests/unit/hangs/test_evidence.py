@@ -156,7 +156,7 @@ def test_who_has_no_stacks_is_to_show_them_if_it_will_be_ended(tmp_path: Path) -
             )
             facts = node_of(workers[0])._replace(processes=workers)
             found = decode_evidence(collect(facts, made, "fail" if ends else "report"))
-            (line,) = [line for line in report_lines([found]) if "no Python stacks for 1 rank (4) on host" in line]
+            (line,) = [line for line in report_lines([found]) if "no Python stacks from 1 rank (4) on host" in line]
             assert line.endswith("; they follow when the workers are stopped") == ends
             assert made.without_stacks == ({0} if ends else set())
     finally:
@@ -214,4 +214,4 @@ def test_without_a_log_folder_torch_dumps_where_it_does(tmp_path: Path, caplog: 
     switch_on(made, str(tmp_path / ("n" * 100)), None)
     assert DUMP not in made.envs[0]
     assert SOCKET not in made.envs[0]
-    assert "--flight-recorder has no folder for its dumps" in caplog.text
+    assert "dumps of the flight recorder go to torch's default folder" in caplog.text

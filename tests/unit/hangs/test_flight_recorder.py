@@ -190,7 +190,7 @@ def of_child(folder: Path, data: bytes) -> bytes:
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"[" * 100_000, b'{"entries":{}}', b"{}"])
 def test_what_is_no_dump_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="it is not a dump"):
+    with pytest.raises(ValueError, match="it is not a flight recorder dump"):
         read_dump(data)
 
 
@@ -206,7 +206,7 @@ def test_what_is_no_dump_is_refused(data: bytes) -> None:
     ],
 )
 def test_an_entry_of_another_form_is_refused(entry: object) -> None:
-    with pytest.raises(ValueError, match=r"it is not a dump of a flight recorder: .*entries\[0\]"):
+    with pytest.raises(ValueError, match=r"it is not a flight recorder dump: .*entries\[0\]"):
         dumped([entry])
 
 
@@ -231,7 +231,7 @@ def test_the_report_names_findings_what_is_missing_and_the_command() -> None:
         "  flight recorder: all_reduce #3 of default_pg (train.py:46): joined by all with a dump"
     )
     assert lines[2:4] == [
-        "  no flight recorder for 1 rank (3): it did not answer",
+        "  no flight recorder dump from 1 rank (3): it did not answer",
         "  analysis: torchfrtrace --prefix rank_ /logs/flight_recorder",
     ]
 
@@ -288,9 +288,9 @@ def test_a_rank_that_cannot_be_asked_or_does_not_answer_is_told(folder: Path, mo
     recorders = {rank: each for rank in range(5) if (each := recorder_of(rank, environ))}
     late, *others = take_dumps(recorders, "")
     thread.join()
-    assert "and has written no whole dump (it is not a pickle of plain values) within 2 s" in late.why_none
+    assert "but wrote an incomplete dump (it is not a pickle of plain values) within 2 s" in late.why_none
     assert {each.why_none for each in others} == {
-        "no process group of NCCL and no worker server of torch is there to ask"
+        "there is neither an NCCL process group nor a torch worker server to ask"
     }
     assert (folder / "rank_2.pipe").read_text() == "no pipe"
     assert recorder_of(0, {PIPE: "/x"}) is None
@@ -318,9 +318,9 @@ def test_torchs_worker_server_is_asked_on_its_socket(folder: Path, monkeypatch: 
     assert found[0] == record_of(3, read_dump(data))
     assert (folder / "worker_server_3.json").read_bytes() == data
     assert [each.why_none for each in found[1:]] == [
-        "torch's worker server gave no dump: it does not know the flight recorder",
-        "torch's worker server gave no dump: it does not know the flight recorder",
-        "torch's worker server gave no dump: timed out",
+        "torch's worker server sent no dump: it does not support the flight recorder",
+        "torch's worker server sent no dump: it does not support the flight recorder",
+        "torch's worker server sent no dump: timed out",
     ]
     for each in listening:
         each.close()
@@ -344,7 +344,7 @@ def test_what_drips_from_a_socket_is_not_awaited_for_ever(folder: Path, monkeypa
     thread = threading.Thread(target=drip, name="answers")
     thread.start()
     (found,) = take_dumps({0: Recorder("", "", f"{folder}/0")}, "")
-    assert found.why_none == "torch's worker server gave no dump: it takes too long"
+    assert found.why_none == "torch's worker server sent no dump: it takes too long"
     thread.join()
     listener.close()
 

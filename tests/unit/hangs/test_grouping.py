@@ -174,10 +174,10 @@ def test_a_thousand_ranks_that_all_differ_are_a_short_report() -> None:
     [
         (b"", "truncated"),
         (b"[]", "Expected `object`"),
-        (b'{"host":"a\\u001b[2J"}', "cannot be printed"),
+        (b'{"host":"a\\u001b[2J"}', "unprintable text"),
         (b'{"host":"a","ranks":[{"rank":-1,"state":"x"}]}', ">= 0"),
         (b'{"host":"a","ranks":[{"rank":0,"state":"x","exit_code":1e99}]}', "int"),
-        (b'{"host":"a","ranks":[{"rank":0,"state":"x","frames":[["f","a\\u0000.py",1]]}]}', "cannot be printed"),
+        (b'{"host":"a","ranks":[{"rank":0,"state":"x","frames":[["f","a\\u0000.py",1]]}]}', "unprintable text"),
         (b'{"host":"' + b"a" * 301 + b'"}', "<= 300"),
     ],
 )
@@ -258,7 +258,7 @@ def test_stacks_of_many_nodes_are_grouped_as_they_come() -> None:
     gathered = GatheredStacks()
     for node in range(1000):
         ranks = range(8 * node, 8 * node + 8)
-        other = [WorkerStacks(7_777, 1, "", "py-spy gave no answer")] if 7_777 in ranks else []
+        other = [WorkerStacks(7_777, 1, "", "py-spy did not answer")] if 7_777 in ranks else []
         stacks = [WorkerStacks(each, each, text.format(pid=each)) for each in ranks if each != 7_777]
         sent = encode_stacks([*stacks, *other])
         assert len(sent) < 700
@@ -266,7 +266,7 @@ def test_stacks_of_many_nodes_are_grouped_as_they_come() -> None:
     lines = gathered.lines()
     assert lines[:2] == [
         "7999 ranks (0-7776, 7778-7999): all_reduce, train.py:41",
-        "1 rank (7777): py-spy gave no answer  <- differs",
+        "1 rank (7777): py-spy did not answer  <- differs",
     ]
     assert lines.count("    Trainer.step (train.py:41)") == 1
 

@@ -62,9 +62,9 @@ def test_health_by_age(age: float, status: int) -> None:
 
 
 def test_trouble_is_not_well() -> None:
-    sent = reply(GET, lambda: HealthView(0, 60, {}, "the agent cannot be asked"))
+    sent = reply(GET, lambda: HealthView(0, 60, {}, "the agent cannot be queried"))
     assert sent.startswith(b"HTTP/1.1 503 ")
-    assert body(sent)["trouble"] == "the agent cannot be asked"
+    assert body(sent)["trouble"] == "the agent cannot be queried"
 
 
 def test_status_is_always_answered() -> None:

@@ -78,7 +78,7 @@ def test_a_callback_that_fails_is_503_with_the_reason(loop: LoopThread) -> None:
     with serving_on(loop, broken) as port:
         code, body = get(port, "/healthz")
         assert code == 503
-        assert json.loads(body)["trouble"] == "the agent cannot be asked (OSError: no watchdog)"
+        assert json.loads(body)["trouble"] == "the agent cannot be queried (OSError: no watchdog)"
 
 
 def test_it_can_be_started_again_and_a_second_start_does_nothing(loop: LoopThread) -> None:

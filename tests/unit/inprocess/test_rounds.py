@@ -49,7 +49,7 @@ def test_on_another_thread_it_is_called_once_with_a_warning(tmp_path: Path, monk
     train = inprocess.resumable(lambda round_: seen.append(round_.survived))
 
     def run() -> None:
-        with pytest.warns(RuntimeWarning, match="will be restarted at the end of a round.*main thread"):
+        with pytest.warns(RuntimeWarning, match="will be restarted when a round ends.*main thread"):
             train()
 
     thread = threading.Thread(target=run)
@@ -352,7 +352,7 @@ def test_a_save_is_not_cut_and_the_interruption_comes_at_its_end(tmp_path: Path)
         assert [agent.line(), agent.line()] == ["saved 1", "marks 0"]
         code, errors = agent.end()
         assert code == 0
-        assert "a hook for the end of a round has failed" in errors
+        assert "a hook for the end of a round failed" in errors
         assert "ZeroDivisionError" in errors
 
 
@@ -501,7 +501,7 @@ def test_one_process_speaks_for_a_local_rank(tmp_path: Path) -> None:
         assert agent.line() == "in True"
         code_, errors = agent.end()
         assert code_ == 0
-        assert "another process of this local rank is resumable already" in errors
+        assert "another process of this local rank is already resumable" in errors
 
 
 @process
@@ -655,4 +655,4 @@ def test_a_standby_worker_that_cannot_be_told_ends_and_calls_nothing(tmp_path: P
         assert agent.line() == ""
         code, errors = agent.end()
         assert code == 1
-        assert "it is not a folder of this user alone" in errors
+        assert "it is not a folder that only this user can access" in errors

@@ -75,7 +75,7 @@ def test_the_report_lists_bundles_alone_and_beside_events(tmp_path: Path, capsys
     (row,) = json.loads(capsys.readouterr().out)["incidents"]
     assert (row["round"], row["host"], row["ranks"]) == (2, "node7", [2, 3])
     assert main(["report", str(tmp_path / "job"), "--job", "other"]) == 1
-    assert "there is no *.jsonl file" in capsys.readouterr().err
+    assert "no *.jsonl file was found" in capsys.readouterr().err
 
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:

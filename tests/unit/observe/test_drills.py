@@ -139,7 +139,7 @@ def test_each_kill_needs_one_restart_less_than_all_that_are_left_to_do(done: int
 
 def test_a_spare_takes_the_place_of_a_node_that_is_killed() -> None:
     seen = job(2)
-    with pytest.raises(DrillRefused, match="leaves 1 node, and the job needs 2"):
+    with pytest.raises(DrillRefused, match="leaves 1 node, but the job needs 2"):
         choose(Drill(Fault.KILL_NODE), 1, seen)
     choose(Drill(Fault.KILL_NODE), 1, seen._replace(totals=seen.totals._replace(spare=1)))
 
@@ -303,7 +303,7 @@ def test_what_was_not_survived_or_not_tried_is_said() -> None:
     assert text.startswith(
         "1 of 2 survived; the job did not survive fault 2 (rank 3 on n1 (rank 1)): there was no step within 120 s"
     )
-    assert text.endswith("no more were tried: no restart is left")
+    assert text.endswith("no more faults were tried: no restart is left")
 
 
 def test_a_bound_is_shown_as_one() -> None:

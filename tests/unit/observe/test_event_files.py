@@ -48,7 +48,7 @@ def test_a_damaged_line_costs_that_line_and_a_sentence(file: Path, damage: str, 
     file.write_text(line() + damage + line())
     jobs, (note,) = read(file)
     assert jobs == {"j": 2}
-    assert note.startswith(f"a line is left out of {file}, which cannot be read (")
+    assert note.startswith(f"a line was skipped in {file}: not readable (")
     import re
 
     assert re.search(why, note)
@@ -59,20 +59,20 @@ def test_a_line_that_was_being_written_and_bytes_that_are_no_text(file: Path) ->
     file.write_bytes(line().encode() + b"\xff\xfe\n" + line().encode()[:40])
     jobs, (note,) = read(file)
     assert jobs == {"j": 1}
-    assert note.startswith(f"2 lines are left out of {file}, which cannot be read (line 2: ")
+    assert note.startswith(f"2 lines were skipped in {file}: not readable (line 2: ")
 
 
 def test_kinds_of_a_newer_version_are_passed_over(file: Path) -> None:
     file.write_text(line() + line("checkpoint_saved") + line(color="red"))
-    assert read(file) == ({"j": 2}, [f"1 lines of {file} are of kinds that a newer version writes; they were left out"])
+    assert read(file) == ({"j": 2}, [f"1 lines of {file} were skipped: they are of kinds that a newer version writes"])
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "{} is empty; give files that rallyrun --event-log-handler=jsonl:PATH has written"),
-        ("root:x:0:0\nbin:x:1:1\n", "{} holds no events of rallyrun (line 1: JSON is malformed"),
-        ('{"name": "torchelastic.worker.status.START"}\n', "{} holds no events of rallyrun (line 1: Object missing"),
+        ("", "{} is empty; use files written by rallyrun --event-log-handler=jsonl:PATH"),
+        ("root:x:0:0\nbin:x:1:1\n", "{} contains no events of rallyrun (line 1: JSON is malformed"),
+        ('{"name": "torchelastic.worker.status.START"}\n', "{} contains no events of rallyrun (line 1: Object missing"),
     ],
 )
 def test_a_file_without_events_is_refused(
@@ -94,7 +94,7 @@ def test_an_empty_file_beside_others_is_a_note(file: Path, tmp_path: Path) -> No
     [
         ("none.jsonl", "{}/none.jsonl cannot be read: No such file or directory"),
         ("none/e.jsonl", "none/e.jsonl cannot be read: No such file or directory"),
-        (".", "there is no *.jsonl file in ."),
+        (".", "no *.jsonl file was found in ."),
     ],
 )
 def test_what_is_not_there(
@@ -108,11 +108,11 @@ def test_what_is_not_there(
 def test_two_jobs_in_one_file_have_to_be_told_apart(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(line() + line(job="k", elapsed=2.0))
     assert main(["report", str(file)]) == 1
-    assert capsys.readouterr().err == "rallyctl: error: the events are of 2 jobs, j, k; choose one with --job\n"
+    assert capsys.readouterr().err == "rallyctl: error: the files contain events of 2 jobs, j, k; choose one with --job\n"
     assert main(["report", str(file), "--job", "k", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["job"] == "k"
     assert main(["report", str(file), "--job", "l"]) == 1
-    assert "there are no events of the job 'l'; the files have j, k" in capsys.readouterr().err
+    assert "the files contain no events of the job 'l'; they have events of j, k" in capsys.readouterr().err
 
 
 def test_files_that_were_rotated_away_are_read_first_and_each_once(file: Path, tmp_path: Path) -> None:

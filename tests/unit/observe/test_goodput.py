@@ -210,7 +210,7 @@ def test_a_clock_that_is_wrong_is_set_by_when_rounds_began(ahead: float, words: 
     c = Node("c", 1000.1).runs(0.9, 0, 3).ends(9.9)
     found = made(a, b, c)
     assert found.wall == pytest.approx(10.0, abs=0.2)
-    assert found.notes[0] == f"the clock of b is 40.0 s {words} the others, and was set"
+    assert found.notes[0] == f"the clock of b is 40.0 s {words} the others, and was corrected"
 
 
 # Lost work

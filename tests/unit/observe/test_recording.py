@@ -128,7 +128,7 @@ def test_one_node_alone_tells_nearly_the_same_and_the_report_says_that_others_ar
     files = read_events([str(RECORDING / "n0.jsonl")])
     alone = report(agent_runs(files.events["recorded"]), files.notes)
     assert (
-        "for round 0, only 1 of 3 nodes left events here; give the files of all nodes to see the whole job"
+        "for round 0, only 1 of 3 nodes have events here; pass the files of all nodes to see the whole job"
         in alone.notes
     )
     assert alone.wall == pytest.approx(found.wall, rel=0.02)

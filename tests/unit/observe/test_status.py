@@ -142,7 +142,7 @@ def test_where_a_job_is_and_what_it_failed_with_is_shown_if_it_is_known() -> Non
 
 def test_a_job_that_waits_names_the_nodes_that_have_left() -> None:
     waits = snapshot(JobPhase.WAITING, missing=1, removed=REMOVED)
-    assert "n7 (rank 2): a node left 12s ago, all its ranks ended with 0" in "\n".join(status_lines(waits, 200))
+    assert "n7 (rank 2): a node left 12s ago, all its ranks exited with code 0" in "\n".join(status_lines(waits, 200))
 
 
 def test_workers_that_have_ended_or_wait_for_the_console_are_named() -> None:

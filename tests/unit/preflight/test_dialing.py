@@ -94,7 +94,7 @@ def test_a_node_is_reached_and_no_other_is_mistaken_for_it() -> None:
     with answering(node(1)) as port:
         assert dial(port, node(1)) == ""
         assert dial(port, node(1), address="localhost") == ""
-        assert dial(port, node(2)) == "n1 (group rank 1) answers there: two nodes have that address"
+        assert dial(port, node(2)) == "n1 (group rank 1) answers there: two nodes have this address"
         assert dial(port, node(1, "job/another/0")) == "an agent of another job answers there, on n1"
         with socket.create_connection(("127.0.0.1", port), TIMEOUT):
             assert dial(port, node(1)) == "", "who says nothing keeps nobody waiting"
@@ -102,9 +102,9 @@ def test_a_node_is_reached_and_no_other_is_mistaken_for_it() -> None:
 
 def test_what_listens_may_be_anything() -> None:
     with listening(lambda visitor: [visitor.send(b"HTTP/1.0 400 Bad Request\r\n\r\n"), visitor.recv(99)]) as port:
-        assert dial(port, node(1)) == "no agent of this job listens there"
+        assert dial(port, node(1)) == "no agent of this job is listening there"
     with listening(lambda visitor: visitor.sendall(b"\xff" * 100_000)) as port:
-        assert dial(port, node(1)) == "no agent of this job listens there"
+        assert dial(port, node(1)) == "no agent of this job is listening there"
     with listening(lambda visitor: None) as port:
         assert dial(port, node(1)) == "the connection was closed without an answer"
     with listening(lambda visitor: visitor.recv(99)) as port:

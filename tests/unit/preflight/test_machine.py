@@ -166,7 +166,7 @@ def test_accelerators_of_other_makers(tmp_path: Path) -> None:
     assert status(machine.judge_accelerators(best(amd), "", ""), *facts) == "PASS"
     assert status(machine.judge_accelerators(best(amd), "", "", 9), *facts, "9 workers share them") == "WARN"
     refused = machine.judge_accelerators(None, "this process may open none", "add it to the group")
-    assert status(refused, "may open none", "add it to the group; or write --nproc-per-node as a number") == "WARN"
+    assert status(refused, "may open none", "add it to the group; or set --nproc-per-node to a number") == "WARN"
     assert status(machine.judge_accelerators(None, "", "")) == "SKIP"
 
 
@@ -177,7 +177,7 @@ def test_accelerators_of_other_makers(tmp_path: Path) -> None:
         (Processors(1, 64), 0, ["1 of 64 processors"], "PASS"),
         (Processors(1, 64), 1, ["1 of 64 processors"], "PASS"),
         (Processors(1, 64), 4, ["4 workers share 1 processor of 64"], "WARN"),
-        (Processors(64, 64, 2.5), 4, ["4 workers share the time of 2.5 of 64", "limits.cpu"], "WARN"),
+        (Processors(64, 64, 2.5), 4, ["4 workers share a CPU quota of 2.5 of 64", "limits.cpu"], "WARN"),
         (Processors(64, 64, 8.0), 4, ["for the time of 8"], "PASS"),
     ],
 )

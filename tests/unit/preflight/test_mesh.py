@@ -97,9 +97,9 @@ def test_nodes_that_take_no_part_are_named() -> None:
     some = findings(3, {})
     del some[1]
     (line,) = mesh_lines(some, 3, {1: "n1"})
-    assert line == MeshLine("n1 was started without --preflight; give all nodes of a job the same", "n1", (1,))
+    assert line == MeshLine("n1 was started without --preflight; use the same value on all nodes", "n1", (1,))
     (line,) = mesh_lines({0: some[0]}, 3, {1: "n1", 2: "n2"})
-    assert line.text == "n1 and n2 were started without --preflight; give all nodes of a job the same"
+    assert line.text == "n1 and n2 were started without --preflight; use the same value on all nodes"
 
 
 def test_nodes_of_one_name_are_told_apart() -> None:
@@ -151,7 +151,7 @@ def test_a_line_is_logged_where_it_matters() -> None:
     ],
 )
 def test_a_finding_is_checked(data: bytes) -> None:
-    with pytest.raises(ValueError, match="what group rank 1 has found of the mesh cannot be used"):
+    with pytest.raises(ValueError, match="the mesh results of group rank 1 cannot be used"):
         decode_finding(data, 1, 4)
 
 
@@ -171,5 +171,5 @@ def test_a_finding_is_checked(data: bytes) -> None:
     ],
 )
 def test_lines_are_checked(data: bytes) -> None:
-    with pytest.raises(ValueError, match="what group rank 0 reports of the mesh cannot be used"):
+    with pytest.raises(ValueError, match="the mesh report of group rank 0 cannot be used"):
         decode_lines(data, 4)

@@ -180,7 +180,7 @@ def test_what_no_proxy_spares(host: str, spared: str, is_spared: bool) -> None:
         ({"http_proxy": "http://me:secret@p"}, ["node1"], ["http_proxy", "node1"], "WARN"),
         ({"HTTPS_PROXY": "http://p"}, ["node1"], ["HTTPS_PROXY", "node1"], "WARN"),
         ({"http_proxy": "http://p", "no_proxy": "node1"}, ["node1"], ["node1"], "PASS"),
-        ({"ALL_PROXY": "p", "NO_PROXY": "a,b"}, ["a", "b", "c"], ["does not spare c:"], "WARN"),
+        ({"ALL_PROXY": "p", "NO_PROXY": "a,b"}, ["a", "b", "c"], ["does not exempt c:"], "WARN"),
     ],
 )
 def test_proxies(environ: dict[str, str], hosts: list[str], values: list[str], expected: str) -> None:

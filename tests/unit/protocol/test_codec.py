@@ -89,7 +89,7 @@ def test_what_is_not_ours_is_refused_at_its_first_byte() -> None:
         FrameReader().feed(b"GET / HTTP/1.1")
     with pytest.raises(FrameError, match="claims 4294967295 bytes"):
         FrameReader().feed(MAGIC + b"\xff\xff\xff\xff")
-    with pytest.raises(FrameError, match="larger than a frame"):
+    with pytest.raises(FrameError, match="larger than the maximum frame"):
         frame(bytes(MAX_FRAME + 1))
     assert FrameReader().feed(MAGIC + frame(bytes(MAX_FRAME))) == [bytes(MAX_FRAME)]
 
@@ -155,4 +155,4 @@ def test_another_version_is_refused() -> None:
     server = ServerHandshake("job", None, b"n")
     refused = server.hello(Hello(99, "job", b"c", "h", NodeId("h", 1, 0), False, SETTINGS))
     assert isinstance(refused, HandshakeRefused)
-    assert "the node speaks 99" in refused.sentence
+    assert "the node uses 99" in refused.sentence

@@ -68,7 +68,7 @@ def test_a_number_that_no_option_can_have_is_refused_on_receipt(name: str) -> No
 
 
 def test_a_rank_that_no_other_node_would_accept_is_refused() -> None:
-    with pytest.raises(UsageError, match="node rank 65536 is out of range; the highest is 65535"):
+    with pytest.raises(UsageError, match="node rank 65536 is out of range; the maximum is 65535"):
         rank_hint(RendezvousParameters("c10d", "h:1", "job", 1, 65536, rank=65536))
     assert rank_hint(RendezvousParameters("c10d", "h:1", "job", 1, 65536, rank=65535)) == 65535
 
@@ -79,7 +79,7 @@ def test_a_rank_that_no_other_node_would_accept_is_refused() -> None:
 )
 def test_what_no_control_plane_accepts_is_not_sent(request_: Any) -> None:
     session = WatcherSession(DialTarget(Endpoint("h", 1)), "job")
-    with pytest.raises(UsageError, match="is refused; it has to be from"):
+    with pytest.raises(UsageError, match="is refused; it must be from"):
         session.send(request_)
     with pytest.raises(codec.NotSendable):
         codec.sendable(request_)

@@ -154,7 +154,7 @@ def test_what_cannot_be_sent_ends_the_link_with_a_sentence_instead_of_silence() 
     assert isinstance(notice, LinkLost)
     assert notice.detail == (
         "this node's message to the control plane cannot be sent: a Fail whose max_restarts is 1099511627776 is "
-        "refused; it has to be from -1 to 2147483648"
+        "refused; it must be from -1 to 2147483648"
     )
     link.close()
 

@@ -69,12 +69,12 @@ def test_hosts_in_brackets() -> None:
         ("n[1-", "is not a list of hosts: a bracket is not closed; write node[1-8]:4"),
         ("n[1-99999]", "is not a list of hosts: it expands to more than 65536 hosts"),
         ("n[1-2],n1", "the host n1 is named twice"),
-        ("a,,b", "'' is not a host's name"),
-        ("-oProxyCommand=x", "not a host's name"),
-        ("a b", "not a host's name"),
+        ("a,,b", "'' is not a host name"),
+        ("-oProxyCommand=x", "not a host name"),
+        ("a b", "not a host name"),
         ("a,a", "the host a is named twice"),
         ("a:8,a:4", "the host a is named twice"),
-        ("a:0", "'0' is not a number of slots; give a number from 1 to 1024"),
+        ("a:0", "'0' is not a number of slots; use 1 to 1024"),
         ("a:", "'' is not a number of slots"),
         ("a:x", "'x' is not a number of slots"),
         ("a:2222", "ssh's port goes into ~/.ssh/config"),
@@ -82,10 +82,10 @@ def test_hosts_in_brackets() -> None:
         ("[fd00::1", "not an IPv6 address in brackets"),
         ("[fd00::1]8", "not an IPv6 address in brackets"),
         ("a:b:c", "'a:b:c' is not a host; write it as node1:8, or [fd00::1]:8"),
-        ("x y@a", "'x y' is not a user's name"),
-        ("-l@a", "'-l' is not a user's name"),
-        ("@a", "'' is not a user's name"),
-        ("a" * 300, "not a host's name"),
+        ("x y@a", "'x y' is not a user name"),
+        ("-l@a", "'-l' is not a user name"),
+        ("@a", "'' is not a user name"),
+        ("a" * 300, "not a host name"),
         ("a\x1b[2J", "is not a list of hosts"),
     ],
 )
@@ -99,14 +99,14 @@ def test_what_is_no_list_of_hosts(text: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "hosts names no host; write one on each line: node1 slots=8"),
+        (b"", "hosts lists no host; write one per line, such as node1 slots=8"),
         (b"# nothing\n\n", "hosts names no host"),
         (b"a slots=8\nb slot=8\n", "hosts, line 2: 'slot=8' is not understood"),
         (b"a 8\n", "hosts, line 1: '8' is not understood"),
         (b"a slots=\n", "hosts, line 1: '' is not a number of slots"),
         (b"a slots=-1\n", "'-1' is not a number of slots"),
-        (b"a slots=1 slots=2\n", "a is given its slots twice"),
-        (b"a:8 slots=2\n", "a is given its slots twice"),
+        (b"a slots=1 slots=2\n", "the slots of a are set twice"),
+        (b"a:8 slots=2\n", "the slots of a are set twice"),
         (b"a slots=8 max_slots=8\n", "'max_slots=8' is not understood"),
         (b"a\n\nb\na\n", "the host a is named twice"),
         (b"\xff\xfe", "hosts is not text"),
@@ -148,7 +148,7 @@ def test_variables_that_are_named() -> None:
 @pytest.mark.parametrize(
     ("word", "words"),
     [
-        ("MISSING", "--env=MISSING: there is no such variable here; set it, or give its value: MISSING=VALUE"),
+        ("MISSING", "--env=MISSING: this variable is not set here; set it, or write its value as MISSING=VALUE"),
         ("", "'' is not a valid variable name"),
         ("=x", "'' is not a valid variable name"),
         ("A B=x", "'A B' is not a valid variable name"),
@@ -180,7 +180,7 @@ def test_a_file_that_is_none() -> None:
 
 
 def test_a_nul_byte_in_a_file() -> None:
-    with pytest.raises(UsageError, match="env, line 1: no variable can hold a NUL byte"):
+    with pytest.raises(UsageError, match="env, line 1: a variable cannot contain a NUL byte"):
         file_variables(b"A=1\0\n", "env", HERE)
 
 

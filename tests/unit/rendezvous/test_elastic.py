@@ -187,7 +187,7 @@ def test_a_job_that_has_ended_is_not_joined(tmp_path: Path) -> None:
         handlers("c10d", file, 1, store_type="file") as later,
         pytest.raises(
             RendezvousClosedError,
-            match="can join it any more: it has succeeded; give a new job its own --rdzv-id",
+            match="can join it any more: it has succeeded; use another --rdzv-id for a new job",
         ),
     ):
         meet(later)
@@ -216,7 +216,7 @@ HERE = "127.0.0.1:1"
     ("backend", "endpoint", "options", "match"),
     [
         ("c10d", HERE, {"join_timeout": "abc"}, r"join_timeout='abc' is not a whole number"),
-        ("c10d", HERE, {"join_timeout": 0}, r"join_timeout=0 must be positive"),
+        ("c10d", HERE, {"join_timeout": 0}, r"join_timeout=0 is not positive"),
         *[
             ("c10d", HERE, {"cas_backoff_max_seconds": value}, r"cas_backoff_max_seconds=.* is not a number of seconds")
             for value in (-1, "x", "nan", "inf")
@@ -228,10 +228,10 @@ HERE = "127.0.0.1:1"
         ("c10d", HERE, {"same_failure_limit": "-2"}, r"same_failure_limit=-2 is negative"),
         ("c10d", HERE, {"same_failure_limit": "two"}, r"same_failure_limit='two' is not a whole number"),
         ("c10d", HERE, {"store_type": "tape"}, r"store_type='tape' is unknown; choose tcp or file"),
-        ("c10d", HERE, {"is_host": "maybe"}, r"is_host='maybe' is neither yes nor no"),
+        ("c10d", HERE, {"is_host": "maybe"}, r"is_host='maybe' is not a boolean"),
         ("c10d", HERE, {"rank": -1}, r"node rank -1 is negative"),
         ("static", HERE, {}, "needs this node's rank"),
-        ("static", HERE, {"rank": 2}, "--node-rank 2 is not a rank where --nnodes is 2"),
+        ("static", HERE, {"rank": 2}, "--node-rank 2 is out of range with --nnodes=2"),
         ("static", "127.0.0.1", {"rank": 0}, "has no port"),
     ],
 )

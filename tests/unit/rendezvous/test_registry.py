@@ -97,9 +97,9 @@ def test_a_broken_plugin_is_a_warning_and_its_name_unknown(
 @pytest.mark.parametrize(
     ("backend", "flag", "least", "refused"),
     [
-        ("c10d", "--rdzv-endpoint", 2, "give all nodes the same port with --rdzv-endpoint"),
-        ("static", "--master-addr", 2, "give all nodes the same port with --master-port"),
-        ("static", "PET_MASTER_ADDR", 1, "give all nodes the same port with PET_MASTER_PORT"),  # it waits for all
+        ("c10d", "--rdzv-endpoint", 2, "set the same port on all nodes with --rdzv-endpoint"),
+        ("static", "--master-addr", 2, "set the same port on all nodes with --master-port"),
+        ("static", "PET_MASTER_ADDR", 1, "set the same port on all nodes with PET_MASTER_PORT"),  # it waits for all
         ("c10d", "--rdzv-endpoint", 1, ""),  # one node is enough, and it knows the port
     ],
 )
@@ -112,5 +112,5 @@ def test_a_port_that_other_nodes_cannot_know_is_refused_where_the_job_needs_them
     if not refused:
         get_rendezvous_handler(parameters)
         return
-    with pytest.raises(UserError, match=f"the other nodes cannot know a port of 127.0.0.1 .*; {refused}"):
+    with pytest.raises(UserError, match=f"the other nodes cannot know the port that the kernel chooses on 127.0.0.1 .*; {refused}"):
         get_rendezvous_handler(parameters)

@@ -233,7 +233,7 @@ def test_where_there_are_no_descriptors_it_accepts_again_later(kind: str) -> Non
         assert line.startswith(
             f"WARNING: the store accepts no connections for {RETRY:g} s: {os.strerror(errno.EMFILE)} (some of the "
         )
-        assert line.endswith("are kept for the agent); raise the hard limit (`ulimit -Hn`)")
+        assert line.endswith("are reserved for the agent); raise the hard limit (`ulimit -Hn`)")
         for client in connected:
             client.sendall(wire.encode(wire.Validate()) + wire.encode(wire.Ping(3)))
         before = watched(it)

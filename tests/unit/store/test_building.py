@@ -28,7 +28,7 @@ needs_compiler = pytest.mark.skipif(not can_build(), reason="there is no compile
 
 @needs_compiler
 def test_where_there_is_a_compiler_the_store_in_c_is_there_and_of_these_sources() -> None:
-    assert is_compiled(), "install again, or run `python build_native.py`"
+    assert is_compiled(), "reinstall it, or run `python build_native.py`"
     from rallypoint.store import _native
 
     assert build_native.digest() == _native.SOURCES, "run `python build_native.py`: the sources have changed since"

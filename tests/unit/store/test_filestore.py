@@ -119,7 +119,7 @@ def test_a_file_that_goes_away_under_a_waiter_and_comes_back(path: str) -> None:
 def test_a_file_that_is_no_store_is_left_as_it_is(path: str, content: bytes) -> None:
     with open(path, "wb") as file:
         file.write(content)
-    with pytest.raises(StoreProtocolError, match=r"cannot be read as a store .*; give another path"):
+    with pytest.raises(StoreProtocolError, match=r"cannot be read as a store .*; use another path"):
         FileStore(path)
     with open(path, "rb") as file:
         assert file.read() == content

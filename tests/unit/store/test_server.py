@@ -203,7 +203,7 @@ def test_a_defect_on_the_thread_is_told_and_ends_the_store(monkeypatch: pytest.M
         assert client.closed()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", server.port))
-    assert lines == [f"ERROR: an internal error ends the store on port {server.port}: its clients are disconnected"]
+    assert lines == [f"ERROR: an internal error ended the store on port {server.port}, so its clients are disconnected"]
     assert len(os.listdir("/proc/self/fd")) == before
 
 

@@ -366,7 +366,7 @@ def test_more_than_so_many_connections_wait_until_others_end(kind: str) -> None:
         for client in clients:
             client.close()
     assert lines[0] == (
-        "WARNING: the store accepts no more connections until others end: it has 2, the most that are allowed"
+        "WARNING: the store accepts no more connections until others are closed: it has reached its maximum of 2"
     )
 
 

@@ -131,7 +131,7 @@ def test_a_full_disk_costs_lines_and_the_file_says_so(
 @pytest.mark.parametrize(
     ("destination", "sentence"),
     [
-        ("", "jsonl: names no file; write jsonl:PATH"),
+        ("", "jsonl: contains no path; use jsonl:PATH"),
         ("?keep=1", "names no file"),
         ("e.jsonl?keep=-1", "does not describe a rotation"),
         ("e.jsonl?max_mb=0", "does not describe a rotation"),

@@ -115,7 +115,7 @@ def test_closing_stops_and_may_be_repeated(tmp_path: Path) -> None:
 def test_used_once(tmp_path: Path) -> None:
     context = SubprocessContext("group", "true", {0: ()}, {0: {}}, DefaultLogsSpecs(str(tmp_path)))
     context.start()
-    with pytest.raises(ValueError, match=r"'group' have been started before"):
+    with pytest.raises(ValueError, match=r"'group' have already been started"):
         context.start()
     assert context.wait(30) is not None
 

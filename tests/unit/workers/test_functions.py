@@ -195,7 +195,7 @@ def test_pipes_and_queues_are_handed_over(tmp_path: Path, method: str) -> None:
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_what_cannot_be_pickled_is_refused_before_anything_starts(tmp_path: Path, method: str) -> None:
     before = descriptors()
-    with pytest.raises(UserError, match="the function seen and its arguments cannot be handed to a new process"):
+    with pytest.raises(UserError, match="the function seen and its arguments cannot be passed to a new process"):
         start_processes(seen, {0: (threading.Lock(),)}, {0: {}}, DefaultLogsSpecs(str(tmp_path)), start_method=method)
     assert descriptors() <= before
 

@@ -106,7 +106,7 @@ def test_a_tool_that_fails_costs_no_worker(monkeypatch: pytest.MonkeyPatch, capl
     with caplog.at_level(logging.WARNING, "rallypoint"):
         assert as_patched(COMMANDS[:1], ENV)[0][0].argv == COMMANDS[0].argv
     assert caplog.messages == [
-        "'python' starts out of sight of the debugger or tracer in this process, which fails with KeyError: 'state'"
+        "'python' starts without the debugger or tracer of this process, which fails with KeyError: 'state'"
     ]
 
 

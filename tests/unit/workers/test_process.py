@@ -99,7 +99,7 @@ def test_a_session_of_its_own() -> None:
 
 
 def test_a_program_that_is_not_there_or_cannot_run_is_named(reaper: ReaperClient, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"'no-such-program' is not found; .*PATH"):
+    with pytest.raises(UserError, match=r"'no-such-program' was not found; .*PATH"):
         WorkerProcess(reaper, ["no-such-program"], os.environ)
     plain = tmp_path / "plain"
     plain.write_text("text")
@@ -116,9 +116,9 @@ def test_arguments_that_are_too_long_are_told_as_such(reaper: ReaperClient) -> N
 
 
 def test_an_argument_that_no_program_can_get(reaper: ReaperClient) -> None:
-    with pytest.raises(UserError, match=r"'a\\x00b' holds a null byte"):
+    with pytest.raises(UserError, match=r"'a\\x00b' contains a null byte"):
         WorkerProcess(reaper, ["true", "a\0b"], os.environ)
-    with pytest.raises(UserError, match=r"'a=b' holds a '=', which no variable name can"):
+    with pytest.raises(UserError, match=r"'a=b' contains a '=', which a variable name can"):
         WorkerProcess(reaper, ["true"], {"a=b": ""})
 
 
@@ -165,7 +165,7 @@ def test_where_the_reaper_is_lost_nobody_can_tell_how_it_ended(reaper: ReaperCli
     killed.signal(signal.SIGKILL)
     assert ends(killed) == -signal.SIGKILL
     assert not killed.orphaned
-    with pytest.raises(ReaperLost, match="which starts the workers and ends what they leave, is lost"):
+    with pytest.raises(ReaperLost, match="which starts the workers and ends what they leave behind, was lost"):
         WorkerProcess(reaper, ["true"], os.environ)
     ended.release()
     killed.release()

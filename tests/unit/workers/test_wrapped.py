@@ -104,14 +104,14 @@ def test_there_is_none_where_nothing_fits() -> None:
 @pytest.mark.parametrize(
     ("end", "told", "has_file", "code", "remark"),
     [
-        ("0", 3, False, 3, "its wrapper wrapper ended with 0"),
+        ("0", 3, False, 3, "its wrapper wrapper exited with code 0"),
         ("1", 3, False, 3, "its wrapper wrapper ended with 1"),
         ("3", 3, False, 3, ""),
         ("0", 0, False, 0, ""),
-        ("7", 0, False, 7, "that is of its wrapper wrapper; the program behind it succeeded"),
+        ("7", 0, False, 7, "this is the exit code of its wrapper wrapper; the program behind it succeeded"),
         ("0", None, False, 0, ""),
         ("7", None, True, 7, ""),
-        ("0", None, True, 1, "its wrapper wrapper ended with 0"),
+        ("0", None, True, 1, "its wrapper wrapper exited with code 0"),
     ],
 )
 def test_its_exit_code_counts_where_the_kernel_tells_it(

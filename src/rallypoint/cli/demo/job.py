@@ -300,7 +300,7 @@ class DemoRun:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
-            raise DemoError("finished before the worker could be killed; give more --steps") from None
+            raise DemoError("finished before the worker could be killed; increase --steps") from None
         self._killed = time.monotonic()
 
     def kill_node(self, number: int) -> int:
@@ -332,8 +332,8 @@ class DemoRun:
         while any(agent.poll() is None for agent in self.agents):
             self._check_launchers()
             if time.monotonic() > deadline:
-                raise DemoError(f"has not ended {timeout:.0f} s after the training did")
-            time.sleep(0.005)  # no better way to wait for a child with a timeout works everywhere
+                raise DemoError(f"was still running {timeout:.0f} s after the training ended")
+            time.sleep(0.005)  # nothing better works everywhere for a child's end with a timeout
         self._check_launchers()
         self.say(f"finished: exit code 0, final loss {loss:.9f}")
         return DemoResult(loss, self.seconds(), self.stopped)
@@ -376,7 +376,7 @@ class DemoRun:
                 return
             if time.monotonic() > deadline:
                 if self._killed is not None and self.stopped is None:
-                    raise DemoError(f"has finished no step for {self.since_kill():.0f} s after the kill")
+                    raise DemoError(f"finished no step within {self.since_kill():.0f} s of the kill")
                 raise DemoError(f"made no progress within {timeout:.0f} s")
 
     def _receive(self) -> bool:

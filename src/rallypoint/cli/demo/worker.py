@@ -92,7 +92,7 @@ class Peers:
         try:
             self._others = _accept(world_size, meeting_store) if rank == 0 else [_connect(rank, meeting_store)]
         except (OSError, TimeoutError) as error:
-            raise PeersError(f"not all of {world_size} workers have met: {error}") from None
+            raise PeersError(f"not all of the {world_size} workers connected: {error}") from None
 
     def sum(self, numbers: Sequence[float]) -> tuple[float, ...]:
         """Add up each number over all workers. Raises PeersError if a worker is gone."""
@@ -138,7 +138,7 @@ def _connect(rank: int, store: TCPStore) -> socket.socket:
                 connection.sendall(rank.to_bytes(4, "little"))
                 return connection
         time.sleep(_RETRY)
-    raise TimeoutError(f"rank 0 was not there within {_MEETING:.0f} s")
+    raise TimeoutError(f"rank 0 did not answer within {_MEETING:.0f} s")
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
@@ -146,7 +146,7 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     while len(data) < size:
         more = connection.recv(size - len(data))
         if not more:
-            raise ConnectionResetError("the connection has ended")
+            raise ConnectionResetError("the connection was closed")
         data += more
     return bytes(data)
 

@@ -93,7 +93,7 @@ def temp_space(_inputs: CheckInputs) -> Iterator[CheckResult]:
 def log_space(inputs: CheckInputs) -> Iterator[CheckResult]:
     """Check the log folder, or its nearest existing parent."""
     if inputs.log_dir in ("", os.devnull):
-        yield skipped("no log folder was given: logs go to the temporary folder")
+        yield skipped("no log folder is set, so logs go to the temporary folder")
         return
     folder = os.path.abspath(inputs.log_dir)
     while not os.path.lexists(folder) and folder != "/":
@@ -122,7 +122,7 @@ def judge_shared_memory(space: Room) -> CheckResult:
     larger = "make it larger: --shm-size of a container, an emptyDir of medium Memory at /dev/shm in Kubernetes"
     if space.trouble:
         return failed(f"{space.folder} cannot be written to ({space.trouble})", larger)
-    remedy = larger if space.total < ENOUGH_SHARED else f"delete files that ended programs left in {space.folder}"
+    remedy = larger if space.total < ENOUGH_SHARED else f"delete files that finished programs left in {space.folder}"
     return by_amount(_free(space), space.free, MIN_SHARED, ENOUGH_SHARED, remedy)
 
 
@@ -187,22 +187,22 @@ def judge_open_files(soft: int, hard: int) -> CheckResult:
 def judge_locked_memory(limit: int, infiniband: Sequence[str]) -> CheckResult:
     """Judge the limit in bytes. Only InfiniBand (its devices: `infiniband`) needs much locked memory."""
     if not infiniband:
-        return skipped("only InfiniBand devices need it, and there are none")
+        return skipped("only InfiniBand devices need it, and this machine has none")
     if limit == NO_LIMIT:
         return passed(f"locked memory is unlimited for {', '.join(infiniband)}")
-    text = f"{limit / MEBIBYTE:.3g} MiB may be locked, and {', '.join(infiniband)} needs more"
+    text = f"{limit / MEBIBYTE:.3g} MiB may be locked, but {', '.join(infiniband)} needs more"
     remedy = "set `ulimit -l unlimited` (LimitMEMLOCK=infinity of a service, --ulimit memlock=-1 of a container)"
     return failed(text, remedy) if limit < MIN_LOCKED else warned(text, remedy)
 
 
 def judge_processes(of_user: int, left_in_cgroup: int) -> CheckResult:
-    """Judge limits: each worker is a process with many threads, plus processes for data loaders. Threads count too."""
-    left, what, remedy = of_user, "this user may have", "raise it: `ulimit -u`, TasksMax= of a service"
+    """Each worker is a process with many threads and more processes for data loaders; threads count too."""
+    left, what, remedy = of_user, "this user can have", "raise it: `ulimit -u`, TasksMax= of a service"
     if left_in_cgroup != NO_LIMIT and (left == NO_LIMIT or left_in_cgroup < left):
-        left, what = left_in_cgroup, "this control group can still make"
+        left, what = left_in_cgroup, "this control group can still create"
         remedy = "raise pids.max: --pids-limit of a container, podPidsLimit of Kubernetes, TasksMax= of a service"
     if left == NO_LIMIT:
-        return passed("there is no limit of processes and threads")
+        return passed("the number of processes and threads is not limited")
     return by_amount(f"{what} {left} processes and threads", left, MIN_PROCESSES, ENOUGH_PROCESSES, remedy)
 
 
@@ -263,7 +263,7 @@ def judge_cpus(found: Processors, workers: int, environ: Mapping[str, str]) -> C
     if short := shortage(workers, found, environ):
         return warned(*short)
     text = f"this process may run on {found.allowed} of {found.there} processors"
-    return passed(f"{text}, for the time of {found.quota:.3g}" if found.quota < found.allowed else text)
+    return passed(f"{text}, with a CPU quota of {found.quota:.3g}" if found.quota < found.allowed else text)
 
 
 # GPUs: information from NVML and the kernel's log
@@ -299,7 +299,7 @@ def judge_gpus(health: NvmlHealth | None, listed: int = 0, visible: int = 0, wor
             f"{LIBRARY} was not found, so the state of {listed} GPUs is unknown",
             "install it with the driver; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility",
         )
-    see = "see `nvidia-smi` and the kernel's log; reset the GPU or restart the machine"
+    see = "check `nvidia-smi` and the kernel log; reset the GPU or restart the machine"
     if health.trouble:
         return failed(f"the NVIDIA driver does not work: {health.trouble}", see)
     known = health.gpus
@@ -307,11 +307,11 @@ def judge_gpus(health: NvmlHealth | None, listed: int = 0, visible: int = 0, wor
     if lost:
         return failed(f"{len(lost)} of {len(known)} GPUs do not answer: {', '.join(lost)}", see)
     if len(known) < listed:
-        return failed(f"the kernel lists {listed} GPUs, and the driver knows {len(known)}", see)
+        return failed(f"the kernel lists {listed} GPUs, but the driver lists {len(known)}", see)
     kinds = Counter(gpu.name for gpu in known)
     text = f"{', '.join(f'{count} {name}' for name, count in kinds.items()) or 'none'}, driver {health.driver}"
     if workers > visible > 0:
-        return warned(f"{text}: {workers} workers share {visible}", "give --nproc-per-node=gpu")
+        return warned(f"{text}: {workers} workers share {visible}", "set --nproc-per-node=gpu")
     return passed(text)
 
 
@@ -320,10 +320,10 @@ def judge_accelerators(row: Seen | None, trouble: str, advice: str, workers: int
     if row is not None:
         text = f"{counted(len(row.devices), row.vendor)}, whose health is not checked"
         if workers > len(row.devices):
-            return warned(f"{text}: {workers} workers share them", "give --nproc-per-node=auto")
+            return warned(f"{text}: {workers} workers share them", "set --nproc-per-node=auto")
         return passed(text)
     if trouble:
-        remedy = "write --nproc-per-node as a number"
+        remedy = "set --nproc-per-node to a number"
         return warned(trouble, f"{advice}; or {remedy}" if advice else remedy)
     return skipped("no accelerator driver has devices here")
 
@@ -355,7 +355,7 @@ def judge_gpu_memory(health: NvmlHealth | None, holders: Sequence[str] = ()) -> 
     """Judge whether the memory is sound and free; `holders` describes what processes outside the job use."""
     known = [] if health is None else [gpu for gpu in health.gpus if not gpu.trouble]
     if not known:
-        return skipped("there is no GPU")
+        return skipped("this machine has no GPU")
     worn = [gpu.address for gpu in known if gpu.remap_failed]
     if worn:
         return failed(f"rows of memory could not be replaced on {', '.join(worn)}", "have the GPU replaced")
@@ -405,5 +405,5 @@ def judge_xid(errors: Iterable[Xid]) -> CheckResult:
     return warned(
         f"{len(recent)} in the last {XID_HOURS} hours, the last {last.ago / 3600:.1f} hours ago: "
         f"Xid {last.number} of {last.address}",
-        "look the number up in NVIDIA's catalogue of Xid errors; see `dmesg | grep Xid`",
+        "look up the number in NVIDIA's catalogue of Xid errors, and check `dmesg | grep Xid`",
     )

@@ -77,7 +77,7 @@ def mesh_lines(findings: Mapping[int, Finding], count: int, absent: Mapping[int,
     if absent:
         was = "was" if len(absent) == 1 else "were"
         without = sorted(absent)
-        text = f"{names.list_of(without)} {was} started without --preflight; give all nodes of a job the same"
+        text = f"{names.list_of(without)} {was} started without --preflight; use the same value on all nodes"
         lines.append(MeshLine(text, names.node(without[0]), tuple(without)))
     if missing := [rank for rank in range(count) if rank not in findings and rank not in absent]:
         not_told = (
@@ -157,13 +157,13 @@ def greeting(own: MeshNode) -> bytes:
 def why_another(expected: MeshNode, greeted: bytes) -> str:
     match = _GREETING.fullmatch(greeted)
     if match is None:
-        return "no agent of this job listens there" if greeted else "the connection was closed without an answer"
+        return "no agent of this job is listening there" if greeted else "the connection was closed without an answer"
     rank = int(match[1])
     name = printable(match[3].decode(errors="replace"))
     if match[2] != _digest(expected):
         return f"an agent of another job answers there, on {name}"
     if rank != expected.group_rank:
-        return f"{name} (group rank {rank}) answers there: two nodes have that address"
+        return f"{name} (group rank {rank}) answers there: two nodes have this address"
     return ""
 
 
@@ -185,10 +185,10 @@ def decode_finding(data: bytes, rank: int, count: int) -> Finding:
         dialled = set(dialled_ranks(rank, count))
         reasons = {_rank(peer, count): _text(why) for peer, why in failures}
         if not dialled.issuperset(reasons):
-            raise ValueError("it reports nodes that it does not dial")
+            raise ValueError("it reports nodes that it was not asked to dial")
         return Finding(_text(node), _text(where), reasons)
     except (ValueError, TypeError, RecursionError) as error:
-        raise _unusable(f"what group rank {rank} has found of the mesh", error) from None
+        raise _unusable(f"the mesh results of group rank {rank}", error) from None
 
 
 def encode_lines(lines: Collection[MeshLine]) -> bytes:
@@ -200,18 +200,18 @@ def decode_lines(data: bytes, count: int) -> tuple[int, list[MeshLine]]:
     try:
         total, lines = _loaded(data, 2)
         if type(total) is not int or not len(lines) <= total <= count * count or len(lines) > MAX_LINES:
-            raise ValueError("a wrong number of lines")
+            raise ValueError("its number of lines is wrong")
         return total, [
             MeshLine(_text(text, _MAX_LINE), _text(node, least=0), tuple(_rank(rank, count) for rank in ranks))
             for text, node, ranks in lines
         ]
     except (ValueError, TypeError, RecursionError) as error:
-        raise _unusable("what group rank 0 reports of the mesh", error) from None
+        raise _unusable("the mesh report of group rank 0", error) from None
 
 
 def _loaded(data: bytes, parts: int) -> list[Any]:
     if len(data) > _MAX_BYTES:
-        raise ValueError(f"it has {len(data)} bytes")
+        raise ValueError(f"it is {len(data)} bytes long")
     loaded = json.loads(data)
     if not isinstance(loaded, list) or len(loaded) != parts:
         raise ValueError(f"it is not a list of {parts}")
@@ -220,15 +220,15 @@ def _loaded(data: bytes, parts: int) -> list[Any]:
 
 def _text(value: object, most: int = _MAX_TEXT, least: int = 1) -> str:
     if not isinstance(value, str) or not least <= len(value) <= most or not value.isprintable():
-        raise ValueError(f"a wrong text {value!r}")
+        raise ValueError(f"it contains the invalid text {value!r}")
     return value
 
 
 def _rank(value: object, count: int) -> int:
     if type(value) is not int or not 0 <= value < count:
-        raise ValueError(f"a wrong group rank {value!r}")
+        raise ValueError(f"it contains the invalid group rank {value!r}")
     return value
 
 
 def _unusable(what: str, error: Exception) -> ValueError:
-    return ValueError(f"{what} cannot be used ({printable(str(error))}); check whether all nodes run the same version")
+    return ValueError(f"{what} cannot be used ({printable(str(error))}); check that all nodes run the same version")

@@ -49,10 +49,10 @@ def judge_host_name(name: str, answer: LookUp, foreign: Sequence[str]) -> CheckR
 
     `foreign` are its addresses that belong to other machines.
     """
-    remedy = f"give {name} the address by which other nodes reach this one, in DNS or /etc/hosts"
+    remedy = f"map {name} to the address at which other nodes reach this one, in DNS or /etc/hosts"
     if answer.unanswered:
         return warned(
-            f"the look-up of {name} got no answer within {answer.took:.0f} s", f"check the DNS servers, or {remedy}"
+            f"the lookup of {name} was not answered within {answer.took:.0f} s", f"check the DNS servers, or {remedy}"
         )
     if answer.error:
         return warned(f"{name} does not resolve ({answer.error})", remedy)
@@ -81,7 +81,7 @@ class EndpointProbe(NamedTuple):
         return [attempt for attempt in self.attempts if attempt.outcome in outcomes]
 
 
-_NO_ENDPOINT = "there is no endpoint to check"
+_NO_ENDPOINT = "no endpoint to check"
 
 
 def endpoint(inputs: CheckInputs) -> Iterator[CheckResult]:
@@ -93,7 +93,7 @@ def endpoint(inputs: CheckInputs) -> Iterator[CheckResult]:
     yield judge_endpoint(places, is_ours=is_ours, joins=inputs.joins)
     answer = _ask(inputs, places) if places else Answer()
     yield judge_control_plane(answer)
-    yield _port(places[0]) if places and is_ours else skipped("there is no endpoint at which Rallypoint would listen")
+    yield _port(places[0]) if places and is_ours else skipped("Rallypoint would not listen at any endpoint")
     yield judge_clock(answer)
 
 
@@ -127,7 +127,7 @@ def _judge_place(place: EndpointProbe, *, is_ours: bool, joins: bool) -> CheckRe
     dns = "check the endpoint, DNS and /etc/hosts"
     if answer.unanswered:
         return failed(
-            f"the look-up of {where.host} got no answer within {answer.took:.0f} s", f"check the DNS servers; {dns}"
+            f"the lookup of {where.host} was not answered within {answer.took:.0f} s", f"check the DNS servers; {dns}"
         )
     if answer.error:
         return failed_yet(f"{where.host} does not resolve ({answer.error})", dns)
@@ -136,18 +136,18 @@ def _judge_place(place: EndpointProbe, *, is_ours: bool, joins: bool) -> CheckRe
     lost += [] if reached else place.attempts_with(DialOutcome.NO_ROUTE)  # otherwise the other address family works
     text = f"{where}{' (this machine)' if place.is_here else ''}: {_words(place.attempts, where.host)}"
     if not is_ours and reached and not place.attempts_with(DialOutcome.ACCEPTED):
-        return failed_yet(text, "start etcd there, or take it out of the endpoint")
+        return failed_yet(text, "start etcd there, or remove it from the endpoint")
     if lost:
         remedy = "check the address, the routes and firewalls between the machines, and that the host is up"
         return warned(text, remedy) if reached else failed(text, remedy)
     if answer.took >= SLOW:
-        return warned(f"{text}; its look-up took {answer.took:.1f} s", _SLOW_DNS)
+        return warned(f"{text}; its lookup took {answer.took:.1f} s", _SLOW_DNS)
     return passed(text)
 
 
 _OUTCOMES = {
     DialOutcome.ACCEPTED: "accepts connections",
-    DialOutcome.REFUSED: "is reached, but nothing listens at the port",
+    DialOutcome.REFUSED: "is reachable, but nothing is listening on the port",
     DialOutcome.SILENT: "does not answer",
 }
 
@@ -182,9 +182,9 @@ class Answer(NamedTuple):
 
 def _ask(inputs: CheckInputs, places: Sequence[EndpointProbe]) -> Answer:
     if inputs.coordinators is None:
-        return Answer(absent=f"the backend {inputs.backend!r} has no control plane of Rallypoint to ask")
+        return Answer(absent=f"the backend {inputs.backend!r} has no Rallypoint control plane to query")
     if not any(place.attempts_with(DialOutcome.ACCEPTED) for place in places):
-        return Answer(absent="nothing listens at the endpoint")
+        return Answer(absent="nothing is listening at the endpoint")
     import asyncio
 
     from rallypoint.control.etcd.api import EtcdError
@@ -195,7 +195,7 @@ def _ask(inputs: CheckInputs, places: Sequence[EndpointProbe]) -> Answer:
         return Answer(refusal=str(error))
     except RallypointError as error:
         return Answer(absent=str(error))
-    answer = Answer(absent="there is no coordinator at the moment")
+    answer = Answer(absent="the job has no coordinator at the moment")
     for target in targets:
         answer = asyncio.run(_greet(target, inputs.job))
         if answer.welcome:
@@ -218,11 +218,11 @@ async def _greet(target: DialTarget, job: str) -> Answer:
     except HandshakeError as error:
         return Answer(refusal=str(error))
     except ConnectionRefusedError:
-        return Answer(absent=f"nothing listens at {target.endpoint} at the moment")
+        return Answer(absent=f"nothing is listening at {target.endpoint} at the moment")
     except RETRYABLE as error:
         return Answer(
-            refusal=f"what listens at {target.endpoint} does not answer as Rallypoint's control plane does "
-            f"({error_words(error) or dialer.unfinished}); find out what it is, or choose another port"
+            refusal=f"the program listening at {target.endpoint} does not answer like Rallypoint's control plane "
+                    f"({error_words(error) or dialer.unfinished}); find out which program it is, or choose another port"
         )
     took = time.monotonic() - began
     session.writer.close()
@@ -261,7 +261,7 @@ def _port(place: EndpointProbe) -> CheckResult:
         return skipped(f"{place.endpoint.host} is not this machine; run the check there")
     port = place.endpoint.port
     if place.attempts_with(DialOutcome.ACCEPTED):
-        return passed(f"a process listens on port {port} (see control-plane)")
+        return passed(f"a process is listening on port {port} (see control-plane)")
     low, high = ([int(part) for part in local_port_range().split()] or [0, 0])[:2]
     reserved = _ranges(read_text("/proc/sys/net/ipv4/ip_local_reserved_ports"))
     return judge_port(port, _trouble_with(place), (low, high), reserved)
@@ -275,7 +275,8 @@ def judge_port(
     The kernel uses ports in the range `ephemeral`, except `reserved` ones, for outgoing connections.
     """
     if trouble:
-        return failed(f"port {port} cannot be used ({trouble})", f"find out who uses it (`ss -tanp sport = :{port}`)")
+        return failed(f"port {port} cannot be used ({trouble})", "find out which process uses it (`ss -tanp sport = "
+                                                                 f":{port}`)")
     low, high = ephemeral
     if not low <= port <= high:
         return passed(f"port {port} is outside the range of outgoing connections, {low}-{high}")
@@ -283,7 +284,7 @@ def judge_port(
     if any(first <= port <= last for first, last in reserved):
         return passed(f"{text}, and reserved")
     return warned(
-        f"{text}: any of them may take it first",
+        f"{text}: any of them might use it first",
         f"choose another port, or reserve it: `sysctl -w net.ipv4.ip_local_reserved_ports={port}`",
     )
 
@@ -323,13 +324,13 @@ def judge_proxy(environ: Mapping[str, str], hosts: Sequence[str]) -> CheckResult
     if not names:
         return passed("no proxy variable is set")
     if not hosts:
-        return skipped(f"{names} set, but there is no endpoint for them to divert")
+        return skipped(f"{names} set, but there is no endpoint to which it would apply")
     spared = ",".join(environ.get(name, "") for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"))
     caught = [host for host in hosts if not is_spared(host, spared)]
     if not caught:
-        return passed(f"{names} set, and no_proxy spares {', '.join(hosts)}")
+        return passed(f"{names} set, and no_proxy exempts {', '.join(hosts)}")
     return warned(
-        f"{names} set, and no_proxy does not spare {', '.join(caught)}: gRPC, requests and curl would go through the "
+        f"{names} set, but no_proxy does not exempt {', '.join(caught)}: gRPC, requests and curl would go through the "
         "proxy",
         f"add {','.join(caught)}, and the other nodes, to no_proxy",
     )

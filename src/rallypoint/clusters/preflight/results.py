@@ -139,7 +139,8 @@ def _required(result: CheckResult) -> CheckResult:
     if result.status is Status.SKIP:
         fact = f"not checked: {result.fact}"
         return result._replace(
-            status=Status.FAIL, fact=fact, remedy="it is required; make this check possible, or drop it from --require"
+            status=Status.FAIL, fact=fact, remedy="it is required; make this check possible, or remove it from "
+                                                  "--require"
         )
     return result if result.status is Status.PASS else result._replace(status=Status.FAIL)
 
@@ -179,6 +180,6 @@ def admit(results: Sequence[CheckResult], mode: str) -> None:
 
 def _sentence(failures: Sequence[CheckResult]) -> str:
     if len(failures) == 1:
-        return f"this node stays out of the job, by --preflight=require: {failures[0]}"
+        return f"this node stays out of the job (--preflight=require): {failures[0]}"
     names = ", ".join(failure.name for failure in failures)
-    return f"this node stays out of the job, by --preflight=require: {len(failures)} checks failed ({names}), see above"
+    return f"this node stays out of the job (--preflight=require): {len(failures)} checks failed ({names}); see above"

@@ -24,7 +24,7 @@ from rallypoint.clusters.preflight.results import Check, CheckInputs, CheckResul
 
 
 def _no_answer(what: str) -> CheckResult:
-    remedy = "if it is a network file system, check whether its server is up; or use another folder"
+    remedy = "if it is a network file system, check that its server is up; otherwise use another folder"
     return failed(f"{what} does not answer", remedy)
 
 
@@ -44,7 +44,7 @@ CHECKS = (
     Check(
         ("host-name",),
         network.own_name,
-        warned("the look-up of this machine's own name got no answer", "check the DNS servers"),
+        warned("the lookup of this machine's own name was not answered", "check the DNS servers"),
     ),
     Check(
         ("endpoint", "control-plane", "port", "clock"),
@@ -56,11 +56,11 @@ CHECKS = (
         ("gpus", "gpu-memory"),
         machine.gpus,
         warned(
-            "the NVIDIA driver does not answer", "see `nvidia-smi`; switch persistence mode on (`nvidia-smi -pm 1`)"
+            "the NVIDIA driver does not answer", "check `nvidia-smi`, and enable persistence mode (`nvidia-smi -pm 1`)"
         ),
         may_hang=True,
     ),
-    Check(("xid",), machine.xid, skipped("the kernel's log could not be read in time")),
+    Check(("xid",), machine.xid, skipped("the kernel log could not be read in time")),
 )
 """All checks, in the order in which they are shown; `docs/how-to/preflight.md` describes each."""
 
@@ -136,7 +136,7 @@ def _start_child(inputs: CheckInputs, checks: dict[int, Check], answers: _Answer
             stderr=subprocess.DEVNULL,
         )
     except OSError as error:
-        _give_up(f"the process that checks cannot be started ({error.strerror})", "see `processes`", checks, answers)
+        _give_up(f"the process that checks cannot be started ({error.strerror})", "see the check `processes`", checks, answers)
         return None
     assert child.stdout is not None
     try:
@@ -155,7 +155,7 @@ def _read_child(child: subprocess.Popen[bytes], output: IO[bytes], checks: dict[
             number, results = json.loads(line)
             answers.put((number, [CheckResult(name, Status(status), *rest) for name, status, *rest in results]))
     code = child.wait()
-    _give_up(f"the process that checks ended with code {code} before it answered", "please report it", checks, answers)
+    _give_up(f"the process that checks exited with code {code} before it answered", "please report it", checks, answers)
 
 
 def _give_up(why: str, remedy: str, checks: dict[int, Check], answers: _Answers) -> None:

@@ -58,7 +58,7 @@ def parse_hosts(text: str) -> list[Host]:
     """Parse the list in `--hosts`, such as `node1:8,user@node2`. Raises UsageError for an invalid or duplicate host."""
     words = [word.strip() for word in _COMMA.split(text)]
     if words == [""]:
-        raise UsageError("--hosts names no host; give it as a list: node1:8,node2:8")
+        raise UsageError("--hosts lists no host; write a list such as node1:8,node2:8")
     return _unique_hosts(host for word in words for host in _read_hosts(word, f"--hosts={printable(text)!r}"))
 
 
@@ -67,13 +67,13 @@ def parse_hostfile(data: bytes, source: str) -> list[Host]:
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        raise UsageError(f"{source} is not text; name a file with one host on each line") from None
+        raise UsageError(f"{source} is not text; use a file with one host per line") from None
     lines = ((number, line.partition("#")[0].split()) for number, line in enumerate(text.splitlines(), 1))
     hosts = _unique_hosts(
         host for number, words in lines if words for host in _read_line(words, f"{source}, line {number}")
     )
     if not hosts:
-        raise UsageError(f"{source} names no host; write one on each line: node1 slots=8")
+        raise UsageError(f"{source} lists no host; write one per line, such as node1 slots=8")
     return hosts
 
 
@@ -82,9 +82,9 @@ def _unique_hosts(parsed: Iterable[Host]) -> list[Host]:
     seen: set[str] = set()
     for host in parsed:
         if host.target in seen:
-            raise UsageError(f"the host {host.target} is named twice; give each once, with all its slots")
+            raise UsageError(f"the host {host.target} is listed twice; list each host once, with all its slots")
         if len(hosts) == MOST_HOSTS:
-            raise UsageError(f"more than {MOST_HOSTS} hosts are named; give fewer")
+            raise UsageError(f"more than {MOST_HOSTS} hosts are listed; list fewer")
         seen.add(host.target)
         hosts.append(host)
     return hosts
@@ -94,14 +94,14 @@ def _read_line(words: list[str], source: str) -> Iterator[Host]:
     slots = [_slots_of(word, source) for word in words[1:]]
     for host in _read_hosts(words[0], source):
         if len(slots) + (host.slots is not None) > 1:
-            raise UsageError(f"{source}: {host.name} is given its slots twice; give them once")
+            raise UsageError(f"{source}: the slots of {host.name} are set twice; set them once")
         yield host._replace(slots=slots[0]) if slots else host
 
 
 def _slots_of(word: str, source: str) -> int:
     key, _, value = word.partition("=")
     if key != "slots":
-        raise UsageError(f"{source}: {printable(word)!r} is not understood; after the host comes slots=N")
+        raise UsageError(f"{source}: {printable(word)!r} is not slots=N; write only slots=N after the host")
     return _slots(value, source)
 
 
@@ -120,7 +120,7 @@ def _read_hosts(word: str, source: str) -> Iterator[Host]:
 def _read_host(word: str, source: str) -> Host:
     user, at, place = word.rpartition("@")
     if at and not _USER.fullmatch(user):
-        raise UsageError(f"{source}: {printable(user)!r} is not a user's name; write it as user@host")
+        raise UsageError(f"{source}: {printable(user)!r} is not a user name; write user@host")
     name, slots = _split_place(place, source)
     return Host(name, None if slots is None else _slots(slots, source), user)
 
@@ -141,7 +141,7 @@ def _split_place(text: str, source: str) -> tuple[str, str | None]:
         return text, None
     name, colon, rest = text.partition(":")
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{source}: {printable(name)!r} is not a host's name or address; write it as node1 or node1:8")
+        raise UsageError(f"{source}: {printable(name)!r} is not a host name or address; write it as node1 or node1:8")
     return name, rest if colon else None
 
 
@@ -157,7 +157,7 @@ def _slots(text: str, source: str) -> int:
     if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= MOST_SLOTS:
         port = "; ssh's port goes into ~/.ssh/config" if text.isdecimal() else ""
         raise UsageError(
-            f"{source}: {printable(text)!r} is not a number of slots; give a number from 1 to {MOST_SLOTS}{port}"
+            f"{source}: {printable(text)!r} is not a number of slots; use 1 to {MOST_SLOTS}{port}"
         )
     return int(text)
 
@@ -186,7 +186,7 @@ def named_variables(words: Sequence[str], environ: Mapping[str, str]) -> dict[st
         elif _checked(name, "--env") in environ:
             variables[name] = environ[name]
         else:
-            raise UsageError(f"--env={name}: there is no such variable here; set it, or give its value: {name}=VALUE")
+            raise UsageError(f"--env={name}: this variable is not set here; set it, or write its value as {name}=VALUE")
     return variables
 
 
@@ -203,7 +203,7 @@ def file_variables(data: bytes, source: str, environ: Mapping[str, str]) -> dict
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         if "\0" in line:
-            raise UsageError(f"{source}, line {number}: no variable can hold a NUL byte; leave it out")
+            raise UsageError(f"{source}, line {number}: a variable cannot contain a NUL byte; remove it")
         name, equals, value = line.partition("=")
         name = _checked(name.strip(), f"{source}, line {number}")
         if equals:

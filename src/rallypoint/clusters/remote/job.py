@@ -127,7 +127,7 @@ class _Launch:
             if number := next((received for received in self._signals if received in _ENDS), 0):
                 if number == signal.SIGINT:
                     raise KeyboardInterrupt
-                raise SignalException(f"{signal_name(number)} came before the start", number)
+                raise SignalException(f"{signal_name(number)} arrived before the start", number)
             task.result()
         finally:
             waiting.cancel()
@@ -145,7 +145,7 @@ class _Launch:
             if hello.version != __version__:
                 there = printable(hello.version) or "of unknown version"
                 raise HostError(
-                    f"has Rallypoint {there}, but this host has {__version__}; install the same on all hosts"
+                    f"has Rallypoint {there}, but this host has {__version__}; install the same version on all hosts"
                 )
 
         await self._on_all(reach)
@@ -197,7 +197,7 @@ class _Launch:
             endpoint = await first.ask(FindEndpoint(towards), EndpointFound)
         except HostError as error:
             await self._console.say(f"{first.label} {error}")
-            raise RallypointError("there is no place for the rendezvous, so nothing was started") from None
+            raise RallypointError("no endpoint was found for the rendezvous, so nothing was started") from None
         return str(Endpoint(endpoint.address, endpoint.port))
 
     # While the job runs
@@ -225,10 +225,11 @@ class _Launch:
     def _why_it_cannot_go_on(self, lost: SshConnection) -> str:
         """Why the others would wait in vain: the command is not restarted on a lost host."""
         if len(self._connections) - self._failed < self._plan.least:
-            return f"fewer hosts are left than the {self._plan.least} that the job needs; it ends"
+            return f"fewer hosts are left than the {self._plan.least} that the job needs, so it ends"
         if self._plan.first_has_control_plane and lost is self._connections[0]:
             return (
-                f"{lost.label} had the control plane, so the job ends; 'rallyctl serve' can have it on another machine"
+                f"{lost.label} hosted the control plane, so the job ends; to host it on another machine, use 'rallyctl "
+                "serve'"
             )
         return ""
 
@@ -254,7 +255,7 @@ class _Launch:
     async def _conclude(self) -> None:
         absent = missing(self._ends)
         if absent and len(self._ends) > 1 and exit_code(self._ends) == 0:
-            await self._console.say(f"the job has succeeded without {', '.join(absent[:8])}")
+            await self._console.say(f"the job succeeded without {', '.join(absent[:8])}")
 
     async def _heartbeats(self) -> None:
         while True:
@@ -302,8 +303,8 @@ def _is_global(address: str) -> bool:
 
 def _lost_text(label: str, left: int, plan: LaunchPlan) -> str:
     return (
-        f"{label}: the connection is lost; what runs there is ended within {plan.ssh.lost_after} s, and killed "
-        f"{plan.grace:.0f} s later{_going_on(left)}"
+        f"{label}: the connection was lost; the processes there are terminated within {plan.ssh.lost_after} s and "
+        f"killed {plan.grace:.0f} s later{_going_on(left)}"
     )
 
 

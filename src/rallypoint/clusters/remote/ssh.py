@@ -84,7 +84,7 @@ def ssh_command(host: Host, options: SshOptions) -> list[str]:
 _MEANINGS: tuple[tuple[str, str], ...] = (
     ("could not resolve hostname", "its name is not known here; check its spelling, /etc/hosts and ~/.ssh/config"),
     ("connection refused", "no ssh server listens there; start sshd, or set its port in ~/.ssh/config"),
-    ("timed out", "no answer; check that it is up, and that no firewall is in between"),
+    ("timed out", "no answer; check that it is up, and that no firewall blocks the connection"),
     ("no route to host|network is unreachable", "there is no route to it; check the network and firewalls"),
     (
         "host key verification failed|identification has changed|host key is known",
@@ -119,15 +119,15 @@ def why_unreachable(host: Host, options: SshOptions, code: int | None, errors: b
     text = "\n".join(lines).lower()
     about = {"target": host.target, "python": options.python}
     if code is None:
-        return f"has not answered in time{quoted}; check its load and its login shell, or raise --connect-timeout"
+        return f"did not answer in time{quoted}; check its load and its login shell, or raise --connect-timeout"
     for pattern, meaning in _MEANINGS:
         if re.search(pattern, text):
             return f"cannot be used: {meaning.format(**about)}{quoted}"
     if code in (_NOT_FOUND, _CANNOT_RUN):
         return f"cannot be used: {options.python} cannot be run there; name its Python with --python{quoted}"
     if code == _SSH_FAILED:
-        return f"cannot be reached{quoted or ': ssh ended with exit code 255'}"
-    return f"cannot be used: its login shell ended with exit code {code} before Rallypoint ran{quoted}"
+        return f"cannot be reached{quoted or ': ssh exited with code 255'}"
+    return f"cannot be used: its login shell exited with code {code} before Rallypoint ran{quoted}"
 
 
 # The connection
@@ -209,12 +209,14 @@ class SshConnection:
             answer = decode_answer(line)
         except ValueError as error:
             raise HostError(
-                f"answers with an invalid message ({error}); install the same Rallypoint on all hosts"
+                f"sent an invalid message ({error}); install the same version of Rallypoint on all hosts"
             ) from None
         if isinstance(answer, Refused):
             raise HostError(printable(answer.why, 1000))
         if not isinstance(answer, expected):
-            raise HostError(f"answers {type(answer).__name__} out of turn; install the same Rallypoint on all hosts")
+            raise HostError(
+                f"sent an unexpected {type(answer).__name__}; install the same version of Rallypoint on all hosts"
+            )
         return answer
 
     async def _line(self) -> bytes | None:

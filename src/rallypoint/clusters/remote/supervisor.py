@@ -80,7 +80,7 @@ def _find_endpoint(towards: str) -> EndpointFound | Refused:
         address = source_address(Endpoint(towards, 9)) if towards else _address() or "127.0.0.1"
     except OSError as error:
         where = f" towards {towards}" if towards else ""
-        return Refused(f"has no address and port for the rendezvous{where}: {error.strerror or error}")
+        return Refused(f"found no address and port for the rendezvous{where}: {error.strerror or error}")
     port = 0
     for _ in range(_ATTEMPTS):
         port, _ = control_port(random.randrange(_PORTS), ephemeral=local_port_range())
@@ -97,7 +97,7 @@ def _prepare(job: Prepare) -> Refused | None:
         os.chdir(folder)
     except OSError as error:
         return Refused(
-            f"has no folder {folder!r} to run in ({error.strerror}); create it there, or choose another with --chdir"
+            f"has no working folder {folder!r} ({error.strerror}); create it there, or choose another with --chdir"
         )
     os.environ["PWD"] = folder
     # As in an activated virtual environment: find programs next to this Python.
@@ -106,10 +106,10 @@ def _prepare(job: Prepare) -> Refused | None:
     try:
         os.environ.update((_native(name), _native(value)) for name, value in job.environment.items())
     except ValueError as error:
-        return Refused(f"cannot take over the environment: {error}; check --env and --env-file")
+        return Refused(f"cannot set up the environment: {error}; check --env and --env-file")
     program = _native(job.command[0])
     if shutil.which(program) is None:
-        return Refused(f"cannot find the program {program!r}; give a path, or name the Python next to it with --python")
+        return Refused(f"cannot find the program {program!r}; use a path, or set --python to the Python next to it")
     return None
 
 
@@ -143,21 +143,21 @@ class LauncherLink:
             self._heard = time.monotonic()
             self._buffer += data
             if not data:
-                self.gone = "the connection has ended"
+                self.gone = "the connection was closed"
             elif len(self._buffer) > LONGEST_REQUEST:
-                self.gone = f"a message of more than {LONGEST_REQUEST} bytes came"
+                self.gone = f"a message of more than {LONGEST_REQUEST} bytes arrived"
         *lines, rest = self._buffer.split(b"\n")
         self._buffer = bytearray(rest)
         try:
             return [decode_request(bytes(line)) for line in lines]
         except ValueError as error:
-            self.gone = f"an invalid message came ({error})"
+            self.gone = f"an invalid message arrived ({error})"
             return []
 
     def check(self) -> None:
         """Check whether it has been silent for too long. Call `receive` first: this process may have been asleep."""
         if not self.gone and time.monotonic() >= self.lost_at:
-            self.gone = f"nothing has come from rallyctl for {self.lost_after:.0f} s"
+            self.gone = f"nothing arrived from rallyctl for {self.lost_after:.0f} s"
 
 
 class CommandRelay:

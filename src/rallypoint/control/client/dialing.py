@@ -200,7 +200,7 @@ class Dialer:
 
     async def _resolve(self) -> list[_Address]:
         """The addresses of the name, those that may answer first. There is one look-up at a time."""
-        self.unfinished = f"the look-up of the name {self._endpoint.host!r} got no answer"
+        self.unfinished = f"the lookup of the name {self._endpoint.host!r} was not answered"
         if self._lookup_task is None:
             self._lookup_task = asyncio.ensure_future(_look_up(self._endpoint))
         await asyncio.wait({self._lookup_task}, timeout=_LOOK_UP)
@@ -273,7 +273,7 @@ class Dialer:
             raise self._tls_error(f"its certificate is not accepted ({error.verify_message})") from None
         except ssl.SSLError as error:
             if error.reason in _NOT_TLS:
-                raise self._tls_error("it does not speak TLS; give it tls_cert, tls_key and tls_ca too") from None
+                raise self._tls_error("it does not use TLS; set tls_cert, tls_key and tls_ca there too") from None
             raise self._tls_error(f"a TLS connection to it failed ({error.reason or error})") from None
         objection = tls.objection_to(writer.get_extra_info("peercert"))
         if objection is not None:
@@ -318,7 +318,7 @@ class Dialer:
                 f"the control plane at {self._endpoint} refused this node: {printable(answer.sentence, 1000)}"
             )
         if not isinstance(answer, kind):
-            raise self._foreign_service_error(f"it answered with a {type(answer).__name__} out of turn")
+            raise self._foreign_service_error(f"it answered with an unexpected {type(answer).__name__}")
         return answer
 
     def _verify(self, answer: bytes, handshake: ClientHandshake) -> bytes:
@@ -332,8 +332,8 @@ class Dialer:
                 if isinstance(codec.decode_answer(answer), HandshakeRefused):
                     return answer
         raise HandshakeError(
-            f"the control plane at {self._endpoint} could not prove that it holds this job's RALLYPOINT_SECRET; "
-            "set the same secret on all nodes, and make sure that the endpoint is the job's own"
+            f"the control plane at {self._endpoint} could not prove that it knows this job's RALLYPOINT_SECRET; set "
+            "the same secret on all nodes, and check that the endpoint belongs to this job"
         )
 
     async def _answer(self, session: ClientSession) -> bytes:
@@ -371,8 +371,8 @@ class Dialer:
 
     def _foreign_service_error(self, what: str) -> HandshakeError:
         return HandshakeError(
-            f"what listens at {self._endpoint} is not Rallypoint's control plane: {what}; "
-            f"give {self._flag.replace('addr', 'port').replace('ADDR', 'PORT')} its own port"
+            f"the program listening at {self._endpoint} is not Rallypoint's control plane: {what}; set "
+            f"{self._flag.replace('addr', 'port').replace('ADDR', 'PORT')} to an unused port"
         )
 
 
@@ -503,8 +503,8 @@ class InferredHost(FixedEndpoint):
         if not self._seems_unhosted:
             return super().advice
         return (
-            f"no node recognizes {self.target.endpoint.host} as its own address; set is_host=true on one (--rdzv-conf) "
-            f"if that is a virtual address, else {super().advice}"
+            f"no node recognizes {self.target.endpoint.host} as its own address; if that is a virtual address, set "
+            f"is_host=true on one node (--rdzv-conf); otherwise {super().advice}"
         )
 
     def resolved(self, addresses: list[str]) -> None:
@@ -657,7 +657,7 @@ class Redialer:
             pause = min(max(2 * pause, _REMIND_LEAST), _REMIND_MOST)
             advice = f"; {self._resolver.advice}" if self._welcome is None else ""
             left = remaining()
-            limit = "the workers run on" if left == float("inf") else f"giving up in {left:.0f} s"
+            limit = "the workers keep running" if left == float("inf") else f"giving up in {left:.0f} s"
             why = self._last_error or self._attempt_in_progress
             log.warning("waiting for the control plane at %s (%s)%s; %s", self._resolver, why, advice, limit)
 

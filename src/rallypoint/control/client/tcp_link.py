@@ -209,7 +209,7 @@ class TcpLink:
             payload = codec.sendable(request)
         except codec.NotSendable as error:
             if isinstance(request, codec.EXPENDABLE):
-                self._dropped.warning("a %s is dropped: it cannot be sent (%s)", type(request).__name__, error)
+                self._dropped.warning("a %s was dropped because it cannot be sent (%s)", type(request).__name__, error)
             else:
                 self._end(_unsendable(error))
             return
@@ -323,7 +323,7 @@ class TcpLink:
                 ) from None
             seconds = SYSTEM_CLOCK.monotonic() - began
             raise _LinkEnd(
-                f"the control plane at {self._resolver} was lost ({lost_how}) and has not come back within "
+                f"the control plane at {self._resolver} was lost ({lost_how}) and did not come back within "
                 f"{seconds:.0f} s ({error}); see the output of the node that hosts it"
             ) from None
 
@@ -381,8 +381,7 @@ class TcpLink:
                         return notification.detail
                     self._close_session()
                     raise _LinkEnd(
-                        f"the control plane at {self._resolver} has ended the session of this node: "
-                        f"{notification.detail}"
+                        f"the control plane at {self._resolver} ended the session of this node: {notification.detail}"
                     )
                 self._keep(after_notification(self._resume_state, notification, SYSTEM_CLOCK.monotonic()))
                 if isinstance(notification, Heartbeat):
@@ -402,7 +401,7 @@ class TcpLink:
         except codec.CodecError as error:
             kind = error.kind
             if kind is not None and issubclass(kind, codec.EXPENDABLE):
-                self._dropped.warning("a %s is dropped: it cannot be read (%s)", kind.__name__, error)
+                self._dropped.warning("a %s was dropped because it cannot be read (%s)", kind.__name__, error)
                 return None
             # Dialing again would not help:
             #   1. the coordinator has a message for this node that the node cannot read;

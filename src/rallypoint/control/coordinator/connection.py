@@ -79,13 +79,14 @@ _TLS_THREADS = min(8, len(os.sched_getaffinity(0)) + 1)
 """Threads for TLS handshakes: if one is held up, another is left."""
 
 _TLS_ONLY = (
-    "this control plane speaks TLS only; give this node tls_cert, tls_key and tls_ca in --rdzv-conf, as the others"
+    "this control plane accepts only TLS; set tls_cert, tls_key and tls_ca in --rdzv-conf on this node, as on the "
+    "others"
 )
 
 
 OTHER_USER_REFUSED = (
-    "without a secret, this control plane serves only its own user and root on its machine, and this is another user; "
-    "give all nodes and commands of the job the same RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one)"
+    "without a secret, this control plane accepts only its own user and root on its machine, and this is another user; "
+    "set the same RALLYPOINT_SECRET_FILE for all nodes and commands of the job (`rallyctl secret` creates one)"
 )
 
 
@@ -126,7 +127,7 @@ class ControlConnection:
         if connections.has_room(transport.socket.fileno(), self.peer_host):
             connections.add(self)
             return
-        connections.limiter.log_refusal("control connection from %s refused: no descriptor is left for it", self._peer)
+        connections.limiter.log_refusal("control connection from %s refused: no file descriptor is left", self._peer)
         self._done = True
         transport.abort()  # without a reason, so that the peer tries again
 
@@ -232,7 +233,7 @@ class ControlConnection:
 
     def _break_off(self) -> None:
         """Handle a defect of ours: end this connection only, and log the error."""
-        log.exception("control connection from %s: a message could not be handled; it is closed", self._peer)
+        log.exception("control connection from %s: a message could not be handled, so it is closed", self._peer)
         self._session.end("a message could not be handled: this is a bug in the control plane; see its log")
         self.abort()
 
@@ -268,7 +269,10 @@ class ControlConnection:
 
                 self._channel = TlsChannel(tls)
                 return True
-            self._refuse("it speaks TLS, and this control plane does not; give it tls_cert, tls_key and tls_ca too")
+            self._refuse(
+                "it uses TLS, but this control plane does not; set tls_cert, tls_key and tls_ca for the control plane "
+                "too"
+            )
             return False
         if first != MAGIC[:1] and self._all.served.fallback is not None:
             self._hand_over(data, self._all.served.fallback)
@@ -333,7 +337,7 @@ class ControlConnection:
         try:
             fallback(self._transport.hand_over(), data)
         except OSError as error:  # no threads
-            self._close(f"what else is served on this port cannot take it over: {error}")
+            self._close(f"the other service on this port cannot take it over: {error}")
 
     def _refuse(self, sentence: str) -> None:
         self._session.refuse(sentence)
@@ -441,7 +445,7 @@ class ControlConnection:
             data = self._channel.to_send()
         self._transport.write(data)
         if len(self._transport.unsent) > self._limit + 2 * self._collected:  # TLS adds a little
-            log.warning("control connection from %s does not read its messages; it is closed", self._peer)
+            log.warning("control connection from %s does not read its messages, so it is closed", self._peer)
             self._transport.abort()
 
     def finish(self, why: str) -> None:
@@ -552,7 +556,7 @@ class Connections:
             self._warned = True
             log.warning(
                 "this machine does not show which user opened a connection, so this control plane refuses commands; "
-                "give the job a RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one)"
+                "set RALLYPOINT_SECRET_FILE for the job (`rallyctl secret` creates one)"
             )
         return peer
 
@@ -613,7 +617,7 @@ class Connections:
             if payloads:
                 connection.send(*payloads)
         except Exception:  # it concerns this connection only: continue with the others
-            log.exception("a notification could not be sent; the control connection is closed")
+            log.exception("a notification could not be sent, so the control connection is closed")
             connection.abort()
 
     # What takes more than one turn

@@ -114,9 +114,9 @@ OutgoingMessage = tuple[int, Any]
 """The number of a session, and a message for it."""
 
 _SILENCE_DETAIL = "it was silent for {:g} s"
-_NOT_BACK_DETAIL = "it has not come back to the control plane"
+_NOT_BACK_DETAIL = "it did not reconnect to the control plane"
 _CUT_OFF_DETAIL = "all nodes were silent for {:g} s, so the control plane was cut off"
-_REPLACED_DETAIL = "its node has opened another"
+_REPLACED_DETAIL = "its node opened another one"
 """How a node was lost, or why a session ended."""
 _CONCERNS_ALL = (Close, PreemptJob, RecordProgress)
 """Operations with which a node without a place in the round can change the job."""

@@ -322,7 +322,7 @@ class Dispatcher:
         try:
             result = self._coordinator.tick(now)
         except Exception:
-            log.exception("job %r: a scheduled action failed and is retried", self.settings.run_id)
+            log.exception("job %r: a scheduled action failed and will be retried", self.settings.run_id)
             self._tick_again_at = now + _PAUSE
             self.on_change()
             return
@@ -355,7 +355,7 @@ class Dispatcher:
             try:
                 self._coordinator.extensions.on_message(message, self._clock.monotonic())
             except Exception:
-                log.exception("job %r: a message could not be observed; it is sent anyway", self.settings.run_id)
+                log.exception("job %r: a message could not be inspected but is sent anyway", self.settings.run_id)
         if (output := self._outputs.get(session)) is None:
             return
         try:
@@ -365,7 +365,7 @@ class Dispatcher:
 
     def _on_send_error(self, output: _Output) -> None:
         """Apply law 2, from within the exception handler."""
-        log.exception("job %r: a node could not be notified; its session ends", self.settings.run_id)
+        log.exception("job %r: a node could not be notified, so its session ends", self.settings.run_id)
         output.disconnect("it could not be notified")
 
     def _hold(self, result: StepResult, journal: JournalSink) -> None:
@@ -472,9 +472,9 @@ class LocalLink:
                 from rallypoint.control.protocol.codec import EXPENDABLE
 
                 if isinstance(request, EXPENDABLE):
-                    log.warning("a %s is dropped: it cannot be sent (%s)", type(request).__name__, error)
+                    log.warning("a %s was dropped because it cannot be sent (%s)", type(request).__name__, error)
                 else:
-                    self._deliver(LinkLost(f"what this node had to send cannot be sent: {error}"))
+                    self._deliver(LinkLost(f"a message of this node cannot be sent: {error}"))
                 return
         self._dispatcher.turns.call(lambda: self._receive(request))
 

@@ -119,7 +119,9 @@ class ManyJobs:
             return self._verdict_dispatcher(hello.incarnation, ended)
         job = self._job_for(hello) or self._begin(hello, _origin(peer))
         if job.dispatcher.settings.fixed_ranks != hello.settings.fixed_ranks:
-            raise HandshakeError(f"job {hello.job!r} is not static on all nodes; give all the same --rdzv-backend")
+            raise HandshakeError(
+                f"job {hello.job!r} has static and other nodes; use the same --rdzv-backend on all of them"
+            )
         if 0 < len(hello.incarnation) <= _LONGEST_NAME and len(job.incarnations) < _MOST_NAMES:
             job.incarnations.add(hello.incarnation)
         return job.dispatcher
@@ -191,7 +193,7 @@ class ManyJobs:
     def _begin(self, hello: Hello, origin: str) -> _Job:
         self._make_room(self._jobs, MAX_JOBS, "this control plane has")
         of_one = {name: job for name, job in self._jobs.items() if job.origin == origin}
-        self._make_room(of_one, MAX_JOBS_OF_ONE, f"nodes at {origin} have begun")
+        self._make_room(of_one, MAX_JOBS_OF_ONE, f"nodes at {origin} have started")
         dispatcher = Dispatcher(
             hello.settings._replace(run_id=hello.job),
             self._clock,
@@ -210,7 +212,7 @@ class ManyJobs:
         name = min(jobs, key=lambda name: jobs[name].forgotten_at)
         if jobs[name].forgotten_at == math.inf:
             raise HandshakeError(
-                f"{who} {most} jobs that run already; end some of them, or start another control plane"
+                f"{who} {most} jobs that are still running; end some of them, or start another control plane"
             )
         self._forget(name, jobs[name])
 
@@ -254,11 +256,11 @@ class ManyJobs:
         job.forgotten_at = math.inf
         state = job.dispatcher.state
         verdict = state.verdict
-        log.info("job %r is forgotten", name)
+        log.info("the record of job %r was deleted", name)
         if verdict is None:
             return
         if verdict.cause is not None:
-            log.warning("job %r has failed: %s; restarts used: %s", name, verdict.cause.headline, verdict.restarts)
+            log.warning("job %r failed: %s; restarts used: %s", name, verdict.cause.headline, verdict.restarts)
         ended = _EndedJob(
             job.dispatcher.settings,
             State(
@@ -342,5 +344,5 @@ def _origin(peer: str) -> str:
 def _check(settings: Settings) -> None:
     if settings.min_nodes > settings.max_nodes:
         raise HandshakeError(
-            f"this node asks for {settings.min_nodes} to {settings.max_nodes} nodes; check its --nnodes"
+            f"this node requests {settings.min_nodes} to {settings.max_nodes} nodes; check its --nnodes"
         )

@@ -40,7 +40,7 @@ from rallypoint.control.membership.state import (
 from rallypoint.control.protocol.messages import Notification, ResumeRequest, RoundEnded, ranks_in
 
 _UNKNOWN_NODE = NodeInfo("", 0, "", 0)
-_GIVEN_UP_DETAIL = "it has asked another coordinator for a place since"
+_GIVEN_UP_DETAIL = "it has since requested a place from another coordinator"
 _HOST_DETAIL = "it hosted the control plane"
 
 

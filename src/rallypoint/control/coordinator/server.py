@@ -94,7 +94,7 @@ class ControlServer:
         if outside:
             log.warning(
                 "the control plane listens at %s without a secret, so anyone who can reach it can join the job and see "
-                "its status; give all nodes the same RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one)",
+                "its status; set the same RALLYPOINT_SECRET_FILE on all nodes (`rallyctl secret` creates one)",
                 " and ".join(map(str, outside)),
             )
 
@@ -111,7 +111,7 @@ class ControlServer:
             self._closed.result(linger + _CLOSE_TIMEOUT)
         except TimeoutError:  # the loop is busy, but the process must end
             log.warning(
-                "the control plane was not closed within %.1f s; it ends without a last message",
+                "the control plane did not close within %.1f s, so it ends without a last message",
                 linger + _CLOSE_TIMEOUT,
             )
 
@@ -158,7 +158,7 @@ class ControlServer:
             try:
                 await asyncio.wait_for(connections.emptied.wait(), linger)
             except TimeoutError:
-                log.info("%d control connections did not disconnect in %.1f s", len(connections.open), linger)
+                log.info("%d control connections did not disconnect within %.1f s", len(connections.open), linger)
         for connection in list(connections.open):
             connection.abort()
         await asyncio.sleep(0)  # let the aborted transports report their end

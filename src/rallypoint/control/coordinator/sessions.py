@@ -47,8 +47,8 @@ from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol.messages import ConfigDifference
 
 STRANGER_REFUSED = (
-    "without a secret, a job is ended or changed only from machines that host its nodes; give all nodes of the job the "
-    "same RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one)"
+    "without a secret, only machines that host nodes of a job can end or change it; set the same "
+    "RALLYPOINT_SECRET_FILE on all nodes of the job (`rallyctl secret` creates one)"
 )
 """Why a node that has proved nothing may not end or change the job."""
 

@@ -43,8 +43,8 @@ class Shares:
         record = self._tenants.get(tenant, _Tenant(0, 0.0, self._clock.monotonic()))
         if record.sessions >= most:
             raise HandshakeError(
-                f"{tenant} has {most} sessions, half of what this control plane can hold; "
-                "end some, or raise its limit of open files (`ulimit -Hn`)"
+                f"{tenant} has {most} sessions, half of this control plane's capacity; close some of them, or raise "
+                "its limit of open files (`ulimit -Hn`)"
             )
         self._tenants[tenant] = record._replace(sessions=record.sessions + 1)
 

@@ -60,7 +60,7 @@ def parse_policy(text: str) -> PeerPolicy:
         try:
             network(part)
         except UserError as error:
-            raise UsageError(f"{error}; or members, or any alone") from None
+            raise UsageError(f"{error}, or use members, or any alone") from None
     return PeerPolicy("members" in parts, networks, explicit=True)
 
 
@@ -80,7 +80,7 @@ def peers_notification(state: State, sessions: SessionRegistry) -> list[StorePee
         return []
     addresses = [address for address in known if not is_loopback(address)]
     if len(addresses) > _MAX_ADDRESSES:
-        doubt = f"its members have {len(addresses)} addresses, more than the {_MAX_ADDRESSES} that a store can be given"
+        doubt = f"its members have {len(addresses)} addresses, more than the {_MAX_ADDRESSES} that a store accepts"
         addresses = []
     starts = range(0, max(1, len(addresses)), _PART)
     return [
@@ -122,15 +122,15 @@ def peers_of(
     doubt = next(
         (notification.reason_unrestricted for notification in notifications if notification.reason_unrestricted), ""
     )
-    doubt = doubt or ("" if notifications else "this backend does not tell the members' addresses")
+    doubt = doubt or ("" if notifications else "this backend does not report the members' addresses")
     doubt = doubt or ("" if own is not None else "this machine's own addresses cannot be listed")
     in_vain = not notifications and not policy.networks  # these alone would allow no other member's worker
     if policy.members and doubt and (in_vain or not policy.explicit):
         if in_vain and not policy.explicit:
             return None, ""
         return None, (
-            f"the worker store accepts connections from any address, since {doubt}; give --store-peers the networks "
-            "from which workers connect, as in 10.0.0.0/8, or any"
+            f"the worker store accepts connections from any address, because {doubt}; set --store-peers to the "
+            "networks from which workers connect, such as 10.0.0.0/8, or to any"
         )
     members = (
         itertools.chain.from_iterable(notification.addresses for notification in notifications)
@@ -142,6 +142,6 @@ def peers_of(
     if not (policy.members and doubt):
         return peers, ""
     return peers, (
-        f"the worker store may refuse workers, since {doubt}; give --store-peers the networks from which they connect "
-        "too, as in members,10.0.0.0/8"
+        f"the worker store might refuse workers, because {doubt}; add the networks from which they connect to "
+        "--store-peers, as in members,10.0.0.0/8"
     )

@@ -151,7 +151,7 @@ class Transports:
             try:
                 transport.on_events(events)
             except Exception:
-                log.exception("an internal error ends a control connection from %s", transport.peer_name[0])
+                log.exception("an internal error ended a control connection from %s", transport.peer_name[0])
                 transport.abort()
 
     def _accept_from(self, descriptor: int) -> None:

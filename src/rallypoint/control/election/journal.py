@@ -208,8 +208,8 @@ def takeover_from(
         state = decode_state(state_of(keys, snapshot, stored))
     except RendezvousStateError as error:
         raise RendezvousStateError(
-            f"the key {keys.state.decode()!r} in etcd cannot be read: {error}; "
-            "or delete it, if no job of that --rdzv-id runs"
+            f"the key {keys.state.decode()!r} in etcd cannot be read: {error}; or delete the key if no job with that "
+            "--rdzv-id is running"
         ) from None
     known = known_to(state)
     if snapshot.incarnation == met or any(node.number in nodes for node in known):

@@ -150,7 +150,7 @@ def state_of(keys: ElectionKeys, snapshot: StoredSnapshot, stored: Iterable[KeyV
     except zlib.error:
         state = b""
     if not unpacker.eof:
-        raise RendezvousStateError("it is damaged, or larger than it may be")
+        raise RendezvousStateError("it is damaged or too large")
     return state
 
 

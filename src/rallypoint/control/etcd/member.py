@@ -126,7 +126,7 @@ class Member:
                 raise
             return  # it has users and reveals no more; the next request shows our permissions
         if not status.leader:
-            raise self.trouble(RequestOutcome.RETRY, "has no leader", "check whether most of its members run")
+            raise self.trouble(RequestOutcome.RETRY, "has no leader", "check that most of its members are running")
         self.version = status.version
 
     async def log_in(self) -> None:
@@ -136,7 +136,7 @@ class Member:
             MemberTrouble: the user is refused, or the member is gone.
         """
         if self._credentials is None:
-            raise self.trouble(RequestOutcome.REFUSED, "requires a user and a password", "give both", ends=False)
+            raise self.trouble(RequestOutcome.REFUSED, "requires a user and a password", "set both", ends=False)
         if self._login is None or self._login.done():
             self._login = start_task(self._log_in(self._credentials))
         await asyncio.wait({self._login})
@@ -223,7 +223,7 @@ class Member:
             raise self.trouble(RequestOutcome.RETRY, f"ended the connection ({error})", broke=True) from None
         except DecodingError as error:
             raise self.trouble(
-                RequestOutcome.REFUSED, f"sent a reply that no etcd sends ({error})", "check the endpoint"
+                RequestOutcome.REFUSED, f"sent a reply that is not from etcd ({error})", "check the endpoint"
             ) from None
         except OSError as error:
             broken = isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
@@ -293,9 +293,9 @@ async def _detect_service(endpoint: Endpoint, tls: ssl.SSLContext | None, timeou
     if first[3] == _SETTINGS:
         return None
     if first[0] == _TLS_ALERT:
-        return "requires TLS", "give protocol=https, and `cacert`"
+        return "requires TLS", "set protocol=https and `cacert`"
     if first.startswith(b"HTTP/1"):
-        return "speaks HTTP/1, and not the v3 API of etcd", _NOT_ETCD
+        return "speaks HTTP/1, not the v3 API of etcd", _NOT_ETCD
     return f"does not speak the v3 API of etcd (its first bytes: {first!r})", _NOT_ETCD
 
 

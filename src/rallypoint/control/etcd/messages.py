@@ -68,7 +68,7 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
             _slice(data, at, size)
             at += size
         else:
-            raise DecodingError(f"a field of the unknown kind {kind}")
+            raise DecodingError(f"a field has the unknown type {kind}")
 
 
 class Fields:
@@ -127,12 +127,12 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             return value & 0xFFFF_FFFF_FFFF_FFFF, at + index + 1
-    raise DecodingError("a number without an end")
+    raise DecodingError("a number is incomplete")
 
 
 def _slice(data: bytes, at: int, size: int) -> bytes:
     if at + size > len(data):
-        raise DecodingError(f"a field of {size} bytes where {len(data) - at} are left")
+        raise DecodingError(f"a field has {size} bytes, but only {len(data) - at} are left")
     return data[at : at + size]
 
 
@@ -257,7 +257,7 @@ def decode_txn(data: bytes, then: Sequence[Operation], otherwise: Sequence[Opera
     responses = [Fields(response) for response in read.strings(3)]
     kinds = [next((kind for field, kind in _ANSWERS.items() if field in response), None) for response in responses]
     if kinds != [type(operation) for operation in (then if succeeded else otherwise)]:
-        raise DecodingError("answers to other operations than those of the transaction")
+        raise DecodingError("the answers do not match the operations of the transaction")
     ranges = (decode_range(response.string(1)) for response in responses if 1 in response)
     return TxnResult(succeeded, revision, tuple(answer._replace(revision=revision) for answer in ranges))
 
@@ -363,18 +363,18 @@ class Diagnosis(NamedTuple):
 
 
 _LOOK_AT_ETCD_LOG = "check the logs of etcd"
-_GRANT = "grant the user reading and writing of the prefix"
-_GIVE_USER = "it knows its users: give a user and a password"
+_GRANT = "grant the user read and write access to the prefix"
+_GIVE_USER = "set a user and a password"
 
 _BY_TEXT: tuple[tuple[str, RequestOutcome, str], ...] = (
-    ("no leader", RequestOutcome.RETRY, "check whether most of its members run"),
+    ("no leader", RequestOutcome.RETRY, "check that most of its members are running"),
     ("too many requests", RequestOutcome.RETRY, _LOOK_AT_ETCD_LOG),
-    ("rpc not supported for learner", RequestOutcome.RETRY, "name members that vote"),
+    ("rpc not supported for learner", RequestOutcome.RETRY, "use only voting members as endpoints"),
     ("invalid auth token", RequestOutcome.LOGIN, "check user and password"),
     ("revision of auth store is old", RequestOutcome.LOGIN, "check user and password"),
     ("authentication failed, invalid user ID or password", RequestOutcome.REFUSED, "check user and password"),
     ("user name is empty", RequestOutcome.REFUSED, _GIVE_USER),
-    ("authentication is not enabled", RequestOutcome.NO_USERS, "leave out user and password"),
+    ("authentication is not enabled", RequestOutcome.NO_USERS, "remove user and password"),
     ("permission denied", RequestOutcome.REFUSED, _GRANT),
     ("requested lease not found", RequestOutcome.LEASE_GONE, "grant a new one"),
     ("lease already exists", RequestOutcome.DONE, ""),  # we choose the ids

@@ -470,7 +470,7 @@ def _fail(operation: Fail, state: State, node: NodeId, view: ClockView, settings
     if state.ledger.failures >= most:
         return _fail_job(state, Verdict(Outcome.FAILED, cause, ending=cause.ending), most)
     if streak.repeats and not settings.retry_all and cannot_change(cause):
-        detail = "the same failure came back, and no restart can change it (retry_all=true retries it anyway)"
+        detail = "the same failure came back, and a restart cannot fix it (retry_all=true retries anyway)"
         return _fail_job(state, Verdict(Outcome.FAILED, cause, detail, ending=Ending.REPEATED), most)
     if 0 < settings.same_failure_limit <= streak.repeats:
         often = "once" if streak.repeats == 1 else f"{streak.repeats} times"

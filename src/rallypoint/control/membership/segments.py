@@ -133,11 +133,11 @@ def checked_size(given: object, min_nodes: int, *, fixed_ranks: bool) -> int:
         size = 0
     if size < 1 or min_nodes % size:
         raise UsageError(
-            f"--segment={given} is not a number of nodes that divides the minimum of --nnodes, which is {min_nodes}: a "
-            "round has whole segments only"
+            f"--segment={given} does not divide the minimum of --nnodes, which is {min_nodes}; set it to a divisor of "
+            "that number"
         )
     if fixed_ranks and size > 1:
-        raise UsageError("--segment is for ranks that nodes agree on, and these are static; give --rdzv-backend=c10d")
+        raise UsageError("--segment has no effect on static ranks; use --rdzv-backend=c10d")
     return size
 
 

@@ -51,7 +51,7 @@ def check_size(size: int) -> None:
     """Raise FrameError if a message of `size` bytes, with its signature, is too large for a frame."""
     most = MAX_FRAME - SIGNATURE_SIZE
     if size > most:
-        raise FrameError(f"a message of {size} bytes is larger than a frame may be ({most} bytes)")
+        raise FrameError(f"a message of {size} bytes is larger than the maximum frame of {most} bytes")
 
 
 class FrameReader:
@@ -94,7 +94,7 @@ class FrameReader:
             end = at + 4 + int.from_bytes(data[at : at + 4], "big")
             if end - at - 4 > self.most:
                 claimed = end - at - 4
-                raise FrameError(f"a frame claims {claimed} bytes, more than the {self.most} that a frame may have")
+                raise FrameError(f"a frame claims {claimed} bytes, more than the maximum of {self.most}")
             if end > size:
                 break
             frames.append(data[at + 4 : end])
@@ -255,7 +255,7 @@ def _decode(kinds: Collection[type], data: bytes) -> Any:
         if kind is None:
             raise CodecError(f"message tag {tag} is unknown")
         if kind not in kinds:
-            raise CodecError(f"a {kind.__name__} has no place here")
+            raise CodecError(f"a {kind.__name__} is not allowed here")
         return validated(_decoder_of(kind).decode(raw))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a bad string is a ValueError
         raise CodecError(str(error), kind) from None
@@ -340,10 +340,10 @@ def decode_state(data: bytes) -> State:
     if not data.startswith(_VERSION):
         raise RendezvousStateError(
             f"the shared rendezvous state starts with {data[:24]!r}, which this version of Rallypoint did not write; "
-            "use the same version on all nodes, and for each job its own place and --rdzv-id"
+            "use the same version on all nodes, and a separate location and --rdzv-id for each job"
         )
     if len(data) > MAX_STATE:
-        raise RendezvousStateError(f"the shared rendezvous state has {len(data)} bytes, more than it may have")
+        raise RendezvousStateError(f"the shared rendezvous state has {len(data)} bytes, more than the maximum")
     try:
         blob = _state_decoder().decode(data[len(_VERSION) :])
     except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a bad string is a ValueError

@@ -49,7 +49,7 @@ class SignatureError(FrameError):
 _ERRORS: dict[Refusal, tuple[type[RallypointError], str]] = {
     Refusal.CLOSED: (
         RendezvousClosedError,
-        "the job has ended, no node can join it any more: {detail}; give a new job its own --rdzv-id",
+        "the job has ended, so no node can join it any more: {detail}; use another --rdzv-id for a new job",
     ),
     Refusal.TIMEOUT: (
         RendezvousTimeoutError,
@@ -58,11 +58,12 @@ _ERRORS: dict[Refusal, tuple[type[RallypointError], str]] = {
     ),
     Refusal.RANK_TAKEN: (
         RendezvousClosedError,
-        "another node has joined with this node's rank ({detail}); give each node its own --node-rank",
+        "another node joined with this node's rank ({detail}); set a different --node-rank on each node",
     ),
     Refusal.ANOTHER_JOB: (
         RendezvousClosedError,
-        "another job with the default id 'none' runs at this endpoint ({detail}); give each job its own --rdzv-id",
+        "another job with the default id 'none' is running at this endpoint ({detail}); set a different --rdzv-id for "
+        "each job",
     ),
     Refusal.SPARE_NOT_NEEDED: (RendezvousGracefulExitError, "{detail}; this spare was not needed"),
 }
@@ -88,4 +89,4 @@ def _error_of_verdict(verdict: Verdict) -> RallypointError:
     if verdict.outcome is Outcome.FAILED and verdict.cause is not None:
         return RendezvousClosedError(f"the job has failed: {verdict.cause.headline}", ending=verdict.ending)
     ending = None if verdict.outcome is Outcome.SUCCEEDED else verdict.ending
-    return RendezvousClosedError(f"the job has {verdict.outcome.value}; no node can join it any more", ending=ending)
+    return RendezvousClosedError(f"the job has {verdict.outcome.value}, so no node can join it any more", ending=ending)

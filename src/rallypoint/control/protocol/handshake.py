@@ -99,8 +99,8 @@ class HandshakeError(Exception):
 def version_error(version: int) -> str:
     """The error for a node of another version, whose greeting may have other fields."""
     return (
-        f"this control plane speaks Rallypoint's protocol {PROTOCOL_VERSION}, the node speaks {version}; "
-        "install the same version of rallypoint on all nodes, and where the control plane runs"
+        f"this control plane uses protocol version {PROTOCOL_VERSION}, but the node uses {version}; install the same "
+        "version of rallypoint on all nodes and on the host of the control plane"
     )
 
 
@@ -129,18 +129,18 @@ class ServerHandshake:
         if hello.version != PROTOCOL_VERSION:
             return version_error(hello.version)
         if hello.node.is_placeholder:
-            return "this node does not say who it is; install the same version of rallypoint on all nodes"
+            return "this node did not identify itself; install the same version of rallypoint on all nodes"
         names_job = bool(hello.job) or not (hello.is_watcher or hello.only_greets)
         if self.job is not None and names_job and hello.job != self.job:
             return (
-                f"this control plane belongs to job {self.job!r}, not to {hello.job!r}; "
-                "give all nodes of a job the same --rdzv-id, and each job its own endpoint"
+                f"this control plane belongs to job {self.job!r}, not to {hello.job!r}; use the same --rdzv-id on all "
+                "nodes of a job, and a separate endpoint for each job"
             )
         if self.keys is not None and not hello.has_secret:
             return "this job has a secret; set RALLYPOINT_SECRET on this node as on the others"
         if self.keys is None and hello.has_secret:
             return (
-                "this node has a secret and the control plane has none; set RALLYPOINT_SECRET on all nodes or on none"
+                "this node has a secret, but the control plane has none; set RALLYPOINT_SECRET on all nodes or on none"
             )
         return None
 
@@ -157,7 +157,9 @@ class ServerHandshake:
 
         key = proven_key(self.keys(self.greeted.job), transcript, proof.proof)
         if key is None:
-            return HandshakeRefused("this node's RALLYPOINT_SECRET is not the job's; set the same on all nodes")
+            return HandshakeRefused(
+                "this node's RALLYPOINT_SECRET is not the job's secret; set the same secret on all nodes"
+            )
         self.signers = Signers(key, transcript, node=False)
         return None
 

@@ -429,7 +429,9 @@ class ConfigDifference(NamedTuple):
     def sentence(self, who: str) -> str:
         """A sentence for people about `who`."""
         holds = ", which applies" if self.job_value_applies else ""
-        return f"{who} was started with {self.what}{self.own_value}, the job with {self.what}{self.job_value}{holds}"
+        return (
+            f"{who} was started with {self.what}{self.own_value}, but the job with {self.what}{self.job_value}{holds}"
+        )
 
 
 class ConfigDiffers(NamedTuple):

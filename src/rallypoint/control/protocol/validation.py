@@ -152,7 +152,7 @@ def _number(value: float, name: str, record: Any) -> float:
     if least <= value <= most:  # never so for NaN
         return value
     raise ValidationError(
-        f"a {type(record).__name__} whose {name} is {value} is refused; it has to be from {least} to {most}"
+        f"a {type(record).__name__} whose {name} is {value} is refused; it must be from {least} to {most}"
     )
 
 
@@ -160,14 +160,15 @@ def _check_addresses(values: Collection[str], record: Any) -> None:
     for address in values:
         if not _ADDRESS.fullmatch(address):
             raise ValidationError(
-                f"a {type(record).__name__} whose addresses have {_text(address[:64], '')!r} is refused: no address"
+                f"a {type(record).__name__} with {_text(address[:64], '')!r} among its addresses is refused: this is "
+                "not an address"
             )
 
 
 def _count(value: Collection[Any], most: int, name: str, record: Any) -> None:
     if len(value) > most:
         raise ValidationError(
-            f"a {type(record).__name__} whose {name} has {len(value)} parts is refused; it may have {most}"
+            f"a {type(record).__name__} whose {name} has {len(value)} parts is refused; the maximum is {most}"
         )
 
 

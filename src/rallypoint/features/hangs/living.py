@@ -74,8 +74,8 @@ class RaisedWorkers:
         elif not self._told_of_console:
             self._told_of_console = True
             waiters = ranges(waiting_for_console(context))
-            who = f": the output of local ranks {', '.join(waiters)} waits for it" if waiters else ""
-            log.warning("nobody has read the console for %.0f s%s", blocked, who)
+            who = f": the output of local ranks {', '.join(waiters)} is waiting for it" if waiters else ""
+            log.warning("nothing has read the console for %.0f s%s", blocked, who)
 
 
 def notes_of(context: PContext, by_rank: Mapping[int, int], running: Collection[int]) -> Mapping[int, str]:
@@ -89,5 +89,5 @@ def notes_of(context: PContext, by_rank: Mapping[int, int], running: Collection[
         if (found := raised(context, rank)) is not None:
             notes[by_rank[rank]] = f"it wrote a traceback {found[1]:.0f} s ago: {found[0]}"
     waits = set(waiting_for_console(context)) if context.console_blocked_for() else set()
-    notes |= {by_rank[rank]: "it waits for the console, which nobody reads" for rank in waits}
+    notes |= {by_rank[rank]: "it is waiting for the console, which nothing reads" for rank in waits}
     return notes

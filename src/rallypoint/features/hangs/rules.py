@@ -57,8 +57,8 @@ class HangRules(NamedTuple):
         nodes = "node" if event.nodes == 1 else f"{event.nodes} nodes"
         line = (
             f"the job hangs: no rank of its {nodes} has written anything or reported progress for {self.timeout:g} s "
-            f"(--hang-timeout; before the second progress of a round it is {GRACE} times that); "
-            "collecting what the workers do"
+            f"(--hang-timeout; before the second progress of a round it is {GRACE} times that); collecting what the "
+            "workers are doing"
         )
         return status, (warning(line),)
 

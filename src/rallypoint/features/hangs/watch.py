@@ -226,7 +226,7 @@ class HangWatch(Source):
         if not self._warned:
             self._warned = True
             log.warning(
-                "[%s] --hang-timeout cannot see the output of these workers: a hang is found only after they have "
+                "[%s] --hang-timeout cannot see the output of these workers, so it detects a hang only after they have "
                 "reported progress (notices.progress or --progress-file)",
                 self._workers.group.spec.role,
             )
@@ -240,7 +240,9 @@ class HangWatch(Source):
                     self.on_look()
             except Exception:
                 if not failed:
-                    log.exception("the signs of life of the workers cannot be read: this is a bug in Rallypoint")
+                    log.exception(
+                        "the workers' signs of life cannot be read; this is a bug in Rallypoint (please report it)"
+                    )
                 failed = True
 
 

@@ -116,7 +116,7 @@ class HeldWorkers(Preparation):
                 self._possible = False
                 why = f"local rank {rank} failed as soon as it entered another round in its process"
                 log.warning("[%s] %s; from now on, each round starts new workers", self._group.spec.role, why)
-                hint = f"{why}: something in it still belongs to the round before"
+                hint = f"{why}: something in it still belongs to the previous round"
                 failure.context = "\n".join(filter(None, (failure.context, hint)))
 
     @staticmethod
@@ -152,7 +152,7 @@ class HeldWorkers(Preparation):
         if context is None or not context.held or group.placement is None or not group.placement.restart_workers:
             return
         log.warning(
-            "[%s] all workers are started again: not all workers of the job can continue in their processes",
+            "[%s] all workers are restarted, because not all workers of the job can continue in their processes",
             group.spec.role,
         )
         context.begin_close(SIGTERM, self._grace.seconds(failed=True))

@@ -93,7 +93,7 @@ class WorkerChannel:
                 os.unlink(path)
             replace_file(path, json.dumps({"round": round_, "environment": dict(environment)}).encode())
         except OSError as error:
-            log.warning("the worker of local rank %d cannot be informed of its round: %s", rank, error)
+            log.warning("the worker of local rank %d cannot be notified of its round: %s", rank, error)
             return False
         return self._send(rank, f"enter {round_}\n")
 
@@ -183,7 +183,7 @@ def _watch(folder: str) -> Inotify | None:
         news.watch(folder, CREATED)
     except OSError as error:
         log.warning(
-            "workers that leave a round are polled every %s s, since the folder cannot be watched: %s", POLL, error
+            "their folder cannot be watched, so workers that leave a round are polled every %s s: %s", POLL, error
         )
         if news is not None:
             news.close()

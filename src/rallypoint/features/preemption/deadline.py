@@ -86,7 +86,7 @@ class JobDeadline(Source):
         self._over = False
         """Whether there is nothing left to wait for."""
         if self._end is None and self._scheduler is None:
-            self._unknown(f"{END_TIME} is not set, and this is no job of Slurm, PBS, LSF or Flux")
+            self._unknown(f"{END_TIME} is not set, and this is not a job of Slurm, PBS, LSF or Flux")
 
     # A monitor of the agent's loop
 
@@ -136,7 +136,7 @@ class JobDeadline(Source):
         self._asked_at = now
         self._query = self._query or Background("rallypoint-job-end")
         if not self._query.start(self._ask_scheduler):
-            log.warning("%s: its end is unknown: this machine allows no more threads", self._job)
+            log.warning("the end of %s is unknown: this machine allows no more threads", self._job)
 
     def _ask_scheduler(self) -> list[str]:
         """The scheduler's answer, or a sentence about a failure. On a thread."""
@@ -170,16 +170,16 @@ class JobDeadline(Source):
             log.warning("%s has no time limit, so --stop-before-end does nothing", self._job)
         elif end is not None:
             if self._end is not None and end > self._end + _INEXACT:
-                log.warning("%s now has %.0f s more", self._job, end - self._end)
+                log.warning("%s was extended by %.0f s", self._job, end - self._end)
             self._end = end
         elif self._end is None:
             which = f"{END_TIME} is not set, and " if self._scheduler.title == "Slurm" else ""
-            self._unknown(f"{which}{self._scheduler.title} cannot be asked: {printable(said[-1])}")
+            self._unknown(f"{which}{self._scheduler.title} cannot be queried: {printable(said[-1])}")
 
     def _unknown(self, why: str) -> None:
         self._over = True
         log.warning(
-            "the end of this job is not known, so --stop-before-end does nothing: %s; use --preempt-signals with %s "
+            "the end of this job is unknown, so --stop-before-end does nothing: %s; use --preempt-signals with %s "
             "instead",
             why,
             "'sbatch --signal'" if self._scheduler is None else self._scheduler.instead,

@@ -156,9 +156,9 @@ def scheduler_of(environ: Mapping[str, str]) -> Scheduler | None:
 
 
 _REQUEUED_BY = {
-    "LSF": "one of LSF; leave it out, and submit with bsub -Q 143, by which LSF requeues a job that was preempted",
-    "PBS": "one of PBS, where only an operator may requeue a job; leave it out, and let the script submit itself again "
-    "if it ends with 143",
+    "LSF": "one of LSF; remove it, and submit with bsub -Q 143, so that LSF requeues a preempted job",
+    "PBS": "one of PBS, where only an operator may requeue a job; remove it, and let the script submit itself again if "
+           "it exits with code 143",
 }
 
 
@@ -166,5 +166,5 @@ def why_no_requeue(environ: Mapping[str, str]) -> str:
     """A sentence that this is no Slurm job, with an alternative to `--requeue`."""
     scheduler = scheduler_of(environ)
     title = "" if scheduler is None else scheduler.title
-    instead = _REQUEUED_BY.get(title, "not one: SLURM_JOB_ID is not set; leave it out")
-    return f"requeues a Slurm job, and this is {instead}"
+    instead = _REQUEUED_BY.get(title, "not one: SLURM_JOB_ID is not set; remove it")
+    return f"requeues a Slurm job, but this is {instead}"

@@ -81,7 +81,7 @@ def _on_preemption_requested(status: PolicyState, event: PreemptionRequested) ->
     status = _note(status, f"this node {event.why}")
     tell = PreemptJob(event.seconds, event.why)
     if status.phase in _WITHOUT_WORKERS:
-        line = warning(f"this node {event.why}: the job is preempted; no workers run here")
+        line = warning(f"this node {event.why}: the job is preempted; no workers are running here")
         return status._replace(pending_placement=None), (line, tell, _await_verdict(0.0))
     status, then = _ask_workers(status, "this node", "", event.seconds, event.why)
     return status, (tell, *then)
@@ -92,7 +92,7 @@ def _on_job_preempted(status: PolicyState, event: messages.Preempted) -> Decisio
     if not event.whole_job:  # one node leaves, which no longer matters once the whole job ends
         return (status, ()) if NOTED in status.noted else None
     if status.phase in _WITHOUT_WORKERS:  # it will never start the workers of its round
-        line = warning(f"{event.node} {event.why}: the job is preempted; no workers run here")
+        line = warning(f"{event.node} {event.why}: the job is preempted; no workers are running here")
         forming = _note(status, f"{event.node} {event.why}")._replace(pending_placement=None)
         return forming, (line, _await_verdict(event.seconds), Drain(event.round, needs_consent=True))
     if status.phase not in STARTED or event.round != status.round:
@@ -119,7 +119,7 @@ def _ask_workers(status: PolicyState, who: str, node: str, seconds: float, why: 
 def _on_workers_ready_preempted(status: PolicyState, event: steps.WorkersReady) -> Decision:
     if status.phase is not Phase.RUNNING or status.posted_notice is None or status.posted_notice.ready:
         return status, ()
-    late = (warning("not all workers of this node have acknowledged in time"),) if event.is_late else ()
+    late = (warning("not all workers on this node acknowledged in time"),) if event.is_late else ()
     posted = status.posted_notice._replace(ready=True, is_late=event.is_late)
     return status._replace(posted_notice=posted), (*late, _consent(status))
 
@@ -151,7 +151,7 @@ def _without_verdict(status: PolicyState, *before: steps.Step) -> Decision:
 def _on_timer_preempted(status: PolicyState, event: TimerFired) -> Decision | None:
     if event.timer is not Timer.VERDICT:
         return None
-    line = warning("the end of the preempted job was not announced in time; this node ends by itself")
+    line = warning("the end of the preempted job was not announced in time, so this node exits on its own")
     return _without_verdict(status, line, RequeueJob())
 
 
@@ -162,7 +162,7 @@ def _on_refused_preempted(status: PolicyState, event: messages.JoinRefused) -> D
 
 
 def _on_link_lost_preempted(status: PolicyState, event: LinkLost) -> Decision:
-    line = warning(f"{event.detail}; the job is preempted, and this node ends by itself")
+    line = warning(f"{event.detail}; the job is preempted, so this node exits on its own")
     return _without_verdict(status, line, RequeueJob())
 
 

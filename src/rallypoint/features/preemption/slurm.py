@@ -51,13 +51,13 @@ class SlurmRequeue:
         self._count = f"{used + 1} of {limit}"
         self._failure = ""
         if used >= limit:
-            self._failure = f"Slurm job {self._job} is not requeued: --requeue={limit} allows that no more often"
+            self._failure = f"Slurm job {self._job} is not requeued: it has reached --requeue={limit}"
             return
         log.warning("requeueing Slurm job %s (%s)", self._job, self._count)
         try:
             self._request = SchedulerCommand(["sh", "-c", REQUEST, "sh", self._job], os.environ)
         except OSError as error:
-            self._failed(f"it could not be asked for: {error.strerror}")
+            self._failed(f"the request failed: {error.strerror}")
 
     def finish(self) -> str:
         """Wait for the answer, and return it in words."""

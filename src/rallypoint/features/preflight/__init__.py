@@ -35,7 +35,7 @@ def check_node(mode: str, log_dir: str, workers: int, parameters: RendezvousPara
         UserError: `--preflight` is not a known mode.
     """
     if mode not in (WARN, REQUIRE):
-        raise UserError(f"preflight={mode!r} is neither {WARN} nor {REQUIRE}; give one of them, or nothing")
+        raise UserError(f"preflight={mode!r} is neither {WARN} nor {REQUIRE}; use one of them, or nothing")
     begun = SYSTEM_CLOCK.monotonic()
     inputs = inputs_of(parameters, log_dir)._replace(workers=workers, max_nodes=parameters.max_nodes, joins=True)
     results = run_checks(inputs)

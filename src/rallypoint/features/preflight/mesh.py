@@ -68,7 +68,7 @@ class Mesh(Feature):
         except UserError as error:
             if mode == REQUIRE:
                 raise
-            log.warning("the nodes do not dial each other: %s", error)
+            log.warning("connections between the nodes are not tested: %s", error)
             return
         dialer = MeshDialer(mode)
         exchange.users.append(dialer)
@@ -131,13 +131,13 @@ class MeshDialer(PeerUser, SetupStep):
         if self._required:
             raise Unprepared(why, ends_job=True)
         if round_.records:
-            log.warning("it is unknown whether the nodes reach each other: %s", why)
+            log.warning("it is unknown whether the nodes can reach each other: %s", why)
         else:
-            log.warning("this node does not dial the others: %s", why)
+            log.warning("this node does not test its connections to the others: %s", why)
 
     def sentence(self, round_: RoundInSetup, why: str) -> str:
         where = round_.store_endpoint
-        return f"{socket.gethostname()} cannot exchange what it has found over the worker store at {where}: {why}"
+        return f"{socket.gethostname()} cannot exchange its results over the worker store at {where}: {why}"
 
     def take(self, round_: RoundInSetup) -> None:
         """Do nothing: the thread has logged the findings."""
@@ -179,7 +179,7 @@ class MeshDialer(PeerUser, SetupStep):
         total, lines = decode_lines(data, count)
         if not lines:
             took = round_.clock.monotonic() - began
-            log.info("the nodes of the round reach each other (this one has dialled %d, in %.3f s)", len(others), took)
+            log.info("the nodes of the round can reach each other (this node dialled %d, in %.3f s)", len(others), took)
         return lines, total
 
     def _judge(self, round_: RoundInSetup, lines: Sequence[MeshLine], total: int) -> None:

@@ -267,7 +267,7 @@ class PreloadManager:
         if zygote.reaper.lost:
             return
         self._failures += 1
-        what = f"the process {zygote.pid}, from which workers are forked, is lost: {zygote.reason}"
+        what = f"the process {zygote.pid}, from which workers are forked, was lost: {zygote.reason}"
         if zygote.ends_by_itself:
             self._give_up(what)
         elif self._failures >= _MAX_FAILURES:
@@ -292,7 +292,7 @@ class PreloadManager:
         rest = [module for module in self._imports.modules if module != zygote.module]
         rest = rest or [package for package in zygote.packages if package not in left_out]
         if len(left_out) >= _MAX_LEFT_OUT if self._auto else not rest:
-            self._give_up(f"{why}; remove it from --preload, or name modules there that do not need it")
+            self._give_up(f"{why}; remove it from --preload, or list only modules that do not need it")
             return
         self._imports = self._imports._replace(modules=tuple(rest), left_out=left_out)
         self._warn_not_forked(f"{why}; this lasts until {self._module_names()} is preloaded without it")
@@ -302,7 +302,7 @@ class PreloadManager:
         self._warn_not_forked(str(reason), reason.about)
         self._failures += isinstance(reason, NeverForkable)
         if self._failures >= _MAX_FAILURES:
-            log.info("No worker can be forked from process %s, which ends", self.pid)
+            log.info("No worker can be forked from process %s, so it ends", self.pid)
             self._given_up = True
             self.close()
 
@@ -526,9 +526,9 @@ class Zygote:
 
     def _check(self, argv: Sequence[str], environ: Mapping[str, str], cpus: Collection[int]) -> None:
         if list(argv[: self._length]) != self._command:
-            raise NeverForkable("this worker's command is another than that of the first")
+            raise NeverForkable("this worker's command differs from that of the first worker")
         if _folder() != self._folder:
-            raise NeverForkable("the working folder is another than when the modules were imported")
+            raise NeverForkable("the working folder has changed since the modules were imported")
         differs = first_difference(self._environ, environ, self._read)
         if differs:
             raise NeverForkable(differs.text, about=differs.name)

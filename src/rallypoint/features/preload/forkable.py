@@ -22,7 +22,7 @@ _FLAGS = frozenset("bBdOPqsuvR")
 """An interpreter's flags without a value that allow forking."""
 _FLAGS_WITH_VALUE = frozenset("WX")
 _REFUSED = {
-    "c": "-c gives a command, and only scripts and modules are forked",
+    "c": "-c runs a command, but only scripts and modules can be forked",
     "E": "-E makes the interpreter ignore PYTHONPATH, which a zygote needs",
     "I": "-I makes the interpreter ignore PYTHONPATH, which a zygote needs",
     "S": "-S leaves out `site`, which a zygote needs",
@@ -89,19 +89,19 @@ def parse_command(argv: Sequence[str]) -> PreloadCommand:
                 break
             if letter not in _FLAGS:
                 raise NotForkable(
-                    _REFUSED.get(letter, f"{argv[at]} is a flag of the interpreter that forks cannot have")
+                    _REFUSED.get(letter, f"{argv[at]} is an interpreter flag that forks cannot have")
                 )
         at += 1
     if at >= len(argv) or argv[at] == "-":
-        raise NotForkable("the interpreter is given no script")
+        raise NotForkable("the interpreter's command contains no script")
     return _checked(PreloadCommand(tuple(argv[:at]), False, argv[at], at + 1))
 
 
 def _checked(command: PreloadCommand) -> PreloadCommand:
     if not command.target:
-        raise NotForkable("the interpreter is given no module")
+        raise NotForkable("the interpreter's command contains no module")
     if not command.is_module and not os.path.exists(command.target):
-        raise NotForkable(f"there is no script {command.target!r}")
+        raise NotForkable(f"the script {command.target!r} does not exist")
     program = command.interpreter[0]
     if not _is_interpreter(program):
         raise NotForkable(
@@ -227,12 +227,12 @@ def affinity_conflict(zygote: Collection[int], worker: Collection[int], environ:
     """
     if not worker or set(worker) == set(zygote):
         return None
-    beginning = "a worker that is bound to processors takes its threads from what the imports found"
+    beginning = "a worker that is bound to processors would use the number of threads that the imports found"
     for name in _AFFINITY_VARIABLES:
         if environ.get(name):
-            return f"{beginning}, and {name} has bound these to processors of all"
+            return f"{beginning}, but {name} bound those to the processors of all workers"
     if not environ.get("OMP_NUM_THREADS"):
-        return f"{beginning}, and no OMP_NUM_THREADS says how many; set it"
+        return f"{beginning}, because OMP_NUM_THREADS is not set; set it"
     return None
 
 

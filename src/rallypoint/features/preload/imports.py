@@ -196,7 +196,7 @@ class Imports:
         try:
             found = in_a_copy(lambda: installed_imports(target, is_module, ALSO_IMPORTED))
         except (OSError, ValueError) as error:
-            raise Unforkable("", f"what {target} imports cannot be read ({error})") from None
+            raise Unforkable("", f"the imports of {target} cannot be read ({error})") from None
         for module, names in found:
             if not self._is_left_out(module):
                 self._read.setdefault(module.partition(".")[0], [])  # so that a package's errors count as its own
@@ -414,7 +414,7 @@ def thread_obstacle() -> str | None:
     posix.waitpid(pid, 0)
     posix.close(reading)
     if not ended:
-        return "a copy, made to try it out, hangs"
+        return "a copy that was made as a test hangs"
     more = len(threads()) - 1
     return (
         f"it starts {more} thread{'s' * (more > 1)} that stay{'s' * (more == 1)}: {_describe_threads()}"
@@ -599,7 +599,7 @@ class _Files:
         if chain and chain[-1].submodule_search_locations is not None:
             chain, name = _find(f"{name}.__main__"), f"{name}.__main__"
         if not chain or not chain[-1].has_location:
-            raise ValueError(f"there is no module {name} with a source")
+            raise ValueError(f"the module {name} does not exist or has no source file")
         for spec in chain[:-1]:
             self._add(spec)
         return str(chain[-1].origin), name.rpartition(".")[0]
@@ -720,7 +720,7 @@ def in_a_copy(work: Callable[[], Found]) -> Found:
         data = file.read()
     posix.waitpid(pid, 0)
     if not data:
-        raise ValueError("the process that reads it has ended")
+        raise ValueError("the process that reads it has exited")
     why, found = marshal.loads(data)
     if why:
         raise ValueError(why)

@@ -53,16 +53,16 @@ def check(own: Features, environ: Mapping[str, str], flag: str = "--wrap", ranks
     with naming(f"{ranks_flag}={tools.wrap_ranks}"):
         ranks = read_ranks(tools.wrap_ranks)
         if not tools.wrap:
-            raise UsageError("it needs --wrap, which is not set; add --wrap, or leave it out")
+            raise UsageError("it needs --wrap, which is not set; add --wrap, or remove this flag")
     with naming(f"{flag}={tools.wrap}"):
         program = read_template(tools.wrap, environ.keys()).words[0]
         if not {"%", "$"}.intersection(program) and shutil.which(program, path=environ.get("PATH")) is None:
-            raise UsageError(f"{program} is not found, or cannot be executed; give a path, or a name on PATH")
+            raise UsageError(f"{program} was not found or is not executable; use a path, or a name on the PATH")
         if recovery.standby:
-            raise UsageError("a standby worker has no wrapper when it replaces another; leave out --standby or --wrap")
+            raise UsageError("a standby worker has no wrapper when it replaces another; remove --standby or --wrap")
         if recovery.preload and not ranks.ranges:
             raise UsageError(
-                "no wrapped worker is forked from what --preload imports; choose some ranks with --wrap-ranks"
+                "wrapped workers cannot use --preload; choose the ranks to wrap with --wrap-ranks"
             )
 
 
@@ -81,7 +81,8 @@ class Wrap(Feature, Source):
         """Their programs, as they were last seen."""
         if not isinstance(spec.entrypoint, str):
             raise UsageError(
-                f"--wrap={spec.features.tools.wrap}: the workers are functions, which no program can run; leave it out"
+                f"--wrap={spec.features.tools.wrap}: the workers are functions, which no program can run; remove this "
+                "flag"
             )
         self._template.argv([spec.entrypoint, *map(str, spec.args)], Place(0, 0, "", 0))  # refused here if it cannot be
 
@@ -93,7 +94,7 @@ class Wrap(Feature, Source):
         group, ranks = self.workers.group, self.workers.global_ranks()
         size = group.workers[0].world_size
         if group.group_rank == 0 and self._ranks.least > size:
-            log.warning("--wrap-ranks names none of the %d ranks of this round: no worker is wrapped", size)
+            log.warning("--wrap-ranks lists none of the %d ranks of this round, so no worker is wrapped", size)
         for local_rank, rank in ranks.items():
             if self._template.in_python and self._ranks.include(rank):
                 context.envs[local_rank].setdefault("PYTHONUNBUFFERED", "1")  # which `python -u` does for the others

@@ -90,7 +90,7 @@ def read_template(text: str, variables: Collection[str] = ()) -> Template:
         words = shlex.split(_SUM.sub(lambda found: f"$(({''.join(found[1].split())}))", text))
     except ValueError as error:
         raise UsageError(
-            f"it cannot be split into words: {error}; close the quotation, or write \\ at the end"
+            f"it cannot be split into words: {error}; close the quotation mark, or write \\ at the end"
         ) from None
     if not words or not words[0]:
         raise UsageError("it is not a command, such as 'nsys profile -o r%r'")
@@ -100,12 +100,12 @@ def read_template(text: str, variables: Collection[str] = ()) -> Template:
             _check_expanded(word, variables)
     places = [word for word in words if word in (_WORKER, _SCRIPT)]
     if len(places) > 1:
-        raise UsageError(f"it has {' and '.join(places)}; the worker runs once, so write one of them")
+        raise UsageError(f"it contains {' and '.join(places)}, but the worker runs only once; use one of them")
     if not places:
         places = [_SCRIPT if _runs_module(words) else _WORKER]
         words += places
     if words[0] in (_WORKER, _SCRIPT):
-        raise UsageError("it names no program in front of the worker; write one, such as 'nsys profile -o r%r'")
+        raise UsageError("it contains no program in front of the worker; add one, such as 'nsys profile -o r%r'")
     return Template(tuple(words), places[0] == _SCRIPT)
 
 
@@ -113,20 +113,22 @@ def _check_word(word: str) -> None:
     if word in (_WORKER, _SCRIPT):
         return
     if "$((" in _SUM.sub("", word):
-        raise UsageError(f"{word!r} has $(( without a sum up to )), such as $((5678+%l))")
+        raise UsageError(f"{word!r} contains $(( without a sum and a closing )), as in $((5678+%l))")
     for match in _MACRO.finditer(word):
         terms, letter = match.groups()
         if terms is not None:
             if _TERMS.fullmatch(terms) is None:
                 raise UsageError(
                     f"{match[0]} is not a sum of whole numbers, %r, %l and %n, such as $((5678+%l)); nothing else is "
-                    "calculated here"
+                    "evaluated here"
                 )
         elif letter in ("c", "s"):
-            raise UsageError(f"{word!r} has %{letter}, which stands for several words; write it as a word of its own")
+            raise UsageError(
+                f"{word!r} contains %{letter}, which stands for several words; write it as a separate word"
+            )
         elif letter is None or letter not in _IN_TEXT:
             raise UsageError(
-                f"{match[0]} is none of %r, %l, %h, %n, %c and %s; write %%{letter or ''} for a percent sign"
+                f"{match[0]} is not one of %r, %l, %h, %n, %c and %s; write %%{letter or ''} for a percent sign"
             )
 
 
@@ -134,8 +136,8 @@ def _check_expanded(word: str, variables: Collection[str]) -> None:
     for found in _UNEXPANDED.finditer(_SUM.sub("", word)):
         if found[1] is None or found[1] in variables:
             raise UsageError(
-                f"{word!r} has {found[0].replace('{', '')}, which no shell expands here; write the value, or a program "
-                "of your own with the whole command"
+                f"{word!r} contains {found[0].replace('{', '')}, which no shell expands here; write the value, or put the "
+                "whole command into a script"
             )
 
 
@@ -164,8 +166,8 @@ def script_of(worker: Sequence[str]) -> list[str]:
     is_script = bool(script) and (script[0] == "-m" or not script[0].startswith("-"))
     if not is_script or not os.path.basename(worker[0]).startswith("python"):
         raise UsageError(
-            f"it runs a Python script in an interpreter of its own, and the workers run {shlex.join(worker[:3])}; "
-            "write %c where the worker's command line belongs, if it can run a program"
+            f"it runs a Python script in its own interpreter, but the workers run {shlex.join(worker[:3])}; if it can "
+            "run any program, write %c in place of the worker's command line"
         )
     return script
 
@@ -204,6 +206,6 @@ def read_ranks(text: str) -> Ranks:
         first, last = (0, -1) if match is None else (int(match[1]), int(match[2] or match[1]))
         if last < first:
             where = f" in {text!r}" if part != text else ""
-            raise UsageError(f"{part!r}{where} is not a rank of the job, or a range of them; write 0,3-5")
+            raise UsageError(f"{part!r}{where} is not a rank of the job or a range of ranks, as in 0,3-5")
         ranges.append(range(first, last + 1))
     return Ranks(tuple(ranges))

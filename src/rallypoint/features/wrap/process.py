@@ -178,17 +178,17 @@ class WrappedProcess(AdoptedProcess):
         name, how = self._wrapped.name, self._program_code
         if left and self._program is not None:
             self.fault = (
-                f"its wrapper {name} has ended, and the program behind it (pid {self._program.pid}) still ran; use one "
-                "that waits for its program, or becomes it by exec"
+                f"its wrapper {name} exited while the program behind it (pid {self._program.pid}) was still running; "
+                "use a wrapper that waits for its program or replaces itself with it (exec)"
             )
             return 1
         if how and how != code:
-            self.remark = f"its wrapper {name} ended with {code}"
+            self.remark = f"its wrapper {name} exited with code {code}"
             return how
         if code and how == 0:
-            self.remark = f"that is of its wrapper {name}; the program behind it succeeded"
+            self.remark = f"this is the exit code of its wrapper {name}; the program behind it succeeded"
         elif code == 0 and how is None and not self._is_program and _is_there(self._wrapped.error_file):
-            self.remark = f"its wrapper {name} ended with 0"
+            self.remark = f"its wrapper {name} exited with code 0"
             return 1
         return code
 

@@ -97,13 +97,13 @@ def _dump_of(rank: int, recorder: Recorder, folder: str, deadline: Deadline) -> 
     if recorder.pipe and _ask_by_pipe(recorder.pipe):
         return _wait_for_record(rank, recorder.dump, before, deadline)
     if not recorder.socket or not os.path.exists(recorder.socket):
-        return RankRecord(rank, why_none="no process group of NCCL and no worker server of torch is there to ask")
+        return RankRecord(rank, why_none="there is neither an NCCL process group nor a torch worker server to ask")
     return _by_socket(rank, recorder.socket, folder, deadline)
 
 
 def _wait_for_record(rank: int, path: str, seen: tuple[int, int, int], deadline: Deadline) -> RankRecord:
-    """Read the record from the file once it has changed and is complete."""
-    why = "has written no dump"
+    """The record in the file once it has changed and is complete."""
+    why = "wrote no dump"
     while not deadline.expired:
         now = _written(path)
         if now != seen:
@@ -112,9 +112,9 @@ def _wait_for_record(rank: int, path: str, seen: tuple[int, int, int], deadline:
                 with _reading, open(open_regular(path), "rb") as file:
                     return record_of(rank, read_dump(unpickled(file, max(0.5, deadline.remaining()))))
             except (OSError, ValueError) as error:
-                why = f"has written no whole dump ({error})"
+                why = f"wrote an incomplete dump ({error})"
         time.sleep(max(0.0, min(_POLL, deadline.remaining())))
-    text = f"its process group was asked, and {why} within {TIMEOUT:g} s"
+    text = f"its process group was asked, but {why} within {TIMEOUT:g} s"
     return RankRecord(rank, why_none=printable(text, MAX_TEXT))
 
 
@@ -146,7 +146,7 @@ def _by_socket(rank: int, path: str, folder: str, deadline: Deadline) -> RankRec
         data = _ask_by_socket(path, deadline)
         record = record_of(rank, read_dump(data))
     except (OSError, ValueError) as error:
-        return RankRecord(rank, why_none=printable(f"torch's worker server gave no dump: {error}", MAX_TEXT))
+        return RankRecord(rank, why_none=printable(f"torch's worker server sent no dump: {error}", MAX_TEXT))
     if folder:
         with suppress(OSError):
             replace_file(os.path.join(folder, f"worker_server_{rank}.json"), data)
@@ -167,7 +167,7 @@ def _ask_by_socket(path: str, deadline: Deadline) -> bytes:
             connection.settimeout(max(0.1, deadline.remaining()))
     head, _, body = b"".join(parts).partition(b"\r\n\r\n")
     if head.split(b" ", 2)[1:2] != [b"200"]:
-        raise ValueError("it does not know the flight recorder")
+        raise ValueError("it does not support the flight recorder")
     return body
 
 
@@ -238,11 +238,11 @@ _json = msgspec.json.Decoder(Dump)
 def read_dump(data: bytes) -> Dump:
     """Parse a dump. Raises ValueError if it is incomplete or malformed."""
     if len(data) > MAX_DUMP:
-        raise ValueError(f"it has more than {MAX_DUMP} bytes")
+        raise ValueError(f"it is larger than {MAX_DUMP} bytes")
     try:
         return _json.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise ValueError(f"it is not a dump of a flight recorder: {error}") from None
+        raise ValueError(f"it is not a flight recorder dump: {error}") from None
 
 
 def record_of(rank: int, dump: Dump) -> RankRecord:

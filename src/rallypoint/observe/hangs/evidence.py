@@ -142,7 +142,7 @@ def _stacks_of_one(program: str | None, deadline: Deadline, rank: int, pid: int)
         return WorkerStacks(rank, pid, text_of(threads, pid), waits=waits_for(pid, threads[0]))
     except Unreadable as error:
         if program is None or not isinstance(error, UnknownPython):
-            advice = "; py-spy may: pip install py-spy" if isinstance(error, UnknownPython) else ""
+            advice = "; py-spy might be able to read them (pip install py-spy)" if isinstance(error, UnknownPython) else ""
             return WorkerStacks(rank, pid, "", f"{error}{advice}")
     try:
         done = subprocess.run(
@@ -154,7 +154,7 @@ def _stacks_of_one(program: str | None, deadline: Deadline, rank: int, pid: int)
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return WorkerStacks(rank, pid, "", f"py-spy gave no answer within {TIMEOUT:g} s")
+        return WorkerStacks(rank, pid, "", f"py-spy did not answer within {TIMEOUT:g} s")
     except OSError as error:
         return WorkerStacks(rank, pid, "", f"py-spy cannot be started: {error.strerror or error}")
     if done.returncode == 0:
@@ -165,11 +165,11 @@ def _stacks_of_one(program: str | None, deadline: Deadline, rank: int, pid: int)
 def _failure_reason(output: str) -> str:
     if "ermission denied" in output or "not permitted" in output:
         return (
-            "the kernel does not permit to read the process; give the agent CAP_SYS_PTRACE, or set "
+            "the kernel does not allow reading the process; grant the agent CAP_SYS_PTRACE, or set "
             "kernel.yama.ptrace_scope=0"
         )
     lines = [line for line in output.strip().splitlines() if line.strip()]
-    return lines[-1] if lines else "py-spy failed and said nothing"
+    return lines[-1] if lines else "py-spy failed without a message"
 
 
 log = get_logger(__name__)

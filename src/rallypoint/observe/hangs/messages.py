@@ -164,7 +164,7 @@ def inflated(data: bytes, most: int = MAX_INFLATED) -> bytes:
     except zlib.error as error:
         raise ValueError(str(error)) from None
     if inflate.unconsumed_tail or not inflate.eof:
-        raise ValueError(f"it is not whole, or has more than {most} bytes")
+        raise ValueError(f"it is incomplete, or larger than {most} bytes")
     return raw
 
 
@@ -183,7 +183,7 @@ def check_evidence(data: bytes) -> NodeEvidence:
     # If no text can contain escaped characters, check everything at once: nearly always, at a tenth of the cost.
     plain = b"\\" not in data and data.decode().isprintable()
     if not plain and (bad := next((text for text in _texts(evidence) if not text.isprintable()), None)) is not None:
-        raise ValueError(f"a text of it cannot be printed: {bad[:80]!r}")
+        raise ValueError(f"it contains the unprintable text {bad[:80]!r}")
     groups = (group for record in evidence.records for group in record.groups)
     if any(sum(run.count for run in group.members) > _MAX_MEMBERS for group in groups):
         raise ValueError(f"a process group has more than {_MAX_MEMBERS} members")

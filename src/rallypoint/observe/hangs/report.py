@@ -158,7 +158,7 @@ def _of_group(group: _ProcessGroup, known: Collection[int]) -> Iterable[str]:
         return
     top, least = max(last.values()), min(last.values())
     unknown = [rank for rank in group.members if rank not in known]
-    beyond = f"; no dump of {_ranks(unknown)}" if unknown else ""
+    beyond = f"; no dump from {_ranks(unknown)}" if unknown else ""
     if least < top:
         number = least + 1
         there = [rank for rank, at in last.items() if at >= number]
@@ -226,7 +226,7 @@ def silence_line(nodes: Sequence[NodeEvidence], seconds: float, job: str, missin
     groups.sort(key=lambda group: (len(group.ranks), group.ranks))
     parts = [f"{_named(group.ranks)} {group.situation.phrase}" for group in groups[:_MAX_PARTS]]
     parts += [f"{len(groups) - _MAX_PARTS} more groups"] if len(groups) > _MAX_PARTS else []
-    parts += [f"no answer from {missing} {'node' if missing == 1 else 'nodes'}"] if missing else []
+    parts += [f"no report from {missing} {'node' if missing == 1 else 'nodes'}"] if missing else []
     return f"no rank has shown a sign of life for {seconds:g} s: {', '.join(parts)}; see `rallyctl stacks {job}`"
 
 
@@ -290,7 +290,7 @@ def _recorded(nodes: Sequence[NodeEvidence]) -> Iterable[str]:
         yield f"flight recorder: {text}"
     for why in sorted({record.why_none for record in records if record.why_none})[:_MAX_HOSTS]:
         ranks = [record.rank for record in records if record.why_none == why]
-        yield f"no flight recorder for {ranks_text(ranks)}: {why}"
+        yield f"no flight recorder dump from {ranks_text(ranks)}: {why}"
     if readable and (path := next((node.dumps for node in nodes if node.dumps), "")):
         folder, _, prefix = path.rpartition("/")
         others = ", with the dumps of all nodes in one folder" if len(nodes) > 1 else ""
@@ -327,7 +327,7 @@ def _without_stacks(nodes: Sequence[NodeEvidence]) -> list[str]:
                 hosts.setdefault(rank.why_none, {}).setdefault(node.host, []).append(rank.rank)
     follow = "; they follow when the workers are stopped" if any(node.stacks_follow for node in nodes) else ""
     return [
-        f"  no Python stacks for {ranks_text(sorted(rank for ranks in ranks_by_node.values() for rank in ranks))} on "
+        f"  no Python stacks from {ranks_text(sorted(rank for ranks in ranks_by_node.values() for rank in ranks))} on "
         f"{_names([*ranks_by_node])}: {why}{follow}"
         for why, ranks_by_node in sorted(hosts.items())[:_MAX_HOSTS]
     ]

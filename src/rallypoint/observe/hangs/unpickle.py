@@ -37,10 +37,10 @@ class PlainUnpickler(pickle.Unpickler):
     """Reads a pickle that contains no classes or functions."""
 
     def find_class(self, module_name: str, global_name: str, /) -> NoReturn:
-        raise pickle.UnpicklingError(f"it names {module_name}.{global_name}")
+        raise pickle.UnpicklingError(f"it refers to {module_name}.{global_name}")
 
     def persistent_load(self, pid: object) -> NoReturn:
-        raise pickle.UnpicklingError("it names something outside of it")
+        raise pickle.UnpicklingError("it refers to an object outside of it")
 
 
 def unpickled(file: IO[bytes], timeout: float) -> bytes:
@@ -73,7 +73,7 @@ def main_of_child() -> None:
     _check_size(value)
     text = json.dumps(value)
     if len(text) > MAX_JSON:
-        raise ValueError(f"as JSON it has {len(text)} bytes")
+        raise ValueError(f"as JSON it is {len(text)} bytes long")
     sys.stdout.write(text)
 
 

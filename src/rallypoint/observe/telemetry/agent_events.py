@@ -59,7 +59,7 @@ class _JsonEvent:
         try:
             fields = json.loads(line)
             if not isinstance(fields, dict):
-                raise TypeError(f"a {type(fields).__name__}, where an object should be")
+                raise TypeError(f"a {type(fields).__name__} instead of an object")
             return cls(**{**fields, name: kind[fields[name]]})
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"

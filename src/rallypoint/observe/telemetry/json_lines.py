@@ -49,7 +49,7 @@ class JsonLinesHandler(logging.Handler):
     def __init__(self, destination: str) -> None:
         path, _, options = destination.partition("?")
         if not path:
-            raise UserError(f"{PREFIX}{destination} names no file; write {PREFIX}PATH, such as {PREFIX}events.jsonl")
+            raise UserError(f"{PREFIX}{destination} contains no path; use {PREFIX}PATH, such as {PREFIX}events.jsonl")
         limits = _limits(destination, options)
         if path.endswith("/") or os.path.isdir(path):
             path = os.path.join(path, f"events-{socket.gethostname()}-{os.getpid()}.jsonl")
@@ -61,7 +61,7 @@ class JsonLinesHandler(logging.Handler):
             self._file = self._open()
         except OSError as error:
             raise UserError(
-                f"events cannot be written to {self.path}: {error.strerror}; name another file after {PREFIX}"
+                f"events cannot be written to {self.path}: {error.strerror}; choose another file after {PREFIX}"
             ) from None
         super().__init__()  # not earlier: this registers the handler to be flushed when the process ends
         self._lines: queue.Queue[bytes | threading.Event | None] = queue.Queue(_MAX_QUEUE)
@@ -171,7 +171,8 @@ def _limits(destination: str, options: str) -> dict[str, int]:
                 raise ValueError
     except (ValueError, KeyError):
         raise UserError(
-            f"{PREFIX}{destination}: {options!r} does not describe a rotation; write {PREFIX}PATH?max_mb=64&keep=3, say"
+            f"{PREFIX}{destination}: {options!r} does not describe a rotation; use a form such as "
+            f"{PREFIX}PATH?max_mb=64&keep=3"
         ) from None
     return limits
 

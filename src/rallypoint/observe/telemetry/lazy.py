@@ -101,7 +101,7 @@ def handlers_beside() -> Iterator[None]:
             for work in left:  # no thread could be started
                 work.run()
         if side.dropped:
-            log.warning("%d events and metrics were dropped, since their handlers were too slow", side.dropped)
+            log.warning("%d events and metrics were dropped because their handlers were too slow", side.dropped)
 
 
 def _call(what: str, call: Callable[[], None]) -> None:

@@ -86,7 +86,7 @@ class WatcherSession:
         except RETRYABLE as error:
             raise UnreachableError(
                 f"no control plane answers at {self._where.endpoint} ({error_words(error) or dialer.unfinished}); "
-                "check the endpoint, and that the job runs"
+                "check the endpoint, and that the job is running"
             ) from None
         keep_alive(self._session.writer.get_extra_info("socket"))
         return self
@@ -164,7 +164,7 @@ class WatcherSession:
     def _bounded(self, size: int, most: int) -> int:
         if size > most:
             raise UnreachableError(
-                f"the control plane at {self._where.endpoint} sends more data than a control plane can have"
+                f"the control plane at {self._where.endpoint} sends more data than a control plane can send"
             )
         return size
 

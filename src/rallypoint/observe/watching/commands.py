@@ -70,7 +70,7 @@ def plan_command(command: Command, state: State, settings: Settings, sessions: S
         CommandRefused: the command is impossible.
     """
     if state.verdict is not None:
-        raise CommandRefused(f"the job has {state.verdict.outcome.value} already")
+        raise CommandRefused(f"the job has already {state.verdict.outcome.value}")
     if state.is_preempted and not isinstance(command, StopCommand):
         raise CommandRefused(
             "the job is preempted and ends as soon as its workers have saved; only 'stop' ends it sooner"
@@ -92,9 +92,9 @@ def plan_command(command: Command, state: State, settings: Settings, sessions: S
 
 def _restart(state: State, by: str) -> CommandPlan:
     if not state.complete:
-        raise CommandRefused("no round is running that could be restarted; the next one is forming")
+        raise CommandRefused("no round is running, so there is nothing to restart; the next round is forming")
     if state.succeeded:
-        raise CommandRefused("some nodes have succeeded already; a restart would do their work again")
+        raise CommandRefused("some nodes have already succeeded, and a restart would repeat their work")
     return CommandPlan(f"{by} restarted round {state.round}", Restart(state.round))
 
 
@@ -145,16 +145,18 @@ def _resize(command: ResizeCommand, state: State, settings: Settings, sessions: 
         raise CommandRefused("a static job has fixed ranks; start it with --rdzv-backend=c10d to resize it")
     if not 1 <= least <= most <= MAX_NODES:
         raise CommandRefused(
-            f"{least}:{most} is not a range of nodes; give MIN:MAX with 1 <= MIN <= MAX <= {MAX_NODES}"
+            f"{least}:{most} is not a range of nodes; write MIN:MAX with 1 <= MIN <= MAX <= {MAX_NODES}"
         )
     if least % settings.segment:
-        raise CommandRefused(f"rounds of this job have segments of {settings.segment} nodes; give a multiple as MIN")
+        raise CommandRefused(
+            f"rounds of this job have segments of {settings.segment} nodes; set MIN to a multiple of that"
+        )
     most -= most % settings.segment
     nodes = known_to(state)
     if not nodes or any(node not in sessions for node in nodes):
         raise CommandRefused("not all nodes of the job have reached this coordinator yet; try again later")
     if (least, most) == (settings.min_nodes, settings.max_nodes):
-        raise CommandRefused(f"the job has {least}:{most} nodes already")
+        raise CommandRefused(f"the job already has {least}:{most} nodes")
     short = max(0, least - len(nodes))
     if short and not command.force:
         stops = "its next failure would stop it" if state.complete else "its next round would wait"
@@ -187,7 +189,7 @@ def find_node(name: str, state: State) -> NodeId:
         return matches[0]
     if matches:
         which = join_names([f"{node.pid}@{node}" for node in matches[:MOST_NAMED]])
-        raise CommandRefused(f"{name!r} names {len(matches)} nodes; name one of them: {which}")
+        raise CommandRefused(f"{name!r} matches {len(matches)} nodes; choose one of them: {which}")
     have = join_names(names_of(state, nodes, MOST_NAMED)) or "none"
     raise CommandRefused(f"the job has no node {name!r}; it has {have}")
 
@@ -209,12 +211,12 @@ def nodes_with_ranks(ranks: Sequence[int], state: State) -> list[NodeId]:
     for rank in ranks:
         place = bisect_right(ends, rank)
         if place < len(ends) and in_order[place][0] in state.finished:
-            raise CommandRefused(f"the node that had rank {rank} has succeeded and left")
+            raise CommandRefused(f"the node that had rank {rank} succeeded and left")
         if place < len(ends):
             nodes[in_order[place][0]] = None
         elif len(ends) < len(in_order):
             raise CommandRefused(
-                f"a node with lower ranks has succeeded and left, so it is unknown which node has {rank}"
+                f"a node with lower ranks succeeded and left, so it is unknown which node has {rank}"
             )
         else:
             raise CommandRefused(f"the job has no rank {rank}; see 'rallyctl status'")

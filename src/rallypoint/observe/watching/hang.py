@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 _REPORT = 15.0
 """Seconds that the reporting node has after the others have answered."""
 _MOST_NAMED = 8
-"""Maximum number of silent nodes whose names it gets."""
-_NO_REPORT = "{} has not sent the report of this hang within {:g} s, so there is none"
+"""The most nodes without an answer whose names it gets."""
+_NO_REPORT = "{} did not send the report of this hang within {:g} s, so there is none"
 
 
 class HangInvestigation:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from rallypoint.observe.watching.watchers import WatcherSessions
 
 COMMAND_REFUSED = (
-    "without a secret, commands are taken only from the user of the control plane (or root) on its own machine; give "
-    "the job a RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one), or start its control plane with "
+    "without a secret, commands are accepted only from the user of the control plane (or root) on its own machine; set "
+    "RALLYPOINT_SECRET_FILE for the job (`rallyctl secret` creates one), or start its control plane with "
     "remote_control=true in --rdzv-conf"
 )
 MAX_WATCHERS = 64
@@ -110,7 +110,7 @@ def open_session(
     """
     job = jobs.find(hello.job)
     if job is None and hello.job:
-        raise HandshakeError(f"it has no job {hello.job!r}; leave --rdzv-id out for a list of its jobs")
+        raise HandshakeError(f"it has no job {hello.job!r}; remove --rdzv-id to list its jobs")
 
     def list_jobs() -> None:
         output.send(*map(codec.encode, job_list_parts(job_list(jobs))))

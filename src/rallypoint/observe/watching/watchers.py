@@ -296,7 +296,9 @@ class WatcherSessions(Extension):
 
     def _collect(self, session: int, command: CollectCommand, now: float) -> None:
         if sum(earlier.watcher == session for earlier in self._collections.values()) >= _MOST_COLLECTIONS:
-            raise CommandRefused(f"{_MOST_COLLECTIONS} requests of this session are not answered yet; wait for these")
+            raise CommandRefused(
+                f"{_MOST_COLLECTIONS} requests of this session are not answered yet; wait for the answers"
+            )
         job, number, kind = self.job, next(self.job.extensions.numbers), command.kind
         nodes = [node for node in self._nodes_of(command) if node in job.sessions]
         nodes.sort(key=lambda node: node not in job.state.quiet)  # quiet nodes first: there may not be room for all
@@ -350,14 +352,14 @@ class WatcherSessions(Extension):
         limits = collection.limits
         kinds: tuple[tuple[str, Iterable[NodeId]], ...] = (
             (f"no answer within {limits.seconds:g} s from", collection.silent),
-            ("lost meanwhile:", collection.lost),
-            ("more than there is room for came from", collection.cut),
+            ("lost in the meantime:", collection.lost),
+            ("too much data came from", collection.cut),
         )
         for what, nodes in kinds:
             if nodes:
                 yield f"{what} {', '.join(self._names(nodes))}"
         if collection.not_asked:
-            most = f"{limits.of_all // 2**20} MiB and {limits.longest:g} s are the most; ask for one with --rank"
+            most = f"{limits.of_all // 2**20} MiB and {limits.longest:g} s are the limits; choose one node with --rank"
             yield f"{collection.not_asked} nodes were not asked: {most}"
 
     def _names(self, nodes: Iterable[NodeId]) -> Sequence[str]:

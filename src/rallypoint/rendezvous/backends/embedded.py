@@ -126,7 +126,7 @@ class _EmbeddedControl(ControlPlane):
             return
         port = self._serve(Dispatcher(self.settings), listeners, has_local_nodes=True)
         if lost:
-            log.warning("the control plane's former host is gone; this agent hosts it now, on port %d", port)
+            log.warning("the previous host of the control plane is gone, so this agent hosts it now, on port %d", port)
         else:
             log.info("control plane listens on port %d: %s is this machine now", port, self._endpoint.host)
             record_hosting(self.settings.run_id)
@@ -166,7 +166,7 @@ class _EmbeddedControl(ControlPlane):
             self._closed = True
         if self._timer_thread is not None:
             self._timer_thread.close()
-        why = f"{host_name()}, which hosted it, has left the job"
+        why = f"{host_name()}, which hosted it, left the job"
         if self._server is not None:
             self._server.close(why=why)
         if self._commands is not None:
@@ -184,7 +184,9 @@ class _EmbeddedControl(ControlPlane):
             except OSError as error:
                 if self._is_host or error.errno != errno.EADDRINUSE:
                     free = ", or port 0 for a free one" if self.settings.max_nodes == 1 else ""
-                    twice = "if another agent of this job hosts it here already, give this one is_host=false; else "
+                    twice = (
+                        "if another agent of this job already hosts it here, set is_host=false on this one; otherwise "
+                    )
                     first = twice if self._is_host and error.errno == errno.EADDRINUSE else ""
                     raise RendezvousConnectionError(
                         f"the control plane cannot listen at {self._endpoint}: {error.strerror}; "

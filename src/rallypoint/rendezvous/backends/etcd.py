@@ -151,11 +151,11 @@ def tls_of(params: RendezvousParameters) -> EtcdTls | None:
     if protocol == "http":
         if has_files:
             raise UsageError(
-                "rendezvous option protocol=http uses no certificates; give protocol=https or leave them out"
+                "rendezvous option protocol=http uses no certificates; set protocol=https, or remove them"
             )
         return None
     if key is not None and cert is None:
-        raise UsageError(f"rendezvous option key={key!r} is the key of no certificate; give cert too")
+        raise UsageError(f"rendezvous option key={key!r} is set without its certificate; set cert too")
     return EtcdTls(cacert, cert, key)
 
 
@@ -174,19 +174,19 @@ def credentials_of(params: RendezvousParameters) -> Credentials | None:
     user, password = params.get("user"), params.get("password")
     if user is None:
         if password is not None:
-            raise UsageError("rendezvous option password is given without a user; give user too")
+            raise UsageError("rendezvous option password is set without a user; set user too")
         return None
     if password is not None:
         log.warning(
-            "rendezvous option password=... can be read in the list of processes by all users of this machine; "
-            "put the password into a file, and its path into %s_FILE",
+            "rendezvous option password=... is visible to all users of this machine in the list of processes; put the "
+            "password into a file, and set %s_FILE to its path",
             ETCD_PASSWORD,
         )
     credentials = Credentials(str(user), etcd_password() if password is None else str(password))
     try:
         "".join(credentials).encode()
     except UnicodeEncodeError:
-        raise UsageError("rendezvous options user and password must be text in UTF-8, and one of them is not") from None
+        raise UsageError("rendezvous options user and password must be UTF-8 text, but one of them is not") from None
     return credentials
 
 

@@ -51,10 +51,10 @@ def check_run_id(run_id: str) -> None:
     """Raise UserError if the id could not be sent, or would be changed on arrival (`control.protocol.validation`)."""
     if not run_id.isprintable():  # bytes that are not UTF-8 are not printable either
         raise UserError(
-            f"the run id {run_id!r} has characters that cannot be printed; give one without them (--rdzv-id)"
+            f"the run id {run_id!r} contains unprintable characters; choose one without them (--rdzv-id)"
         )
     if len(run_id.encode()) > MAX_LINE:
-        raise UserError(f"the run id has more than {MAX_LINE} bytes; give a shorter one (--rdzv-id)")
+        raise UserError(f"the run id has more than {MAX_LINE} bytes; choose a shorter one (--rdzv-id)")
 
 
 def settings_of(
@@ -76,7 +76,7 @@ def settings_of(
         UserError: a time is not a positive whole number, or the run id is empty.
     """
     if not params.run_id and not fixed_ranks:
-        raise UserError("the run id is empty; give the job one, the same on all nodes (--rdzv-id)")
+        raise UserError("the run id is empty; set one, the same on all nodes (--rdzv-id)")
     check_run_id(params.run_id)
     _positive(params, "read_timeout", 60)  # checked but unused: one join deadline bounds connecting
     times: dict[str, Any] = {name: _positive(params, name, _DEFAULTS[name]) for name in _WHOLE}
@@ -113,7 +113,7 @@ def settings_of(
         if isinstance(value, (int, float)) and not is_in_range(name, value):
             segment_option = join_timeout_key if name == "join_timeout" else name
             least, most = range_of(name)
-            raise UsageError(f"rendezvous option {segment_option}={value} is out of range; give {least} to {most}")
+            raise UsageError(f"rendezvous option {segment_option}={value} is out of range; use {least} to {most}")
     return settings
 
 
@@ -121,7 +121,9 @@ def _positive(params: RendezvousParameters, name: str, default: int) -> int:
     value = params.get_as_int(name, default)
     assert value is not None
     if value <= 0:
-        raise UserError(f"rendezvous option {name}={value} must be positive; write {name}=30 in --rdzv-conf, say")
+        raise UserError(
+            f"rendezvous option {name}={value} is not positive; use a value such as {name}=30 in --rdzv-conf"
+        )
     return value
 
 
@@ -133,7 +135,7 @@ def _backoff(params: RendezvousParameters, name: str) -> float:
         longest = math.nan
     if not range_of(name).minimum <= longest < math.inf:
         raise UserError(
-            f"rendezvous option {name}={value!r} is not a number of seconds, 0 or more; write {name}=0.5, say"
+            f"rendezvous option {name}={value!r} is not a number of seconds; use 0 or more, such as {name}=0.5"
         )
     return longest
 
@@ -146,7 +148,8 @@ def _count(params: RendezvousParameters, name: str) -> int:
     assert count is not None
     if count < range_of(name).minimum:
         raise UsageError(
-            f"rendezvous option {name}={count} is negative; in --rdzv-conf give 0 to switch it off, or 1 or more"
+            f"rendezvous option {name}={count} is negative; in --rdzv-conf, set it to 0 to switch it off, or to 1 or "
+            "more"
         )
     return count
 
@@ -173,7 +176,7 @@ def control_tls(options: Mapping[str, object]) -> ControlTls | None:
     missing = [name for name in _TLS[:3] if not files[name]]
     if missing:
         raise UserError(
-            f"{' and '.join(missing)} not given; TLS needs tls_cert, tls_key and tls_ca, since both sides show a "
+            f"{' and '.join(missing)} not set; TLS needs tls_cert, tls_key and tls_ca, because both sides present a "
             "certificate"
         )
     from rallypoint.base.tls import ControlTls, TlsFiles
@@ -218,7 +221,7 @@ def _chosen_listeners(listen: str, port: int) -> list[socket.socket]:
         if error.errno == errno.EADDRINUSE:
             raise
         raise UserError(
-            f"rendezvous option {_LISTEN}={listen!r} is not an address of this machine ({error.strerror}); give one of "
+            f"rendezvous option {_LISTEN}={listen!r} is not an address of this machine ({error.strerror}); use one of "
             "its addresses, or any for all"
         ) from None
 
@@ -229,8 +232,8 @@ def refuse_unknown_port(params: RendezvousParameters, endpoint: Endpoint) -> Non
     if endpoint.port == 0 and nodes > 1:
         flag = params.endpoint_flag.replace("addr", "port").replace("ADDR", "PORT")
         raise UserError(
-            f"the job needs {nodes} nodes, but the other nodes cannot know a port of {endpoint.host} that the kernel "
-            f"chooses here (port 0); give all nodes the same port with {flag}"
+            f"the job needs {nodes} nodes, but the other nodes cannot know the port that the kernel chooses on "
+            f"{endpoint.host} (port 0); set the same port on all nodes with {flag}"
         )
 
 
@@ -250,7 +253,7 @@ def worker_stores(params: RendezvousParameters, *, only_here: bool = False) -> W
         if params.get("store_peers"):
             log.warning(
                 "--store-peers has no effect with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: workers then open the store "
-                "themselves, for everybody; unset that"
+                "themselves, for everybody; unset that variable"
             )
         return WorkerHostedStores(params.local_addr or "")
     only_here = only_here or params.max_nodes == 1
@@ -283,5 +286,5 @@ def rank_hint(params: RendezvousParameters) -> int | None:
     if rank is not None and rank < range_of("rank_hint").minimum:
         raise UsageError(f"node rank {rank} is negative; node ranks start at 0")
     if rank is not None and not is_in_range("rank_hint", rank):
-        raise UsageError(f"node rank {rank} is out of range; the highest is {range_of('rank_hint').maximum}")
+        raise UsageError(f"node rank {rank} is out of range; the maximum is {range_of('rank_hint').maximum}")
     return rank

@@ -152,11 +152,11 @@ class EndpointCheck:
     def _sentence(self, why: str) -> str:
         endpoint, flag = self._target.endpoint, self._target.flag
         if not self._addresses:
-            return f"{flag} names {endpoint.host!r}, which has no address here ({why}); name an address"
-        instruction = f"{must_run_sentence(endpoint, self._addresses)}; give this node its own --node-rank"
+            return f"{flag} is set to {endpoint.host!r}, which does not resolve here ({why}); use an address"
+        instruction = f"{must_run_sentence(endpoint, self._addresses)}; set a different --node-rank on this node"
         if self._answered_at is not None:
             return f"{instruction}: {why}"
         return (
-            f"{instruction}, or check {flag}: it does not lead to this machine ({why}), but it may through NAT or a "
-            "virtual address"
+            f"{instruction}, or check {flag}: it does not lead to this machine ({why}), but it might do so through NAT "
+            "or a virtual address"
         )

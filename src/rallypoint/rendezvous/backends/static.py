@@ -65,11 +65,10 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     endpoint = parse_endpoint(params.endpoint, None)
     rank = rank_hint(params)
     if rank is None:
-        raise UserError("a static rendezvous needs this node's rank; give --node-rank (rdzv option rank)")
+        raise UserError("a static rendezvous needs this node's rank; set --node-rank (rdzv option rank)")
     if rank >= params.max_nodes:
         raise UserError(
-            f"--node-rank {rank} is not a rank where --nnodes is {params.max_nodes}; "
-            f"it must be from 0 to {params.max_nodes - 1}"
+            f"--node-rank {rank} is out of range with --nnodes={params.max_nodes}; use 0 to {params.max_nodes - 1}"
         )
     refuse_unknown_port(params, endpoint)
     everyone = RendezvousParameters(
@@ -123,8 +122,8 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
         except OSError as error:
             port = self.endpoint_flag.replace("addr", "port").replace("ADDR", "PORT")
             raise RendezvousConnectionError(
-                f"node rank 0 cannot listen at {self._endpoint}: {error.strerror}; give {port} a free port, or, if "
-                "rank 0 of this job runs on this machine already, give this node its own --node-rank"
+                f"node rank 0 cannot listen at {self._endpoint}: {error.strerror}; set {port} to a free port, or, if "
+                "rank 0 of this job is already running on this machine, set a different --node-rank on this node"
             ) from None
         allow_nodes(self.settings.max_nodes)
         self._dispatcher = dispatcher = Dispatcher(self.settings)
@@ -167,7 +166,7 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
         if self._endpoint_check is not None:
             shared_loop().call(self._endpoint_check.stop)
         if self._server is not None:
-            self._server.close(why=f"{host_name()}, which hosted it, has left the job")
+            self._server.close(why=f"{host_name()}, which hosted it, left the job")
 
     # The workers' store: see `worker_stores.WorkerStoreSupply`
 

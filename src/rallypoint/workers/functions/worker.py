@@ -79,8 +79,8 @@ class Payload:
             from rallypoint.base.errors import user_error
 
             raise user_error(
-                f"the function {name} and its arguments cannot be handed to a new process: {error}; use what is "
-                "defined at the top of a module, or the start method fork",
+                f"the function {name} and its arguments cannot be passed to a new process: {error}; use objects that "
+                "are defined at the top of a module, or the start method fork",
                 error,
             ) from error
         finally:
@@ -106,7 +106,7 @@ class Payload:
         """
         if not self._opened:
             if self.fd < 0:
-                raise NothingReturned("it was not known to have returned when it was released")
+                raise NothingReturned("it was released before it was known to have returned")
             with open(self.fd, "rb", closefd=False) as file:
                 file.seek(0)
                 data = file.read()

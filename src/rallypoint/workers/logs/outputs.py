@@ -382,9 +382,9 @@ _OPEN_ERRORS = {
 
 
 def _refused(error: OSError) -> UserError:
-    what, remedy = "the workers' output cannot be read", "name another folder with --log-dir"
+    what, remedy = "the workers' output cannot be read", "choose another folder with --log-dir"
     if error.filename:
-        what = f"the log file {error.filename!r} cannot be made"
+        what = f"the log file {error.filename!r} cannot be created"
     remedy = _OPEN_ERRORS.get(error.errno or 0, remedy)
     return user_error(f"{what}: {error.strerror or error}; {remedy}", error)
 
@@ -612,7 +612,7 @@ class Pump:
             self.failed = True
             self._ending.append(Sources([*self._relays], [*self._files]))
             _logger.exception(
-                "the output of workers can no longer be shown: this is a bug in Rallypoint, please report it"
+                "the output of workers can no longer be shown; this is a bug in Rallypoint (please report it)"
             )
         finally:
             self._close()

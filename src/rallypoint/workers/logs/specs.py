@@ -68,8 +68,8 @@ class Std(IntFlag):
             pairs = (pair.split(":") for pair in vm.split(","))
             return {int(rank): cls(int(value)) for rank, value in pairs}
         raise UserError(
-            f"{vm!r} names no output streams; write one digit for all workers ([0-3]: 0 none, 1 stdout, 2 stderr, "
-            "3 both), or pairs of a local rank and a digit, separated by commas ([0-9]:[0-3], as in 0:1,1:3)"
+            f"{vm!r} is not a choice of output streams; use one digit for all workers ([0-3]: 0 none, 1 stdout, 2 "
+            "stderr, 3 both), or pairs of a local rank and a digit, separated by commas ([0-9]:[0-3], as in 0:1,1:3)"
         )
 
 
@@ -158,8 +158,8 @@ def plugin_specs(name: str, **arguments: Any) -> LogsSpecs:
     specs = plugin(PLUGIN_GROUP, name, "log specs", ["default"], lambda offer: offer(**arguments))
     if not isinstance(specs, LogsSpecs):
         raise UserError(
-            f"the log specs {name!r} are a {type(specs).__module__}.{type(specs).__qualname__}, and not a LogsSpecs of "
-            "Rallypoint; if they were written for torch, have them import it from Rallypoint"
+            f"the log specs {name!r} are a {type(specs).__module__}.{type(specs).__qualname__}, not a LogsSpecs of "
+            "Rallypoint; if they were written for torch, change them to import LogsSpecs from Rallypoint"
         )
     return specs
 
@@ -181,7 +181,7 @@ class DefaultLogsSpecs(LogsSpecs):
         local_ranks_filter: set[int] | None = None,
     ) -> None:
         if log_dir and log_dir != os.devnull and os.path.exists(log_dir) and not os.path.isdir(log_dir):
-            text = f"--log-dir {log_dir!r} is a file; name a folder"
+            text = f"--log-dir {log_dir!r} is a file; use a folder"
             raise user_error(text, NotADirectoryError)
         super().__init__(log_dir or None, redirects, tee, local_ranks_filter)
         self._root_is_temporary = not log_dir
@@ -273,8 +273,8 @@ class DefaultLogsSpecs(LogsSpecs):
             self._root_log_dir = make_unique(folder := temporary_folder(), "torchelastic_")
             if folder == _MEMORY:
                 log.warning(
-                    "files of workers go to shared memory (%s): no other folder is writable; set TMPDIR or --log-dir "
-                    "to one that is",
+                    "files of workers go to shared memory (%s), because no other folder is writable; set TMPDIR or "
+                    "--log-dir to a writable folder",
                     folder,
                 )
         if self._run_log_dir is None or not os.path.isdir(self._run_log_dir):
@@ -407,7 +407,9 @@ def temporary_folder() -> str:
                 return os.path.abspath(folder)
             except FileNotFoundError:  # it is relative, and the working directory has been deleted
                 continue
-    raise UserError(f"no folder for temporary files can be written to, of {', '.join(candidates)}; set TMPDIR to one")
+    raise UserError(
+        f"none of the folders for temporary files is writable: {', '.join(candidates)}; set TMPDIR to a writable folder"
+    )
 
 
 def make_unique(parent: str, prefix: str) -> str:
@@ -465,5 +467,5 @@ def remove_empty(path: str) -> bool:
 
 def _refused(path: str, error: OSError) -> UserError:
     return user_error(
-        f"the log folder {path!r} cannot be made: {error.strerror or error}; name another folder with --log-dir", error
+        f"the log folder {path!r} cannot be created: {error.strerror or error}; choose another folder with --log-dir", error
     )

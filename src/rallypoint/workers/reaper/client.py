@@ -301,7 +301,7 @@ class ReaperClient:
             if is_stopped(self.pid):
                 kill(self.pid, self._ended, _CLOSE_TIMEOUT)
         if not self._has_ended():
-            log.warning("The reaper (process %d) still ends what the workers have left", self.pid)
+            log.warning("The reaper (process %d) is still ending what the workers left behind", self.pid)
         self._reap()
         os.close(self._ended)
 
@@ -355,8 +355,8 @@ class ReaperClient:
         killed = code == -signal.SIGKILL and not silence
         where = " (its kernel's log reports the OOM killer)" if killed else ""
         self.lost_reason = (
-            f"the reaper (process {self.pid}), which starts the workers and ends what they leave, is lost: {how}; find "
-            f"out what else ends processes on this machine{where}"
+            f"the reaper (process {self.pid}), which starts the workers and ends what they leave behind, was lost: "
+            f"{how}; find out what else ends processes on this machine{where}"
         )
 
     def _reap(self) -> int | None:
@@ -498,11 +498,11 @@ def encoded_command(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[b
     """Arguments and variables for the kernel. Raises UserError for a NUL byte, or an invalid name."""
     if "=" in "".join(env):
         name = next(name for name in env if "=" in name)
-        raise UserError(f"{name!r} holds a '=', which no variable name can; take it out")
+        raise UserError(f"{name!r} contains a '=', which a variable name cannot contain; remove it")
     texts = (*argv, *env, *env.values())
     if "\0" in "".join(texts):
         text = next(text for text in texts if "\0" in text)
-        raise UserError(f"{text!r} holds a null byte, which no program can be given; take it out")
+        raise UserError(f"{text!r} contains a null byte, which cannot be passed to a program; remove it")
     # Not with `fsencode`, which is a function in Python: a start of many workers has thousands of variables.
     arguments = [text.encode(_ENCODING, _ERRORS) for text in argv]
     return arguments, {name.encode(_ENCODING, _ERRORS): text.encode(_ENCODING, _ERRORS) for name, text in env.items()}
