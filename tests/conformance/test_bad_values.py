@@ -73,7 +73,7 @@ DYNAMIC = ("--nnodes=2", "--rdzv-backend=c10d")
 
 BAD = [
     *[value("--nnodes", text, "such as 2 or 1:4") for text in ("1:2:3", "a", "", "1:", "2.5")],
-    *[value("--nnodes", text, "smallest is 1") for text in ("0", "2:1", "0:1", "-1")],
+    *[value("--nnodes", text, "minimum must be 1 or more") for text in ("0", "2:1", "0:1", "-1")],
     *[value("--nproc-per-node", text, "minimum is 1") for text in ("0", "-1")],
     *[value("--nproc-per-node", text, "cpu, gpu, xpu or auto") for text in ("GPU", "mps", "", "1.5")],
     bad(["--nproc-per-node=gpu"], "--nproc-per-node=gpu", "cpu or auto", CUDA_VISIBLE_DEVICES=""),

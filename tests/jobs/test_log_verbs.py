@@ -219,7 +219,7 @@ def a_drained_node_says_by_whom(rallyrun: Launcher) -> None:
     ask = Operator(rallyrun, f"127.0.0.1:{endpoint_of(host)}")
     assert ask("drain", "1")[0] == 0
     assert nodes[1].job.ends() == 0
-    assert "drains this node" in nodes[1].job.err
+    assert "is draining this node" in nodes[1].job.err
     assert "after SIGTERM" not in nodes[1].job.err
     message = json.loads((rallyrun.folder / "b.json").read_text())["message"]
     assert message.startswith("this node was drained by ")

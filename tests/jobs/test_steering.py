@@ -93,7 +93,7 @@ def a_job_is_shown_restarted_resized_drained_and_stopped(rallyrun: Launcher) -> 
     (wanted,) = [each for each in ask.status()[1]["nodes"] if each["pid"] == nodes[1].job.pid]
     assert ask("drain", str(wanted["group_rank"]))[0] == 0
     assert nodes[1].job.ends() == 0, "its workers ended in order and the job goes on"
-    assert "drains this node" in nodes[1].job.err
+    assert "is draining this node" in nodes[1].job.err
     for node, starts in ((nodes[0], 4), (spare, 2)):
         node.comes_up(1, starts=starts, world_size=2)
 
@@ -114,7 +114,7 @@ def a_job_is_shown_restarted_resized_drained_and_stopped(rallyrun: Launcher) -> 
     code, text = ask("status", "--all")
     assert (code, "job  stopped" in text) == (0, True)
     code, text = named("stop")
-    assert (code, "the job has stopped already; nothing was changed" in text) == (1, True)
+    assert (code, "the job has already stopped; nothing was changed" in text) == (1, True)
     code, text = ask("restart")
     assert (code, "no job is running" in text) == (1, True)
     code, text = ask("bundle")

@@ -256,4 +256,4 @@ def test_a_failure_behind_a_wrapper_is_found_before_that_has_ended(rallyrun: Lau
     assert job.ends() == 1
     root = job.err.partition("Root Cause")[2]
     assert "rank      : 1 " in root
-    assert "it exited with code 3 (its wrapper (--wrap) has not exited)" in root
+    assert "it exited with code 3 (its --wrap command has not exited)" in root

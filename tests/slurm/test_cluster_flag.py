@@ -46,7 +46,7 @@ def test_what_is_not_one_task_for_each_node_is_refused(jobs: SlurmJobs) -> None:
         nodes=2,
     )
     assert job.ends() == "COMPLETED"
-    assert job.count(r"has 2 tasks on a node \(SLURM_STEP_TASKS_PER_NODE=2\(x2\)\)") == 4
+    assert job.count(r"has 2 tasks per node \(SLURM_STEP_TASKS_PER_NODE=2\(x2\)\)") == 4
     assert job.count(r"has 2 nodes, but this process was started without srun") == 1
     assert job.count(r"are unknown: SLURM_STEP_NODELIST is not set") == 2
     assert [line for line in job.lines if line in {"tasks 2", "script 2", "hosts 2"}] == [
@@ -102,7 +102,7 @@ def test_without_the_flag_one_node_warns_of_worlds_of_one(jobs: SlurmJobs) -> No
     assert job.ends() == "COMPLETED"
     assert job.count("of 1 in run 0: up") == 2
     assert job.count(r"0: .*step 0 has 2 nodes, but --nnodes is 1, so each node runs a job of its own") == 1
-    assert job.count("runs its own job") == 1
+    assert job.count("runs a job of its own") == 1
 
 
 def test_the_step_of_a_node_is_killed_and_the_others_go_on(jobs: SlurmJobs) -> None:

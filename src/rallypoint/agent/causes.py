@@ -207,7 +207,7 @@ class CauseSearch:
         lines: list[str] = []
         if context is not None and ended:
             ago = time.monotonic() - max(context.ended_at(rank) for rank in ended)
-            lines.append(f"{rank_list(by_rank[rank] for rank in ended)} exited with code 0 {ago:.1f} s earlier")
+            lines.append(f"{rank_list(by_rank[rank] for rank in ended)} exited with code 0, {ago:.1f} s earlier")
         own = _failed_clues(failures) if len(failures) > 1 or clues else []
         merged = _merged([*own, *clues])
         lines += (_sentence(text, ranks) for text, ranks in merged[:_SHOWN])

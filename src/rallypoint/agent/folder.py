@@ -189,7 +189,9 @@ class WorkerFolder(Source):
             if waits and self._inotify is None:
                 self._inotify = self._watch()
         except OSError as error:
-            log.warning("the workers cannot be notified of the %s, so the agent does not wait for them: %s", reason, error)
+            log.warning(
+                "the workers cannot be notified of the %s, so the agent does not wait for them: %s", reason, error
+            )
             self._seen = False
         self._awaits_acknowledgements = waits
         self._reason = reason if waits else ""
@@ -257,7 +259,9 @@ class WorkerFolder(Source):
             news = Inotify()
             news.watch(self._folder, CREATED)
         except OSError as error:
-            log.warning("the notice folder cannot be watched, so acknowledgements are polled every %s s: %s", _POLL, error)
+            log.warning(
+                "the notice folder cannot be watched, so acknowledgements are polled every %s s: %s", _POLL, error
+            )
             if news is not None:
                 news.close()
             return None

@@ -129,7 +129,10 @@ class PollingRendezvousClient(RendezvousClient):
         try:
             return done.get(timeout=_SHUTDOWN_TIMEOUT)
         except queue.Empty:
-            log.warning("the rendezvous handler %r is still busy, so the agent exits without shutting it down", self._handler.get_backend())
+            log.warning(
+                "the rendezvous handler %r is still busy, so the agent exits without shutting it down",
+                self._handler.get_backend(),
+            )
             return False
 
     # On the polling thread

@@ -138,8 +138,9 @@ class OneOf:
 
     def __call__(self, text: str) -> str:
         if text not in self._accepted:
-            which = f"neither {self.words[0]} nor" if len(self.words) == 2 else f"none of {', '.join(self.words[:-1])},"
-            raise UsageError(f"{text!r} is {which} {self.words[-1]}")
+            *others, last = self.words
+            which = f"neither {others[0]} nor" if len(others) == 1 else f"not one of {', '.join(others)},"
+            raise UsageError(f"{text!r} is {which} {last}")
         return text
 
 

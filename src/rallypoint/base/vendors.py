@@ -348,7 +348,9 @@ def _metax(files: Files, _environ: Mapping[str, str]) -> Found:
             devices.append(Device(files.link(device)))
     return Found(
         _in_order(sorted(devices)),
-        "" if devices else "MetaX's driver is loaded (/dev/mxcd) but this process may open none of its GPUs in /dev/dri",
+        ""
+        if devices
+        else "MetaX's driver is loaded (/dev/mxcd) but this process may open none of its GPUs in /dev/dri",
     )
 
 

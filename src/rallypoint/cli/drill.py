@@ -67,7 +67,7 @@ def _parse_drill(options: argparse.Namespace) -> Drill:
         if not 0 < value < math.inf:  # nan fails too
             raise UsageError(f"--{name}={value:g} is out of range; set it to more than 0")
     if not is_in_range("lasts", lasts):
-        raise UsageError(f"a fault cannot last {lasts:g} s; set 0 to {range_of('lasts').maximum:g}")
+        raise UsageError(f"a fault cannot last {lasts:g} s; use 0 to {range_of('lasts').maximum:g}")
     return Drill(
         fault, options.times, options.seed, options.rank, options.node, lasts, options.within, forced=options.force
     )

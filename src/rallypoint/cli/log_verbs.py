@@ -43,7 +43,7 @@ UNREACHABLE = 69
 def logs(options: argparse.Namespace) -> int:
     ranks = _take_operands(options)
     if options.lines < 0:
-        raise UsageError(f"--lines={options.lines} is negative; set it to 0 or more; set it to 0 or more")
+        raise UsageError(f"--lines={options.lines} is negative; set it to 0 or more")
     show = _LogLines(labelled=len(ranks) != 1)
     if options.follow:
         follows = _LogFollower(options, ranks, show.add)

@@ -263,7 +263,7 @@ class Parser(argparse.ArgumentParser):
         nothing = action.option_strings and arg_strings == ["--"]
         values = super()._get_values(action, arg_strings)
         if nothing and values == []:
-            raise argparse.ArgumentError(action, "'--' is not a value; set another one")
+            raise argparse.ArgumentError(action, "'--' is not a value; use another one")
         return values
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:

@@ -131,7 +131,8 @@ def _tell_manager(state: str) -> None:
             sender.sendto(state.encode(), f"\0{path[1:]}" if path.startswith("@") else path)
     except OSError as error:
         log.warning(
-            "the service manager at NOTIFY_SOCKET=%s could not be sent %r: %s; check that socket, or unset the variable",
+            "the service manager at NOTIFY_SOCKET=%s could not be sent %r: %s; check that socket, or unset the "
+            "variable",
             *(path, state, error.strerror or error),
         )
 

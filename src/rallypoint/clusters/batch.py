@@ -233,9 +233,8 @@ _FLUX_JOB = re.compile("[f\u0192]([1-9A-HJ-NP-Za-km-z]{1,16})")
 def of_flux(environ: Mapping[str, str], machine: Machine) -> Finding:
     rank = number(environ, "FLUX_TASK_RANK", 0, MAX_SLOTS)
     if rank is None:
-        where = "this process is in a Flux instance, but" if environ.get("FLUX_URI") else (
-            "this process is in no Flux instance (FLUX_URI is not set), and"
-        )
+        is_inside = bool(environ.get("FLUX_URI"))
+        where = "this process is in a Flux instance, but" if is_inside else "FLUX_URI is not set, and"
         return NoCluster(f"{where} flux run did not start it (FLUX_TASK_RANK is not set)", f"use {_FLUX_START}")
     nodes = number(environ, "FLUX_JOB_NNODES", 1, MAX_NODES)
     size = number(environ, "FLUX_JOB_SIZE", 1, MAX_SLOTS)
@@ -268,7 +267,7 @@ def of_flux(environ: Mapping[str, str], machine: Machine) -> Finding:
         hosts_here=nodes == 1,
         wanted={
             "rdzv_endpoint": f"the host of task 0 of {title} is unknown; set it with a free port: rallyrun "
-                             "--cluster=flux --rdzv-backend=c10d --rdzv-endpoint=$(flux hostlist -l -n 0):29400 ..."
+            "--cluster=flux --rdzv-backend=c10d --rdzv-endpoint=$(flux hostlist -l -n 0):29400 ..."
         },
         origins={
             "nnodes": "FLUX_JOB_NNODES",

@@ -73,7 +73,7 @@ def find(which: str, environ: Mapping[str, str], machine: Machine) -> Finding:
             return family.find(environ, machine)
     names = ", ".join(family.title for family in FAMILIES)
     return NoCluster(
-        f"none of these started this process: {names}",
+        f"no known cluster started this process ({names})",
         "set --nnodes and --rdzv-endpoint for a job on several nodes, or remove --cluster",
     )
 

@@ -66,7 +66,7 @@ def of_kubernetes(environ: Mapping[str, str], machine: Machine) -> Finding:
         cpus=_quota_cpus(machine.cpu_quota),
         wanted={
             "nnodes": "the number of pods of this Indexed Job is unknown; set JOB_COMPLETIONS in the pod's template to "
-                      "the Job's completions, or set --nnodes",
+            "the Job's completions, or set --nnodes",
             "rdzv_endpoint": _why_no_host(machine.hostname, index, job, service),
         },
         origins={

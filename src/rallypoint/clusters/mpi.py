@@ -117,8 +117,8 @@ def of_mpi(environ: Mapping[str, str], machine: Machine) -> Finding:
         unbind=f"use {launcher.one_per_host} rallyrun ...",
         wanted={
             "rdzv_endpoint": f"the host of rank 0 of {launcher.title} is unknown; set it with a free port: "
-                             f"{launcher.one_per_host} rallyrun --cluster=mpi --rdzv-backend=c10d "
-                             "--rdzv-endpoint=HOST:29400 ..."
+            f"{launcher.one_per_host} rallyrun --cluster=mpi --rdzv-backend=c10d "
+            "--rdzv-endpoint=HOST:29400 ..."
         },
         origins={
             "nnodes": launcher.size,

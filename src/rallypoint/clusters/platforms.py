@@ -101,7 +101,7 @@ def _of_listing(names: Listing, environ: Mapping[str, str], machine: Machine) ->
         gpus=number(environ, names.gpus, 0, MAX_GPUS),
         wanted={
             "rdzv_endpoint": f"the address of node 0 of {title} is unknown: {names.addresses} is not set; set "
-                             "--rdzv-endpoint=HOST:29400"
+            "--rdzv-endpoint=HOST:29400"
         },
         origins={
             "nnodes": names.nodes,

@@ -235,8 +235,8 @@ class SimpleElasticAgent(ElasticAgent):
         placement = self._worker_group.placement
         if placement is None:
             raise UserError(
-                f"{type(self).__name__} starts its workers from its own loop, which Rallypoint does not run: let "
-                "_invoke_run() call super()._invoke_run(), and override the methods that this calls (_start_workers, "
+                f"{type(self).__name__} starts its workers from its own loop, which Rallypoint does not run; let "
+                "_invoke_run() call super()._invoke_run(), and override the methods that it calls (_start_workers, "
                 "_monitor_workers, _stop_workers, _restart_workers, _shutdown)"
             )
         return placement

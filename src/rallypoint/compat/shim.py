@@ -178,7 +178,9 @@ def _launching(module: str, name: str) -> Any:
     def launch(*given: Any, **named: Any) -> Any:
         configure()
         if why := next(_changes(), ""):
-            _log.warning("torch's own launcher is used despite rallyctl shim, because the program modified it (%s)", why)
+            _log.warning(
+                "torch's own launcher is used despite rallyctl shim, because the program modified it (%s)", why
+            )
             theirs = getattr(_torchs_own_changed(module), name)
             return theirs(
                 *map(_config_of_torch, given), **{key: _config_of_torch(value) for key, value in named.items()}

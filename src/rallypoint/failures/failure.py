@@ -339,7 +339,9 @@ class OomKills:
         if pid in victims:
             return f"{_OOM_KILLED} (it held {megabytes(victims[pid])}, {facts})"
         return (
-            f"killed by an unknown sender after another process was {_OOM_KILLED} ({facts})" if self._group is not None else ""
+            f"killed by an unknown sender after another process was {_OOM_KILLED} ({facts})"
+            if self._group is not None
+            else ""
         )
 
     def context(self, killed: int) -> str:

@@ -113,8 +113,9 @@ class ChildFailedError(RallypointError):
         return _assemble(f"{self.name} FAILED", others, self._context_lines(own_root), first)
 
     def _fallback_report(self, error: Exception) -> str:
-        lines = [f"{self.name} FAILED; the report cannot be created ({type(error).__name__}: {error}), but this is "
-                 "known:"]
+        lines = [
+            f"{self.name} FAILED; the report cannot be created ({type(error).__name__}: {error}), but this is known:"
+        ]
         for index, (rank, failure) in enumerate(self.failures.items()):
             try:
                 lines.append(_block(index, Cause.from_failure(failure, rank, os.uname().nodename)))

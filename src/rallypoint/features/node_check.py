@@ -176,7 +176,9 @@ class NodeCheck(Gate):
             self._warn_every *= 2
             self._warn_at = now + self._warn_every
             took = now - self._began
-            log.warning("the node check %r has been running for %.0f s (limit: %g s)", self._command, took, self._timeout)
+            log.warning(
+                "the node check %r has been running for %.0f s (limit: %g s)", self._command, took, self._timeout
+            )
 
     def _begin_end(self, number: int) -> None:
         if self._process is not None and self._ending is None:

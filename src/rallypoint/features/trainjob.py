@@ -211,7 +211,9 @@ class Reporter(Source):
                 log.info("the progress of this job is shown in the TrainJob")
 
     def _failed(self, what: str) -> None:
-        log.exception("%s failed, so the job continues without it; this is a bug in Rallypoint (please report it)", what)
+        log.exception(
+            "%s failed, so the job continues without it; this is a bug in Rallypoint (please report it)", what
+        )
 
 
 class Server:

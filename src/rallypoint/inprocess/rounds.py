@@ -449,7 +449,11 @@ def _announced() -> ResumableLoop | None:
             raise
         from warnings import warn
 
-        warn(f"this worker will be restarted when a round ends, and cannot continue: {error}", RuntimeWarning, stacklevel=3)
+        warn(
+            f"this worker will be restarted when a round ends, and cannot continue: {error}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
         return None
 
 

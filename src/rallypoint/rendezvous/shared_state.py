@@ -193,8 +193,8 @@ class StoreRendezvousBackend(RendezvousBackend):
             return base64.b64decode(text, validate=True), text
         except binascii.Error:
             raise RendezvousStateError(
-                f"the key {self._key!r} holds {text[:24]!r}, which is not a rendezvous state; use a separate store and "
-                "--rdzv-id for each job"
+                f"the key {self._key!r} contains {text[:24]!r}, which is not a rendezvous state; use a separate store "
+                "and --rdzv-id for each job"
             ) from None
 
     def _connection_error(self, error: StoreError) -> RendezvousConnectionError:

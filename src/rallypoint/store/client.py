@@ -202,7 +202,7 @@ class TCPStore(RequestStore):
                     "and open a new store"
                 ) from error
             raise StoreConnectionError(
-                f"{self._title()} is lost: {cause}; check whether its server is still running"
+                f"{self._title()} was lost: {cause}; check whether its server is still running"
             ) from error
         except BaseException as error:
             self._end(self._connection, error)

@@ -503,7 +503,7 @@ class PContext(ABC):
         if not (code := process.program_code):
             return None
         failure = self._failure(local_rank, process.pid, code)
-        failure.remark = "its wrapper (--wrap) has not exited"
+        failure.remark = "its --wrap command has not exited"
         return failure
 
     # The stop

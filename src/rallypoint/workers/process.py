@@ -36,9 +36,9 @@ UNKNOWN_EXIT = 255
 _PROGRAM_ERRORS = {
     errno.ENOENT: "was not found; use a path, or a name on the PATH",
     errno.E2BIG: "cannot be run: its arguments and environment are too long for the kernel (128 KiB for one, about a "
-                 "quarter of `ulimit -s` for all); pass large values in a file",
+    "quarter of `ulimit -s` for all); pass large values in a file",
     errno.EACCES: "cannot be run: Permission denied; check the permissions of its folders and of its interpreter, and "
-                  "that its file system is not mounted with noexec",
+    "that its file system is not mounted with noexec",
     **dict.fromkeys(
         (errno.ENOEXEC, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),
         "cannot be run: {reason}; use a path, or a name on the PATH",

@@ -187,7 +187,9 @@ def uninterruptible_timeout(environment: Mapping[str, str]) -> float:
         seconds = float(environment.get(UNINTERRUPTIBLE_VARIABLE, "0"))
     except ValueError:
         log.warning(
-            "%s=%r is not a number of seconds, so this check is off", UNINTERRUPTIBLE_VARIABLE, environment[UNINTERRUPTIBLE_VARIABLE]
+            "%s=%r is not a number of seconds, so this check is off",
+            UNINTERRUPTIBLE_VARIABLE,
+            environment[UNINTERRUPTIBLE_VARIABLE],
         )
         return 0.0
     return seconds if 0 < seconds < math.inf else 0.0

@@ -288,7 +288,7 @@ def test_a_drained_node_says_by_whom_to_the_others_and_at_its_end(notice: float)
     consented: list[Event] = [WorkersReady(), drained(0)] if notice else []
     status, steps = after(placed(0), DrainArrived(ann, notice), *consented, IN_ORDER, LEAVE_OVER, notice=notice)
     assert status.phase is Phase.ENDED
-    assert f"{ann} drains this node" in next(each.text for each in steps if isinstance(each, LogLine))
+    assert f"{ann} is draining this node" in next(each.text for each in steps if isinstance(each, LogLine))
     assert not any("SIGTERM" in each.text for each in steps if isinstance(each, LogLine))
     assert LeaveRequest(why=f"drained by {ann}") in steps
     assert steps[-1] == End(SignalArrived(SIGTERM), saved=saved, drained_by=ann)

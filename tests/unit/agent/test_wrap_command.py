@@ -63,7 +63,7 @@ def test_the_program_behind_it(command: str, program: list[str]) -> None:
         ("", "not a command"),
         ("''", "not a command"),
         ("a 'b", "closing quotation"),
-        ("a %x", "%x is none of"),
+        ("a %x", "%x is not one of"),
         ("a b%", "write %% for a percent"),
         ("a x%c", "a separate word"),
         ("a %c %s", "use one of them"),

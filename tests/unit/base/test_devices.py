@@ -338,9 +338,9 @@ def test_each_worker_gets_one_device(tmp_path: Path) -> None:
     both = [{cuda: "6", rocm: "6"}, {cuda: "7", rocm: "7"}]
     assert one_device_per_worker({cuda: "4,5", rocm: "6, 7"}, 2, tmp_path) == both
     assert one_device_per_worker({cuda: "4", rocm: ""}, 1, tmp_path) == [{cuda: "4"}]
-    with pytest.raises(UserError, match=r"CUDA_VISIBLE_DEVICES='4', which names 1 for 2 workers"):
+    with pytest.raises(UserError, match=r"CUDA_VISIBLE_DEVICES='4', which lists 1 for 2 workers"):
         one_device_per_worker({cuda: "4"}, 2, tmp_path)
-    with pytest.raises(UserError, match=r"HIP_VISIBLE_DEVICES='6', which names 1 for 2 workers"):
+    with pytest.raises(UserError, match=r"HIP_VISIBLE_DEVICES='6', which lists 1 for 2 workers"):
         one_device_per_worker({cuda: "4,5", rocm: "6"}, 2, tmp_path)
 
 
@@ -393,9 +393,9 @@ def test_each_worker_gets_one_device_of_its_maker(
 
 
 def test_a_list_of_another_maker_is_too_short(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="ROCR_VISIBLE_DEVICES='2', which names 1 for 2"):
+    with pytest.raises(UserError, match="ROCR_VISIBLE_DEVICES='2', which lists 1 for 2"):
         one_device_per_worker({"ROCR_VISIBLE_DEVICES": "2"}, 2, machines.amd(tmp_path, [MI300] * 4, range(4)))
-    with pytest.raises(UserError, match=r"ZE_AFFINITY_MASK='1', which names 1 for 2"):
+    with pytest.raises(UserError, match=r"ZE_AFFINITY_MASK='1', which lists 1 for 2"):
         one_device_per_worker({"ZE_AFFINITY_MASK": "1"}, 2, "/nonexistent")
 
 

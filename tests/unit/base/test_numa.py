@@ -159,7 +159,8 @@ def test_workers_are_bound_near_the_gpus_that_they_see(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "said"), [("", "this machine has none with CUDA_VISIBLE_DEVICES=''"), ("MIG-1", "driver does not report")]
+    ("visible", "said"),
+    [("", "this machine has none with CUDA_VISIBLE_DEVICES=''"), ("MIG-1", "driver does not report")],
 )
 def test_falling_back(tmp_path: Path, visible: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
     root, environ = machine(tmp_path, [0, 0]), {"CUDA_VISIBLE_DEVICES": visible}

@@ -121,7 +121,7 @@ def test_what_a_plug_in_raises_is_its_own(
     assert exit_code_of(importlib.import_module("plugged_in").meet) == 1
     where = tmp_path / "plugged_in.py"
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == f"rallyrun: error: LookupError was raised by plugged_in ({where}, line 2); look there"
+    assert last == f"rallyrun: error: LookupError was raised by plugged_in ({where}, line 2); check that package"
 
 
 def test_exits_pass_through() -> None:

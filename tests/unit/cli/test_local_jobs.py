@@ -111,8 +111,8 @@ def test_a_job_that_has_ended_is_no_host(machine: list[EndedJob]) -> None:
     job = LocalJob(9, "gone", "c10d", "localhost:29400", "a.py", 990.0, 0)
     machine.append(ended(job, time.time() - 12.5)._replace(log_dir="/logs/gone"))
     with pytest.raises(
-        NoJobError, match="no job 'gone' is running on this machine; the last one failed 12s ago: rank 0 failed; its "
-                          "logs"
+        NoJobError,
+        match="no job 'gone' is running on this machine; the last one failed 12s ago: rank 0 failed; its logs",
     ):
         job_named("gone", "")
 

@@ -227,9 +227,9 @@ def test_hosts_that_are_not_known_are_asked_for() -> None:
         ({**LSF_TASK, "LSB_MCPU_HOSTS": "hostA 2 hostB 2"}, Machine(hostname="hostA"), "this is task 2 of blaunch"),
         ({**LSF_TASK, "LSF_PM_TASKID": "3"}, Machine(hostname="hostB"), "submit with bsub -n 2 -R 'span[ptile=1]'"),
         ({**FLUX, "FLUX_JOB_SIZE": "8"}, Machine(), "Flux job fJqUHUCzX9 has 8 tasks on 2 nodes"),
-        ({**AZUREML, "WORLD_SIZE": "8"}, Machine(), "write process_count_per_instance: 1"),
+        ({**AZUREML, "WORLD_SIZE": "8"}, Machine(), "set process_count_per_instance: 1"),
         ({**AZUREML, "LOCAL_RANK": "3"}, Machine(), "LOCAL_RANK=3"),
-        ({**VOLCANO_PYTORCH, "VC_TASK_INDEX": "1", "MASTER_ADDR": ""}, Machine(), "contradicts itself"),
+        ({**VOLCANO_PYTORCH, "VC_TASK_INDEX": "1", "MASTER_ADDR": ""}, Machine(), "contradict each other"),
         (
             {name: text for name, text in VOLCANO_PYTORCH.items() if name.startswith("VC_")} | {"VC_TASK_INDEX": "1"},
             Machine(),

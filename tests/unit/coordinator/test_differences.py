@@ -120,8 +120,8 @@ def test_people_on_the_side_of_the_control_plane_hear_of_a_few(
     lines = [line for line in caplog.messages if "was started with" in line]
     assert len(lines) == 4
     assert lines[0] == (
-        "job 'job': n0 was started with --nnodes=3, but the job with --nnodes=20, which applies; use the same value on all "
-        "nodes"
+        "job 'job': n0 was started with --nnodes=3, but the job with --nnodes=20, which applies; use the same value on "
+        "all nodes"
     )
 
 

@@ -382,7 +382,9 @@ def test_one_address_cannot_keep_out_others_by_names_that_have_sessions(peers: l
     greedy = [
         Node(world, 2, job=f"name {number}", peer=peers[number % len(peers)]) for number in range(MAX_JOBS_OF_ONE)
     ]
-    with pytest.raises(HandshakeError, match=f"nodes at {origin} have started {MAX_JOBS_OF_ONE} jobs that are still running"):
+    with pytest.raises(
+        HandshakeError, match=f"nodes at {origin} have started {MAX_JOBS_OF_ONE} jobs that are still running"
+    ):
         Node(world, 2, job="one more", peer=peers[0])
     Node(world, 1, job="of another", peer="2001:db8:0:2::1").joins()
     Node(world, 2, job="of another", peer=peers[0])
@@ -395,7 +397,9 @@ def test_as_many_jobs_as_there_may_be_are_told_so() -> None:
     world = World()
     for number in range(MAX_JOBS):
         Node(world, 2, job=f"name {number}", peer=f"198.51.100.{number % 200}")
-    with pytest.raises(HandshakeError, match=f"this control plane has {MAX_JOBS} jobs that are still running; end some"):
+    with pytest.raises(
+        HandshakeError, match=f"this control plane has {MAX_JOBS} jobs that are still running; end some"
+    ):
         Node(world, 1)
 
 

@@ -265,7 +265,7 @@ def test_nobody_waits_for_a_node_that_is_lost_while_it_collects() -> None:
     job.hears("a", CollectedPart(number, b"x", True))
     told = job.told(job.coordinator.close(ord("b"), job.now).messages)
     assert [each for session, each in told if isinstance(each, CommandReply)] == [
-        CommandReply(False, "lost meanwhile: b (rank 1)")
+        CommandReply(False, "lost in the meantime: b (rank 1)")
     ]
 
 
@@ -347,7 +347,7 @@ def test_a_stop_of_a_job_that_is_over_says_so() -> None:
     job = running("a", "b")
     assert job.command(StopCommand(BY)).done
     reply = job.command(StopCommand(BY))
-    assert (reply.done, reply.detail) == (False, "the job has stopped already")
+    assert (reply.done, reply.detail) == (False, "the job has already stopped")
 
 
 def test_a_new_watcher_takes_the_place_of_the_one_that_has_been_silent_for_the_longest_time() -> None:

@@ -103,5 +103,5 @@ def test_a_transaction_is_answered_operation_by_operation(succeeded: bool) -> No
         if fits:
             assert messages.decode_txn(data, *asked).succeeded is succeeded
             continue
-        with pytest.raises(DecodingError, match="other operations"):
+        with pytest.raises(DecodingError, match="do not match the operations"):
             messages.decode_txn(data, *asked)

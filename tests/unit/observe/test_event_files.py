@@ -108,7 +108,8 @@ def test_what_is_not_there(
 def test_two_jobs_in_one_file_have_to_be_told_apart(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file.write_text(line() + line(job="k", elapsed=2.0))
     assert main(["report", str(file)]) == 1
-    assert capsys.readouterr().err == "rallyctl: error: the files contain events of 2 jobs, j, k; choose one with --job\n"
+    said = "rallyctl: error: the files contain events of 2 jobs, j, k; choose one with --job\n"
+    assert capsys.readouterr().err == said
     assert main(["report", str(file), "--job", "k", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["job"] == "k"
     assert main(["report", str(file), "--job", "l"]) == 1

@@ -83,7 +83,7 @@ def test_the_limits_of_this_process_are_read() -> None:
     [
         (64 * MEBIBYTE, 64 * MEBIBYTE, ["64 MiB of 64 MiB", "--shm-size"], "FAIL"),
         (512 * MEBIBYTE, 64 * MEBIBYTE + 1, ["--shm-size"], "WARN"),
-        (64 * GIBIBYTE, GIBIBYTE - 1, ["ended programs"], "WARN"),
+        (64 * GIBIBYTE, GIBIBYTE - 1, ["finished programs"], "WARN"),
         (GIBIBYTE, GIBIBYTE, ["1.0 GiB"], "PASS"),
     ],
 )

@@ -131,8 +131,8 @@ def test_what_is_read_unseen() -> None:
 @pytest.mark.parametrize(
     ("environ", "says"),
     [
-        ({}, "no OMP_NUM_THREADS"),
-        ({"OMP_NUM_THREADS": ""}, "no OMP_NUM_THREADS"),
+        ({}, "OMP_NUM_THREADS is not set"),
+        ({"OMP_NUM_THREADS": ""}, "OMP_NUM_THREADS is not set"),
         ({"OMP_NUM_THREADS": "4"}, None),
         ({"OMP_NUM_THREADS": "4", "OMP_PROC_BIND": "close"}, "OMP_PROC_BIND"),
         ({"OMP_NUM_THREADS": "4", "GOMP_CPU_AFFINITY": "0-3"}, "GOMP_CPU_AFFINITY"),

@@ -144,7 +144,7 @@ def test_a_worker_with_processors_of_its_own_must_know_how_many_threads(
         pytest.skip("there is one processor, so that none are left out")
     with preloading(reaper, tmp_path) as found:
         assert found.start(command(tmp_path), os.environ, None, None, ours[:1]) is None
-        assert "no OMP_NUM_THREADS" in caplog.text
+        assert "OMP_NUM_THREADS is not set" in caplog.text
         start(found, reaper, tmp_path, "pass").release()
 
 

@@ -38,9 +38,9 @@ def test_registering() -> None:
     registry.register("counting", counting)
     registry.register("counting", counting)  # the same again is no mistake
     assert registry.create_handler(params("counting")).get_run_id() == "job"
-    with pytest.raises(UserError, match="'counting' is registered already"):
+    with pytest.raises(UserError, match="'counting' is already registered"):
         registry.register("counting", another)
-    with pytest.raises(UserError, match="not empty"):
+    with pytest.raises(UserError, match="must not be empty"):
         registry.register("", counting)
 
 
@@ -54,7 +54,7 @@ def test_a_name_costs_nothing_until_it_is_used() -> None:
 def test_a_handler_that_goes_by_another_name() -> None:
     registry = RendezvousHandlerRegistry()
     registry.register("mine", counting)
-    with pytest.raises(RuntimeError, match="'mine' calls itself 'counting'"):
+    with pytest.raises(RuntimeError, match="'mine' reports the name 'counting'"):
         registry.create_handler(params("mine"))
 
 
@@ -112,5 +112,5 @@ def test_a_port_that_other_nodes_cannot_know_is_refused_where_the_job_needs_them
     if not refused:
         get_rendezvous_handler(parameters)
         return
-    with pytest.raises(UserError, match=f"the other nodes cannot know the port that the kernel chooses on 127.0.0.1 .*; {refused}"):
+    with pytest.raises(UserError, match=f"cannot know the port that the kernel chooses on 127.0.0.1 .*; {refused}"):
         get_rendezvous_handler(parameters)

@@ -233,7 +233,7 @@ def test_a_server_that_goes_away_in_the_middle_is_one_sentence(reply: bytes) -> 
         connection.sendall(reply)
 
     with peer(script) as port, TCPStore("127.0.0.1", port) as store:
-        with pytest.raises(StoreConnectionError, match=f"the store at 127.0.0.1:{port} is lost: the server closed"):
+        with pytest.raises(StoreConnectionError, match=f"the store at 127.0.0.1:{port} was lost: the server closed"):
             store.num_keys()
         with pytest.raises(StoreConnectionError, match="cannot be used any more: the server closed the connection"):
             store.set("k", "v")

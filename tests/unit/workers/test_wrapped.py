@@ -105,7 +105,7 @@ def test_there_is_none_where_nothing_fits() -> None:
     ("end", "told", "has_file", "code", "remark"),
     [
         ("0", 3, False, 3, "its wrapper wrapper exited with code 0"),
-        ("1", 3, False, 3, "its wrapper wrapper ended with 1"),
+        ("1", 3, False, 3, "its wrapper wrapper exited with code 1"),
         ("3", 3, False, 3, ""),
         ("0", 0, False, 0, ""),
         ("7", 0, False, 7, "this is the exit code of its wrapper wrapper; the program behind it succeeded"),

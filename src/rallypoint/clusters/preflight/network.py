@@ -222,7 +222,7 @@ async def _greet(target: DialTarget, job: str) -> Answer:
     except RETRYABLE as error:
         return Answer(
             refusal=f"the program listening at {target.endpoint} does not answer like Rallypoint's control plane "
-                    f"({error_words(error) or dialer.unfinished}); find out which program it is, or choose another port"
+            f"({error_words(error) or dialer.unfinished}); find out which program it is, or choose another port"
         )
     took = time.monotonic() - began
     session.writer.close()
@@ -275,8 +275,9 @@ def judge_port(
     The kernel uses ports in the range `ephemeral`, except `reserved` ones, for outgoing connections.
     """
     if trouble:
-        return failed(f"port {port} cannot be used ({trouble})", "find out which process uses it (`ss -tanp sport = "
-                                                                 f":{port}`)")
+        return failed(
+            f"port {port} cannot be used ({trouble})", f"find out which process uses it (`ss -tanp sport = :{port}`)"
+        )
     low, high = ephemeral
     if not low <= port <= high:
         return passed(f"port {port} is outside the range of outgoing connections, {low}-{high}")

@@ -139,8 +139,9 @@ def _required(result: CheckResult) -> CheckResult:
     if result.status is Status.SKIP:
         fact = f"not checked: {result.fact}"
         return result._replace(
-            status=Status.FAIL, fact=fact, remedy="it is required; make this check possible, or remove it from "
-                                                  "--require"
+            status=Status.FAIL,
+            fact=fact,
+            remedy="it is required; make this check possible, or remove it from --require",
         )
     return result if result.status is Status.PASS else result._replace(status=Status.FAIL)
 

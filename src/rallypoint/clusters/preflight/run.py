@@ -136,7 +136,12 @@ def _start_child(inputs: CheckInputs, checks: dict[int, Check], answers: _Answer
             stderr=subprocess.DEVNULL,
         )
     except OSError as error:
-        _give_up(f"the process that checks cannot be started ({error.strerror})", "see the check `processes`", checks, answers)
+        _give_up(
+            f"the process that checks cannot be started ({error.strerror})",
+            "see the check `processes`",
+            checks,
+            answers,
+        )
         return None
     assert child.stdout is not None
     try:

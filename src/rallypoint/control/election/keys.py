@@ -207,7 +207,8 @@ def decode_snapshot(key: bytes, value: bytes) -> StoredSnapshot:
     valid = 0 < len(snapshot.incarnation) <= _NAME and snapshot.number in _NUMBERS and snapshot.parts in _PARTS
     if header + b" " != _STATE or not valid:
         raise RendezvousStateError(
-            f"the key {key.decode(errors='replace')!r} in etcd holds {value[:24]!r}, which this version of Rallypoint "
-            "did not write; use the same version on all nodes, or another --rdzv-id or prefix (--rdzv-conf prefix=...)"
+            f"the key {key.decode(errors='replace')!r} in etcd contains {value[:24]!r}, which this version of "
+            "Rallypoint did not write; use the same version on all nodes, or another --rdzv-id or prefix (--rdzv-conf "
+            "prefix=...)"
         )
     return snapshot

@@ -183,7 +183,9 @@ def _watch(folder: str) -> Inotify | None:
         news.watch(folder, CREATED)
     except OSError as error:
         log.warning(
-            "their folder cannot be watched, so workers that leave a round are polled every %s s: %s", POLL, error
+            "the workers' folder cannot be watched, so workers that leave a round are polled every %s s: %s",
+            POLL,
+            error,
         )
         if news is not None:
             news.close()

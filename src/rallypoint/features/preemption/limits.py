@@ -158,7 +158,7 @@ def scheduler_of(environ: Mapping[str, str]) -> Scheduler | None:
 _REQUEUED_BY = {
     "LSF": "one of LSF; remove it, and submit with bsub -Q 143, so that LSF requeues a preempted job",
     "PBS": "one of PBS, where only an operator may requeue a job; remove it, and let the script submit itself again if "
-           "it exits with code 143",
+    "it exits with code 143",
 }
 
 

@@ -59,7 +59,7 @@ def check(own: Features, environ: Mapping[str, str], flag: str = "--wrap", ranks
         if not {"%", "$"}.intersection(program) and shutil.which(program, path=environ.get("PATH")) is None:
             raise UsageError(f"{program} was not found or is not executable; use a path, or a name on the PATH")
         if recovery.standby:
-            raise UsageError("a standby worker has no wrapper when it replaces another; remove --standby or --wrap")
+            raise UsageError("standby workers cannot run in a wrapper; remove --standby or --wrap")
         if recovery.preload and not ranks.ranges:
             raise UsageError(
                 "wrapped workers cannot use --preload; choose the ranks to wrap with --wrap-ranks"

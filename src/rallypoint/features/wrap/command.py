@@ -136,8 +136,8 @@ def _check_expanded(word: str, variables: Collection[str]) -> None:
     for found in _UNEXPANDED.finditer(_SUM.sub("", word)):
         if found[1] is None or found[1] in variables:
             raise UsageError(
-                f"{word!r} contains {found[0].replace('{', '')}, which no shell expands here; write the value, or put the "
-                "whole command into a script"
+                f"{word!r} contains {found[0].replace('{', '')}, which no shell expands here; write the value, or put "
+                "the whole command into a script"
             )
 
 

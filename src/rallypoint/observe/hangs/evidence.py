@@ -142,7 +142,7 @@ def _stacks_of_one(program: str | None, deadline: Deadline, rank: int, pid: int)
         return WorkerStacks(rank, pid, text_of(threads, pid), waits=waits_for(pid, threads[0]))
     except Unreadable as error:
         if program is None or not isinstance(error, UnknownPython):
-            advice = "; py-spy might be able to read them (pip install py-spy)" if isinstance(error, UnknownPython) else ""
+            advice = "; py-spy might read them (pip install py-spy)" if isinstance(error, UnknownPython) else ""
             return WorkerStacks(rank, pid, "", f"{error}{advice}")
     try:
         done = subprocess.run(

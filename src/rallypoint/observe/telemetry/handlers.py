@@ -68,7 +68,7 @@ def _plugin_handler(destination: str) -> logging.Handler:
     if not isinstance(handler, logging.Handler):
         raise UserError(
             f"the event handler {destination!r} is a {type(handler).__name__}; its entry point must name a "
-            "logging.Handler, or a callable that returns one without arguments"
+            "logging.Handler, or a callable that needs no arguments and returns one"
         )
     return handler
 

@@ -122,7 +122,7 @@ class JsonLinesHandler(logging.Handler):
             self._lost += 1
             if not self._complained:
                 self._complained = True
-                log.warning("events are lost: %s cannot be written: %s", self.path, error.strerror)
+                log.warning("events are being lost: %s cannot be written: %s", self.path, error.strerror)
 
     def _open(self) -> int:
         return open_to_append(self.path)

@@ -162,7 +162,7 @@ def _resize(command: ResizeCommand, state: State, settings: Settings, sessions: 
         stops = "its next failure would stop it" if state.complete else "its next round would wait"
         raise CommandRefused(
             f"the job has {_count(len(nodes))}; with a minimum of {least}, {stops} until {short} more "
-            f"{'has' if short == 1 else 'have'} joined; start them first, or use --force"
+            f"{'has' if short == 1 else 'have'} joined; start more nodes first, or use --force"
         )
     was, now = f"{settings.min_nodes}:{settings.max_nodes}", f"{least}:{most}"
     then = ", from the next round on" if state.complete else ""

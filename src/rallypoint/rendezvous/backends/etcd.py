@@ -151,7 +151,7 @@ def tls_of(params: RendezvousParameters) -> EtcdTls | None:
     if protocol == "http":
         if has_files:
             raise UsageError(
-                "rendezvous option protocol=http uses no certificates; set protocol=https, or remove them"
+                "rendezvous option protocol=http uses no certificates; set protocol=https, or remove the certificates"
             )
         return None
     if key is not None and cert is None:

@@ -176,8 +176,8 @@ def control_tls(options: Mapping[str, object]) -> ControlTls | None:
     missing = [name for name in _TLS[:3] if not files[name]]
     if missing:
         raise UserError(
-            f"{' and '.join(missing)} not set; TLS needs tls_cert, tls_key and tls_ca, because both sides present a "
-            "certificate"
+            "TLS needs tls_cert, tls_key and tls_ca, because both sides present a certificate; set "
+            f"{' and '.join(missing)}"
         )
     from rallypoint.base.tls import ControlTls, TlsFiles
 

@@ -736,7 +736,7 @@ class Pump:
             file.watch = self._inotify.watch(file.path)
             self._watches[file.watch] = file
         except OSError as error:
-            _logger.warning("log files are polled every %s s: %s", POLL, error)
+            _logger.warning("log files cannot be watched, so they are polled every %s s: %s", POLL, error)
             if self._inotify is not None:
                 self._poller.unregister(self._inotify)
                 self._inotify.close()

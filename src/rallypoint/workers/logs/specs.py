@@ -467,5 +467,6 @@ def remove_empty(path: str) -> bool:
 
 def _refused(path: str, error: OSError) -> UserError:
     return user_error(
-        f"the log folder {path!r} cannot be created: {error.strerror or error}; choose another folder with --log-dir", error
+        f"the log folder {path!r} cannot be created: {error.strerror or error}; choose another folder with --log-dir",
+        error,
     )
