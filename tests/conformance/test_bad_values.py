@@ -141,7 +141,7 @@ OF_OURS = [("lease", "x"), ("lease", "0"), ("notice_timeout", "-1"), ("same_fail
 
 ONLY_OURS = [
     value("--nnodes", "2", "--standalone", "unset one of them", also=("--standalone",), code=2),
-    value("--rdzv-id", "$SLURM_JOB_ID", "nothing has expanded", code=2),
+    value("--rdzv-id", "$SLURM_JOB_ID", "which was not expanded", code=2),
     value("--rdzv-id", "", "is empty", also=("--nnodes=2",), code=2),
     value("--node-rank", "2", "from 0 to 1", also=("--nnodes=2", "--master-port=1"), code=2),
     *[bad([f"--rdzv-conf={key}={text}", "--standalone"], key, text)._replace(code=2) for key, text in OF_OURS],

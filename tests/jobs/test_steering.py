@@ -109,7 +109,7 @@ def a_job_is_shown_restarted_resized_drained_and_stopped(rallyrun: Launcher) -> 
     code, seen = named.status()
     assert (code, seen["phase"], seen["restarts"]["requested"]) == (4, "stopped", 1)
     assert seen["age_seconds"] > 0
-    assert not any("taken over" in each["text"] for each in seen["events"])
+    assert not any("took over" in each["text"] for each in seen["events"])
     assert "stopped the job" in seen["events"][-1]["text"]
     code, text = ask("status", "--all")
     assert (code, "job  stopped" in text) == (0, True)

@@ -137,7 +137,7 @@ def test_the_failure_to_start_them_again_uses_a_restart(tmp_path: Path) -> None:
 def test_in_the_first_round_the_error_ends_the_agent(tmp_path: Path) -> None:
     workers = Starts(tmp_path, [])
     workers.group.spec.entrypoint = str(tmp_path / "missing")
-    with pytest.raises(UserError, match="is not found"):
+    with pytest.raises(UserError, match="was not found"):
         workers.run()
 
 

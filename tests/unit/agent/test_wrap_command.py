@@ -107,8 +107,8 @@ def test_what_is_no_list_of_ranks(text: str) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"wrap": "/no/such --flag"}, "--wrap=/no/such --flag: /no/such is not found"),
-        ({"wrap": "/etc/passwd"}, "cannot be executed"),
+        ({"wrap": "/no/such --flag"}, "--wrap=/no/such --flag: /no/such was not found"),
+        ({"wrap": "/etc/passwd"}, "is not executable"),
         ({"wrap_ranks": "0"}, "--wrap-ranks=0: it needs --wrap, which is not set"),
         ({"wrap": "env", "standby": 1}, "remove --standby"),
         ({"wrap": "env", "preload": ("json",)}, "choose the ranks to wrap with --wrap-ranks"),

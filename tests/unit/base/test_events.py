@@ -236,10 +236,10 @@ def test_a_loop_that_cannot_be_made_holds_up_nobody() -> None:
     assert not asker.is_alive(), "it still waits"
     (error,) = waits
     assert isinstance(error, LoopError)
-    assert "cannot be made" in str(error)
-    with pytest.raises(LoopError, match="cannot be made"):
+    assert "cannot be created" in str(error)
+    with pytest.raises(LoopError, match="cannot be created"):
         loop.submit(nothing())
-    with pytest.raises(LoopError, match="cannot be made"):
+    with pytest.raises(LoopError, match="cannot be created"):
         loop.call(early)
     assert loop.withdraw(early), "it will not run"
     loop.stop()

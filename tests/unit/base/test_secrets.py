@@ -51,7 +51,7 @@ def test_a_token_opens_its_own_job_alone() -> None:
     own = Secret((token(master, "job7"),))
     assert own.keys("job7") == master.keys("job7")
     assert own.keys("job7") != master.keys("job8")
-    with pytest.raises(UserError, match="token of a job"):
+    with pytest.raises(UserError, match="is a job's token"):
         token(own, "job7")
 
 

@@ -167,7 +167,7 @@ def test_what_cannot_be_meant_is_said(environment: Environment, capsys: pytest.C
     assert "takes no command" in said
     code, said = answer(capsys, "run")
     assert code == 2
-    assert "there is no command" in said
+    assert "the command is missing" in said
 
 
 def test_a_long_or_spaced_path_to_python_is_no_shebang(

@@ -46,7 +46,7 @@ def test_the_example_of_a_secret_makes_one_that_is_accepted(
     assert capsys.readouterr().out == ""
     before = made.read_text()
     assert main(["secret", *example.split()]) == 1
-    assert re.search("cannot be made: File exists; name another", capsys.readouterr().err)
+    assert re.search("cannot be created: File exists; choose another", capsys.readouterr().err)
     assert made.read_text() == before
 
 

@@ -154,7 +154,7 @@ def test_a_plain_peer_and_a_tls_peer_tell_each_other_in_one_sentence(authority: 
     with served(tls) as endpoint:
         assert "accepts only TLS; set tls_cert" in loses(endpoint, None)
     with served(None) as endpoint:
-        assert "does not speak TLS" in loses(endpoint, tls)
+        assert "does not use TLS" in loses(endpoint, tls)
 
 
 def test_the_workers_of_a_static_job_share_the_port_and_need_no_certificate(authority: Authority) -> None:

@@ -189,7 +189,7 @@ def test_what_cannot_be_is_refused_where_it_arrives(data: bytes, why: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("data", "why"), [(b"", "not whole"), (b"no", "incorrect header"), (deflated(b"{}")[:-1], "not whole")]
+    ("data", "why"), [(b"", "incomplete"), (b"no", "incorrect header"), (deflated(b"{}")[:-1], "incomplete")]
 )
 def test_what_is_not_whole_is_refused(data: bytes, why: str) -> None:
     with pytest.raises(ValueError, match=why):

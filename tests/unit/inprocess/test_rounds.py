@@ -438,7 +438,7 @@ def test_a_round_that_cannot_be_read_ends_the_process(tmp_path: Path) -> None:
         agent.order("enter 1")
         code, errors = agent.end()
         assert code == 1
-        assert "is of round 3, not of 1" in errors
+        assert "belongs to round 3, not to round 1" in errors
 
 
 FORKS = """

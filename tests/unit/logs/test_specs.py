@@ -146,7 +146,7 @@ def test_a_file_as_log_folder_is_refused(tmp_path: Path) -> None:
     file.touch()
     with pytest.raises(UserError, match="is a file"):
         DefaultLogsSpecs(str(file))
-    with pytest.raises(UserError, match="cannot be made"):
+    with pytest.raises(UserError, match="cannot be created"):
         DefaultLogsSpecs(str(file / "below")).reify(_envs(1))
 
 

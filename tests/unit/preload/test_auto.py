@@ -131,7 +131,7 @@ def test_modules_can_be_named_beside_it_and_one_that_is_unforkable_is_left_out(
 
 NEVER = {
     "no Python": (["/bin/sh", "broken.py"], "'/bin/sh' is not itself a Python interpreter"),
-    "a command": ([sys.executable, "-c", "pass"], "-c gives a command"),
+    "a command": ([sys.executable, "-c", "pass"], "-c runs a command"),
     "syntax": ([sys.executable, "-u", "broken.py"], "the imports of broken.py cannot be read (SyntaxError: "),
     "no module": (
         [sys.executable, "-u", "-m", "none.such"],

@@ -51,8 +51,8 @@ def test_what_is_understood(words: list[str], command: PreloadCommand) -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["-c", "pass"], "-c gives a command"),
-        (["-uc", "pass"], "-c gives a command"),
+        (["-c", "pass"], "-c runs a command"),
+        (["-uc", "pass"], "-c runs a command"),
         (["-I", "train.py"], "PYTHONPATH"),
         (["-uE", "train.py"], "PYTHONPATH"),
         (["-S", "train.py"], "`site`"),

@@ -211,6 +211,6 @@ def test_a_server_without_the_secret_is_not_believed_and_learns_nothing(skips_ch
     with listener, linked(Endpoint(*listener.getsockname()), KEY) as told:
         lost = told.get(timeout=TIMEOUT)
         assert isinstance(lost, LinkLost)
-        assert ("out of turn" if skips_challenge else "could not prove") in lost.detail
+        assert ("unexpected" if skips_challenge else "could not prove") in lost.detail
     thread.join(TIMEOUT)
     assert not any(KEY in each for each in seen.get(timeout=TIMEOUT))

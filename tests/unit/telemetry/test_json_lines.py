@@ -132,7 +132,7 @@ def test_a_full_disk_costs_lines_and_the_file_says_so(
     ("destination", "sentence"),
     [
         ("", "jsonl: contains no path; use jsonl:PATH"),
-        ("?keep=1", "names no file"),
+        ("?keep=1", "contains no path"),
         ("e.jsonl?keep=-1", "does not describe a rotation"),
         ("e.jsonl?max_mb=0", "does not describe a rotation"),
         ("e.jsonl?max_mb=a", "does not describe a rotation"),

@@ -140,7 +140,7 @@ def test_ranks_without_gaps(
 
 def test_a_program_that_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
     before = descriptors()
-    with pytest.raises(UserError, match="'no-such-program' is not found"):
+    with pytest.raises(UserError, match="'no-such-program' was not found"):
         start_processes("no-such-program", {0: ()}, {0: {}}, DefaultLogsSpecs(str(tmp_path), Std.ALL, Std.ALL))
     until_closed(before)
 

@@ -145,7 +145,7 @@ def test_where_one_of_many_cannot_be_started_none_is_left(reaper: ReaperClient) 
     commands = [Command(["sleep", "600"], {"PATH": "/none"} if number == 77 else {}) for number in range(100)]
     one = WorkerProcess(reaper, ["sleep", "600"], os.environ)
     inner = parent_of(one.pid)
-    with pytest.raises(UserError, match="'sleep' is not found"):
+    with pytest.raises(UserError, match="'sleep' was not found"):
         start_workers(reaper, commands, os.environ)
     until(lambda: descendants(inner, {pid: each.parent for pid, each in process_table().items()}) == {one.pid})
     assert one.poll() is None
