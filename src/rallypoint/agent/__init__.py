@@ -1,1 +1,1 @@
-"""The agent, one per node: takes part in the rendezvous, runs the node's workers, and reports their ends."""
+"""The agent, one per node: joins the rendezvous, runs the node's workers, and reports how they end."""

@@ -1,9 +1,9 @@
-"""Carries out the policy's steps on the workers of this node and its rendezvous.
+"""Carries out the policy's steps, on this node's workers and its rendezvous.
 
 Laws:
 
-1. Nothing here waits. A step that takes time is only begun here; the loop drives it as a `Source`.
-2. Only the policy knows the phase of the agent; this knows only what has begun and is not done yet.
+1. Nothing here waits. A step that takes time is only started here; the loop drives it as a `Source`.
+2. Only the policy knows the agent's phase. This module knows only which steps are unfinished.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _NO_START = RallypointError, OSError, RuntimeError, MemoryError
-"""Errors when workers cannot be started: `can't start new thread` is a RuntimeError."""
+"""Errors that mean that workers cannot be started: `can't start new thread` is a RuntimeError."""
 _SHORTAGE_TIMEOUT, _SHORTAGE_PAUSE = 3.0, 0.25
-"""Seconds for which a start is retried if this machine has run out of something, and between tries: workers that ended
-a moment ago may have used it."""
+"""Seconds to retry a start if this machine is out of a resource, and the pause between tries. Workers that ended a
+moment ago may have used it."""
 
 
 class Actions(Source):
-    """Carries out steps for the loop of one agent, and drives what they have begun.
+    """Carries out steps for one agent's loop, and drives those that take time.
 
     Args:
         workers: the workers of this node.
         rendezvous: this node's rendezvous client.
         clock: the loop's clock.
-        post: takes an event that a step causes at once.
+        post: called with an event that a step causes at once.
     """
 
     def __init__(
@@ -78,34 +78,34 @@ class Actions(Source):
         self._confirmation = Confirmation(rendezvous, fence=workers.fence if fenced else None)
         self.fence = self._confirmation if fenced else None
         self._query_every = FIRST_PROGRESS_REQUEST
-        """Seconds between queries for the progress of other nodes."""
+        """Seconds between queries for other nodes' progress."""
         self.timers: dict[Timer, float] = {}
         """When each timer fires, on the clock."""
         self.workers_stop = WorkersStop(self._stopped)
-        """The stop of the workers."""
+        """The stop in progress or the last one."""
         self._gate: Gate | None = None
-        """The check that has to pass before this node requests a place, while it runs."""
+        """The running check that must pass before this node requests a place."""
         self.starting: steps.StartWorkers | None = None
-        """The start to make when its preparations are done and the coordinator has confirmed the round."""
+        """The start to make once preparations are done and the coordinator has confirmed the round."""
         self._start_failure: Cause | None = None
-        """Why this node cannot even begin the round that it has to start."""
+        """Why this node cannot even begin its round."""
         self._start_at = -math.inf
-        """When to retry a start for which this machine had no resources."""
+        """When to retry a start that failed for lack of resources."""
         self._start_until = math.inf
-        """When to stop retrying, so that the start has failed; infinite before the first try."""
+        """When to stop retrying and report failure; infinite before the first try."""
         self.result: RunResult | None = None
         """The result of the run, once it ends."""
         self.last: RunResult | None = None
         """The last result of polling the round's workers."""
         self._held: RunResult | None = None
-        """That result, while it is undecided whether the workers failed."""
+        """That result, while it is undecided whether it is a failure."""
         self._announced: Cause | None = None
         """The last failure of this node's workers."""
         self._finished_at = 0.0
         self.at_end: list[Callable[[], str]] = []
-        """Texts to append to the reason of the end; each may wait for its facts."""
+        """Texts to append to the final reason; each may wait for its facts."""
         self.round = -1
-        """The round of the current steps."""
+        """The round that the current steps belong to."""
 
         self.steps: dict[type, Callable[[Any], object]] = {
             steps.LogLine: lambda step: self._log(step.text, warning=step.warning),
@@ -132,7 +132,7 @@ class Actions(Source):
             messages.OperatorAction: [lambda event: self._log(event.text)],
             ConfigDiffers: [self._on_config_differs],
         }
-        """Functions called for an event, whatever the policy decides, by event type; features add theirs."""
+        """Functions to call for an event regardless of the policy, by event type; features add theirs."""
 
     def _on_config_differs(self, event: ConfigDiffers) -> None:
         for difference in event.differences:
@@ -164,7 +164,7 @@ class Actions(Source):
         seconds = self._workers.grace.seconds(failed=False)
         self._workers.folder.post(PREEMPTION, "", self.round, seconds, waits=False)
 
-    # What has begun, for the loop to drive
+    # Work in progress, driven by the loop
 
     def fds(self) -> list[int]:
         return [*self.workers_stop.fds(), *(self._gate.fds() if self._gate is not None else ())]
@@ -194,7 +194,7 @@ class Actions(Source):
         yield from self._start_if_ready()
         now = self._clock.monotonic()
         for timer in [timer for timer, at in self.timers.items() if at <= now]:
-            # The loop handles an event before this generator continues: it may have cancelled the next timer.
+            # The loop handles each event before this generator continues: it may have cancelled the next timer.
             if self.timers.pop(timer, None) is None:
                 continue
             if timer is Timer.PROGRESS:
@@ -203,7 +203,7 @@ class Actions(Source):
                 yield steps.TimerFired(timer)
 
     def _start_if_ready(self) -> Iterator[steps.Event]:
-        """Start the workers if this is due and no preparation is left; or report why they cannot start."""
+        """Start the workers if a start is due and no preparation is in progress, or report why they cannot start."""
         if self.starting is None or self._clock.monotonic() < self._start_at:
             return
         preparations, cause = self._workers.preparations, self._start_failure
@@ -213,18 +213,18 @@ class Actions(Source):
             cause = node_failure(failed.failure, Ending.INFRASTRUCTURE, exitcode=1, host=failed.failed_node)
         if cause is None and self._confirmation.must_wait():
             return
-        # Cleared before the start, not after it: an exception in the first round ends the run, and no start may be
-        # pending when the rest of the run is ended.
+        # Cleared before the start, not after it: an exception in the first round ends the run, and the shutdown must
+        # not find a pending start.
         step, self.starting, self._start_failure = self.starting, None, None
         if cause is None:
             cause = self._try_start(step)
         if cause is not None:
             yield steps.WorkersFailed(cause, max_restarts=self._workers.restart_limit())
         elif self.starting is None:
-            # Both imports and the store are for the next failure. They happen now, while nobody waits for this node:
-            #   1. a worker fails, and each node waits for the coordinator's `RoundEnded`;
+            # Import both modules and open the store now, ahead of the next failure, while nobody waits for this node:
+            #   1. a worker fails, and all nodes wait for the coordinator's `RoundEnded`;
             #   2. importing then would delay all of them (20 ms on a busy disk);
-            #   3. opening the store then would cost another message to the coordinator, and its answer.
+            #   3. opening the store then would cost another round trip to the coordinator.
             if self._rendezvous.hosts_coordinator:
                 import rallypoint.control.membership.endings
                 import rallypoint.control.membership.many_gone  # noqa: F401
@@ -233,11 +233,11 @@ class Actions(Source):
             yield steps.WorkersStarted(step.placement.round)
 
     def _try_start(self, step: steps.StartWorkers) -> Cause | None:
-        """Start the workers. Returns why this is impossible; None if it succeeded or will be retried (`starting`).
+        """Start the workers. Returns why they cannot start; None if they did, or if `starting` will be retried.
 
         Raises:
-            RallypointError, OSError: the start failed in this node's first round. So it is most likely a mistake of
-                the user, who is still there to see it.
+            RallypointError, OSError: the start failed in this node's first round. The user most likely made a mistake
+            and is still watching.
         """
         if self.fence is not None:
             self.fence.workers_start()
@@ -256,29 +256,29 @@ class Actions(Source):
         return None
 
     def _failed_start(self, error: Exception) -> Cause:
-        """The cause if workers cannot be started because of this error; raises the error if it ends this node."""
+        """Return the cause of a failed start, or raise the error if it ends this node."""
         if isinstance(error, (RendezvousError, SignalException)) or not self._workers.started_at:
             raise error
         return node_failure(f"its workers cannot be started: {error}", Ending.INFRASTRUCTURE, exitcode=1)
 
-    # While this node waits for others
+    # While waiting for other nodes
 
     def _query_progress(self, now: float) -> None:
-        if not self.workers_stop.in_progress:  # otherwise this node waits for its own workers
+        if not self.workers_stop.in_progress:  # otherwise this node is waiting for its own workers
             self._rendezvous.send(ProgressRequest())
             self._query_every = min(2 * self._query_every, MAX_PROGRESS_INTERVAL)
         self.timers[Timer.PROGRESS] = now + self._query_every
 
-    # The end of what runs
+    # Shutdown
 
     def end_everything(self, number: int) -> None:
-        """End everything that runs with this signal, and return when it is gone."""
-        self.timers.pop(Timer.PROGRESS, None)  # or a pass of the loop that never comes would be awaited
+        """End everything that is running with this signal; return when it is gone."""
+        self.timers.pop(Timer.PROGRESS, None)  # or we would wait for a pass of the loop that never comes
         try:
             if self._gate is not None:
                 self._gate.end(number)
             self._workers.shutdown(number)
-        except BaseException:  # for instance an unhandled ^C, which must not cut the shutdown short
+        except BaseException:  # such as an unhandled ^C, which must not cut the shutdown short
             self._workers.shutdown(SIGKILL)
             raise
         finally:
@@ -307,10 +307,10 @@ class Actions(Source):
 
     def _join(self, step: steps.RequestJoin) -> None:
         spec = self._workers.group.spec
-        # Before the request, which may complete the round at once:
-        #   1. the workers are at step 41, the coordinator knows only step 1; another node fails;
+        # Report progress before the request, which may complete the round at once:
+        #   1. the workers are at step 41, but the coordinator knows only step 1; another node fails;
         #   2. our request is the last, and the round begins with the progress known to the coordinator: step 1;
-        #   3. if we reported 41 only now, the first report of the new workers, step 31, would count as no progress.
+        #   3. if we reported 41 now, the new workers' first report, step 31, would not count as progress.
         self._workers.folder.end_round()
         now = self._workers.group.join_requested_at = self._clock.monotonic()
         self._query_every = FIRST_PROGRESS_REQUEST
@@ -321,7 +321,7 @@ class Actions(Source):
             return
         self._confirmation.requests_place()
         node = NodeInfo(
-            *(spec.role, spec.local_world_size, "", 0),  # its rendezvous adds where it listens
+            *(spec.role, spec.local_world_size, "", 0),  # its rendezvous adds its address
             max_restarts=spec.max_restarts,
             program=spec.get_program_name(),
             restarts_workers=self._workers.restarts_all(),
@@ -331,8 +331,8 @@ class Actions(Source):
         self._rendezvous.join(node, keeps_place=self._workers.gate is None)
 
     def _start(self, step: steps.StartWorkers) -> None:
-        # Leftovers of the previous round must not speak for this one: a result that was kept back while its signal was
-        # awaited, and the timer of that wait.
+        # Forget the previous round's leftovers: a result held back until its signal arrived, and the timer of that
+        # wait.
         self.last = self._held = None
         self.timers.pop(Timer.SIGNAL, None)
         self._workers.group.notices = self._workers.folder.reset(keep=self._workers.keeps_folder())
@@ -350,8 +350,8 @@ class Actions(Source):
         self._announced = cause
         self._workers.folder.end_round()
         self._rendezvous.send(step._replace(restarts_workers=self._workers.restarts_all()))
-        # Announced. Now do the slow look-ups for the log and the report, while the other nodes stop their workers too;
-        # these could not finish anyway.
+        # The failure is announced. Now do the slow look-ups for the log and the report: the other nodes are stopping
+        # their workers, and could not finish anyway.
         if cause.rank >= 0:
             log.error(
                 "failed (exitcode: %d) local_rank: %d (pid: %d) of binary: %s",
@@ -393,7 +393,7 @@ class Actions(Source):
         if (stopped := self.workers_stop.begin(self._workers.stop(step))) is not None:
             self._post(stopped)
 
-    # The end
+    # End of the run
 
     def _end(self, step: steps.End) -> None:
         match step.event:

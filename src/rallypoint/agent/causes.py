@@ -2,23 +2,23 @@
 
 Workers A and B of this node are in a collective:
 
-  1. B raises, and begins to end: `finally`, atexit, threads, destruction of its process group;
-  2. A's collective fails, since B has closed its connection, and A ends first;
-  3. if the agent announced A's failure, everybody would read of a closed connection, and B would be stopped before it
+  1. B raises and starts to shut down: `finally`, atexit, threads, destruction of its process group;
+  2. B closes its connection, so A's collective fails, and A ends first;
+  3. if the agent announced A's failure, the report would show a closed connection, and B would be stopped before it
      could write its traceback.
 
-So a failure that may be a consequence of another one (`failures.kinds`) waits half a second for an original. Meanwhile
-the agent looks at each worker that has not ended, again and again:
+So the agent holds back a failure that might be a consequence of another one (`failures.kinds`) for half a second, and
+waits for an original. Meanwhile it repeatedly inspects each worker that is still running:
 
-- it has left an error file in this start: it has failed;
-- its last output is a whole traceback: it has failed, and is ending, or waits for a thread;
-- it handles an exception that is no consequence (`base.python_memory`): it has failed, and cleans up;
-- otherwise its stack is a clue: where it was when the others failed.
+- it wrote an error file in this start: it failed;
+- its last output is a whole traceback: it failed, and is shutting down or waiting for a thread;
+- it is handling an exception that is no consequence (`base.python_memory`): it failed, and is cleaning up;
+- otherwise its stack is a clue: it shows where the worker was when the others failed.
 
-The agent asks all other nodes to look too. A node that finds an original announces it at once, which ends the round for
-all. The others answer with their clues. An ordinary failure waits for nothing, and imports nothing here.
+The agent also asks all other nodes to look. A node that finds an original announces it at once, which ends the round
+for all. The others answer with their clues. An ordinary failure is announced without delay, and without these imports.
 
-A thread reads the memory of workers: a worker in the middle of a large `munmap` may block the reader.
+A thread reads the workers' memory, because a worker in the middle of a large `munmap` can block its reader.
 """
 
 from __future__ import annotations
@@ -50,30 +50,30 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _WITHIN, _LOOKS_AGAIN = 0.5, 0.05
-"""Seconds to wait for an original failure, and between two looks at living workers."""
+"""Seconds to wait for an original failure, and between inspections of running workers."""
 _FOR_CLUES = 0.5
-"""Additional seconds that the asking node waits for nodes that have not answered."""
+"""Additional seconds to wait for other nodes' answers, on the node that asked."""
 _OTHERS_FIRST = 0.8
-"""Additional seconds that this node waits if another one has asked it: the other one announces, with all clues."""
+"""Additional seconds to wait on a node that was asked: the node that asked announces first, with all clues."""
 _SHOWN = 12
-"""Groups of workers that the report names."""
+"""Maximum number of worker groups that the report names."""
 _MOST_RANKS = 64
-"""Ranks of one group that are sent."""
+"""Maximum number of ranks sent per group."""
 _USUAL = re.compile(
     "(?:Stop(?:Async)?Iteration|GeneratorExit|ImportError|ModuleNotFoundError|AttributeError|KeyError|IndexError|Empty|Full"
     "|FileNotFoundError|FileExistsError|BlockingIOError|InterruptedError|NotImplementedError|TimeoutError"
     "|KeyboardInterrupt|SystemExit)"
 )
-"""Exceptions that programs catch routinely: a worker that is in an `except` for one of these has not failed."""
+"""Exceptions that programs routinely catch: a worker in an `except` block for one of these has not failed."""
 _STILL = "still in "
-"""The beginning of the clue of a worker that has not ended."""
+"""Start of the clue from a worker that is still running."""
 Clues = list[tuple[str, tuple[int, ...]]]
-"""Where workers were, each with their global ranks."""
+"""Places where workers were, each with the workers' global ranks."""
 
 
 def raised_failure(context: PContext, local_rank: int) -> tuple[ProcessFailure, float | None]:
-    """A worker's failure as if it exited with 1 now, and the seconds since it raised: it has left an error file in this
-    start, or its last output is a whole traceback. None if it has not raised.
+    """Describe a worker's failure as if it exited with 1 now, and the seconds since it raised: it wrote an error file
+    in this start, or its last output is a whole traceback. None if it has not raised.
     """
     failure, silent_for = context.failure_so_far(local_rank)
     if failure.error_file != NO_FILE:
@@ -94,26 +94,26 @@ class CauseSearch:
         self._answered = -1
         self._reading: _Reading | None = None
         self._seen: dict[int, tuple[PythonThread, ...]] | None = None
-        """The threads of workers, by local rank, from the last read in this round."""
+        """Threads of the workers, by local rank, as last read in this round."""
         self._clues: Clues = []
-        """The clues of other nodes in this round."""
+        """Other nodes' clues in this round."""
         self._awaited = 0
-        """The number of nodes that have not sent their clues yet."""
+        """How many nodes have not sent their clues yet."""
 
     def hear(self, event: CauseSought | CauseClues) -> None:
-        """Another node looks for the cause of its own failure, or says where its workers were."""
+        """Note that another node is looking for a cause, or where its workers were."""
         if isinstance(event, CauseSought):
             if event.round > max(self._round, self._asked_by_other):
-                self._reading = self._seen = None  # of an earlier round
+                self._reading = self._seen = None  # from an earlier round
             self._asked_by_other = event.round
         elif event.round == self._round:
             self._clues += event.clues
             self._awaited -= 1
 
     def answer(self, result: RunResult, round_: int, now: float) -> tuple[RunResult, float]:
-        """If another node has asked in this round, look for a cause. Call it while no worker of this node has failed.
+        """Look for a cause if another node asked in this round. Call it while no worker of this node has failed.
 
-        Returns the result, with the failures of workers that have not ended, and when to look again.
+        Returns the result, with the failures of workers that are still running, and when to look again.
         """
         if not self._is_asked(round_):
             return result, math.inf
@@ -126,9 +126,8 @@ class CauseSearch:
         return result, math.inf
 
     def step(self, result: RunResult, round_: int, now: float) -> tuple[Cause | None, float]:
-        """The cause among the failures of a result and of living workers, or None while the agent waits for an
-        original; and when to look again.
-        """
+        """Choose the cause among the failures in a result and of running workers; None while waiting for an original.
+        Also returns when to look again."""
         cause = result.first_cause()
         if not may_be_consequence(cause):
             return cause, now
@@ -165,9 +164,8 @@ class CauseSearch:
         self._workers.rendezvous.send(CauseClues(round_, sent))
 
     def _look(self) -> tuple[dict[int, ProcessFailure], dict[int, PythonThread] | None]:
-        """The failures of workers that have not ended, and the main threads of the others, by global rank. The threads
-        are None until they have been read.
-        """
+        """Collect the failures of workers that are still running, and the main threads of the others, by global rank.
+        The threads are None until they are read."""
         context, by_rank, found = self._workers.pcontext, self._workers.global_ranks(), dict[int, ProcessFailure]()
         if context is None:
             return found, {}
@@ -185,7 +183,7 @@ class CauseSearch:
         return found, {rank: main for rank, main in mains if rank not in found}
 
     def _living_failure(self, rank: int, thread: PythonThread | None) -> ProcessFailure | None:
-        """The failure of a worker that has not ended but has left an exception behind, or handles one."""
+        """The failure of a running worker that left an exception behind or is handling one."""
         assert self._workers.pcontext is not None
         if (behind := self._workers.pcontext.failed_behind(rank)) is not None:
             return behind
@@ -201,7 +199,7 @@ class CauseSearch:
         return failure
 
     def _add_clues(self, failures: Mapping[int, ProcessFailure], clues: Clues) -> None:
-        """Add what is known about the other workers to failures without an original."""
+        """Attach the clues about other workers to failures without an original."""
         by_rank, context = self._workers.global_ranks(), self._workers.pcontext
         ended = () if context is None else context.succeeded
         lines: list[str] = []
@@ -223,7 +221,7 @@ class CauseSearch:
             failure.context = "\n".join(filter(None, (failure.context, note)))
 
     def _keep_stacks(self) -> str:
-        """Start to write the stacks to a file among the logs; returns its path, empty without logs."""
+        """Start to write the stacks to a file among the logs. Returns its path, empty without logs."""
         context, by_rank = self._workers.pcontext, self._workers.global_ranks()
         folder = "" if context is None else attempt_folder(context.error_files.values())
         if not self._seen or not folder or self._workers.logs_specs.temporary:
@@ -233,12 +231,12 @@ class CauseSearch:
 
 
 class _Reading:
-    """One read of some workers (pids by local rank), on its own thread."""
+    """One read of some workers' memory (pids by local rank), on its own thread."""
 
     def __init__(self, pids: Mapping[int, int]) -> None:
         self.threads: dict[int, tuple[PythonThread, ...]] = {}
         """The threads of each readable worker, the main one first; complete once `done`."""
-        self.done = False  # before the thread starts, which may finish at once
+        self.done = False  # set before the thread starts: it may finish at once
         if start_thread(lambda: self._read(pids), "rallypoint-causes") is None:
             self.done = True
 
@@ -249,7 +247,7 @@ class _Reading:
             for rank, pid in pids.items():
                 try:
                     self.threads[rank] = read_python(pid)
-                except Unreadable:  # another program, or a protected one: it leaves no clue
+                except Unreadable:  # another program, or a protected one: no clue
                     continue
         finally:
             self.done = True
@@ -271,7 +269,7 @@ def _write_stacks(path: str, ranks: Mapping[int, Iterable[PythonThread]]) -> Non
 
 
 def _original(exceptions: Iterable[HandledException]) -> HandledException | None:
-    """The innermost exception that is neither a consequence nor one that programs catch routinely."""
+    """The innermost exception that is neither a consequence nor routinely caught."""
     for exception in exceptions:
         if (exception.cleans_up or not _USUAL.fullmatch(exception.name)) and not is_consequence_text(exception.line):
             return exception
@@ -279,12 +277,12 @@ def _original(exceptions: Iterable[HandledException]) -> HandledException | None
 
 
 def _clues(threads: Mapping[int, PythonThread]) -> Clues:
-    """Clues of workers that have not ended."""
+    """Clues from workers that are still running."""
     return [(f"{_STILL}{text}", (rank,)) for rank, thread in threads.items() if (text := _summary(thread))]
 
 
 def _failed_clues(failures: Mapping[int, ProcessFailure]) -> Clues:
-    """Clues of workers that have failed."""
+    """Clues from workers that failed."""
     from rallypoint.failures.explanation import message_and_traceback
     from rallypoint.observe.stacks import frames_of_traceback, in_words
 
@@ -295,7 +293,7 @@ def _failed_clues(failures: Mapping[int, ProcessFailure]) -> Clues:
 
 
 def _merged(clues: Iterable[tuple[str, tuple[int, ...]]]) -> Clues:
-    """Each text once, with all its ranks; texts of the fewest ranks first."""
+    """Merge equal texts and their ranks; texts with the fewest ranks first."""
     ranks_of: dict[str, set[int]] = {}
     for text, ranks in clues:
         ranks_of.setdefault(text, set()).update(ranks)

@@ -1,11 +1,11 @@
-"""The events and metrics of an agent's run, for an event log handler, a metrics handler, or the agent's pages. Only
-imported if one of these is used.
+"""Events and metrics of an agent's run, for an event log handler, a metrics handler, or the agent's pages. Imported
+only if one of these is used.
 
     TorchEvents     events under torch's names, with the fields of contract section 5.9
     AgentEventLog   the agent's part in the job as typed events (`observe.telemetry.agent_events`)
-    AgentEvents     decides what to record when; mostly it observes the loop
+    AgentEvents     decides what to record and when, mostly by observing the loop
 
-Law: each worker's START is followed by one end before the next start: its own (FAILED, SUCCEEDED) or the agent's
+Law: after each worker's START comes exactly one end before the next start: its own (FAILED, SUCCEEDED) or the agent's
 (TERMINATED).
 """
 
@@ -57,24 +57,24 @@ if TYPE_CHECKING:
 
 
 class Workers(Protocol):
-    """The part of a `WorkerController` that this needs."""
+    """The part of a `WorkerController` that recording uses."""
 
     group: WorkerGroup
     began: float
     failures: Mapping[int, ProcessFailure]
 
     def succeeded(self) -> tuple[int, ...]:
-        """Global ranks of the workers that had succeeded before anything stopped them."""
+        """Global ranks of the workers that succeeded before anything stopped them."""
 
     def remaining(self) -> int:
-        """The number of further failures that the job would survive."""
+        """How many more failures the job would survive."""
 
 
 P = ParamSpec("P")
 
 
 def _never_raises(method: Callable[P, None]) -> Callable[P, None]:
-    """Log exceptions of a method: records only watch the job."""
+    """Log a method's exceptions instead of raising them: recording must not disturb the job."""
 
     @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -96,23 +96,23 @@ class AgentEvents:
         self._destination = workers.group.spec.event_log_handler
         self._torch = TorchEvents(workers.group, workers.began)
         self._log: AgentEventLog | None = None
-        """Takes the typed events, if anybody wants them."""
+        """Receives the typed events, if anybody wants them."""
         self._stop_began: float | None = None
         self._restart_began: float | None = None
         self._running = False
-        """Whether the start of workers was recorded, and their end was not."""
+        """Whether a start of workers was recorded but not yet their end."""
         self._result = ""
-        """The result of the running workers as decided by the policy; empty if the agent stops them."""
+        """The running workers' result as decided by the policy; empty if the agent stops them."""
         if self._destination != "null" and takes_agent_events(self._destination):
             self._log = AgentEventLog(self._group, self._destination, workers.began)
 
     def listen(self, take: Callable[[events.AgentEvent], None]) -> None:
-        """Pass the typed events to `take` too, from now on; on the agent's thread."""
+        """Also pass the typed events to `take` from now on, on the agent's thread."""
         if self._log is None:
             self._log = AgentEventLog(self._group, "", self._workers.began)
         self._log.observers.append(take)
 
-    # Events of the loop
+    # Observing the loop
 
     def observe(self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...]) -> None:
         """An `Observer` of the loop."""
@@ -136,7 +136,7 @@ class AgentEvents:
 
     @_never_raises
     def placed(self, assigning: float) -> None:
-        """The node has its place in a round; assigning the ranks took this many seconds."""
+        """Record that the node got its place in a round; assigning the ranks took this many seconds."""
         began = self._group.join_requested_at
         _put_step("SimpleElasticAgent._rendezvous", began)
         self._record([self._torch.step_done("RENDEZVOUS", time.monotonic() - began)])
@@ -144,7 +144,7 @@ class AgentEvents:
 
     @_never_raises
     def workers_started(self) -> None:
-        """The workers have been started."""
+        """Record that the workers were started."""
         began, self._restart_began = self._restart_began, None
         _put_step("SimpleElasticAgent._restart_workers", began)
         self._running = True
@@ -154,7 +154,7 @@ class AgentEvents:
 
     @_never_raises
     def workers_ended(self) -> None:
-        """The workers of a round are gone. Idempotent."""
+        """Record that a round's workers are gone. Idempotent."""
         began, self._stop_began = self._stop_began, None
         _put_step("LocalElasticAgent._stop_workers", began)
         running, self._running = self._running, False
@@ -164,25 +164,25 @@ class AgentEvents:
 
     @_never_raises
     def polled(self, state: WorkerState) -> None:
-        """The workers have been polled."""
+        """Record a poll of the workers."""
         put_worker_state(self._group.spec.role, state, self._workers.remaining())
 
     # Other events
 
     @_never_raises
     def progress(self, reached: Reached, from_file: bool) -> None:
-        """The workers have made progress."""
+        """Record the workers' progress."""
         if self._log is not None:
             self._log.progress(reached, from_file)
 
     @_never_raises
     def watched(self, name: str, timer: FileTimerRequest | None) -> None:
-        """The watchdog has done what `name` says, to this timer's worker if there is one."""
+        """Record the watchdog's action `name`, on the worker of this timer if there is one."""
         self._record([self._torch.watchdog_event(name, timer)])
 
     @contextmanager
     def duration(self, state: str) -> Iterator[None]:
-        """Record the event of a state with the duration of the `with` block."""
+        """Record a state's event with the duration of the `with` block."""
         began = time.monotonic()
         try:
             yield
@@ -191,12 +191,12 @@ class AgentEvents:
 
     @_never_raises
     def run_ended(self, result: RunResult) -> None:
-        """The loop has returned this result."""
+        """Record the result that the loop returned."""
         spec = self._group.spec
         put_run_result(spec.role, result.is_failed(), self._workers.remaining(), spec.max_restarts)
 
     def agent_ended(self, outcome: str, error: BaseException | None = None) -> None:
-        """The agent is about to exit (`AgentEnded`). Returns when the handler has written all events."""
+        """Record that the agent is about to exit (`AgentEnded`). Returns when the handler has written all events."""
         self._record([self.succeeded() if error is None or outcome == "left" else self.failed()])
         if self._log is not None:
             self._log.ended(outcome, "" if error is None else first_line(str(error)))
@@ -213,7 +213,7 @@ class AgentEvents:
         return self._torch.agent_event("FAILED", raw_error=traceback.format_exc())
 
     def _record(self, made: Iterable[TorchEvent]) -> None:
-        """Record events. Never raises: a handler's exception is logged."""
+        """Record events. Never raises: logs the handler's exceptions."""
         if self._destination != "null":
             guarded("the record of events", self._record_each, made)
 
@@ -223,7 +223,7 @@ class AgentEvents:
 
 
 def _put_step(name: str, began: float | None) -> None:
-    """Record a step that is one method in torch, and several events in our loop. None: it never began."""
+    """Record a step that is one method in torch but several events in our loop. None: the step never began."""
     if began is not None:
         put_metric_if_wanted(f"{name}.success", 1)
         put_metric_if_wanted(f"{name}.duration.ms", int((time.monotonic() - began) * 1000))
@@ -255,22 +255,22 @@ class TorchEvents:
         self._began = clock.monotonic() if began is None else began
 
     def step_done(self, state: str, seconds: float) -> TorchEvent:
-        """The agent has done `state` (RENDEZVOUS, ASSIGN_WORKER_RANKS) in this many seconds."""
+        """The event for a finished `state` (RENDEZVOUS, ASSIGN_WORKER_RANKS) that took this many seconds."""
         return self.agent_event(state, duration_ms=seconds * 1000)
 
     def workers_started(self) -> Iterator[TorchEvent]:
-        """The workers have been started."""
+        """Events for the start of the workers."""
         return (self.worker_event("START", worker) for worker in self._group.workers)
 
     def workers_ended(
         self, state: str, failures: Mapping[int, ProcessFailure], succeeded: Collection[int] = ()
     ) -> Iterator[TorchEvent]:
-        """The workers of one round have ended.
+        """Events for the end of one round's workers.
 
         Args:
-            state: the state of the group.
+            state: the group's state.
             failures: by global rank.
-            succeeded: global ranks that succeeded in a group that did not; the others were terminated.
+            succeeded: global ranks of workers that succeeded in a group that failed; the others were terminated.
         """
         for worker in self._group.workers:
             rank = worker.global_rank
@@ -280,7 +280,7 @@ class TorchEvents:
             yield self.worker_event(own, worker, failure)
 
     def watchdog_event(self, name: str, timer: FileTimerRequest | None) -> TorchEvent:
-        """An event of the watchdog, with its timer if there is one."""
+        """A watchdog event, with its timer if there is one."""
         more = {"watchdog_event": name}
         if timer is not None:
             more["worker_pid"] = str(timer.worker_pid)
@@ -357,7 +357,7 @@ class AgentEventLog:
         self._destination = destination
         self._began = began
         self.observers: list[Callable[[events.AgentEvent], None]] = []
-        """Receivers of each event, in addition to the handler."""
+        """Receivers of each event besides the handler."""
         self._clock: PhaseClock | None = None
         self._round = -1
         self._rejoins = False
@@ -388,19 +388,19 @@ class AgentEventLog:
                     pass
 
     def started(self) -> None:
-        """The workers run."""
+        """Note that the workers are running."""
         pids = tuple(worker.id if isinstance(worker.id, int) else 0 for worker in self._group.workers)
         self._tell(events.WorkersStarted, pids=pids, survived=self._group.survived)
         self._enter(NodePhase.RUNNING)
 
     def progress(self, reached: Reached, from_file: bool) -> None:
-        """The workers have made progress."""
+        """Emit the workers' progress."""
         age = max(0.0, time.monotonic() - reached.at)
         source = "file" if from_file else "call"
         self._tell(events.ProgressMade, step=reached.step, age=age, source=source, first_step=reached.first)
 
     def ended(self, outcome: str, detail: str) -> None:
-        """The agent is about to exit. Waits a moment until this is written."""
+        """Emit the agent's exit. Waits a moment until it is written."""
         if self._clock is not None:
             now = time.monotonic()
             seconds = self._clock.seconds(now)
@@ -447,7 +447,7 @@ class AgentEventLog:
                 pass
 
     def _joins(self) -> None:
-        """This node requests a place in the next round; the previous workers may still have to be stopped."""
+        """Note that this node requests a place in the next round; its previous workers may still have to be stopped."""
         self._rejoins = True
         if self._clock is None:
             spec = self._group.spec
@@ -516,13 +516,13 @@ def _failure(cause: Cause) -> events.Failure:
 
 
 def put_worker_state(role: str, state: str, remaining_restarts: int) -> None:
-    """The agent has polled its workers: the state of their group, and the failures that the job can still survive."""
+    """Put the state of the polled worker group, and how many more failures the job can survive."""
     put_metric_if_wanted(f"workers.{role}.remaining_restarts", remaining_restarts)
     put_metric_if_wanted(f"workers.{role}.{state.lower()}", 1)
 
 
 def put_run_result(role: str, failed: bool, remaining_restarts: int, max_restarts: int) -> None:
-    """The run has ended: whether it failed, and how many of its restarts remained."""
+    """Put whether the run failed, and how many of its restarts remained."""
     retried = remaining_restarts < max_restarts
     put_metric_if_wanted(f"workers.{role}.flakiness", flakiness(failed, remaining_restarts, max_restarts))
     put_metric_if_wanted(f"workers.{role}.run_total", 1)
@@ -532,5 +532,5 @@ def put_run_result(role: str, failed: bool, remaining_restarts: int, max_restart
 
 
 def flakiness(failed: bool, remaining_restarts: int, max_restarts: int) -> int:
-    """The share of its restarts that a job used, in percent: 0 without any, 100 if it failed."""
+    """Percentage of its restarts that a job used: 0 without any, 100 if it failed."""
     return 100 if failed else int(100 - 100 * (remaining_restarts + 1) / (max_restarts + 1))

@@ -1,7 +1,7 @@
-"""One snapshot of a node and its workers, for everything that reports about them: health, metrics, bundles, hangs.
+"""A snapshot of a node and its workers, for health checks, metrics, bundles and hang reports.
 
-Law: the snapshot is taken on the loop's thread and never changes, so any thread may read it. Facts that need files,
-which may be on a disk that hangs, are functions for such a thread (`output_ages`, `last_lines`).
+Law: the snapshot is taken on the loop's thread and never changes, so any thread can read it. Facts that need files are
+functions for such a thread, because the disk might hang (`output_ages`, `last_lines`).
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ if TYPE_CHECKING:
 
 
 class WorkerFacts(NamedTuple):
-    """One worker: `added` is its environment beyond the agent's; `last_lines` returns the end of its standard error if
-    that goes to no file.
-    """
+    """One worker. `added` is its environment beyond the agent's. `last_lines` returns the end of its standard error if
+    that goes to no file."""
 
     rank: int
     local_rank: int
     pid: int
     exit_code: int | None
-    """None while it runs, as far as is known."""
+    """None while the worker is running, as far as known."""
     stdout: str
     stderr: str
     error_file: str
@@ -35,7 +34,7 @@ class WorkerFacts(NamedTuple):
 
 
 class WaitingProcess(NamedTuple):
-    """A process that waits for a place in a round. `prepared`: whether it can take a place at once."""
+    """A process waiting for a place in a round. `prepared`: whether it can take a place at once."""
 
     pid: int
     prepared: bool
@@ -54,23 +53,23 @@ class NodeFacts(NamedTuple):
     group_world_size: int
     restarts: int
     remaining: int
-    """The number of further failures that the job would survive."""
+    """How many more failures the job would survive."""
     since: float
     program: str
     workers: tuple[WorkerFacts, ...]
     processes: tuple[WorkerFacts, ...]
-    """The workers with processes: empty before the processes are started."""
+    """Workers with processes: empty before the processes start."""
     running: frozenset[int]
-    """Local ranks of the workers that have not ended."""
+    """Local ranks of the workers that are still running."""
     failures: Mapping[int, ProcessFailure]
     """By global rank."""
     output_ages: Callable[[], tuple[float, ...]]
-    """Returns the seconds since each worker, by local rank, last wrote something, -1 if unknown; reads log files."""
+    """Returns the seconds since each worker's last output, by local rank, -1 if unknown; reads log files."""
     waiting: tuple[WaitingProcess, ...] = ()
 
     @property
     def attempt_folder(self) -> str:
-        """The folder of this start of the workers; empty if their output has none."""
+        """Folder of this start of the workers; empty if their output goes to no folder."""
         return attempt_folder(worker.error_file for worker in self.processes)
 
     def status(self) -> Mapping[str, object]:
@@ -92,7 +91,7 @@ class NodeFacts(NamedTuple):
 
 
 def attempt_folder(error_files: Iterable[str]) -> str:
-    """The folder of the start to which these error files belong; empty if there is none."""
+    """Folder of the start that these error files belong to; empty if there is none."""
     paths = (path for path in error_files if path and path != os.devnull)
     return os.path.dirname(os.path.dirname(next(paths, "")))
 

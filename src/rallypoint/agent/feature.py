@@ -1,16 +1,16 @@
-"""What a feature may do in an agent, and how an agent gets its features. Cheap to import.
+"""The interface of features in an agent, and how an agent loads them. Cheap to import.
 
-A feature is a part that a job may have in addition to the core: one file or folder of `rallypoint.features`, and one
-row of the table there. The core names none: it reads the table, and calls the methods of `Feature`. To see what a
-feature is, read its folder; to remove one, delete the folder and the row.
+A feature is an optional part beside the core: one file or folder in `rallypoint.features`, and one row in the table
+there. The core names no feature: it reads the table, and calls the methods of `Feature`. To understand a feature, read
+its folder; to remove one, delete the folder and the row.
 
 Laws:
 
-1. A feature is imported when its row says so, and no earlier: a feature that nobody uses costs nothing.
-2. A message handler, a watcher and an observer cannot end the job. If one raises, the exception is logged, the watcher,
-   the observer or the message is dropped, and the job continues.
-3. A rule decides without side effects: state and event in, a decision out. None passes the event to the next feature,
-   and last to the policy's own table.
+1. A feature is imported when its row says so, no earlier: an unused feature costs nothing.
+2. Message handlers, watchers and observers cannot end the job. If one raises, the exception is logged, the watcher,
+   observer or message is dropped, and the job continues.
+3. A rule decides without side effects: state and event in, a decision out. If it returns None, the event goes to the
+   next feature, and finally to the policy's own table.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 TABLE = "rallypoint.features.table"
-"""The module with the table, `FEATURES`."""
+"""Module that contains the table, `FEATURES`."""
 
 
 class Load(Enum):
-    """When to import and create a feature that the options ask for."""
+    """When to import and create a feature that the options enable."""
 
     AT_START = auto()
     """Before the first event."""
     WHEN_PLACED = auto()
-    """After the first pass over all events in which the rendezvous says where commands find the job."""
+    """After the first pass over all events in which the rendezvous reports where commands find the job."""
     WHEN_STARTED = auto()
-    """Once workers have been started: only later events need it, and no worker waits for its imports."""
+    """After workers start: only later events need the feature, and no worker waits for its imports."""
     WITH_FOLDER = auto()
-    """Once workers have created the folder that they share with the agent: before that it has nothing to read."""
+    """After workers create the folder that they share with the agent: until then the feature has nothing to read."""
     ON_MESSAGE = auto()
-    """With the first message of its row, whatever the options."""
+    """With the first message listed in its row, whatever the options."""
 
 
 def anybody(_options: Features) -> bool:
-    """For a feature without an option: all jobs have it, and do without it if it is not installed."""
+    """Enable a feature that has no option: all jobs use it, and run without it if it is not installed."""
     return True
 
 
@@ -68,12 +68,13 @@ class Row(NamedTuple):
 
     Args:
         name: the name of its file or folder.
-        place: its class, as `module:Class` below that folder, `:Class` in the file itself; empty without one.
+        place: its class, as `module:Class` below that folder, or `:Class` in the file itself; empty without a class.
         load: when to create it.
-        wanted: whether these options ask for it.
-        by_default: whether to load it even if no option asks for it; a job then does without it if it is not installed.
-        loaded_by: the names of the message types that load it if it is not loaded yet, whatever the options. For a
-            feature without an option, or one that answers for a node that does not use it.
+        wanted: whether these options enable it.
+        by_default: whether to load it even if no option enables it; the job then runs without it if it is not
+            installed.
+        loaded_by: names of the message types that load it if it is not loaded yet, whatever the options. For features
+            without an option, or features that answer for a node that does not use them.
     """
 
     name: str
@@ -83,24 +84,24 @@ class Row(NamedTuple):
     by_default: bool = False
     loaded_by: tuple[str, ...] = ()
     example: str = ""
-    """Flags that ask for it; empty for a feature that all jobs have."""
+    """Flags that enable it; empty for a feature that all jobs use."""
     admits: str = ""
-    """A function, named like `place`, called before anything starts, with the launch's config and the parameters of its
-    rendezvous. It may add parameters; if it raises, this node stays out of the job."""
+    """Function, named like `place`, to call before anything starts, with the launch's config and its rendezvous's
+    parameters. It may add parameters; if it raises, this node stays out of the job."""
     serves: str = ""
-    """A function, named like `place`, called with the workers and the options of the rendezvous if the health check has
-    a server. Returns the handler of all other requests there, and who may send them."""
+    """Function, named like `place`, to call with the workers and the options of the rendezvous if the health check runs
+    a server. Returns the handler of all other requests to that server, and who may send them."""
 
 
 class Agent(NamedTuple):
-    """What a feature may use of its agent.
+    """The parts of an agent that its features may use.
 
     Args:
         workers: the controller of its workers, which knows the rendezvous.
-        post: takes an event for the loop, from any thread.
+        post: passes an event to the loop, from any thread.
         clock: the loop's clock.
-        at_end: adds a text to the reason with which the job ends on this node; the end waits for it.
-        find: returns another feature by name; None if this run does not have it.
+        at_end: adds a text to the reason why the job ends on this node; the end waits for it.
+        find: returns another feature by name; None if this run did not load it.
     """
 
     workers: WorkerController
@@ -114,10 +115,10 @@ class Feature:
     """One feature in one agent. A subclass overrides what it needs; all methods are called on the loop's thread.
 
     Args:
-        agent: the agent, which has not run yet unless the row says otherwise.
+        agent: the agent, which is not running yet unless the row says otherwise.
 
     Raises:
-        UserError: this machine cannot do what the options ask for.
+        UserError: this machine cannot provide what the options request.
     """
 
     def __init__(self, agent: Agent) -> None:
@@ -125,7 +126,7 @@ class Feature:
         self.workers = agent.workers
 
     def sources(self) -> Iterable[Source]:
-        """Sources for the loop to wait for and drive."""
+        """Sources that the loop waits for and drives."""
         return ()
 
     def watchers(self) -> Iterable[Source]:
@@ -133,7 +134,7 @@ class Feature:
         return ()
 
     def preparations(self) -> Iterable[Preparation]:
-        """What each round waits for before its workers start."""
+        """Work that each round waits for before its workers start."""
         return ()
 
     def variables(self) -> Iterable[VariableSource]:
@@ -141,85 +142,84 @@ class Feature:
         return ()
 
     def prepare(self) -> None:
-        """The run begins: prepare what is possible while the nodes find each other. The reaper exists."""
+        """Prepare, at the start of the run, what is possible while the nodes find each other. The reaper exists."""
 
     def on_reaper_closed(self) -> None:
-        """The reaper is lost, or about to be closed: everything below it ends."""
+        """Clean up: the reaper is lost or about to be closed, and everything below it ends."""
 
     def node_info(self, info: NodeInfo) -> NodeInfo:
-        """Change what other nodes learn about this one when it requests a place."""
+        """Change the information about this node that others receive when it requests a place."""
         return info
 
     def constants(self) -> Mapping[str, str]:
-        """Variables that are the same for all workers in all rounds; a process from which workers are forked may have
-        them.
-        """
+        """Variables that are the same for all workers in all rounds. A process from which workers are forked may also
+        have them."""
         return {}
 
     def before_start(self, context: PContext) -> None:
-        """The processes of these workers are about to start: their log folders exist, and their environment can still
-        be changed.
-        """
+        """Prepare workers whose processes are about to start: their log folders exist, and their environment can still
+        be changed."""
 
     def take_places(self, context: PContext) -> None:
-        """Let waiting processes take the places of workers for which this context has no process yet."""
+        """Let waiting processes take the places of workers that do not have a process in this context yet."""
 
     def keeper(self) -> Keeper | None:
-        """The keeper of workers' processes between rounds, if those of all local ranks can be kept."""
+        """The keeper of workers' processes between rounds, if it can keep those of all local ranks."""
         return None
 
     def holds_folder(self) -> bool:
-        """Whether a process that waits for a place knows the folder shared with workers."""
+        """Whether a process that is waiting for a place knows the folder shared with workers."""
         return False
 
     def processes(self) -> tuple[WaitingProcess, ...]:
-        """Processes that wait for a place in a round, for reports."""
+        """Processes that are waiting for a place in a round, for reports."""
         return ()
 
     def process_options(self, options: ProcessOptions) -> ProcessOptions:
-        """Change how the processes of workers are started."""
+        """Change how worker processes are started."""
         return options
 
     def rules(self) -> Rules:
-        """What follows from events, by event type (law 3)."""
+        """Rules for events, by event type (law 3)."""
         return {}
 
     def steps(self) -> Mapping[type, Callable[[Any], object]]:
-        """Functions that carry out the steps that only its own rules take."""
+        """Functions that carry out the steps of its own rules."""
         return {}
 
     def signals(self) -> Mapping[int, Callable[[int], Event]]:
-        """Signals that this agent handles in addition, and the event for each of them."""
+        """Additional signals that this agent handles, and the event for each of them."""
         return {}
 
     def messages(self) -> Mapping[type, Callable[[Any], None]]:
-        """Handlers of messages, called whatever the policy decides."""
+        """Message handlers, called whatever the policy decides."""
         return {}
 
     def observe(self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...]) -> None:
-        """The policy has decided on an event, and the steps follow; None is the beginning of the run."""
+        """Observe the policy's decision on an event, before its steps are taken; None is the start of the run."""
 
     def figures(self) -> Mapping[str, float]:
         """Numbers for `rallyctl status --json` about this node, by names with underscores."""
         return {}
 
     def on_workers_gone(self) -> None:
-        """No worker is left, and the control plane can still receive messages."""
+        """React when no worker is left; the control plane can still receive messages."""
 
     def close(self) -> None:
-        """Release everything: the run has ended."""
+        """Release everything at the end of the run."""
 
     def finish(self, error: BaseException | None) -> None:
-        """The launch has ended, with this error or without one. Called by `launch_agent` only, after `close`."""
+        """Finish the launch, which ended with this error or without one. Only `launch_agent` calls it, after `close`.
+        """
 
 
 class FeatureSet:
     """The features of one agent.
 
     Args:
-        agent: the agent; its spec has the options.
+        agent: the agent; its spec contains the options.
         steps: functions that carry out the steps of rules, by type; features add theirs.
-        handlers: functions called for events, whatever the policy decides, by type; features add theirs.
+        handlers: functions to call for events whatever the policy decides, by type; features add theirs.
     """
 
     def __init__(
@@ -246,15 +246,15 @@ class FeatureSet:
                 self._by_message.setdefault(message, []).append(row)
 
     def load(self, load: Load) -> None:
-        """Create the features that are due now. Raises UserError; at the start also the error of a feature."""
+        """Create the features that are due now. Raises UserError; at the start also a feature's own error."""
         due = [row for row in self._waiting if row.load is load]
         for row in due:
             self._waiting.remove(row)
             if load is Load.AT_START:
                 self._add(row)
                 continue
-            # Workers may run by now. If this process has no descriptor left, the import of a feature fails, which must
-            # not end the job (law 2).
+            # Workers might be running. If this process has run out of descriptors, importing a feature fails, which
+            # must not end the job (law 2).
             try:
                 self._add(row)
             except UserError:
@@ -270,7 +270,7 @@ class FeatureSet:
                 guarded(f"the feature {row.name!r}", self._add, row)
 
     def finish(self, error: BaseException | None) -> None:
-        """See `Feature.finish`; includes features that wait for a place which never came."""
+        """Finish all features (`Feature.finish`), including those that wait for a place which never came."""
         self.load(Load.WHEN_PLACED)
         for finish in self._agent.workers.hooks.finish:
             guarded("the end of a feature", finish, error)
@@ -307,7 +307,7 @@ class FeatureSet:
 
 
 def admit(config: Any, parameters: RendezvousParameters) -> None:
-    """Call all features that check a node before it joins. If one raises, this node stays out of the job.
+    """Call all features that check a node before it joins. If a check raises, this node stays out of the job.
 
     Args:
         config: a `LaunchConfig`.
@@ -319,7 +319,7 @@ def admit(config: Any, parameters: RendezvousParameters) -> None:
 
 
 def served(workers: WorkerController, options: Mapping[str, Any]) -> tuple[Handler, Access]:
-    """The handler of other requests to the health check's server, and who may send them."""
+    """Handler of other requests to the health check's server, and who may send them."""
     row = next(row for row in _rows() if row.serves)
     found: tuple[Handler, Access] = part(row.name, row.serves)(workers, options)
     return found
@@ -331,14 +331,14 @@ def _rows() -> tuple[Row, ...]:
 
 
 def part(feature: str, place: str) -> Any:
-    """A class or function of a feature, imported now.
+    """Import a class or function of a feature.
 
     Args:
         feature: its name.
         place: see `Row.place`.
 
     Raises:
-        UserError: this installation does not have it.
+        UserError: this installation does not include it.
     """
     module, _, name = place.partition(":")
     home = TABLE.rpartition("table")[0]

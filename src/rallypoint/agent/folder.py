@@ -1,31 +1,30 @@
 """The folder that this node shares with its workers (`rallypoint.notices`): notices for them, their acknowledgements,
 and the progress that they report. Its one owner is `WorkerFolder`.
 
-Workers call `notices.progress(step)`, which stores the step in the folder. Or `--progress-file` names a file that
-contains an integer (such as Megatron's `latest_checkpointed_iteration.txt`), or any file, of which only the time of the
-last change counts. If a file is named, it alone shows what survives a failure; the workers' steps are shown beside it.
+Workers call `notices.progress(step)`, which stores the step in the folder. Alternatively, `--progress-file` names a
+file. It can contain an integer, like Megatron's `latest_checkpointed_iteration.txt`; for other files only the
+modification time counts. If set, only the file shows what survives a failure; the workers' steps are shown beside it.
 
 Laws:
 
-1. The folder has a different, unguessable name for each start of workers. It is created when there is something to
-   post, or by a worker that reports progress or that can continue in its process when a round ends: a job without these
-   touches no disk. Both sides use an existing folder only if it is private (`base/private_files.py`): its name is in
-   the workers' environment, which others may learn.
-2. When the workers are gone, so is the folder. It stays while some of them continue in their processes, and newly
-   started workers find it too. The feature that keeps workers in their processes first removes the files that the
-   others have left in it.
+1. Each start of workers uses a new, unguessable folder name. The agent creates the folder to post something; a worker
+   creates it to report progress, or if it can continue in its process when a round ends. Other jobs touch no disk. Both
+   sides use an existing folder only if it is private (`base/private_files.py`), because others might learn its name
+   from the workers' environment.
+2. When the workers are gone, so is the folder. It stays while some of them continue in their processes; newly started
+   workers then use it too, after the feature that keeps workers removes the files of those that ended.
 
-Of notices:
+Laws of notices:
 
-3. `WorkersReady` and the timer `NOTICE` come once for each notice with a wait.
-4. Each notice has a number, which its acknowledgements carry. An acknowledgement after the notice was withdrawn has no
-   effect; one for a notice that was replaced counts for the new notice too.
+3. `WorkersReady` and the timer `NOTICE` come once per notice that waits.
+4. Each notice has a number, which its acknowledgements carry. Acknowledging a withdrawn notice has no effect;
+   acknowledging a replaced notice counts for its successor too.
 
-Of progress:
+Laws of progress:
 
-5. If it is not used, it costs a look at a missing folder, at intervals that double up to a minute.
-6. The loop reads only files on this machine. The progress file may be on a network disk that hangs: a thread reads it.
-7. A value from before the start of the workers is not their progress.
+5. Unused progress costs a look at a missing folder, at intervals that double up to a minute.
+6. The loop reads only local files. A thread reads the progress file, which might be on a network disk that hangs.
+7. A value from before the workers' start is not their progress.
 8. A round's progress is reported once, when it exceeds the job's earlier progress, and once more at the end.
 """
 
@@ -60,22 +59,21 @@ log = get_logger(__name__)
 _POLL = 1.0
 """Seconds between polls for acknowledgements if inotify is not available."""
 _FIRST_LOOK, _MAX_IDLE, _EVERY = 1.0, 60.0, 5.0
-"""Seconds until the first look at the workers of a round; the longest time between looks if they report nothing; the
-time between looks if they do.
-"""
+"""Seconds until the first look at a round's workers; the longest time between looks if they report nothing; the time
+between looks if they do."""
 _FILE_EVERY = 1.0
-"""Seconds between two looks at the progress file."""
+"""Seconds between looks at the progress file."""
 _MAX_TEXT = 64
-"""The longest integer in the file, in bytes."""
+"""Maximum length in bytes of the integer in the file."""
 _MAX_STEP = 2**63 - 1
 _MAX_TOLD = 1024
-"""Workers of one node whose steps are reported individually."""
+"""Maximum number of workers per node whose steps are reported individually."""
 
 _LAYOUT = struct.Struct("=qq")
 
 
 class Reached(NamedTuple):
-    """The progress of workers: the step, -1 if unknown, and when it was reached, on the monotonic clock.
+    """The progress of workers: the step, -1 if unknown, and the time when they reached it, on the monotonic clock.
 
     `first` is the first step reported in the round, -1 if unknown, and `first_at` its time; `mark` is a value that
     changes with the file, whatever its contents.
@@ -92,10 +90,10 @@ class WorkerFolder(Source):
     """The folder of one node's workers, round by round. Nothing here waits.
 
     Args:
-        awaited: returns the local ranks of the workers that have not ended as far as the loop knows: only these need
-            to acknowledge. One that has ended unseen may have finished its work; the loop finds that first.
+        awaited: returns the local ranks of the workers that, as far as the loop knows, are still running. Only these
+            need to acknowledge. If one ended unnoticed, perhaps because its work is done, the loop notices that first.
         send: sends the workers' progress to the coordinator.
-        path: the file that shows progress; empty for none.
+        path: the progress file; empty for none.
         clock: the workers' own CLOCK_MONOTONIC, except in tests.
     """
 
@@ -113,10 +111,10 @@ class WorkerFolder(Source):
         self._folder = ""
         self._created = False
         self.on_folder: Callable[[], None] = lambda: None
-        """Called at intervals, once workers have created the folder."""
+        """Called at intervals after workers created the folder."""
         self.on_progress: Callable[[Reached, bool], None] = lambda reached, from_file: None
-        """Called with new progress, and whether it comes from the file."""
-        # The notice
+        """Called with new progress, and whether it was read from the file."""
+        # Notice
         self._inotify: Inotify | None = None
         self._reason = ""
         self._expires_at = math.inf
@@ -126,13 +124,13 @@ class WorkerFolder(Source):
         self._number = 0
         self._first = 1
         """The number of the first notice whose acknowledgements count."""
-        # The progress
+        # Progress
         self._file: _FileReader | None = None
         self._ranks = 0
         self._round = -1
         self._since = -math.inf
         self._best = -1
-        """The highest step that the job had reached before this round."""
+        """The highest step that the job reached before this round."""
         self.step_before = -1
         """The last step that this node's workers reported in an earlier round, -1 for none."""
         self._look_at = math.inf
@@ -144,20 +142,20 @@ class WorkerFolder(Source):
         """The workers' reports at the last look, by local rank."""
         self._of_file: Reached | None = None
         self._base: Reached | None = None
-        """The state of the file when the workers were started; None if it has not been read yet."""
+        """The file's state when the workers were started; None if it has not been read yet."""
         self._reported = False
         self._reported_step = -1
 
     # Notices
 
     def reset(self, *, keep: bool = False) -> str:
-        """Begin with new workers.
+        """Prepare for new workers.
 
         Args:
             keep: whether some workers that know the folder continue.
 
         Returns:
-            The folder for their notices; empty if there is no space for one.
+            The folder for their notices; empty if no space is left for one.
         """
         self.clear(keep=keep)
         if keep:
@@ -170,13 +168,13 @@ class WorkerFolder(Source):
         return self._folder
 
     def post(self, reason: str, node: str, round_: int, seconds: float, *, waits: bool) -> None:
-        """Post a notice, which replaces any other. Earlier acknowledgements count for it too.
+        """Post a notice. It replaces any other, and earlier acknowledgements count for it too.
 
         Args:
             reason: `SCALE` or `PREEMPTION`.
-            node: the node that will be taken away; empty for this one.
+            node: the node that will be removed; empty for this one.
             round_: the round that will end.
-            seconds: the time that the workers have. Of notices for the same reason, the earliest deadline counts.
+            seconds: the time that the workers have. Among notices for the same reason, the earliest deadline counts.
             waits: whether `step` reports acknowledgements and the deadline.
         """
         over_at = self._clock.monotonic() + seconds
@@ -196,8 +194,8 @@ class WorkerFolder(Source):
         self._awaits_acknowledgements = waits
         self._reason = reason if waits else ""
         self._expires_at = over_at if waits else math.inf
-        # At once, since acknowledgements of an earlier notice count for this one: then nothing in the folder changes,
-        # and no event comes.
+        # Poll at once: acknowledgements of an earlier notice count for this one. If all exist, nothing in the folder
+        # changes, and no event arrives.
         self._poll_at = self._clock.monotonic() if waits else math.inf
 
     def withdraw(self) -> None:
@@ -210,11 +208,11 @@ class WorkerFolder(Source):
                 os.unlink(os.path.join(self._folder, NOTICE_FILE))
 
     def clear(self, *, keep: bool = False) -> None:
-        """The workers are gone: remove everything; if some continue (`keep`), the notice only. Idempotent."""
-        # Read the progress once more, before the files go:
+        """Remove everything once the workers are gone; only the notice if some continue (`keep`). Idempotent."""
+        # Read the progress once more before removing the files:
         #   1. a failure on another node ends the round, and `end_round` reports step 41 of our workers;
         #   2. they finish step 42 before SIGTERM reaches them;
-        #   3. without this, `step_before`, which reports of the next round show, would be one too small.
+        #   3. without this, `step_before`, shown in the next round's reports, would be one too small.
         if self._round >= 0:
             self._of_workers = self._newest() or self._of_workers
         self.withdraw()
@@ -223,14 +221,14 @@ class WorkerFolder(Source):
         if self._inotify is not None:
             self._inotify.close()
             self._inotify = None
-        if self._created or (self._folder and is_private(self._folder)):  # or a worker has created it
+        if self._created or (self._folder and is_private(self._folder)):  # or a worker created it
             from shutil import rmtree
 
             rmtree(self._folder, ignore_errors=True)
             self._created = False
 
     def is_looked_at(self) -> bool:
-        """Whether a worker looks for notices, so that it has created its `looks` file (`notices.pending`)."""
+        """Whether a worker looks for notices, and so created its `looks` file (`notices.pending`)."""
         try:
             names = os.listdir(self._folder) if self._folder and is_private(self._folder) else []
         except OSError:
@@ -238,7 +236,7 @@ class WorkerFolder(Source):
         return any(name.startswith(LOOKS_PREFIX) for name in names)
 
     def any_acknowledged(self) -> bool:
-        """Whether a worker has acknowledged a notice that counts."""
+        """Whether a worker acknowledged a notice that counts."""
         return self._created and bool(self._acknowledged())
 
     def _write(self, notice: dict[str, object]) -> None:
@@ -247,7 +245,7 @@ class WorkerFolder(Source):
         if not self._folder:
             raise OSError("the notice folder does not exist")
         if not self._created:
-            make_private(self._folder)  # unless a worker that reports progress has created it
+            make_private(self._folder)  # unless a worker that reports progress created it
             self._created = True
         replace_file(os.path.join(self._folder, NOTICE_FILE), json.dumps(notice).encode())
 
@@ -268,7 +266,7 @@ class WorkerFolder(Source):
         return news
 
     def _acknowledged(self) -> set[int]:
-        """Local ranks of the workers that have acknowledged the notice."""
+        """Local ranks of the workers that acknowledged the notice."""
         try:
             names = os.listdir(self._folder) if self._created else []
         except OSError:
@@ -280,13 +278,13 @@ class WorkerFolder(Source):
     # Progress
 
     def begin_round(self, round_: int, ranks: int, best: int, since: float = -math.inf) -> None:
-        """The workers of a round are started.
+        """Start to track a round's workers.
 
         Args:
             round_: its number.
             ranks: the number of workers on this node.
-            best: the highest step that the job had reached before, -1 for none.
-            since: reports from before this time, on the clock, belong to an earlier round.
+            best: the highest step that the job reached before, -1 for none.
+            since: reports before this time, on the clock, belong to an earlier round.
         """
         self._round, self._ranks, self._best = round_, ranks, best
         self._since = since
@@ -304,7 +302,7 @@ class WorkerFolder(Source):
             self._take_base(self._file.reading)
 
     def end_round(self) -> None:
-        """The round has ended or will soon: report the progress of its workers. Idempotent."""
+        """Report the workers' final progress: the round has ended or will soon. Idempotent."""
         self.look()
         self._look_at = math.inf
         latest = self._of_workers if self._file is None else self._of_file
@@ -313,33 +311,33 @@ class WorkerFolder(Source):
             self._send(RecordProgress(self._round, latest.step))
 
     def latest(self) -> Reached | None:
-        """The progress of the workers: their own reports, else the file."""
+        """The workers' progress: their own reports, else the file."""
         return self._of_workers or self._of_file or self._base
 
     def steps(self) -> tuple[int, ...]:
-        """The last step of each worker of the round, by local rank, -1 for none; empty if none has reported any.
+        """The last step of each of the round's workers, by local rank, -1 for none; empty if no worker reported one.
 
-        From the last `look`, like the results of `latest` and `began`: the three agree.
+        Comes from the last `look`, as do `latest` and `began`, so the three agree.
         """
         told = self._told if len(self._told) <= _MAX_TOLD else ()
         return tuple(-1 if reached is None else reached.step for reached in told) if any(told) else ()
 
     def began(self) -> Reached | None:
-        """The first report of progress in this round; None if unknown."""
+        """The first progress report of this round; None if unknown."""
         known = (reached for reached in self._told if reached is not None and reached.first >= 0)
         return min(known, key=lambda reached: reached.first_at, default=None)
 
     def file_mark(self) -> tuple[int, int, int] | None:
-        """A value that changes with the progress file; None without a file, or before it was read. Any thread."""
+        """A value that changes with the progress file; None without a file, or before it is first read. Any thread."""
         reading = None if self._file is None else self._file.reading
         return None if reading is None else reading.mark
 
     def made(self) -> bool:
-        """Whether workers of this round have reported progress, or the file has changed since their start."""
+        """Whether workers reported progress in this round, or the file changed since their start."""
         return self._of_workers is not None or self._of_file is not None
 
     def close(self) -> None:
-        """The run has ended."""
+        """Stop reading at the end of the run."""
         self._look_at = math.inf
         if self._file is not None:
             self._file.close()
@@ -355,7 +353,7 @@ class WorkerFolder(Source):
             self._take_in_file(self._file.reading)
 
     def _newest(self) -> Reached | None:
-        """The highest step that a worker of the round has reported, and when the first worker reached it."""
+        """The highest step reported by a worker of the round, and when the first worker reached it."""
         self._told = steps_of_workers(self._folder, self._ranks, self._since)
         known = filter(None, self._told)
         return min(known, key=lambda reached: (-reached.step, reached.at), default=None)
@@ -378,7 +376,7 @@ class WorkerFolder(Source):
         self._tell_once(found.step)
 
     def _take_base(self, found: Reached) -> None:
-        """Take the earlier value: it shows that this node reports progress, and how far the job had come."""
+        """Remember the earlier value: it shows that this node reports progress, and how far the job was."""
         self._base = found
         self._best = self._reported_step = max(self._best, found.step)
         self._send(RecordProgress(self._round, found.step, made=False))
@@ -388,7 +386,7 @@ class WorkerFolder(Source):
             self._reported, self._reported_step = True, max(step, self._best)
             self._send(RecordProgress(self._round, step))
 
-    # For the loop
+    # Interface to the loop
 
     def fds(self) -> list[int]:
         return [self._inotify.fileno()] if self._awaits_acknowledgements and self._inotify is not None else []
@@ -423,7 +421,7 @@ class WorkerFolder(Source):
 
 
 def steps_of_workers(folder: str, ranks: int, since: float = -math.inf) -> tuple[Reached | None, ...]:
-    """Each worker's reported progress since this time, by local rank; empty if the folder cannot be used."""
+    """Progress that each worker reported since this time, by local rank; empty if the folder cannot be used."""
     if not folder or not is_private(folder):
         return ()
     return tuple(_read_worker(os.path.join(folder, f"{PROGRESS_PREFIX}{rank}"), since) for rank in range(ranks))
@@ -442,22 +440,22 @@ def _read_worker(path: str, since: float) -> Reached | None:
     return Reached(step, at / 1e9, -1 if first_at / 1e9 < since else first, first_at=first_at / 1e9)
 
 
-# The file
+# Progress file
 
 
 class _FileReader:
-    """The thread that looks at the file. It alone writes `reading`, which is replaced as a whole."""
+    """The thread that reads the file. Only this thread writes `reading`, and it always replaces the whole value."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self.reading: Reached | None = None
-        """The last result, None before the first look; a mark of zeros if there was no file."""
+        """The last result, None before the first look; a mark of zeros if the file did not exist."""
         self._ending = threading.Event()
         if start_thread(self._run, "rallypoint-progress") is None:
             log.warning("the progress file will not be read: this machine allows no more threads")
 
     def close(self) -> None:
-        self._ending.set()  # do not wait for a disk that may hang
+        self._ending.set()  # do not wait for a disk that might hang
 
     def _run(self) -> None:
         while not self._ending.is_set():
@@ -471,7 +469,7 @@ class _FileReader:
             mark = (seen.st_ino, seen.st_mtime_ns, seen.st_size)
             if last is None or last.mark != mark:
                 age = max(0.0, time.time() - seen.st_mtime)
-                if last is not None:  # the file's time may come from another host: not before the previous look
+                if last is not None:  # another host may set the file's time: never go back before the previous look
                     age = min(age, 2 * _FILE_EVERY)
                 self.reading = Reached(_integer(self._path), time.monotonic() - age, mark=mark)
         except OSError:

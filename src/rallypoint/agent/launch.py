@@ -1,6 +1,4 @@
-"""The configuration of a launch. Creates the rendezvous, the spec and the agent of a job, and runs them (contract
-section 8).
-"""
+"""Configures and runs a launch: creates the job's rendezvous, spec and agent (contract section 8)."""
 
 from __future__ import annotations
 
@@ -44,46 +42,47 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 DEFAULT_SHUTDOWN_TIMEOUT = 30
-"""Seconds that workers have between the forwarded signal and SIGKILL, by default."""
+"""Default number of seconds between the signal forwarded to workers and SIGKILL."""
 
 DEFAULT_RDZV_TIMEOUT = 900
-"""Seconds in `rdzv_configs["timeout"]`, by default."""
+"""Default number of seconds in `rdzv_configs["timeout"]`."""
 
 _SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
 @dataclass
 class LaunchConfig:
-    """How many workers run where, which rendezvous they use, and how their output and failures are handled.
+    """How many workers to run where, which rendezvous to use, and how to handle output and failures.
 
     Args:
         min_nodes: the smallest number of nodes in a round.
         max_nodes: the largest number of nodes in a round.
         nproc_per_node: workers on this node.
-        logs_specs: where output goes; `DefaultLogsSpecs()` by default.
+        logs_specs: where to write output; `DefaultLogsSpecs()` by default.
         run_id: the job's id; if empty, the launcher chooses one.
         role: the role of this node's workers.
         rdzv_endpoint: the address of the control plane, in the backend's own form.
         rdzv_backend: the name of the rendezvous backend.
         rdzv_configs: the backend's own options (contract section 4.2).
         rdzv_timeout: seconds that replace `rdzv_configs["timeout"]`; -1 keeps that.
-        max_restarts: how many failures the job survives.
-        monitor_interval: seconds between checks of workers whose exits cannot wake the agent. The others are checked
-            once a minute, or once an interval if that is longer.
+        max_restarts: how many failures the job can survive.
+        monitor_interval: seconds between checks of workers whose exits cannot wake the agent. Other workers are checked
+            once per minute, or once per interval if that is longer.
         start_method: how to start workers that are functions: `spawn`, `fork` or `forkserver`.
         log_line_prefix_template: the prefix of each teed line (contract section 6.5).
-        metrics_cfg: accepted for torch's callers; unused, as in torch.
+        metrics_cfg: accepted for compatibility; unused, as in torch.
         local_addr: the address at which other nodes reach this one; detected by default.
         event_log_handler: the name of the handler that receives events.
         numa_options: how to bind workers to processors; no binding by default.
         signals_to_handle: comma-separated names of the signals that the agent passes on to its workers.
-        duplicate_stdout_filters: texts; lines of teed standard output that contain one are also written to one file.
+        duplicate_stdout_filters: texts; lines of teed standard output that contain any of these are also written to one
+            file.
         duplicate_stderr_filters: the same for standard error.
         virtual_local_rank: give every worker local rank 0 and one GPU.
         shutdown_timeout: seconds between the signal to stop and SIGKILL; by default
             `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`, or 30.
-        endpoint_flag: the flag or variable that gave the endpoint, for messages. Beyond torch.
-        endpoint_given: whether the user gave the endpoint, rather than the default. Beyond torch.
+        endpoint_flag: the flag or variable that set the endpoint, for messages. Beyond torch.
+        endpoint_given: whether the user set the endpoint. Beyond torch.
         node_rank: the preferred group rank, if the rendezvous assigns ranks. Beyond torch.
         features: the options beyond torchrun: `Features.of(preload=("torch",), hang_timeout=600.0)`. Beyond torch.
 
@@ -121,12 +120,12 @@ class LaunchConfig:
     features: Features = Features()
 
     shutdown_timeout_given: bool = field(init=False, default=True)
-    """Whether the user chose `shutdown_timeout`."""
+    """Whether the user set `shutdown_timeout`."""
 
     def __post_init__(self) -> None:
         self.shutdown_timeout_given = self.shutdown_timeout is not None or _SHUTDOWN_VARIABLE in os.environ
         if os.environ.get("RALLYPOINT_TERMINATION_GRACE"):
-            stated_grace_period(os.environ)  # so that a bad value fails here, not when it is needed
+            stated_grace_period(os.environ)  # so that a bad value fails here and not later
         self.rdzv_configs = self.rdzv_configs | self._timeout()
         self.shutdown_timeout = _shutdown_timeout(self.shutdown_timeout)
         if self.logs_specs is None:
@@ -160,11 +159,11 @@ def _shutdown_timeout(given: int | None) -> int:
 
 
 IN_PLACE_OF = ContextVar("in_place_of", default="")
-"""What the program started, if that was torch's own launcher (`rallyctl shim`)."""
+"""The other launcher that the program started, if `rallyctl shim` replaced it."""
 
 
 def announce(in_place_of: str) -> None:
-    """Log, and note in this context, that Rallypoint runs a launch for which the program started another launcher."""
+    """Log, and record in this context, that Rallypoint runs a launch for which the program started another launcher."""
     from rallypoint.base.version import __version__
 
     IN_PLACE_OF.set(in_place_of)
@@ -173,7 +172,7 @@ def announce(in_place_of: str) -> None:
 
 
 def describe(config: LaunchConfig, entrypoint: str) -> str:
-    """The text that `LOGLEVEL=INFO` shows at a launch (contract section 5.8): aligned `name : value` lines.
+    """Format the text that `LOGLEVEL=INFO` prints at a launch (contract section 5.8): aligned `name : value` lines.
 
     Args:
         config: the configuration of the launch.
@@ -208,14 +207,14 @@ _DESCRIPTION_FIELDS = (
 )
 
 
-# The launch
+# Launch
 
 
 class elastic_launch:
     """Launches an entry point with a config: `elastic_launch(config, entrypoint)(*args)`.
 
-    The call runs this node's agent until the job ends. It returns the return value of each worker of this node, by
-    global rank (None for programs).
+    The call runs this node's agent until the job ends. It returns the return values of this node's workers by global
+    rank (None for programs).
     """
 
     def __init__(
@@ -252,11 +251,12 @@ def launch_agent(
 
     Raises:
         UserError: the config cannot work.
-        ChildFailedError: workers failed; it carries the first failure of the job.
+        ChildFailedError: workers failed; the error contains the job's first failure.
         PreflightError: this node failed a required check.
         RendezvousError: the nodes did not form a round.
         JobPreempted: the whole job was preempted.
-        SignalException: a signal ended this agent; a `NodeLeftInOrder` if the job continues without this node.
+        SignalException: a signal ended this agent. The subclass `NodeLeftInOrder` means that the job continues without
+            this node.
     """
     if entrypoint is None:
         from rallypoint.base.errors import user_error
@@ -296,7 +296,7 @@ def launch_agent(
 def _run(
     workers: WorkerController, health: AbstractContextManager[ProgressProbe | None], role: str, name: str
 ) -> dict[int, Any]:
-    """Run the agent, and record how it ended: if the job fails, its agent has not succeeded."""
+    """Run the agent, and record how it ended: if the job failed, so did its agent."""
     try:
         result = run_agent(workers, role, health)
         if result is not None and result.is_failed():
@@ -399,12 +399,12 @@ def _random_run_id() -> str:
 
 
 def rendezvous_of(spec: WorkerSpec, exit_barrier_timeout: float = 300) -> RendezvousClient:
-    """The rendezvous client of a node, from its spec's handler.
+    """Create a node's rendezvous client from its spec's handler.
 
     Args:
         spec: the spec of the node's workers.
-        exit_barrier_timeout: seconds that a handler that cannot notify waits for other nodes at the end. With our
-            own handler the wait ends with the verdict, however long it takes.
+        exit_barrier_timeout: seconds to wait for other nodes at the end if the handler cannot notify. With our own
+            handler the wait ends with the verdict, however long that takes.
     """
     if isinstance(spec.rdzv_handler, ElasticHandler):
         return spec.rdzv_handler
@@ -413,23 +413,22 @@ def rendezvous_of(spec: WorkerSpec, exit_barrier_timeout: float = 300) -> Rendez
     return PollingRendezvousClient(spec, exit_barrier_timeout)
 
 
-# Several agents of one job on this machine: `OMP_NUM_THREADS` should divide its processors among them
+# Several agents of one job on this machine should share its processors: `OMP_NUM_THREADS`
 
 
 def register_on_host(parameters: RendezvousParameters, environ: Mapping[str, str]) -> socket.socket:
-    """Register with other agents of the job on this machine; warn if this is the second and threads are not limited.
+    """Register with the job's other agents on this machine; warn if this is the second one and threads are not limited.
 
-    Each agent keeps an abstract socket while it runs: the first one takes place 0, the second place 1, all others none.
-    So exactly one of them finds that it is the second, and warns for all. The socket's name contains the job, the port
-    of the rendezvous, and the processors that the agent may use. So agents that a scheduler has bound to different
-    processors do not meet.
+    While it runs, the first agent owns abstract socket 0, the second owns socket 1, and all others own none. So exactly
+    one agent finds that it is the second, and warns for all. The socket's name contains the job, the rendezvous port,
+    and the processors that the agent may use, so agents that a scheduler bound to different processors never meet.
 
     Args:
         parameters: the parameters of the rendezvous.
-        environ: the environment of the workers.
+        environ: the workers' environment.
 
     Returns:
-        The socket that keeps the agent's place until it is closed.
+        The socket, which reserves the agent's place until it is closed.
     """
     from zlib import crc32
 
@@ -454,7 +453,7 @@ def _is_second(place: socket.socket, name: str) -> bool:
         try:
             place.bind(f"\0{name}-{number}")
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:  # abstract sockets do not exist here
+            if error.errno != errno.EADDRINUSE:  # this system has no abstract sockets
                 return False
         else:
             return number == 1

@@ -1,7 +1,7 @@
 """The agent's loop: turns everything that happens into events, and lets the policy decide what to do about each.
 
 One thread waits for the descriptors and deadlines of all sources (`sources.Source`): mail (notifications from the
-rendezvous, signals), exits of workers, a stop in progress, and whatever features add. It does nothing else.
+rendezvous, signals), worker exits, a stop in progress, and sources that features add. It does nothing else.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _SAFETY_CHECK = 60.0
-"""Seconds between polls of workers whose exits wake us, in case one did not; or the monitor interval if longer."""
+"""Seconds between polls of workers whose exits wake us, in case one does not; the monitor interval if longer."""
 
 
 @profiled("SimpleElasticAgent.run")
@@ -57,12 +57,12 @@ def run_agent(
     health: AbstractContextManager[ProgressProbe | None] | None = None,
     loop: Callable[[], RunResult] | None = None,
 ) -> RunResult | None:
-    """Run this node's part of the job until the job ends, in as many rounds as it takes.
+    """Run this node's part of the job, in as many rounds as it takes, until the job ends.
 
     Args:
         workers: the workers of this node, with its rendezvous client.
-        role: the name of the workers in the log.
-        health: a context manager, entered for the run; yields the progress probe if there is a health check.
+        role: the workers' name in the log.
+        health: a context manager, entered for the run; yields the progress probe if the agent has a health check.
         loop: runs instead of `run_loop`.
 
     Returns:
@@ -70,7 +70,7 @@ def run_agent(
 
     Raises:
         RendezvousError: the nodes could not agree on a round.
-        Exception: raised by a third party's rendezvous, unchanged.
+        Exception: any error from a third party's rendezvous, unchanged.
         SignalException: a signal ended this agent; its workers are gone.
     """
     with ignore_signals_at_exit(), written_beside(), handlers_beside():
@@ -82,15 +82,15 @@ def run_agent(
                 workers.events.run_ended(result)
             return result
         except RendezvousGracefulExitError as ending:
-            log.warning("%s", ending)  # like the warning that it waits: nothing else says why this node ends
+            log.warning("%s", ending)  # a warning, like the line about the wait: no other line says why this node ends
             return None
         finally:
             if workers.events is not None:
                 workers.events.workers_ended()
             try:
                 workers.rendezvous.shutdown()
-            except Exception:  # for instance from an overridden method
-                log.exception("the rendezvous could not be shut down; this does not change the outcome of the job")
+            except Exception:  # such as one from an overridden method
+                log.exception("the rendezvous could not be shut down; the outcome of the job stays the same")
             finally:
                 workers.close()
 
@@ -99,7 +99,7 @@ def run_loop(
     workers: WorkerController, role: str, health: AbstractContextManager[ProgressProbe | None] | None
 ) -> RunResult:
     """Run the loop; when it returns or raises, no worker is left. The arguments are as in `run_agent`."""
-    workers.prepare()  # first: it names everything that this machine denies
+    workers.prepare()  # first: it reports everything that this machine does not permit
     loop = AgentLoop(workers)
     with health or nullcontext() as probe:
         log.info("[%s] starting workers for entrypoint: %s", role, workers.group.spec.get_entrypoint_name())
@@ -117,7 +117,7 @@ class AgentLoop:
         self._mailbox: Mailbox[Event] = Mailbox()
         self._actions = Actions(workers, workers.rendezvous, clock, self._mailbox.post)
         self._raise_interrupt: Callable[[], None] = lambda: None
-        """Raises KeyboardInterrupt if there was a ^C and SIGINT is not among the signals."""
+        """Raises KeyboardInterrupt after a ^C if SIGINT is not among the signals."""
         agent = Agent(workers, self._mailbox.post, clock, self._actions.at_end.append)
         self._features = FeatureSet(agent, self._actions.steps, self._actions.handlers)
         workers.finish = self._features.finish
@@ -126,13 +126,13 @@ class AgentLoop:
         self._state = PolicyState(notice_timeout=self._rendezvous.notice_timeout, checks_node=workers.gate is not None)
         self._mail = _Mail(self)
         self._sources = workers.sources
-        """Everything that the loop waits for, in the order of the queries for events; changes during the run."""
+        """Everything that the loop waits for, in the order in which it is asked for events; changes during the run."""
         self._sources.insert(0, self._mail)
-        # Exits come before the folder, which depends on them:
+        # Ask for exits before the folder, which depends on them:
         #   1. the workers are asked to save; rank 0 acknowledges, rank 1 finishes its work and exits without doing so;
         #   2. if the folder came first, it would still wait for rank 1, whose exit nobody has seen;
-        #   3. the exits come next. Now nothing waits for rank 1's descriptor, so nothing wakes the loop, and this node
-        #      would consent only at the deadline of the notice.
+        #   3. the loop reads the exit next, and then no longer waits for rank 1's descriptor. Nothing wakes the loop,
+        #      so this node would consent only at the notice's deadline.
         exits = _Exits(self)
         self._sources += [self._actions, exits, workers.folder]
         self._actions.handlers[CauseSought] = self._actions.handlers[CauseClues] = [exits.on_cause_message]
@@ -151,10 +151,10 @@ class AgentLoop:
         self._progress_probe = probe
         try:
             signals = {*signals, *self._features.signals}
-            # The handlers stay until the workers are gone:
+            # Keep the handlers until the workers are gone:
             #   1. SIGTERM arrives, and the agent stops the workers, which takes their grace period;
-            #   2. the sender is impatient, and sends SIGTERM again;
-            #   3. the default handler would now end the agent, and the reaper would kill workers that are writing their
+            #   2. the impatient sender sends SIGTERM again;
+            #   3. the default handler would end the agent, and the reaper would kill workers that are writing a
             #      checkpoint.
             with post_signals(lambda number: self._mailbox.post(SignalArrived(number)), signals) as self._mail.wakeup:
                 number = SIGTERM
@@ -189,13 +189,13 @@ class AgentLoop:
         return self._actions.result
 
     def _hear(self, event: Event | None) -> None:
-        """Handle an event; None is the beginning of the run."""
+        """Handle an event; None is the start of the run."""
         before, actions = self._state, self._actions
         if event is not None:
             if isinstance(event, WorkersStarted):
-                if self._progress_probe is not None:  # readiness must not wait for the imports of features
+                if self._progress_probe is not None:  # importing features must not delay readiness
                     self._progress_probe.going_to_sleep(self._clock.monotonic(), self._workers.look().status())
-                self._features.load(Load.WHEN_PLACED)  # before workers can fail, so that a failure costs no import
+                self._features.load(Load.WHEN_PLACED)  # before workers can fail, so that no failure waits for an import
                 self._features.load(Load.WHEN_STARTED)
             self._features.load_for(event)
             for handle in actions.handlers.get(type(event), ()):
@@ -204,12 +204,12 @@ class AgentLoop:
         self._state = after
         self._workers.watchers.observe(before, event, after, steps)
         if before.phase is Phase.FORMING and after.phase is not Phase.FORMING:
-            actions.timers.pop(Timer.PROGRESS, None)  # this node no longer waits for others
+            actions.timers.pop(Timer.PROGRESS, None)  # this node is no longer waiting for others
         actions.round = after.round
         for step in steps:
             actions.steps[type(step)](step)
 
-    # What the loop waits for
+    # Waiting
 
     def _wait(self) -> None:
         """Sleep until a descriptor is readable or something is due."""
@@ -223,7 +223,7 @@ class AgentLoop:
 
 
 class _Mail(Source):
-    """Notifications from the rendezvous, and signals."""
+    """Notifications from the rendezvous, and signals"""
 
     def __init__(self, loop: AgentLoop) -> None:
         self._loop = loop
@@ -259,12 +259,12 @@ class _Exits(Source):
         self._search: CauseSearch | None = None
 
     def on_cause_message(self, event: CauseSought | CauseClues) -> None:
-        """Another node looks for a cause, or helps to find one."""
+        """Note that another node is looking for a cause, or helping to find one."""
         self._cause_search().hear(event)
         self._check_at = -math.inf
 
     def _cause_search(self) -> CauseSearch:
-        from rallypoint.agent.causes import CauseSearch  # here: no start needs it
+        from rallypoint.agent.causes import CauseSearch  # imported here: no start needs it
 
         self._search = self._search or CauseSearch(self._workers)
         return self._search
@@ -292,7 +292,7 @@ class _Exits(Source):
             every = max(every, _SAFETY_CHECK)
         self._check_at = loop._clock.monotonic() + every
         if (search := self._search) is not None and result.state is WorkerState.HEALTHY:
-            # Another node has a failure that a failure here may have caused.
+            # A failure here may have caused another node's failure.
             result, again_at = search.answer(result, loop._state.round, loop._clock.monotonic())
             self._check_at = min(again_at, self._check_at)
         group.state = result.state
@@ -311,14 +311,14 @@ class _Exits(Source):
                 #   1. this pass reads the mail, and finds nothing;
                 #   2. a scheduler sends SIGTERM to all processes of the job: to this agent and its workers;
                 #   3. the signal kills a worker, and `poll` finds it in the same pass. It would be announced as failed,
-                #      and cost the job a restart, although the scheduler wants this node to leave.
-                # If the mail has ended the round, the result of the poll is dropped (`_watches`).
+                #      and use up a restart, although the scheduler wants this node to leave.
+                # If the mail ends the round, the poll's result is dropped (`_watches`).
                 round_ = loop._state.round
                 yield from loop._mail.step()
                 if self._watches() and loop._state.round == round_:
                     loop._actions.last = result
                     # The signal may have reached the workers and the reaper, but not this process yet: the sender
-                    # signals one process after the other. It will be here in a moment.
+                    # signals one process after the other. It will arrive in a moment.
                     if numbers := loop._features.signals.keys() & reached:
                         yield loop._features.signals[min(numbers)](min(numbers))
                     yield WorkersFailed(cause, reached, self._workers.restart_limit())

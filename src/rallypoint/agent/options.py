@@ -1,11 +1,10 @@
-"""The options beyond torchrun: a record of options for each feature, whose fields are the rows of flags.
+"""The options beyond torchrun: one record per feature; its fields are the rows of flags.
 
 Laws:
 
-1. An option is named here, once, and where it is used. Its type and default, the parser, the `PET_*` variable, help,
-   reference, manual page, completion and the tests of good and bad values come from its row. `cli.flags` puts the rows
-   in order.
-2. `Features` travels whole and unchanged: from the command line to `LaunchConfig`, and from there to `WorkerSpec`.
+1. An option is named once here, and where it is used. Its row determines its type, default, parser, `PET_*` variable,
+   help, reference, manual page, completion, and the tests of good and bad values. `cli.flags` sorts the rows.
+2. `Features` is passed on whole and unchanged: from the command line to `LaunchConfig`, then to `WorkerSpec`.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ _NO_REQUESTS = (
     *("SIGKILL", "SIGSTOP", "SIGCHLD", "SIGSEGV", "SIGBUS", "SIGFPE"),
     *("SIGILL", "SIGTRAP", "SIGSYS", "SIGABRT", "SIGPIPE"),
 )
-"""Signals that cannot be handled, or that the kernel sends for its own reasons."""
+"""Signals that cannot be handled, or that the kernel itself sends."""
 
 _CLUSTERS = "auto, slurm, mpi, k8s, pbs, lsf, flux, skypilot, dstack, sagemaker, azureml, volcano, none"
 
 FRAMEWORKS = ("jax", "tf", "ompi", "inherit")
-"""Kinds of variables besides torch's, in the order in which workers get them."""
+"""Kinds of variables besides torch's, in the order in which they are added."""
 
 
 def peer_policy(text: str) -> str:
@@ -62,7 +61,7 @@ def checked_frameworks(names: Sequence[str]) -> tuple[str, ...]:
     """The kinds with these names, each once, without torch's.
 
     Raises:
-        UserError: there is no such kind.
+        UserError: a kind is unknown.
     """
     for name in names:
         if name not in FRAMEWORKS and name != "torch":
@@ -88,7 +87,7 @@ def interface_names(text: str) -> str:
 
 
 class PreemptionOptions(OptionRecord):
-    """What ends the whole job after its workers have saved, and whether the job is started again."""
+    """What ends the whole job after its workers save, and whether the job is started again."""
 
     preempt_signals = Flag(
         str,
@@ -115,12 +114,12 @@ class PreemptionOptions(OptionRecord):
 
     @property
     def wanted(self) -> bool:
-        """Whether anything can cause it."""
+        """Whether anything can preempt the job."""
         return bool(self.preempt_signals or self.stop_before_end)
 
     @property
     def signals(self) -> frozenset[int]:
-        """The numbers of the signals. Raises UsageError if one cannot be used as a request."""
+        """Numbers of the signals. Raises UsageError if one cannot be used as a request."""
         from rallypoint.base.signals import signal_number
 
         numbers: set[int] = set()
@@ -135,14 +134,14 @@ class PreemptionOptions(OptionRecord):
 
     @property
     def ignored(self) -> frozenset[int]:
-        """The signals that workers ignore until they have handlers; SIGTERM still stops them."""
+        """Signals that workers ignore until they have handlers; SIGTERM still stops them."""
         from signal import SIGTERM
 
         return self.signals - {SIGTERM}
 
 
 class HangOptions(OptionRecord):
-    """When a job counts as hung, and what happens then."""
+    """When a job counts as hung, and what to do then."""
 
     hang_timeout = Flag(
         timeout,
@@ -171,7 +170,7 @@ class HangOptions(OptionRecord):
 
     @property
     def reaction(self) -> str:
-        """What this node does if the job hangs: without its own timeout it only reports."""
+        """What this node does if the job hangs: without a timeout of its own it only reports."""
         return self.on_hang if self.hang_timeout else "report"
 
 
@@ -202,7 +201,7 @@ class CheckOptions(OptionRecord):
 
 
 class FrameworkOptions(OptionRecord):
-    """Variables and interfaces that workers get in addition to torch's variables."""
+    """Variables and interfaces that workers get besides torch's variables."""
 
     worker_env: Flag[tuple[str, ...]] = Flag(
         framework_kinds,
@@ -288,12 +287,12 @@ class RecoveryOptions(OptionRecord):
 
     @property
     def preloaded(self) -> tuple[str, ...]:
-        """Modules to import ahead: with standby workers, at least the script's imports."""
+        """Modules to import ahead; with standby workers, at least the script's imports."""
         return self.preload or (("auto",) if self.standby else ())
 
 
 class OutputOptions(OptionRecord):
-    """Options for output and details that people read."""
+    """Output and details for people."""
 
     incident_dir = Flag(
         str, "Folder in which each node saves details of failures", metavar="DIR", default="", bad=("/dev/null",)
@@ -308,7 +307,7 @@ class OutputOptions(OptionRecord):
 
 
 class ToolOptions(OptionRecord):
-    """A command in front of the workers."""
+    """A command that runs the workers."""
 
     wrap = Flag(
         str,
@@ -351,7 +350,7 @@ class TopologyOptions(OptionRecord):
 
 
 class CommandOptions(OptionRecord):
-    """Options of the command alone; they have no effect in a `LaunchConfig`."""
+    """Options of the command only; they have no effect in a `LaunchConfig`."""
 
     config = Flag(
         str,
@@ -420,10 +419,10 @@ class Features(NamedTuple):
 
     @classmethod
     def of(cls, **options: Any) -> Features:
-        """A copy with these options, by name alone: `Features.of(preload=("torch",), hang_timeout=600.0)`.
+        """Create a copy with these options, by name: `Features.of(preload=("torch",), hang_timeout=600.0)`.
 
         Raises:
-            TypeError: there is no such option.
+            TypeError: an option is unknown.
         """
         records = [
             record.replace(**{name: options.pop(name) for name in vars(record) if name in options}) for record in cls()
@@ -432,5 +431,5 @@ class Features(NamedTuple):
         return cls._make(records)
 
     def flat(self) -> dict[str, Any]:
-        """The options by name alone."""
+        """All options by name."""
         return {name: value for record in self for name, value in vars(record).items()}

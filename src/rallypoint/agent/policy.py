@@ -1,38 +1,38 @@
 """Decides what an agent does about an event. Pure: state and event in, next state and steps out.
 
-    CHECKING  the user's check of this node runs, or will when the workers of the previous round are gone
-    FORMING   waits for a placement; the workers of the previous round may still be stopping
-    RUNNING   its workers run
-    BROKEN    its workers have failed, and this was announced; waits for the end of the round or the job
-    FINISHED  its workers have all succeeded; waits for the others (the exit barrier)
+    CHECKING  the user's node check is running, or will run when the previous round's workers are gone
+    FORMING   waits for a placement; the previous round's workers might still be stopping
+    RUNNING   its workers are running
+    BROKEN    its workers failed, and this was announced; waits for the round or the job to end
+    FINISHED  its workers all succeeded; waits for the other nodes (the exit barrier)
     ENDING    its end is decided; its workers are being stopped
-    LEAVING   a signal ends it, and its workers have ended in order; asks whether the job continues without it
+    LEAVING   a signal ends it, and its workers ended cleanly; asks whether the job continues without it
     ENDED     nothing more happens
 
 Laws:
 
 1. A failure is announced before anything is stopped, so that all nodes stop at the same time.
-2. The next round is requested before the workers of the last one are stopped: it forms while they stop. A node that
-   keeps its place (`RoundEnded.keeps_place`) has already requested it.
-3. Workers are started only for a placement, and only when those of the previous round are gone, or have left it and
-   wait. A placement that arrives while they stop is kept until then, and dropped if its round ends first.
-4. Only a verdict, a signal or the loss of the rendezvous ends the agent; other nodes that leave never do.
-5. Notifications of past rounds change nothing. After a missed round of its own, the agent joins again.
+2. The agent requests the next round before it stops the last round's workers: the round forms while they stop. A node
+   that keeps its place (`RoundEnded.keeps_place`) has already requested it.
+3. Workers are started only for a placement, and only when the previous round's workers are gone, or have left it and
+   are waiting. A placement that arrives earlier waits, and is dropped if its round ends first.
+4. Only a verdict, a signal or the loss of the rendezvous ends the agent. Other nodes that leave never end it.
+5. Notifications about past rounds change nothing. If the agent missed its own round, it joins again.
 6. One stop at a time: an event while workers stop adds a leave request or a signal to the stop, never a second stop. If
-   the agent ends while workers stop for a restart, no worker may continue in its process: any that would is stopped.
-7. The last step is taken when no worker is left. Workers that wait for a next round have a grace period like all
-   others. The first event that ends the agent decides the last step, once.
-8. A signal that ends this agent makes it leave at any moment, and the agent announces this at once. Only if workers get
-   notices, SIGTERM first gives them time to save. A second interrupt kills.
-9. After a failure, or the loss of a node, workers have the short grace period, unless a notice has asked them to save.
-10. Workers get a notice while all of them run; the round is drained when they consent or at the deadline.
-11. A worker that ends by a signal that this agent received too was stopped and has not failed, whichever is seen first.
-12. If SIGTERM makes this node leave, its workers end in order and the job continues elsewhere, that is a success. The
-    agent watches for a moment whether the job continues, because all its nodes may be ending.
-13. Workers that the fence has killed have not failed: their round is drained, and costs no restart.
-14. If the user has a check of the node, the agent requests a place only after it has passed: at first, and after a
-    failure of this node's own workers has ended a round. The check runs when these workers are gone, since it may need
-    their devices; none continues in its process. If it does not pass, the node leaves.
+   the agent ends while workers stop for a restart, those that would continue in their processes are stopped too.
+7. The agent takes its last step when no worker is left. Workers that wait for another round get the same grace period
+   as all others. The first event that ends the agent decides the last step, once.
+8. A signal that ends this agent makes it leave whatever the phase, and the agent announces this at once. SIGTERM first
+   gives workers time to save, but only if they get notices. A second interrupt kills.
+9. After a failure, or the loss of a node, workers get the short grace period, unless a notice asked them to save.
+10. Workers get a notice only while all of them are running; the round is drained when they consent or at the deadline.
+11. A worker killed by a signal that this agent also received was stopped. It did not fail, whichever is noticed first.
+12. If SIGTERM makes this node leave, its workers end cleanly, and the job continues elsewhere, the agent succeeds. It
+   first watches for a moment whether the job continues, because all its nodes might be ending.
+13. Workers killed by the fence did not fail: their round is drained, and uses up no restart.
+14. If the user has a node check, it must pass before the agent requests a place: at first, and after a failure of this
+   node's own workers ended a round. The check runs when these workers are gone, since it might need their devices; none
+   continues in its process. If it does not pass, the node leaves.
 """
 
 from __future__ import annotations
@@ -63,24 +63,21 @@ from rallypoint.failures.cause import Cause, Ending
 from rallypoint.notices import PREEMPTION, SCALE
 
 _SIGNAL_COMES = 1.0
-"""Seconds after which a signal to all processes has reached this one too, once it has reached others. It takes
-microseconds unless the machine is overloaded.
-"""
+"""Seconds within which a signal to all processes reaches this one after it reached others. It takes microseconds unless
+the machine is overloaded."""
 _LEAVING, _LEAVING_EVERY = 1.0, 0.2
-"""Seconds for which a job must continue without this node before this counts as certain, and between queries. A command
-that ends a whole job on many nodes may reach the last of them this much later.
-"""
+"""Seconds for which a job must continue without this node before the agent believes it, and between queries. A command
+that ends a whole job on many nodes might reach the last of them this much later."""
 
 _UNKNOWN = "the control plane does not answer, so it is unknown whether the job continues"
 _SHOWN = 16
-"""Ranges of ranks in a log line."""
+"""Maximum number of rank ranges in a log line."""
 
 INTERRUPTS = frozenset({SIGINT, SIGQUIT})
 """Signals from the keyboard; the second one kills at once."""
 
 
 class Phase(Enum):
-    """The phase of an agent."""
 
     CHECKING = auto()
     FORMING = auto()
@@ -93,13 +90,14 @@ class Phase(Enum):
 
 
 STARTED = frozenset({Phase.RUNNING, Phase.BROKEN, Phase.FINISHED})
-"""The workers of a round have been started."""
+"""Phases in which a round's workers have been started."""
 LEAVES = frozenset({Phase.ENDING, Phase.LEAVING, Phase.ENDED})
-"""The phases in which this agent's end is decided."""
+"""Phases in which this agent's end is decided."""
 
 
 class PostedNotice(NamedTuple):
-    """A posted notice. `ready`: this node consents: all have acknowledged, or the deadline has passed (`is_late`)."""
+    """A posted notice. `ready`: this node consents, because all workers acknowledged or the deadline passed
+    (`is_late`)."""
 
     reason: str
     ready: bool = False
@@ -110,8 +108,8 @@ class PolicyState(NamedTuple):
     """The whole state of an agent.
 
     `round` and `group_rank` are its current place; -1 before the first. `notice_timeout` is the number of seconds that
-    workers get before the round is drained; 0 drains at once. `checks_node`: whether the user has a check of this node.
-    The last two never change during a run.
+    workers get before the round is drained; 0 drains at once. `checks_node`: whether the user has a node check. These
+    last two never change during a run.
     """
 
     phase: Phase = Phase.FORMING
@@ -122,31 +120,31 @@ class PolicyState(NamedTuple):
     stopping: int = 0
     """The signal that stops the workers; 0 if they are not being stopped."""
     waiting: bool = False
-    """Whether some workers of the previous round wait in their processes for the next one."""
+    """Whether some of the previous round's workers are waiting in their processes for the next round."""
     ended_with_0: bool = False
-    """Whether all workers of the previous round exited with 0: in FORMING; in LEAVING, those of the last round."""
+    """Whether all workers exited with 0: in FORMING those of the previous round, in LEAVING those of the last one."""
     pending_placement: Placement | None = None
-    """The placement that waits until the workers of the previous round are gone."""
+    """The placement that waits for the previous round's workers to be gone."""
     final_step: steps.End | None = None
-    """The step to end with, in ENDING."""
+    """In ENDING, the step to end with."""
     failure: Cause | None = None
-    """Why this node's workers failed, in BROKEN."""
+    """In BROKEN, why this node's workers failed."""
     held_failure: steps.WorkersFailed | None = None
-    """A failure in RUNNING, while the agent waits for the signal that may have caused it."""
+    """In RUNNING, a failure held back while waiting for the signal that may have caused it."""
     posted_notice: PostedNotice | None = None
     leave_signal: int = 0
-    """The signal that makes this node leave at the end of the round or the deadline of the notice; else 0."""
+    """The signal that makes this node leave when the round ends or at the notice's deadline; else 0."""
     drained_by: str = ""
-    """The operator who drains this node, which then leaves as after SIGTERM; else empty."""
+    """The operator who drains this node, which then leaves as if after SIGTERM; else empty."""
     interrupted: bool = False
-    """Whether an interrupt has arrived."""
+    """Whether an interrupt arrived."""
     link_down: bool = False
-    """Whether the control plane cannot be reached."""
+    """Whether the control plane is unreachable."""
     noted: Mapping[str, str] = {}
-    """What features know of the job, by name; it outlives rounds."""
+    """What features remember about the job, by name; kept across rounds."""
 
     def anew(self, phase: Phase, round_: int, group_rank: int = -1) -> PolicyState:
-        """The state of an agent that enters a phase; the rest is reset."""
+        """The state of an agent that enters a phase; everything else is reset."""
         return PolicyState(
             phase,
             round_,
@@ -159,19 +157,19 @@ class PolicyState(NamedTuple):
 
     @property
     def has_workers(self) -> bool:
-        """Whether workers of a round, or a check of this node, may exist; valid until the end is decided."""
+        """Whether a round's workers, or a node check, may exist; valid until the end is decided."""
         return self.phase is not Phase.FORMING or self.waiting or bool(self.stopping)
 
     @property
     def can_notify_workers(self) -> bool:
-        """Whether there are workers to notify, and time to do so."""
+        """Whether any workers can be notified, and have time to react."""
         return bool(self.notice_timeout) and self.phase is Phase.RUNNING and self.held_failure is None
 
 
 Decision = tuple[PolicyState, tuple[steps.Step, ...]]
 Rule = Callable[[PolicyState, Any], Decision | None]
 Rules = Mapping[type, Rule]
-"""What follows from events, by event type; a feature's rule returns None for events that it does not handle."""
+"""Rules for events, by event type. A feature's rule returns None for events that it does not handle."""
 
 
 def warning(text: str) -> steps.LogLine:
@@ -207,17 +205,17 @@ def decide(status: PolicyState, event: steps.Event, features: Iterable[Rules] = 
     return (status, ()) if found is None else found(status, event)
 
 
-# Transitions that several rules share
+# Transitions shared by several rules
 
 
 def start_workers(status: PolicyState, placement: Placement) -> Decision:
-    """Start the workers of a round in which this node has a place; those of the previous round are gone."""
+    """Start the workers of a round in which this node has a place. Those of the previous round are gone."""
     running = status.anew(Phase.RUNNING, placement.round, placement.group_rank)
     return running, (steps.StartWorkers(placement),)
 
 
 def end(status: PolicyState, last: steps.End, *before: steps.Step, by: int = SIGTERM, failed: bool = False) -> Decision:
-    """Decide the end: first stop the workers, with the signal `by` unless they are already stopping."""
+    """Decide the end. If the workers are not stopping yet, first stop them with the signal `by`."""
     if status.stopping:
         ending = status._replace(phase=Phase.ENDING, final_step=last, pending_placement=None)
         return ending, (*before, steps.StopHeld(by, failed))
@@ -242,7 +240,7 @@ def take_final_step(status: PolicyState, last: steps.End, *before: steps.Step, i
 
 
 def _query_standing(status: PolicyState) -> tuple[steps.Step, ...]:
-    """Ask for the state of the job without this node, now and again later."""
+    """Query the state of the job without this node, now and again later."""
     return LeaveRequest(wants_reply=True, ended_with_0=status.ended_with_0), SetTimer(Timer.QUERY, _LEAVING_EVERY)
 
 
@@ -261,7 +259,7 @@ def notify_before_leaving(status: PolicyState, seconds: float) -> Decision:
 def leave_job(status: PolicyState, number: int, *, saved: bool = False) -> Decision:
     """Leave the job to the other nodes, because of this signal or a drain.
 
-    `saved`: all workers of the round have acknowledged the notice.
+    `saved`: whether all workers of the round acknowledged the notice.
     """
     by = status.drained_by
     text = f"{_why_it_leaves(status, number)}; ending the workers and leaving the job"
@@ -275,7 +273,7 @@ def leave_job(status: PolicyState, number: int, *, saved: bool = False) -> Decis
     return end(status, steps.End(SignalArrived(number), saved=saved, drained_by=by), *before, by=number)
 
 
-# The rounds
+# Rounds
 
 
 def _on_placed(status: PolicyState, event: messages.Placed) -> Decision:
@@ -306,7 +304,7 @@ def _note_round(status: PolicyState, event: messages.RoundEnded) -> Decision:
 
 
 def _on_missed_round(status: PolicyState, event: messages.RoundEnded) -> Decision:
-    """Our own round may have ended before the agent learned or could take its place: join the next."""
+    """Join the next round: our own may have ended before the agent learned about its place or could take it."""
     over, pending = event.end.round, status.pending_placement
     missed = over > status.round if pending is None else over >= pending.round
     join = steps.RequestJoin(event.keeps_place)
@@ -320,7 +318,7 @@ def _on_round_ended(status: PolicyState, event: messages.RoundEnded) -> Decision
         ending, then = leave_job(status, status.leave_signal, saved=event.end.reason is Reason.DRAINED)
         return ending, (warning(_log_round_end(event, "this node leaves the job")), *then)
     failed = event.end.reason in (Reason.FAILURE, Reason.LOST) and status.posted_notice is None
-    # A signal that makes one node leave may have been sent to all.
+    # All nodes might have received the signal that makes one leave.
     shared = event.end.reason is Reason.DEPARTED
     stop = steps.StopWorkers(SIGTERM, restarts=True, failed=failed, shared=shared)
     if status.checks_node and event.end.cause is not None and event.end.cause.is_of(status.failure):
@@ -355,13 +353,13 @@ _REASONS: dict[Reason, Callable[[RoundEnd], str]] = {
     Reason.DRAINED: lambda end: end.detail or end.reason.value,
     Reason.FORGOTTEN: lambda end: end.reason.value,
 }
-"""Why a round ended if no worker failed, as text."""
+"""Texts on why a round ended without a failed worker."""
 
-# The workers
+# Workers
 
 
 def _on_workers_succeeded(status: PolicyState, _event: steps.WorkersSucceeded) -> Decision:
-    # Workers that have finished need no notice.
+    # Workers that finished need no notice.
     consent = (_drain(status),) if status.posted_notice is not None and not status.posted_notice.ready else ()
     return status._replace(phase=Phase.FINISHED, posted_notice=None), (Succeed(status.round), *consent)
 
@@ -389,12 +387,12 @@ def _fail(status: PolicyState, event: steps.WorkersFailed) -> Decision:
 def _on_timer(status: PolicyState, event: TimerFired) -> Decision:
     if event.timer is Timer.SIGNAL and status.held_failure is not None:
         return _fail(status, status.held_failure)
-    if event.timer is Timer.NOTICE and status.leave_signal:  # the deadline: a leaving node waits no longer
+    if event.timer is Timer.NOTICE and status.leave_signal:  # at the deadline a leaving node stops waiting
         return leave_job(status, status.leave_signal)
     return status, ()
 
 
-# The end
+# End of the agent
 
 
 def _on_job_ended(status: PolicyState, event: JobEnded) -> Decision:
@@ -418,8 +416,8 @@ def _succeed_without_verdict(status: PolicyState, event: LinkLost) -> Decision:
 
 def _on_link_lost(status: PolicyState, event: LinkLost) -> Decision:
     failure = status.failure or (status.held_failure and status.held_failure.cause)
-    if failure is not None:  # the failure of the link must not hide that of the workers
-        line = warning(f"{event.detail}; this node ends the job with the failure of its own workers")
+    if failure is not None:  # the link's failure must not hide the workers' failure
+        line = warning(f"{event.detail}; the job ends here with the failure of this node's workers")
         verdict = Verdict(Outcome.FAILED, failure, ending=Ending.INFRASTRUCTURE)  # as on the nodes that keep running
         return end(status, steps.End(JobEnded(verdict)), line, failed=True)
     return end(status, steps.End(event))
@@ -436,7 +434,7 @@ def _on_signal(status: PolicyState, event: SignalArrived) -> Decision:
     return leave_job(status._replace(interrupted=number in INTERRUPTS), number)
 
 
-# The link to the other nodes
+# Link to the other nodes
 
 
 def _on_link_down(status: PolicyState, event: LinkDown) -> Decision:
@@ -448,7 +446,7 @@ def _on_link_down(status: PolicyState, event: LinkDown) -> Decision:
 
 
 def _is_told(brief: int) -> bool:
-    """Whether to log the loss or return of a session, after this many short ones: the 1st, 2nd, 4th, ..."""
+    """Whether to log the loss or return of a session after this many short losses: the 1st, 2nd, 4th, ..."""
     return brief & (brief - 1) == 0
 
 
@@ -461,7 +459,7 @@ def _on_link_up(status: PolicyState, event: messages.LinkUp) -> Decision:
 
 
 def _on_progress_text(status: PolicyState, event: messages.ProgressText) -> Decision:
-    if status.stopping:  # this node still waits for its own workers
+    if status.stopping:  # this node is still waiting for its own workers
         return status, ()
     text = event.text
     if event.is_short and status.ended_with_0:
@@ -471,11 +469,12 @@ def _on_progress_text(status: PolicyState, event: messages.ProgressText) -> Deci
     return status, (steps.LogLine(text, warning=event.warning),)
 
 
-# Notices to the workers
+# Notices to workers
 
 
 def _drain_before_start(status: PolicyState, event: messages.NodesWaiting) -> Decision:
-    """Nodes wait to join a round whose workers have not started yet: none of them could save anything."""
+    """Drain a round whose workers have not started yet, since nodes are waiting to join: no worker could save anything.
+    """
     pending = status.pending_placement
     if pending is None or pending.round != event.round or not event.waiting:
         return status, ()
@@ -484,7 +483,7 @@ def _drain_before_start(status: PolicyState, event: messages.NodesWaiting) -> De
 
 
 def _on_waiting(status: PolicyState, event: messages.NodesWaiting) -> Decision:
-    """Nodes wait to join: ask the workers to save, if they get notices, and drain the round."""
+    """Drain the round, since nodes are waiting to join. If the workers get notices, first ask them to save."""
     if event.round != status.round:
         return status, ()
     if not event.waiting:
@@ -517,12 +516,12 @@ def _log_new_nodes(event: messages.NodesWaiting, group_rank: int) -> str:
 
 
 def _drain(status: PolicyState) -> Drain:
-    """End the round in order; if workers get notices, this is the node's consent."""
+    """Drain the round; if workers get notices, this is the node's consent."""
     return Drain(status.round, needs_consent=status.notice_timeout > 0 or status.posted_notice is not None)
 
 
 def _on_node_preempted(status: PolicyState, event: messages.Preempted) -> Decision:
-    """A node will be taken away: ask the workers to save."""
+    """Ask the workers to save: a node will be taken away."""
     if event.round != status.round or status.leave_signal:
         return status, ()
     if status.phase is not Phase.RUNNING or (status.posted_notice is not None and status.posted_notice.ready):
@@ -536,16 +535,16 @@ def _on_node_preempted(status: PolicyState, event: messages.Preempted) -> Decisi
 
 
 def _on_workers_ready(status: PolicyState, event: steps.WorkersReady) -> Decision:
-    """All workers of this node have saved, or the deadline has passed: the node consents."""
+    """Consent: all workers of this node saved, or the deadline passed."""
     if status.posted_notice is None or status.posted_notice.ready:
         return status, ()
-    if status.leave_signal and event.is_late:  # this node leaves now, and the others must not count it as saved
+    if status.leave_signal and event.is_late:  # this node leaves now, but the others must not count it as saved
         return status, ()
     return status._replace(posted_notice=status.posted_notice._replace(ready=True)), (_drain(status),)
 
 
 def _on_drain(status: PolicyState, event: steps.DrainArrived) -> Decision:
-    """An operator takes this node away."""
+    """Leave because an operator drains this node."""
     if status.leave_signal:
         return status, ()
     drained = status._replace(drained_by=event.by)
@@ -554,12 +553,12 @@ def _on_drain(status: PolicyState, event: steps.DrainArrived) -> Decision:
     return leave_job(drained, SIGTERM)
 
 
-# When the end is decided
+# After the end is decided
 
 
 def _on_final_stop(status: PolicyState, event: steps.WorkersStopped) -> Decision:
     assert status.final_step is not None, "an agent that ends knows how"
-    if event.waiting:  # the stop had finished when the end was decided
+    if event.waiting:  # the stop was complete when the end was decided
         cause = status.final_step.event
         number = cause.number if isinstance(cause, SignalArrived) else SIGTERM
         return status._replace(stopping=number), (steps.StopWorkers(number, failed=True),)
@@ -584,7 +583,7 @@ def _on_timer_when_leaving(status: PolicyState, event: TimerFired) -> Decision:
 
 
 def _leave_without_answer(status: PolicyState, _event: steps.Event) -> Decision:
-    """Leave without knowing the state of the job: it can no longer be known, or the agent does not wait for it."""
+    """Leave without knowing the state of the job: it can no longer be learned, or the agent does not wait for it."""
     assert status.final_step is not None, "an agent that leaves knows how"
     last = status.final_step._replace(standing="")
     return status._replace(phase=Phase.ENDED), (last._replace(unasked=_UNKNOWN) if last.drained_by else last,)
@@ -605,7 +604,7 @@ def _on_signal_when_leaving(status: PolicyState, event: SignalArrived) -> Decisi
     return (status, ()) if event.number in FORWARDED_SIGNALS | {SIGTERM} else _leave_without_answer(status, event)
 
 
-# The table. An event that a phase does not list changes nothing
+# Table of rules. An event not listed for a phase changes nothing
 
 _ANYWHERE: dict[type, Callable[..., Decision]] = {
     JobEnded: _on_job_ended,
@@ -624,7 +623,7 @@ _STARTED: dict[type, Callable[..., Decision]] = _ANYWHERE | {
     messages.Preempted: _on_node_preempted,
     TimerFired: _on_timer,
 }
-"""Rules while workers of a round run, or have ended in it."""
+"""Rules while a round's workers are running, or ended in it."""
 
 _RULES: dict[Phase, dict[type, Callable[..., Decision]]] = {
     Phase.CHECKING: _ANYWHERE

@@ -1,4 +1,4 @@
-"""The interface of a rendezvous for an agent: it sends requests without waiting, and receives notifications.
+"""The interface of a rendezvous to an agent, which sends requests without waiting and receives notifications.
 
 `ElasticHandler` implements it. `agent.third_party` implements it for any other handler.
 """
@@ -20,34 +20,33 @@ if TYPE_CHECKING:
 
 
 class RendezvousClient(Protocol):
-    """See `rendezvous.elastic.ElasticHandler`. No method waits for other nodes. The defaults are for a rendezvous whose
-    nodes share no coordinator.
-    """
+    """See `rendezvous.elastic.ElasticHandler`. No method waits for other nodes. The defaults suit a rendezvous whose
+    nodes share no coordinator."""
 
     def listen(self, deliver: Deliver | None) -> None:
-        """Pass every notification to `deliver`; None stops this."""
+        """Pass all notifications to `deliver`; None stops this."""
 
     def join(self, member: NodeInfo, *, keeps_place: bool = False) -> None:
-        """Request a place in the next round for this node, described by the `NodeInfo`. With `keeps_place` the place
-        may also be for later rounds (`RoundEnded.keeps_place`).
-        """
+        """Request a place in the next round for the node that `NodeInfo` describes. With `keeps_place` the place may
+        also be for later rounds (`RoundEnded.keeps_place`)."""
 
     def keep_place(self) -> None:
-        """Keep this node's place in the next round, without a request."""
+        """Take this node's place in the next round without a request."""
         return
 
     def tell_next_store(self, round_: int) -> None:
-        """This node serves the worker store of `round_`, whose workers run: report where the next store would be."""
+        """Report where the next worker store would be: this node serves the store of `round_`, whose workers are
+        running."""
         return
 
     def begin_round(self, placement: Placement) -> None:
-        """The workers of the previous round are gone; those of this round begin."""
+        """Begin this round: the previous round's workers are gone."""
 
     def info(self, placement: Placement) -> RendezvousInfo:
-        """The placement of the last begun round, in torch's form."""
+        """Return the placement of the last round that began, in torch's form."""
 
     def send(self, request: Request) -> None:
-        """Send the coordinator a request other than a join."""
+        """Send the coordinator any request except a join."""
 
     @property
     def notice_timeout(self) -> float:
@@ -56,47 +55,43 @@ class RendezvousClient(Protocol):
 
     @property
     def keeps_workers(self) -> bool:
-        """Whether nodes tell each other whether their workers can continue in their processes after a round."""
+        """Whether nodes tell each other if their workers can continue in their processes after a round."""
         return False
 
     @property
     def lease(self) -> float:
-        """Seconds of silence after which the others count this node as lost; infinite if they never do."""
+        """Seconds of silence after which the other nodes count this one as lost; infinite if they never do."""
         return math.inf
 
     @property
     def confirmed_at(self) -> float:
-        """When the last answered request was sent, which shows that the others count on this node (`BOOT_CLOCK`)."""
+        """When the last answered request was sent: the other nodes counted on this node then (`BOOT_CLOCK`)."""
         return -math.inf
 
     @property
     def hosts_coordinator(self) -> bool:
-        """Whether the coordinator of the job is currently in this agent."""
+        """Whether the job's coordinator currently runs in this agent."""
         return False
 
     def snapshot(self) -> Callable[[], Snapshot] | None:
-        """A function, for any thread, that returns a current snapshot of the job; None if the job's coordinator is not
-        in this agent.
-        """
+        """Return a function, for any thread, that returns a current snapshot of the job; None if the job's coordinator
+        is not in this agent."""
         return None
 
     def local_job(self) -> LocalJob | None:
-        """The address at which commands on this machine find the job's coordinator, empty before `open_to_commands`;
-        None if they cannot find it.
-        """
+        """Address at which commands on this machine find the job's coordinator, empty before `open_to_commands`; None
+        if they cannot find it."""
         return None
 
     def open_to_commands(self) -> socket.socket | None:
-        """A listening socket on loopback, opened on the first call, if the coordinator is in this agent and has no
-        server (nodes do not need one); else None. When it is readable, call `serve_commands`. From any thread. Raises
-        OSError.
-        """
+        """Open a listening socket on loopback on the first call, if the coordinator runs in this agent without a server
+        (nodes do not need one); else return None. When it is readable, call `serve_commands`. Any thread can call this.
+        Raises OSError."""
         return None
 
     def serve_commands(self) -> None:
-        """Start a server on that socket, unless there is one. Takes memory, and time for imports. From any thread
-        except the loop's. Raises OSError or RallypointError.
-        """
+        """Start a server on that socket, unless one exists. Uses memory, and time for imports. Any thread except the
+        loop's can call this. Raises OSError or RallypointError."""
         return
 
     def shutdown(self) -> bool:

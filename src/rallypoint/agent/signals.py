@@ -1,15 +1,14 @@
-"""The signals that an agent handles and forwards (contract section 5.6), and how long workers have to end.
+"""Signals that an agent handles and forwards (contract section 5.6), and the time that workers have to end.
 
-A scheduler has its own grace period, then sends SIGKILL to all processes. Between SIGTERM and SIGKILL the workers may
-get time to save (`notice_timeout`); then they are stopped. The last `MARGIN` seconds are for their stacks, the sweep
-and the report. Sources of the grace period:
+A scheduler sends SIGKILL to all processes after its own grace period. Between SIGTERM and SIGKILL the workers might get
+time to save (`notice_timeout`); then they are stopped. The last `MARGIN` seconds are for stacks, the sweep and the
+report. Sources of the grace period:
 
     RALLYPOINT_TERMINATION_GRACE   seconds; limits notice and stop, whatever else was chosen
     the scheduler                  what is known about it (`clusters.grace`)
 
-A value that is only known or assumed about a scheduler shortens a default `--shutdown-timeout`, and nothing else. A
-signal may have been requested long before the end (`sbatch --signal=TERM@300`), and then the user has also chosen a
-time.
+A known or assumed value for a scheduler shortens only a default `--shutdown-timeout`. A user who requests a signal long
+before the end (`sbatch --signal=TERM@300`) also sets a time.
 """
 
 from __future__ import annotations
@@ -36,21 +35,21 @@ FORWARDED_SIGNALS = frozenset(
 """Signals that inform workers and do not end them."""
 
 SCHEDULERS = {"SLURM_JOB_ID": "Slurm", "PBS_JOBID": "PBS", "LSB_JOBID": "LSF", "FLUX_JOB_ID": "Flux"}
-"""Variables that identify schedulers which send signals as notices, to the agent or to all processes of a job."""
+"""Variables that identify schedulers whose signals are notices, sent to the agent or to all processes of a job."""
 _SCHEDULER_NOTICE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def scheduler(environ: Mapping[str, str]) -> str | None:
-    """The name of the scheduler that started this process; None if it does not send signals as notices."""
+    """Name the scheduler that started this process; None if its signals are not notices."""
     return next((name for variable, name in SCHEDULERS.items() if environ.get(variable)), None)
 
 
 def handled_signals() -> list[int]:
     """The signals that this agent handles; the command line has already warned about unknown names.
 
-    If this process was started with SIGHUP ignored (`nohup`), it stays ignored, unless the user has changed the list of
-    signals. This does not apply to SIGINT and SIGQUIT: a shell script ignores them in everything that it starts in the
-    background. Under a scheduler, the default includes SIGUSR1 and SIGUSR2, unless this process uses them otherwise.
+    If this process was started with SIGHUP ignored (`nohup`), SIGHUP stays ignored, unless the user changed the list of
+    signals. SIGINT and SIGQUIT are handled even then: shell scripts start all background processes with both ignored.
+    Under a scheduler, the default includes SIGUSR1 and SIGUSR2, unless this process uses them for something else.
     """
     names = os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS)
     numbers: list[int] = [number for number in map(signal_number, names.split(",")) if number is not None]
@@ -65,13 +64,13 @@ def handled_signals() -> list[int]:
 
 VARIABLE = "RALLYPOINT_TERMINATION_GRACE"
 MARGIN = 5.0
-"""Seconds before SIGKILL at which the workers' time ends; half of the grace period if that is less."""
+"""Seconds before SIGKILL at which the workers' time ends; half of a grace period shorter than twice this."""
 
 _HAS_GRACE_PERIOD = ("SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST", "PBS_JOBID", "LSB_JOBID", "TRAINING_JOB_NAME")
 """Variables of schedulers whose grace period is known or assumed (`clusters.grace`)."""
 
 FAILURE_GRACE = 5.0
-"""Seconds between SIGTERM and SIGKILL after a failure, by default (decision 25)."""
+"""Default number of seconds between SIGTERM and SIGKILL after a failure (decision 25)."""
 
 
 class GracePeriods:
@@ -80,7 +79,7 @@ class GracePeriods:
     Args:
         stop: seconds between the signal that stops workers and SIGKILL.
         failure: the same after a failure; None for 5, or `stop` if that is less.
-        chosen: whether the user has chosen `stop`; if not, the scheduler's grace period may shorten it.
+        chosen: whether the user set `stop`; if not, the scheduler's grace period can shorten it.
     """
 
     def __init__(self, stop: float = 30, failure: float | None = None, chosen: bool = True) -> None:
@@ -88,15 +87,15 @@ class GracePeriods:
         self._failure = failure
         self._chosen = chosen
         self._terminated_at: float | None = None
-        """When the first SIGTERM to this agent arrived, on `time.monotonic`; None before."""
+        """When this agent first received SIGTERM, on `time.monotonic`; None before."""
         self._total = self._stop = math.inf
-        """Seconds from that SIGTERM until the workers' time ends, and seconds that a stop may take."""
+        """Seconds from that SIGTERM until the workers' time ends, and the maximum seconds for a stop."""
 
     def terminated(self) -> float | None:
-        """This agent received SIGTERM: the scheduler's grace period counts from the first one.
+        """Note a SIGTERM to this agent: the scheduler's grace period counts from the first one.
 
         Returns:
-            On the first call, when a stop in progress must be done, on the monotonic clock.
+            On the first call, when a stop in progress must be complete, on the monotonic clock.
         """
         if self._terminated_at is not None:
             return None
@@ -106,7 +105,7 @@ class GracePeriods:
 
     @property
     def notice(self) -> float:
-        """Seconds that the workers can have to save, so that time is left to stop them; infinite before SIGTERM."""
+        """Seconds that workers can have to save while leaving time to stop them; infinite before SIGTERM."""
         return self._total - min(self._stop, self._total / 2) if self._total < math.inf else math.inf
 
     def seconds(self, *, failed: bool) -> float:
@@ -116,19 +115,19 @@ class GracePeriods:
         return self.within(min(FAILURE_GRACE, self.stop) if self._failure is None else self._failure)
 
     def within(self, seconds: float) -> float:
-        """This many seconds, or what is left of them if this agent received SIGTERM."""
+        """This many seconds, or what is left of them after SIGTERM to this agent."""
         if self._terminated_at is None:
             return seconds
         return max(0.0, min(seconds, self._stop, self._total - (time.monotonic() - self._terminated_at)))
 
 
 def termination_grace(shutdown_timeout: float, *, chosen: bool, environ: Mapping[str, str]) -> tuple[float, float]:
-    """The grace period from the known values: the seconds from SIGTERM until the workers' time ends, infinite if
-    unknown, and the seconds that a stop may take.
+    """Determine the grace period: the seconds from SIGTERM until the workers' time ends, infinite if unknown, and the
+    maximum seconds for a stop.
 
     Args:
-        shutdown_timeout: the seconds that a stop may take otherwise.
-        chosen: whether the user has chosen them.
+        shutdown_timeout: the maximum seconds for a stop otherwise.
+        chosen: whether the user set `shutdown_timeout`.
         environ: the agent's environment.
 
     Raises:
@@ -147,7 +146,7 @@ def termination_grace(shutdown_timeout: float, *, chosen: bool, environ: Mapping
 
 
 def stated_grace_period(environ: Mapping[str, str]) -> float | None:
-    """The grace period in the environment, set by the user; None if there is none.
+    """Read the grace period that the user set in the environment; None if unset.
 
     Raises:
         UsageError: it is not a number of seconds above 0.
@@ -165,35 +164,35 @@ def stated_grace_period(environ: Mapping[str, str]) -> float | None:
 
 
 SETTLE_TIME = 0.2
-"""Seconds that a scheduler may take from the first process of a job on this node to the last."""
+"""Maximum seconds between a scheduler's signal to the first process of a job on this node and to the last."""
 BURST = 1.0
-"""Seconds within which the same signal to all processes counts as one."""
+"""Seconds within which repetitions of a signal to all processes count as one."""
 
 _SENT_TO_ALL_MESSAGE = "%s was sent to all processes of this job on this node; the workers received it too"
 
 
 class SignalForwarding:
-    """Forwards one agent's signals to workers that have not received them too. Nothing here waits.
+    """Forwards one agent's signals to workers that did not receive them too. Nothing here waits.
 
-    A scheduler signals the agent alone, or every process of a job on this node. Which of the two depends on the
-    scheduler, its settings (Slurm: `ProctrackType`) and the command. The reaper can tell them apart: it is below the
-    agent in its own session, like each worker, and records the signals that it receives. The workers received those
-    too.
+    A scheduler signals either the agent alone or every process of a job on this node. That depends on the scheduler,
+    its settings (Slurm: `ProctrackType`) and the command. The reaper can tell the difference: it is below the agent in
+    its own session, like each worker, and records the signals that it receives. The workers received those too.
 
     Laws:
 
-    1. A worker gets a signal from the sender or from us, never from both.
-    2. Under a known scheduler, the sender may not have finished: a signal that has not reached the reaper is forwarded
+    1. A worker gets a signal either from the sender or from us, never from both.
+    2. Under a known scheduler, the sender might not be done: a signal that has not reached the reaper is forwarded
        after `SETTLE_TIME` seconds. Elsewhere it is forwarded at once.
-    3. Workers get no signal that arrived before they were started.
-    4. The same signal within `BURST` seconds after it has reached all counts as one: schedulers repeat signals.
+    3. Workers never get a signal that arrived before their start.
+    4. Repetitions of a signal within `BURST` seconds after it reached all count as one, because schedulers repeat
+       signals.
 
     A signal to the reaper alone would be misread; Rallypoint never sends one.
 
     Args:
         received: returns the signals that the reaper has received since the last call.
         send: sends a signal to each running worker.
-        scheduled: whether a scheduler that may signal all processes of a job started this process.
+        scheduled: whether a scheduler that might signal all processes of a job started this process.
         clock: the clock of `wake_at`.
     """
 
@@ -209,37 +208,37 @@ class SignalForwarding:
         self._scheduled = scheduled
         self._clock = clock
         self._shared: dict[int, float] = {}
-        """Signal to the time at which the reaper was found to have received it."""
+        """Maps each signal to the time at which the reaper was found to have received it."""
         self._due: dict[int, float] = {}
-        """Signal to the time at which to forward it, unless it has reached the reaper by then."""
+        """Maps each signal to the time at which to forward it, unless it reaches the reaper first."""
 
     def shared_signals(self) -> frozenset[int]:
-        """The signals that all processes below this agent received a moment ago."""
+        """Signals that all processes below this agent received a moment ago."""
         now = self._clock.monotonic()
         self._shared.update(dict.fromkeys(self._reaper_signals(), now))
         return frozenset(number for number, at in self._shared.items() if now - at <= BURST)
 
     def forward(self, number: int) -> bool:
-        """Handle a signal that the workers should get.
+        """Handle a signal intended for the workers.
 
         Returns:
-            Whether it is handled: the workers have it already, or `step` will send it. If not, send it now.
+            Whether it is handled: the workers received it, or `step` will send it. If not, send it now.
         """
         if number in self.shared_signals():
             log.info(_SENT_TO_ALL_MESSAGE, signal_name(number))
             self._due.pop(number, None)
             return True
-        # Under a scheduler nothing is sent at once:
-        #   1. it signals the processes of the job one after the other, and this agent is the first;
-        #   2. if we forwarded the signal now, the workers would get it from us and then from the scheduler;
-        #   3. a worker that saves at the first SIGUSR1 and ends at the second one would cut its own save short.
-        # After `SETTLE_TIME` the reaper shows whether all processes have received it.
+        # Under a scheduler, send nothing at once:
+        #   1. the scheduler signals the job's processes one after the other, this agent first;
+        #   2. if we forwarded the signal now, the workers would get it from us and again from the scheduler;
+        #   3. a worker that saves at the first SIGUSR1 and ends at the second would interrupt its own save.
+        # After `SETTLE_TIME` the reaper shows whether all processes received it.
         if self._scheduled:
             self._due.setdefault(number, self._clock.monotonic() + SETTLE_TIME)
         return self._scheduled
 
     def reset(self) -> None:
-        """Other workers are about to start: earlier signals were not for them."""
+        """Forget earlier signals: other workers are about to start."""
         # Law 3. Without it:
         #   1. SIGUSR1 arrives 0.1 s before a worker fails, and is due in another 0.1 s;
         #   2. the round ends, and the workers of the next one are started;
@@ -248,7 +247,7 @@ class SignalForwarding:
         self._due.clear()
 
     def is_handled(self, number: int) -> bool:
-        """Whether the workers have received the signal, or `step` will send it."""
+        """Whether the workers received the signal, or `step` will send it."""
         return number in self._due or number in self.shared_signals()
 
     def fds(self) -> list[int]:

@@ -3,7 +3,7 @@
 Laws of watchers (`Watchers`, `Observer`):
 
 1. If a watcher raises, the exception is logged, the watcher is dropped, and the job continues.
-2. A watcher reads memory only. Anything that may wait for a disk, a console or a program is posted to a thread
+2. A watcher reads memory only. Work that might wait for a disk, a console or a program is posted to a thread
    (`base.side_thread`).
 """
 
@@ -35,7 +35,7 @@ P = ParamSpec("P")
 
 
 def guarded(what: str, call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
-    """Call code that only watches the job; its exception is logged. Returns whether there was none."""
+    """Call code that only watches the job, and log its exception. Returns whether it succeeded."""
     try:
         call(*args, **kwargs)
     except Exception:
@@ -50,11 +50,11 @@ class Source(Protocol):
     """Something that the loop waits for and drives. Nothing here blocks."""
 
     def fds(self) -> Iterable[int]:
-        """Descriptors that become readable when there is something to do."""
+        """Descriptors that become readable when the source has work to do."""
         return ()
 
     def wake_at(self) -> float:
-        """The time of the next thing to do, in seconds on the monotonic clock; infinite for never."""
+        """When the next work is due, in seconds on the monotonic clock; infinite for never."""
         return math.inf
 
     def step(self) -> Iterable[Event] | None:
@@ -63,7 +63,7 @@ class Source(Protocol):
 
 
 class Preparation(Source, Protocol):
-    """Work that a round requires, possibly with other nodes, before its workers can start."""
+    """Work that must be done, possibly with other nodes, before a round's workers can start."""
 
     failure: str = ""
     """A sentence on why the workers cannot start; empty if nothing failed."""
@@ -73,45 +73,45 @@ class Preparation(Source, Protocol):
     """Whether the failure ends the job even if restarts are left."""
 
     def begin(self, group: WorkerGroup) -> None:
-        """Begin for a round that the node has entered, with the group's place in it. Drops work in progress."""
+        """Begin for a round that the node entered, with the group's place in it. Drops work in progress."""
 
     def preparing(self) -> bool:
         """Whether the work is in progress."""
         return False
 
     def cancel(self) -> None:
-        """The round has ended before its workers started: drop work in progress. Idempotent."""
+        """Drop work in progress: the round ended before its workers started. Idempotent."""
 
     def close(self) -> None:
-        """The run has ended. Idempotent."""
+        """Close at the end of the run. Idempotent."""
 
 
 class Preparations(list[Preparation]):
-    """All preparations of an agent. Its workers start when none is in progress and none has failed."""
+    """All preparations of an agent. Its workers start when none is in progress and none failed."""
 
     def preparing(self) -> bool:
         """Whether workers that are due to start must wait."""
         return any(preparation.preparing() for preparation in self)
 
     def failed(self) -> Preparation | None:
-        """The first preparation that has failed, so that this round's workers cannot start; None if they can."""
+        """The first preparation that failed, so that the workers cannot start; None if they can."""
         return next((preparation for preparation in self if preparation.failure), None)
 
     @property
     def end_job(self) -> bool:
-        """Whether a preparation has failed in a way that no restart can fix."""
+        """Whether a preparation failed in a way that no restart can fix."""
         return any(preparation.failure and preparation.ends_job for preparation in self)
 
 
 class Gate(Source, Protocol):
-    """A check that has to pass before this node requests a place. It begins when it is created."""
+    """A check that must pass before this node requests a place. It begins when it is created."""
 
     def step(self) -> Iterable[NodeChecked | WorkersStopped]:
         """Do what is due. Yields the result once, when no process of the check is left."""
         ...
 
     def begin_stop(self, number: int) -> None:
-        """End the check with this signal; its result then says nothing about the node."""
+        """End the check with this signal; its result then means nothing."""
 
     def kill_now(self) -> None:
         """End the grace period of the check."""
@@ -129,21 +129,20 @@ class Keeper(Protocol):
     def begin_release(
         self, context: PContext, death_sig: Signals, grace: float, limit: float, *, sent: bool
     ) -> Stop | None:
-        """Let the workers leave their round, and end those that do not; see `PContext.begin_close`."""
+        """Make the workers leave their round, and end those that do not; see `PContext.begin_close`."""
         ...
 
     def enter(self, context: PContext) -> tuple[int, ...]:
-        """Let waiting workers enter the round of a context that is not started yet. Returns their local ranks."""
+        """Let waiting workers enter the round of a context that has not started yet. Returns their local ranks."""
         ...
 
     def note_failures(self, failures: Mapping[int, ProcessFailure], seconds: float, *, progress: bool) -> None:
-        """Note failures, by local rank, of workers that entered a round this way, this long after its start."""
+        """Note failures, by local rank, of workers that entered a round this way, this long after the round's start."""
 
 
 class Hooks:
-    """Hooks of a run's features at certain moments of its workers: methods of `feature.Feature`, in the order in which
-    the features were created.
-    """
+    """Hooks of a run's features into its workers' lifecycle: methods of `feature.Feature`, in the order in which the
+    features were created."""
 
     def __init__(self) -> None:
         self.prepare: list[Callable[[], None]] = []
@@ -161,12 +160,12 @@ class Hooks:
 
 
 class Observer(Protocol):
-    """Called for each event of the loop. It decides nothing, and never blocks."""
+    """A callback for each event of the loop. It decides nothing, and never blocks."""
 
     def __call__(
         self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...], /
     ) -> None:
-        """The policy has decided on an event, and the steps follow; None is the beginning of the run."""
+        """Observe the policy's decision on an event, before its steps are taken; None is the start of the run."""
 
 
 class Watchers(Source):
@@ -174,17 +173,17 @@ class Watchers(Source):
 
     def __init__(self) -> None:
         self._sources: dict[Source, str] = {}
-        """With their names in `seconds`, like the observers': the loop needs them in each pass."""
+        """Kept with their names in `seconds`, as are the observers: the loop needs them in each pass."""
         self._observers: dict[Observer, str] = {}
         self.seconds: dict[str, float] = {}
-        """How long each watcher has used the loop's thread so far, by class name."""
+        """Seconds that each watcher has used on the loop's thread, by class name."""
 
     def add(self, source: Source) -> None:
-        """Drive this source too, from now on."""
+        """Also drive this source from now on."""
         self._sources[source] = _name(source)
 
     def observe_with(self, observer: Observer) -> None:
-        """Notify this observer too, from now on."""
+        """Also notify this observer from now on."""
         self._observers[observer] = _name(observer)
 
     def observe(self, before: PolicyState, event: Event | None, after: PolicyState, steps: tuple[Step, ...]) -> None:
@@ -194,7 +193,7 @@ class Watchers(Source):
                 del self._observers[observer]
 
     def guard(self, handle: Callable[[Any], object]) -> Callable[[Any], object]:
-        """Wrap an event handler: guard it, and count its time."""
+        """Wrap an event handler to guard it and count its time."""
         name = _name(handle)
         return lambda event: self._call(name, handle, event)
 
@@ -219,7 +218,7 @@ class Watchers(Source):
                 del self._sources[source]
 
     def _call(self, name: str, call: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Call a watcher of this name, and count its time. Returns whether it succeeded."""
+        """Call the watcher with this name, and count its time. Returns whether it succeeded."""
         began = SYSTEM_CLOCK.monotonic()
         try:
             return guarded(name, call, *args, **kwargs)
@@ -228,6 +227,6 @@ class Watchers(Source):
 
 
 def _name(watcher: object) -> str:
-    """The name of a watcher's class, also for a method; a function's own name."""
+    """Name a watcher's class, even for a method; for a function, its own name."""
     owner = getattr(watcher, "__self__", watcher)
     return getattr(owner, "__qualname__", type(owner).__name__)

@@ -31,7 +31,7 @@ class WorkerState(str, Enum):  # noqa: UP042 - its `str` is torch's: with the na
     """The state of a worker group."""
 
     UNKNOWN = "UNKNOWN"
-    """The agent has lost track of the workers, and cannot recover."""
+    """The agent lost track of the workers, and cannot recover."""
     INIT = "INIT"
     HEALTHY = "HEALTHY"
     UNHEALTHY = "UNHEALTHY"
@@ -55,22 +55,23 @@ class WorkerSpec:
         role: the role of the workers; workers of the same role are ranked among themselves too.
         local_world_size: the number of workers on this node.
         rdzv_handler: the agent's rendezvous handler.
-        fn: deprecated, replaces `entrypoint`.
+        fn: deprecated alias of `entrypoint`.
         entrypoint: a program to run, or a function to call.
         args: its arguments; `${local_rank}` in them is replaced for each worker.
-        max_restarts: how many failures the job survives.
-        monitor_interval: seconds between polls of workers whose exits cannot wake the agent. The others are
-            polled once a minute to be safe, or every monitor interval if that is longer.
+        max_restarts: how many failures the job can survive.
+        monitor_interval: seconds between polls of workers whose exits cannot wake the agent. To be safe, the others are
+            polled once per minute, or once per monitor interval if that is longer.
         master_port: overrides the workers' MASTER_PORT.
         master_addr: overrides the workers' MASTER_ADDR.
         local_addr: the address at which other nodes reach this one.
         event_log_handler: the name of the handler that receives events.
         numa_options: how to bind workers to processors; no binding by default.
-        duplicate_stdout_filters: texts; lines of teed standard output that contain one are also written to one file.
+        duplicate_stdout_filters: texts; lines of teed standard output that contain any of these are also written to one
+            file.
         duplicate_stderr_filters: the same for standard error.
         virtual_local_rank: give every worker local rank 0 and one GPU.
         features: the options beyond torchrun.
-        in_place_of: what the program started, if that was torch's own launcher.
+        in_place_of: torch's own launcher, if the program started that.
 
     Raises:
         UserError: a number is out of range, or there is no entry point.
@@ -99,7 +100,7 @@ class WorkerSpec:
         if self.local_world_size <= 0:
             raise _unusable_in_text(f"local_world_size={self.local_world_size} is out of range; set it to 1 or more")
         for name, value in (("local_world_size", self.local_world_size), ("max_restarts", self.max_restarts)):
-            if not is_in_range(name, value):  # no message to another node could carry it
+            if not is_in_range(name, value):  # a value out of range fits into no message to another node
                 most = range_of(name).maximum
                 raise _unusable_in_text(f"{name}={value} is out of range; set it to {most} or less")
         if self.monitor_interval <= 0:
@@ -159,14 +160,14 @@ class Worker:
 
 
 class VariableSource(Protocol):
-    """Adds variables to those that torch's workers have in their environment."""
+    """Adds variables to torch's variables in workers' environments."""
 
     @property
     def names(self) -> Collection[str]:
-        """The names of all variables that it may add."""
+        """Names of all variables that it might add."""
 
     def variables(self, worker: Worker, environment: Mapping[str, str]) -> Mapping[str, str]:
-        """The variables that one worker of the current round gets in addition to `environment`, which has torch's."""
+        """Variables that one worker of the current round gets besides `environment`, which contains torch's."""
 
 
 class WorkerGroup:
@@ -183,13 +184,13 @@ class WorkerGroup:
         self.placement: Placement | None = None
         """This node's place in the current round; None before the first one."""
         self.restarts = 0
-        """The number of restarts that the job had used when these workers were started."""
+        """How many restarts the job had used when these workers were started."""
         self.notices = ""
-        """The notice directory of these workers (`rallypoint.notices`); empty if there is none."""
+        """The workers' notice directory (`rallypoint.notices`); empty without one."""
         self.survived: tuple[int, ...] = ()
-        """Local ranks of the workers that were in the previous round, and continue in their processes."""
+        """Local ranks of workers from the previous round that continue in their processes."""
         self.join_requested_at = 0.0
-        """When the current round was requested, on the clock of the agent's loop."""
+        """When this node requested the current round, on the loop's clock."""
         self.variable_sources: list[VariableSource] = []
         """Sources of additional variables for workers."""
         self.open_store: Callable[[], Store] | None = None
@@ -211,10 +212,10 @@ class WorkerGroup:
 class RunResult:
     """The result of a worker group.
 
-    `return_values` and `failures` are by global rank, for this node's workers only. `cause` is the first failure of the
-    whole job, on any node, if the job failed. `stopped` lists the global ranks that the agent stopped. `restarts` are
-    the restarts that the job has used. `reported_elsewhere` is whether other agents print the report of its failure.
-    `ending` is why the job ended, if it failed.
+    `return_values` and `failures` are by global rank, for this node's workers only. If the job failed, `cause` is its
+    first failure on any node, and `ending` is why it ended. `stopped` lists the global ranks that the agent stopped.
+    `restarts` counts the restarts that the job used. `reported_elsewhere`: whether other agents print the failure
+    report.
     """
 
     state: WorkerState
@@ -231,7 +232,7 @@ class RunResult:
         return self.state == WorkerState.FAILED
 
     def first_cause(self, exitcode: int = 0) -> Cause:
-        """The first failure that is no consequence, else the first one; without any, the failure of the group."""
+        """The first failure that is no consequence, else the first failure; if there is none, the group's failure."""
         if not self.failures:
             return node_failure(f"worker group {self.state.value}", exitcode=exitcode)
         host = socket.gethostname()
@@ -245,6 +246,6 @@ class RunResult:
 
 
 def node_failure(text: str, ending: Ending = Ending.PROGRAM, exitcode: int = 0, host: str = "") -> Cause:
-    """The cause for a failure of this or another node without a known worker as its origin."""
+    """Create the cause of a failure of this or another node that no known worker started."""
     host = host or socket.gethostname()  # not getfqdn: an unreachable name server must not delay the message
     return Cause(-1, -1, host, os.getpid(), exitcode, text, "", time.time(), "", ending)

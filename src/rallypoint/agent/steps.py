@@ -1,6 +1,6 @@
-"""The events of an agent besides its rendezvous's notifications, and the steps of its policy. Plain data.
+"""An agent's events, except rendezvous notifications, and the steps of its policy. Plain data.
 
-Event   what has happened; the policy decides what follows
+Event   what happened; the policy decides what follows
 Step    what follows; `actions` carries it out. Requests to the coordinator are used as steps directly
 """
 
@@ -32,16 +32,16 @@ class FeatureStep:
 
 
 class WorkersSucceeded(NamedTuple):
-    """All workers of this node have exited with 0. `acknowledged`: some had acknowledged a notice before."""
+    """All workers of this node exited with 0. `acknowledged`: some acknowledged a notice before."""
 
     acknowledged: bool = False
 
 
 class WorkersFailed(NamedTuple):
-    """A worker of this node has failed; `cause` is the first failure.
+    """A worker of this node failed; `cause` is the first failure.
 
     `shared_signals` are the signals that all processes of this node's part of the job received a moment before.
-    `max_restarts` is the number of failures that the job may survive, as far as this node knows.
+    `max_restarts` is the number of failures that the job can survive, as far as this node knows.
     """
 
     cause: Cause
@@ -50,15 +50,15 @@ class WorkersFailed(NamedTuple):
 
 
 class WorkersFenced(NamedTuple):
-    """The reaper has killed this node's workers, because the coordinator was silent for the lease."""
+    """The reaper killed this node's workers, because the coordinator was silent for the lease."""
 
 
 class WorkersStopped(NamedTuple):
-    """The stop is done: no worker of this node is left, and nothing that one has started.
+    """The stop is complete: no worker of this node is left, nor any process that one started.
 
-    `ended_in_order`: all workers have ended without SIGKILL, with success or by the signal of the stop. `waiting`: some
-    have left their round and wait in their processes for the next one. `ended_with_0`: there were workers, and all have
-    exited with 0.
+    `ended_in_order`: all workers ended without SIGKILL, with success or by the stop's signal. `waiting`: some left
+    their round and are waiting in their processes for the next one. `ended_with_0`: there were workers, and all exited
+    with 0.
     """
 
     ended_in_order: bool = False
@@ -67,58 +67,57 @@ class WorkersStopped(NamedTuple):
 
 
 class WorkersStarted(NamedTuple):
-    """The workers of this round have been started, as the policy wanted."""
+    """The round's workers were started, as the policy decided."""
 
     round: int
 
 
 class WorkersReady(NamedTuple):
-    """All workers of this node have acknowledged the notice, or the deadline has passed: `is_late`."""
+    """All workers of this node acknowledged the notice, or the deadline passed (`is_late`)."""
 
     is_late: bool = False
 
 
 class NodeChecked(NamedTuple):
-    """The user's check of this node has ended, and nothing of it is left. `failure` says why it has not passed."""
+    """The user's node check ended, and none of its processes is left. `failure`: why it did not pass."""
 
     failure: str = ""
 
 
 class SignalArrived(NamedTuple):
-    """This agent received a signal that it handles. `notice`: the most seconds that the workers can have to save."""
+    """This agent received a signal that it handles. `notice`: the maximum seconds for workers to save."""
 
     number: int
     notice: float = math.inf
 
 
 class DrainArrived(NamedTuple):
-    """An operator asks this node to leave (`DrainRequested`). `notice`: seconds that the workers have to save first;
-    0.0 if asking them would be useless.
-    """
+    """An operator asks this node to leave (`DrainRequested`). `notice`: seconds that workers get to save first; 0.0 if
+    asking them is useless."""
 
     by: str
     notice: float
 
 
 class Timer(Enum):
-    """What the agent waits for, each for a limited time."""
+    """What the agent waits for with a time limit."""
 
     NOTICE = "notice"
-    """The acknowledgements of a notice; a node that leaves waits no longer."""
+    """Acknowledgements of a notice; a leaving node then stops waiting."""
     SIGNAL = "signal"
-    """The signal that ended a worker, which may have been sent to this agent too."""
+    """The signal that ended a worker, if it was also sent to this agent."""
     VERDICT = "verdict"
-    """The verdict of a job that is being ended as a whole."""
+    """The verdict of a job that is ending as a whole."""
     QUERY = "query"
-    """The next query for the state of the job without this node."""
+    """The next query for the job's state without this node."""
     PROGRESS = "progress"
-    """The next query for the progress of awaited nodes; it is no event."""
+    """The next query for the awaited nodes' progress; no event."""
     LEAVE = "leave"
-    """An answer to QUERY that the job ends."""
+    """An answer to QUERY that the job is ending."""
 
 
 class TimerFired(NamedTuple):
-    """The time of this timer has passed."""
+    """This timer fired."""
 
     timer: Timer
 
@@ -139,31 +138,31 @@ Event = (
 )
 
 
-# Steps, to be taken in order. None of them waits.
+# Steps, to be taken in order. No step waits.
 
 
 class StartWorkers(NamedTuple):
-    """Begin the round of this placement and start its workers."""
+    """Begin this placement's round and start its workers."""
 
     placement: Placement
 
 
 class RequestJoin(NamedTuple):
-    """Request a place in the next round, unless this node keeps the one that it has."""
+    """Request a place in the next round, unless this node keeps its current one."""
 
     keeps_place: bool = False
 
 
 class CheckNode(NamedTuple):
-    """Run the user's check of this node; `NodeChecked` follows, unless a stop ends the check first."""
+    """Run the user's node check; `NodeChecked` follows, unless a stop ends the check first."""
 
 
 class StopWorkers(NamedTuple):
-    """Begin to stop the workers, or the check that runs instead of them; `WorkersStopped` follows.
+    """Begin to stop the workers, or the node check that runs instead; `WorkersStopped` follows.
 
-    `restarts`: they will be restarted. `failed`: a failure has ended their round, so that there is nothing to save
-    beyond writes in progress, and the grace period is the short one. `shared`: the sender whose signal made this agent
-    stop them may have signalled them too. `ends_all`: they will be restarted, but none may continue in its process.
+    `restarts`: the workers will be restarted. `failed`: a failure ended their round: they have nothing to save beyond
+    writes in progress, and get the short grace period. `shared`: the sender of the signal to this agent might have
+    signalled them too. `ends_all`: they will be restarted, but none may continue in its process.
     """
 
     signal: int = SIGTERM
@@ -174,7 +173,7 @@ class StopWorkers(NamedTuple):
 
 
 class StopHeld(NamedTuple):
-    """After the stop in progress, let no worker continue in its process: any that would is stopped too.
+    """Also stop all workers that would continue in their processes after the stop in progress.
 
     `failed`: see `StopWorkers`.
     """
@@ -184,17 +183,17 @@ class StopHeld(NamedTuple):
 
 
 class KillWorkers(NamedTuple):
-    """Kill the workers that are being stopped, at once."""
+    """Kill the workers that are being stopped."""
 
 
 class ForwardSignal(NamedTuple):
-    """Send the running workers a signal that does not end them."""
+    """Send a signal that does not end workers to those that are running."""
 
     signal: int
 
 
 class SetTimer(NamedTuple):
-    """Start this timer, or restart it: `TimerFired` follows after this many seconds."""
+    """Start or restart this timer; `TimerFired` follows after this many seconds."""
 
     timer: Timer
     seconds: float
@@ -203,7 +202,7 @@ class SetTimer(NamedTuple):
 class PostNotice(NamedTuple):
     """Post a notice to the workers of this node and wait for their acknowledgements; `WorkersReady` follows.
 
-    `node` is the node that will be taken away, empty for this one.
+    `node` is the node that will be removed, empty for this one.
     """
 
     reason: str
@@ -212,24 +211,22 @@ class PostNotice(NamedTuple):
 
 
 class WithdrawNotice(NamedTuple):
-    """Withdraw the notice: it is no longer needed."""
+    """Withdraw a notice that is no longer needed."""
 
 
 class PostStopNotice(NamedTuple):
-    """Post a notice to the workers that they are being stopped; its deadline is the end of the grace period."""
+    """Notify the workers that they are being stopped; the deadline is the end of the grace period."""
 
 
 class LogLine(NamedTuple):
-    """Log a line."""
 
     text: str
     warning: bool = False
 
 
 class FailNode(NamedTuple):
-    """Announce that this node has failed in `round` for a reason that is no worker's own, as `text` says. `ends_job`
-    ends the job, even if restarts are left.
-    """
+    """Announce that this node failed in `round` because of `text`, which is no worker's failure. `ends_job` ends the
+    job even if restarts are left."""
 
     round: int
     text: str
@@ -240,10 +237,10 @@ class FailNode(NamedTuple):
 class End(NamedTuple):
     """End when the workers are gone; nothing happens after this.
 
-    `event` ends the agent: the verdict, a failed rendezvous, a failed check of this node, or a signal. `standing` is a
-    text on how the job continues without this node after a signal; empty if it does not. `saved`: whether all workers
-    of this node had acknowledged a notice; None if this means nothing. `drained_by` is the operator who has drained
-    this node, if any. `unasked` is a text on why it is unknown whether the job continues; empty if it is known.
+    `event` ends the agent: the verdict, a failed rendezvous, a failed node check, or a signal. `standing` says how the
+    job continues without this node after a signal; empty if it does not. `saved`: whether all workers of this node
+    acknowledged a notice; None if not applicable. `drained_by` is the operator who drained this node, if any. `unasked`
+    says why it is unknown whether the job continues; empty if known.
     """
 
     event: JobEnded | JoinRefused | LinkLost | NodeChecked | SignalArrived

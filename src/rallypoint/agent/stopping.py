@@ -2,14 +2,14 @@
 
 Laws:
 
-1. Nothing else calls `Stop.step` while the loop runs. It reports its end once, to the caller of `step`:
+1. Nothing else calls `Stop.step` while the loop runs, because it reports its end once, to its caller:
 
-       1. the loop calls us, the stop is not done, and a worker ends;
-       2. a second owner calls `step`, and finds the stop done; nothing is readable any more, and nothing is due;
-       3. so the loop calls us only when some timer of another source fires, seconds later.
+       1. the loop calls us, the stop is not complete, and a worker ends;
+       2. a second owner calls `step`, which completes the stop. Nothing is readable any more, and nothing is due;
+       3. so the loop calls us only when another source's timer fires, seconds later.
 
 2. One `WorkersStopped` follows each `begin`, when no worker is in the round. Workers that wait for the next round are
-   watched until another round's context has them; one that ends meanwhile is swept, without another event.
+   watched until another round's context takes them. One that ends meanwhile is swept without another event.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class WorkersStop(Source):
     """Drives one stop after another.
 
     Args:
-        stopped: notes that no worker is in the round any more, and returns the event for it.
+        stopped: called when no worker is left in the round; returns the event for that.
     """
 
     def __init__(self, stopped: Callable[[], WorkersStopped]) -> None:
         self._stopped = stopped
         self._stop: Stop | None = None
         self.in_progress = False
-        """Whether a stop has begun and some of the workers are still in the round."""
+        """Whether a stop began and some workers are still in the round."""
 
     def begin(self, stop: Stop | None) -> WorkersStopped | None:
-        """Drive this stop from now on; None if no worker has run.
+        """Drive this stop from now on; None if no worker ever ran.
 
         Returns:
-            The event if no worker is in the round any more; otherwise the event follows later.
+            The event if no worker is left in the round; otherwise the event follows later.
         """
         self._stop, self.in_progress = stop, True
         return next(self.step(), None)
@@ -52,7 +52,7 @@ class WorkersStop(Source):
         if self._stop is not None and self.in_progress:
             self._stop.kill_now()
 
-    # For the loop
+    # Interface to the loop
 
     def fds(self) -> list[int]:
         return [] if self._stop is None else self._stop.fds()

@@ -1,14 +1,14 @@
-"""Adapts third-party handlers, which cannot notify, to a `RendezvousClient`, which does.
+"""Adapts third-party handlers, which cannot notify, to `RendezvousClient`, which can.
 
-One thread polls, so that the loop never waits. Anything that such a handler cannot do is done here as torch does it:
-ranks are exchanged over the round's store, each agent has its own restart budget, new nodes are found by polling every
-monitor interval, and the end is a barrier on the store (contract sections 3.2, 5.2, 5.3, 5.5).
+A thread polls, so the loop never waits. What such a handler cannot do is done here as torch does it: agents exchange
+ranks over the round's store, have separate restart budgets, find new nodes by polling every monitor interval, and meet
+at a barrier on the store at the end (contract sections 3.2, 5.2, 5.3, 5.5).
 
-Unlike torch's, the restart count that workers see is the round's: the same on all nodes, and greater than in every
-earlier round. So workers that put it into their keys never share keys, even if rounds share a store.
+Unlike in torch, workers see the round's restart count: the same on all nodes, and greater than in every earlier round.
+So workers that put it into their keys never share keys with an earlier round, even on a shared store.
 
-Keys and values on the store are those of the contract's sections 3.2 and 5.5, so that agents of both kinds can share
-such a round. Our own data has its own keys.
+Keys and values on the store follow the contract's sections 3.2 and 5.5, so that torch's agents can share the round. Our
+own data has separate keys.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _SHUTDOWN_TIMEOUT = 5.0
-"""Seconds that a handler has at the end to finish its current call before it is abandoned."""
+"""Seconds that a handler gets at the end to finish its current call before it is abandoned."""
 
 
 class PollingRendezvousClient(RendezvousClient):
-    """A client over any `RendezvousHandler`. Nobody can watch it, and only the handler knows which nodes it counts as
+    """A client for any `RendezvousHandler`. Nobody can watch it, and only the handler knows which nodes it counts as
     lost.
 
-    Every request is executed on the polling thread. Only that thread uses the handler (except for constants such as its
-    run id) and the state here.
+    The polling thread executes all requests. Only this thread uses the handler (except for constants such as its run
+    id) and the state here.
     """
 
     def __init__(self, spec: WorkerSpec, exit_barrier_timeout: float = 300) -> None:
@@ -74,17 +74,17 @@ class PollingRendezvousClient(RendezvousClient):
         self._failures = 0
         self._restarts = 0
         self._info: RendezvousInfo | None = None
-        """The info of the last round that was found."""
+        """The info of the last round that the handler found."""
         self._begun: RendezvousInfo | None = None
-        """The info of the last begun round: the next one may be found while its workers are being stopped."""
+        """The info of the last round that began: the next one may be found while its workers are being stopped."""
         self._preempted = ""
-        """How this node learned that the job is preempted; empty if it is not."""
+        """How this node learned that the job is preempted; else empty."""
 
     def listen(self, deliver: messages.Deliver | None) -> None:
         self._deliver = deliver
 
     def join(self, member: NodeInfo, *, keeps_place: bool = False) -> None:
-        """Take part in the next round. Such a handler cannot transmit anything else about the node."""
+        """Join the next round. Such a handler cannot send anything about the node."""
         self._execute(lambda: self._next_rendezvous(member.role, member.local_world_size))
 
     def begin_round(self, placement: messages.Placement) -> None:
@@ -96,11 +96,11 @@ class PollingRendezvousClient(RendezvousClient):
         return self._begun
 
     def send(self, request: messages.Request) -> None:
-        """Do what the request means without a coordinator.
+        """Carry out the request as far as possible without a coordinator.
 
         A failure uses up one restart of this agent's own budget, or ends the job here. Success waits for the others at
-        the barrier. A drain ends the node's own part of the round; the others find the new nodes as it did. Such a
-        handler cannot notify the others of anything else, nor say how the job continues without this node.
+        the barrier. A drain ends the node's own part of the round; the others also find the new nodes by polling. Such
+        a handler cannot notify the others of anything else, nor say how the job continues without this node.
         """
         match request:
             case Fail(round_, cause, max_restarts):
@@ -145,7 +145,7 @@ class PollingRendezvousClient(RendezvousClient):
             return False
 
     def _preempt(self, seconds: float, why: str) -> None:
-        """Nobody else learns of it: each node of such a job must receive the signal."""
+        """Preempt this node. No other node learns about it: each must receive the signal."""
         self._preempted = f"{socket.gethostname()} {why}"
         if not self._runs:
             self._end_preempted()
@@ -226,7 +226,7 @@ class PollingRendezvousClient(RendezvousClient):
                 return
             try:
                 work()
-            except BaseException as error:  # if the thread ended silently, the agent would wait for ever
+            except BaseException as error:  # a thread that ends silently would make the agent wait forever
                 log.error("the rendezvous handler %s raised %r", type(self._handler).__name__, error)
                 self._runs = False
                 self._notify(_notification_of(error))
@@ -246,7 +246,7 @@ def _notification_of(error: BaseException) -> messages.Notification:
     return messages.LinkLost(f"the rendezvous handler failed: {type(error).__name__}: {error}", error)
 
 
-# Exchange between agents over the store of a round
+# Exchanges between agents over a round's store
 
 
 _ROLE_INFO = "torchelastic/role_info/"
@@ -261,11 +261,11 @@ _RESTARTS_AGREED = "rallypoint/restarts/agreed"
 def exchange(
     store: Store, group_rank: int, group_world_size: int, role: str, local_world_size: int, restarts: int
 ) -> tuple[NodeRanks, int]:
-    """This node's ranks, and the round's number of restarts, which is the largest proposal of any node.
+    """Exchange ranks and restart counts. Returns this node's ranks, and the largest proposed restart count.
 
-    The number is exchanged with the ranks, in our own keys: a proposal is written before the ranks are requested, and
-    the answer before they are assigned. If an agent of torch's shares the round, or nothing is exchanged at all, there
-    is no answer; then the node's own proposal counts.
+    Restart counts have our own keys: a proposal is written before the ranks are requested, and the answer before they
+    are assigned. If one of torch's agents shares the round, or no exchange is needed, no answer exists, and the node's
+    own proposal counts.
 
     Args:
         store: the round's own store.
@@ -273,7 +273,7 @@ def exchange(
         group_world_size: the number of nodes that take part.
         role: the role of this node's workers.
         local_world_size: the number of these workers.
-        restarts: this node's proposal: more than in any round that it knows.
+        restarts: this node's proposal: greater than in any round that it knows.
 
     Raises:
         StoreTimeoutError: a node is missing after the store's timeout.
@@ -284,7 +284,7 @@ def exchange(
     agree = partial(_agree, store, group_world_size)
     ranks = exchange_ranks(store, group_rank, group_world_size, role, local_world_size, before_answering=agree)
     agreed = int(store.get(_RESTARTS_AGREED)) if store.check([_RESTARTS_AGREED]) else 0
-    return ranks, max(agreed, restarts)  # a store that earlier rounds used may still contain their answer
+    return ranks, max(agreed, restarts)  # a store used by earlier rounds might still contain their answer
 
 
 def _agree(store: Store, group_world_size: int) -> None:
@@ -304,10 +304,10 @@ def exchange_ranks(
     local_world_size: int,
     before_answering: Callable[[], None] = lambda: None,
 ) -> NodeRanks:
-    """This node's ranks; waits for every node's role and size. See `exchange`.
+    """Exchange only ranks; waits for every node's role and size. See `exchange`.
 
     Args:
-        before_answering: called on group rank 0 when all roles and sizes are known, before the ranks are assigned.
+        before_answering: called on group rank 0 once all roles and sizes are known, before it assigns ranks.
     """
     if _identical():
         return assign_worker_ranks([("", local_world_size)] * group_world_size)[group_rank]
@@ -330,14 +330,14 @@ def exchange_ranks(
 
 
 def exit_barrier(store: Store, group_world_size: int, timeout: float) -> None:
-    """Wait until all nodes have arrived, or raise StoreTimeoutError after this many seconds."""
+    """Wait until all nodes arrive, or raise StoreTimeoutError after this many seconds."""
     if store.add(f"{_TERMINAL}/num_members", 1) == group_world_size:
         store.set(f"{_TERMINAL}/last_member", "<val_ignored>")
     store.wait([f"{_TERMINAL}/last_member"], timedelta(seconds=timeout))
 
 
 def wait_at_exit_barrier(store: Store | None, group_world_size: int | None, timeout: float) -> None:
-    """`exit_barrier` after success: if the barrier fails, that is logged and is no failure."""
+    """Wait at `exit_barrier` after success; a failure of the barrier is only logged."""
     if store is None or group_world_size is None:
         return
     try:

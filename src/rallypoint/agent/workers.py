@@ -1,6 +1,6 @@
-"""The workers of one node: started through the reaper in each round, watched by pidfd, stopped; none is left behind.
+"""Starts, watches (by pidfd) and stops one node's workers, through the reaper; none is left behind.
 
-The layers of a stop; each knows only the next one:
+Layers of a stop; each knows only the next one:
 
     agent/policy      StopWorkers               one at a time; `WorkersStopped` follows
     agent/actions     WorkerController.stop     begins it, with PContext.begin_close
@@ -60,21 +60,21 @@ _WATCHDOG_VARIABLES = (TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_UNINTERRUPTI
 
 
 DRAIN_NOTICE = 30.0
-"""Seconds that workers have to save before `rallyctl drain` takes their node away, unless the job sets another time."""
+"""Seconds that workers get to save before `rallyctl drain` takes their node away, unless the job sets another time."""
 
 
 class WorkerController:
-    """Starts, watches and stops the workers of one node. No call waits for other nodes.
+    """Controls the workers of one node. No call waits for other nodes.
 
     Args:
         spec: the spec of the workers.
         rendezvous: this node's rendezvous client.
-        grace: how long workers have to end.
-        logs_specs: where their output goes.
+        grace: how much time workers get to end.
+        logs_specs: where to write their output.
         start_method: how to start workers that are functions.
         log_line_prefix_template: the prefix of each teed line (contract section 6.5).
-        stuck_after: seconds that a worker may be stuck in the kernel; 0 means forever. By default from the
-            environment.
+        stuck_after: seconds that a worker may be stuck in the kernel; 0 means forever. The environment sets the
+            default.
     """
 
     def __init__(
@@ -97,45 +97,45 @@ class WorkerController:
         self.start_method = start_method
         self.log_line_prefix_template = log_line_prefix_template
         self.pcontext: PContext | None = None
-        """The current workers' processes; None before the first, and if they are not our processes."""
+        """The current workers' processes; None before the first start, and if the processes are not ours."""
         self.console = WorkerConsole()
-        """Shows the output of all workers of the run."""
+        """Shows the output of all the run's workers."""
         self.folder = WorkerFolder(self.awaited, rendezvous.send, spec.features.recovery.progress_file)
-        """The folder that is shared with the workers."""
+        """The folder shared with the workers."""
         self.folder.on_folder = self._look_at_folder
         self.on_folder: Callable[[], None] = lambda: None
-        """Called when workers have created the folder that they share with this agent."""
+        """Called once workers have created that folder."""
         self.sources: list[Source] = []
-        """What the loop waits for and drives."""
+        """Sources that the loop waits for and drives."""
         self.preparations = Preparations()
-        """What each round waits for before its workers start."""
+        """Work that each round waits for before its workers start."""
         self.watchers = Watchers()
         """Sources that only watch this run and cannot end it."""
         self.at_end = ExitStack()
-        """Released when the run has ended."""
+        """Resources to release when the run ends."""
         self.at_end.callback(self.folder.close)
         self.hooks = Hooks()
         """Calls the features of this run."""
         self.constants: dict[str, str] = {}
         """Variables that features add for all workers in all rounds."""
         self.gate: Callable[[], Gate] | None = None
-        """Begins the check that has to pass before this node requests a place, if there is one."""
+        """Begins the check that must pass before this node requests a place, if the user has one."""
         self.is_launched = False
         """Whether this run belongs to a launch, which ends with `finish`."""
         self.finish: Callable[[BaseException | None], None] = lambda _error: None
-        """The last action of the launch; takes its error, if there is one."""
+        """The launch's last action; takes its error, if any."""
         self.max_nodes = 1
-        """The largest number of nodes in a round."""
+        """The maximum number of nodes in a round."""
         self.round_entered_at = 0.0
         """When this node entered the current round, on the monotonic clock."""
         self.started_at = 0.0
         """When the current workers were started, in seconds since 1970."""
         self.failures: Mapping[int, ProcessFailure] = {}
-        """The failures of current workers in the last `poll`, by global rank."""
+        """The current workers' failures at the last `poll`, by global rank."""
         self.remarks: dict[int, str] = {}
-        """Findings about current workers for people, by global rank; for any thread."""
+        """Findings about current workers to show people, by global rank; for any thread."""
         self.beyond_help = False
-        """Whether a worker is stuck in the kernel: it keeps its devices, so a restart here cannot help."""
+        """Whether a worker is stuck in the kernel: it still occupies its devices, so a restart here cannot help."""
         self.seen: NodeFacts | None = None
         """Facts for other threads, as of the last `look`; everything else here belongs to the loop."""
         self._stuck_after = stuck_after
@@ -143,11 +143,11 @@ class WorkerController:
         self._watchdog: WorkerMonitor | None = None
         self._scheduled = scheduler(os.environ) is not None
         self._signals = SignalForwarding(self._signals_received, self._send_signal, self._scheduled)
-        if self._scheduled:  # otherwise it never has anything to send later
+        if self._scheduled:  # otherwise it never has a signal to send later
             self.sources.append(self._signals)
         self._forwarded: set[int] = set()
         self._keeper: Keeper | None = None
-        """Has kept workers in their processes since the last stop for a restart."""
+        """The keeper that kept workers in their processes since the last stop for a restart."""
 
     def record_events(self) -> AgentEvents:
         """Record the run from now on; returns the recorder."""
@@ -165,7 +165,7 @@ class WorkerController:
         self.sources.append(preparation)
 
     def prepare(self) -> None:
-        """The run begins: start the reaper while the nodes find each other."""
+        """Start the reaper at the start of the run, while the nodes find each other."""
         self.ensure_reaper()
         if not HAS_PIDFDS:
             from rallypoint.base.without_pidfds import FACT
@@ -173,22 +173,21 @@ class WorkerController:
             log.warning("%s", FACT)
 
     def close(self) -> None:
-        """The run has ended, for the other nodes too: release what was kept until now."""
+        """Release everything: the run has ended for the other nodes too."""
         for preparation in self.preparations:
             preparation.close()
         guarded("what is released at the end", self.at_end.close)
         self.console.close()
         self._drop_reaper()  # last: if this agent is killed before, the reaper removes the leftovers
 
-    # A round begins
+    # Start of a round
 
     def enter_round(self, placement: Placement) -> None:
-        """Take this node's place in a round: address of the store, group rank, worker ranks. `start` follows when the
-        round has been prepared.
-        """
+        """Take this node's place in a round: store address, group rank, worker ranks. `start` follows when the round is
+        prepared."""
         group, spec = self.group, self.group.spec
         if not self.survivors():
-            self.pcontext = None  # the workers of the previous round, which are gone
+            self.pcontext = None  # previous workers, which are gone
         self.round_entered_at = SYSTEM_CLOCK.monotonic()
         group.placement, group.restarts = placement, placement.restarts
         self.rendezvous.begin_round(placement)
@@ -209,14 +208,14 @@ class WorkerController:
 
     @profiled("SimpleElasticAgent._assign_worker_ranks")
     def assign(self, placement: Placement) -> list[Worker]:
-        """The workers of this node, with their ranks from the placement."""
+        """Create this node's workers with their ranks from the placement."""
         return workers_of(placement.ranks, self.group.spec)
 
-    # The start
+    # Start of the workers
 
     @profiled("SimpleElasticAgent._initialize_workers")
     def start(self) -> None:
-        """Start the workers of the round that this node has entered."""
+        """Start the workers of the round that this node entered."""
         self.started(self.start_workers())
 
     @profiled("LocalElasticAgent._start_workers")
@@ -247,8 +246,8 @@ class WorkerController:
 
             kind = FunctionContext
         context = kind(spec.role, spec.entrypoint, args, envs, self.logs_specs, prefixes, reaper, options)
-        # Before any start: a worker may create the folder of notices as its first act. If this agent is killed in that
-        # moment, only the reaper knows what to remove.
+        # Tell the reaper before any start: a worker may create the folder of notices as its first act. If this agent is
+        # then killed, only the reaper knows what to remove.
         self.set_cleanup(reaper)
         for before_start in self.hooks.before_start:
             before_start(context)
@@ -257,7 +256,7 @@ class WorkerController:
             take_places(context)
         context.start()
         self.pcontext, self.failures, self.remarks, pids = context, {}, {}, context.pids()
-        if not self.started_at:  # once in a run
+        if not self.started_at:  # once per run
             log_only_in_files(context.dest, spec.role)
         if watchdog is not None:
             watchdog.watch(pids.values())
@@ -276,13 +275,13 @@ class WorkerController:
         return options
 
     def set_cleanup(self, reaper: ReaperClient) -> None:
-        # Files that the reaper removes if this process ends without doing so.
+        # Files that the reaper removes if this process cannot.
         temporary, pipes = self.logs_specs.temporary, [] if self._watchdog is None else self._watchdog.files
         whole = [*([self.group.notices] if self.group.notices else []), *pipes]
         reaper.set_cleanup(empty=[temporary] if temporary else [], whole=whole)
 
     def started(self, ids: Mapping[int, object]) -> None:
-        """Note that the workers have been started, with these ids by local rank."""
+        """Note that the workers were started, with these ids by local rank."""
         for local_rank, worker_id in ids.items():
             self.group.workers[local_rank].id = worker_id
         self.started_at = time.time()
@@ -295,7 +294,7 @@ class WorkerController:
         self.folder.begin_round(placement.round, len(self.group.workers), placement.progress, since)
 
     def ensure_reaper(self) -> ReaperClient:
-        """The reaper of this run, which starts the workers of all rounds; a new one if it is lost."""
+        """Return this run's reaper, which starts the workers of all rounds, or a new one if it was lost."""
         if self._reaper is not None and self._reaper.lost:
             self._drop_reaper()
         if self._reaper is None:
@@ -303,20 +302,20 @@ class WorkerController:
         return self._reaper
 
     def fence(self, until: float) -> None:
-        """Kill the workers at this moment (`BOOT_CLOCK`), even if this agent is frozen; infinity for never."""
+        """Kill the workers at this time (`BOOT_CLOCK`), even if this agent is frozen; infinity for never."""
         reaper = self.ensure_reaper() if until < math.inf else self._reaper
         if reaper is not None:
             reaper.fence(until)
 
     def _drop_reaper(self) -> None:
-        """Close the reaper and everything below it; the rest of the run remains."""
+        """Close the reaper and everything below it; keep the rest of the run."""
         for on_reaper_closed in self.hooks.on_reaper_closed:
             on_reaper_closed()
         reaper, self._reaper = self._reaper, None
         if reaper is not None:
             reaper.close()
 
-    # The watchdog
+    # Watchdog
 
     def _begin_watchdog(self) -> WorkerMonitor | None:
         """Create the watchdog for the workers about to start, if they need one."""
@@ -336,12 +335,12 @@ class WorkerController:
         return self._watchdog
 
     def watch_programs(self) -> None:
-        """Watch the new processes of workers whose programs have moved to other processes."""
+        """Watch the new processes of workers whose programs moved to other processes."""
         if self._watchdog is not None and self.pcontext is not None:
             self._watchdog.watch(self.pcontext.program_pids().values())
 
     def _watched(self, name: str, timer: FileTimerRequest | None) -> None:
-        """Record a watchdog action; a worker whose timer has expired first writes its stacks."""
+        """Record a watchdog action; a worker whose timer expired first writes its stacks."""
         if timer is not None and timer.signal > 0 and self.pcontext is not None:
             self.pcontext.announce_stacks(timer.worker_pid)
         if self.events is not None:
@@ -352,12 +351,12 @@ class WorkerController:
         self.sources.remove(watchdog)
         watchdog.close()
 
-    # The state of the workers
+    # State of the workers
 
     @profiled("LocalElasticAgent._monitor_workers")
     def poll(self) -> RunResult:
-        """The workers' result so far: state, return values and failures by global rank. Does not wait."""
-        # A third party's agent may have replaced the ids; then nothing is known about these workers.
+        """The workers' current result: state, return values and failures by global rank. Does not wait."""
+        # A third party's agent may have replaced the ids. Then nothing is known about these workers.
         if self.pcontext is None or set(self.pcontext.pids().values()) != {worker.id for worker in self.group.workers}:
             if self.pcontext is not None:
                 log.error("[%s] the workers' process ids are not the ones that the agent started", self.group.spec.role)
@@ -394,10 +393,10 @@ class WorkerController:
         return RunResult(WorkerState.UNHEALTHY, failures=failures)
 
     def _add_reasons(self, failures: Iterable[ProcessFailure]) -> None:
-        """Add to each failure what the watchdog did, or that a signal was not meant to end the worker."""
+        """Add to each failure what the watchdog did, or that the signal was not meant to end the worker."""
         for failure in failures:
             why = "" if self._watchdog is None else self._watchdog.expiry_reason(failure.pid)
-            if why and not failure.reason.startswith(why):  # an earlier poll may have added it
+            if why and not failure.reason.startswith(why):  # an earlier poll may have added this reason
                 failure.set_reason(f"{why} ({failure.text})")
             elif not failure.reason and self._was_only_forwarded(-failure.exitcode):
                 failure.set_reason(
@@ -409,23 +408,23 @@ class WorkerController:
         return [] if self.pcontext is None else self.pcontext.exit_fds()
 
     def running(self) -> Collection[int]:
-        """Local ranks of the workers that have not ended, as far as is known."""
+        """Local ranks of the workers that are still running, as far as known."""
         return () if self.pcontext is None else self.pcontext.running
 
     def awaited(self) -> Collection[int]:
-        """Local ranks of the workers whose end `poll` has not reported, so that their success is not known."""
+        """Local ranks of the workers whose end `poll` has not reported, so it is unknown whether they succeeded."""
         return self.running() if self.pcontext is None else self.pcontext.awaited
 
     def ended_in_order(self) -> bool:
-        """Whether all workers, if any, have succeeded or ended by SIGTERM."""
+        """Whether all workers, if any, succeeded or ended by SIGTERM."""
         return self.pcontext is None or self.pcontext.ended_in_order
 
     def stopped(self) -> tuple[int, ...]:
-        """Global ranks of the workers that this agent ended while they ran, for the report."""
+        """Global ranks of running workers that this agent ended, for the report."""
         return self._global(self.pcontext.stopped if self.pcontext is not None else ())
 
     def succeeded(self) -> tuple[int, ...]:
-        """Global ranks of the workers that had succeeded before anything stopped them."""
+        """Global ranks of the workers that succeeded before anything stopped them."""
         return self._global(self.pcontext.succeeded if self.pcontext is not None else ())
 
     def _global(self, local_ranks: Collection[int]) -> tuple[int, ...]:
@@ -436,11 +435,11 @@ class WorkerController:
         return {worker.local_rank: worker.global_rank for worker in self.group.workers}
 
     def restart_limit(self) -> int:
-        """The number of failures that the job may survive, as far as this node knows."""
+        """How many failures the job can survive, as far as this node knows."""
         return 0 if self.beyond_help or self.preparations.end_job else self.group.spec.max_restarts
 
     def remaining(self) -> int:
-        """The number of further failures that the job would survive."""
+        """How many more failures the job would survive."""
         return max(0, self.restart_limit() - self.group.restarts)
 
     def look(self) -> NodeFacts:
@@ -473,22 +472,22 @@ class WorkerController:
     # Signals
 
     def on_succeeded(self) -> None:
-        """All workers have succeeded: announce it."""
+        """Announce that all workers succeeded."""
         assert self.group.placement is not None, "no placement before the first round"
         self.rendezvous.send(Succeed(self.group.placement.round))
 
     def forward(self, number: int) -> None:
-        """Forward a signal that this agent received to each running worker that did not receive it too."""
+        """Forward a signal to each running worker that did not receive it itself."""
         self._forwarded.add(number)
         if self.pcontext is not None and self.pcontext.running and not self._signals.forward(number):
             self.pcontext.forward_signal(number)
 
     def shared_signals(self) -> frozenset[int]:
-        """The signals that all processes of this node's job received a moment ago, as far as is known."""
+        """Signals that all processes of the job on this node received a moment ago, as far as known."""
         return self._signals.shared_signals()
 
     def _was_only_forwarded(self, number: int) -> bool:
-        """Whether the signal that ended a worker was meant to inform the workers."""
+        """Whether the signal that ended a worker was only meant to inform workers."""
         return number in FORWARDED_SIGNALS and (number in self._forwarded or number in self.shared_signals())
 
     def _signals_received(self) -> Collection[int]:
@@ -502,22 +501,21 @@ class WorkerController:
             self.pcontext.forward_signal(number)
 
     def terminated(self) -> float:
-        """Handle SIGTERM to this agent. Returns how many seconds the workers may have to save."""
+        """Handle SIGTERM to this agent. Returns how many seconds the workers can have to save."""
         until = self.grace.terminated()
         if until is not None and self.pcontext is not None:
             self.pcontext.shorten_close(until)
         return self.grace.notice
 
     def drain_notice(self) -> float:
-        """Seconds that workers have to save before an operator takes this node away: the job's `notice_timeout`. If
-        that is not set, `DRAIN_NOTICE` if a worker looks for notices, else 0.0.
-        """
+        """Seconds that workers get to save before an operator takes this node away: the job's `notice_timeout`. If that
+        is unset, `DRAIN_NOTICE` if a worker looks for notices, else 0.0."""
         return self.rendezvous.notice_timeout or (DRAIN_NOTICE if self.folder.is_looked_at() else 0.0)
 
-    # The stop
+    # Stop
 
     def stop(self, step: StopWorkers) -> Stop | None:
-        """Begin to stop the workers as the step says; the loop drives the stop beside everything else.
+        """Begin to stop the workers; the loop drives the stop beside everything else.
 
         Returns:
             The stop in progress; None if the workers are gone.
@@ -532,31 +530,31 @@ class WorkerController:
             return None
         death_sig, timeout = Signals(step.signal), self.grace.seconds(failed=step.failed)
         limit = self.grace.seconds(failed=False)
-        # Did the sender of the signal signal the workers too? The answer costs a round trip to the reaper, so we ask
-        # only if this is possible: under a scheduler, or if this agent was signalled too. Without the question:
+        # Did the sender signal the workers too? Asking the reaper costs a round trip, so ask only if this is possible:
+        # under a scheduler, or if this agent was signalled too. Without asking:
         #   1. `kill -TERM -PGID` reaches this agent and the workers;
         #   2. each worker begins to save in its handler;
-        #   3. our SIGTERM comes a moment later, and a handler that gives up at the second signal ends the save.
+        #   3. our SIGTERM follows, and a handler that gives up at the second signal aborts the save.
         sent = (step.shared or self._scheduled) and self._workers_have_signal(death_sig)
         if step.restarts and not step.ends_all and (keeper := self._find_keeper()) is not None:
             self._keeper = keeper
             return keeper.begin_release(self.pcontext, death_sig, timeout, limit, sent=sent)
-        # A restart does not wait: new workers may need what the old processes use, or write the same files.
+        # Do not wait on a restart: new workers may need what the old processes use, or write the same files.
         wanted = self.group.spec.features.recovery.leftover_timeout
         left = 0.0 if step.restarts else self.grace.within(wanted)
         return self.pcontext.begin_close(death_sig, timeout, limit, sent=sent, leftover_time=left)
 
     def stop_held(self, number: int, *, failed: bool) -> None:
-        """After the stop in progress, let no worker continue in its process, whatever the reason of the stop."""
+        """Also stop workers that would continue in their processes after the stop in progress, whatever its reason."""
         if self.pcontext is not None:
             self.pcontext.stop_held(Signals(number), self.grace.seconds(failed=failed))
 
     def shutdown(self, number: int, timeout: float | None = None) -> None:
-        """End the workers, and return when they are gone. Always called at the end; idempotent.
+        """End the workers; return when they are gone. Always called at the end. Idempotent.
 
         Args:
             number: the first signal.
-            timeout: seconds between this signal and SIGKILL; None for the usual ones.
+            timeout: seconds between this signal and SIGKILL; None for the default.
         """
         if self.pcontext is not None:
             death_sig, timeout = Signals(number), self.grace.stop if timeout is None else timeout
@@ -565,14 +563,14 @@ class WorkerController:
             self._close_watchdog(self._watchdog)
 
     def _workers_have_signal(self, number: int) -> bool:
-        """Whether the sender has signalled the running processes too, or this agent will soon forward the signal."""
+        """Whether the sender also signalled the running processes, or this agent will soon forward the signal."""
         runs = self.pcontext is not None and bool(self.pcontext.running)
         return runs and number != SIGKILL and self._signals.is_handled(number)
 
     # Workers that continue in their processes
 
     def survivors(self) -> Collection[int]:
-        """Local ranks of the workers that have left their round and wait in their processes for the next one."""
+        """Local ranks of the workers that left their round and are waiting in their processes for the next one."""
         return () if self.pcontext is None else self.pcontext.held
 
     def keeps_folder(self) -> bool:
@@ -580,29 +578,28 @@ class WorkerController:
         return bool(self.survivors()) or any(holds() for holds in self.hooks.holds_folder)
 
     def waiting_processes(self) -> tuple[WaitingProcess, ...]:
-        """The processes of this node that wait for a place in a round."""
+        """Processes of this node that are waiting for a place in a round."""
         return tuple(process for known in self.hooks.processes for process in known())
 
     def _look_at_folder(self) -> None:
-        """Workers have written into their folder: import now what reading it at the end of the round needs."""
+        """Import now what reading the folder at the end of the round needs: workers wrote into it."""
         if (keeper := self._find_keeper()) is not None:
             keeper.make_ready()
 
     def restarts_all(self) -> bool:
-        """Whether some worker of this node cannot continue in its process. Call it before a stop."""
+        """Whether some worker of this node cannot continue in its process. Call this before a stop."""
         return bool(self.started_at) and self._find_keeper() is None
 
     def _find_keeper(self) -> Keeper | None:
-        """The keeper that lets workers continue in their processes, if those of all local ranks of this node can.
-        Call it before a stop.
-        """
+        """The keeper that lets workers continue in their processes, if it can do so for all local ranks of this node.
+        Call this before a stop."""
         if self.group.notices and os.path.isdir(self.group.notices):
             self.on_folder()
         return next((keeper for find in self.hooks.keeper if (keeper := find()) is not None), None)
 
 
 def workers_of(ranks: NodeRanks, spec: WorkerSpec) -> list[Worker]:
-    """The workers of a node with these ranks."""
+    """Create a node's workers with these ranks."""
     return [
         Worker(
             local_rank=local_rank,
@@ -616,7 +613,7 @@ def workers_of(ranks: NodeRanks, spec: WorkerSpec) -> list[Worker]:
 
 
 def _describe(group: WorkerGroup) -> str:
-    """The log lines about a complete round."""
+    """Format the log lines about a complete round."""
     rows = {
         "restart_count": group.restarts,
         "master_addr": group.master_addr,
@@ -633,13 +630,13 @@ def _describe(group: WorkerGroup) -> str:
     return "\n".join(f"  {name}={value}" for name, value in rows.items())
 
 
-# The environment of the workers (contract section 2)
+# Workers' environment (contract section 2)
 
 
 def worker_environment(
     group: WorkerGroup, worker: Worker, constant: Mapping[str, str], agent_environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables for one worker in addition to the agent's environment.
+    """The variables for one worker besides the agent's environment.
 
     Args:
         group: the group, with its place in the round.
@@ -675,7 +672,7 @@ def worker_environment(
 
 
 def constant_environment(spec: WorkerSpec, agent_environment: Mapping[str, str]) -> dict[str, str]:
-    """The additional variables that are the same for all workers of this node in all rounds.
+    """The additional variables shared by all workers of this node in all rounds.
 
     Args:
         spec: the spec of the workers.
@@ -688,7 +685,7 @@ def constant_environment(spec: WorkerSpec, agent_environment: Mapping[str, str])
         "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
         "TORCHELASTIC_USE_AGENT_STORE": spec.rdzv_handler.use_agent_store,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": agent_environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1),
-        # Makes SIGSEGV, and the SIGABRT of a stop that takes too long, leave the stacks of all threads.
+        # Makes SIGSEGV, and the SIGABRT of a stop that takes too long, write the stacks of all threads.
         "PYTHONFAULTHANDLER": agent_environment.get("PYTHONFAULTHANDLER", 1),
     }
     if spec.local_world_size == 1 or spec.virtual_local_rank:
