@@ -1,1 +1,1 @@
-"""Worker processes: starting them, watching how they end, and ending them."""
+"""Worker processes: starts them, watches how they end, and ends them."""

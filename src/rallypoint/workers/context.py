@@ -2,13 +2,13 @@
 
 Laws:
 
-1. A context is closed when all its processes, and everything that they have spawned, are gone, and not before. If an
-   exception (a ^C) cuts `close` short, all of them have at least received SIGKILL, and the next `close` finishes.
-2. Once stopping begins, no worker counts as failed: a worker that ends then was stopped.
-3. If the reaper is lost, all workers that were not known to have ended have failed. They are killed with all processes
-   that can be found, unless the reaper's supervisor has already done so.
-4. A worker that keeps its process is handed from the context of one round to that of the next, with its outputs. At
-   each moment one context has it, and answers for it as for workers that it has started itself.
+1. A context is closed only when all its processes, and everything that they spawned, are gone. If an exception (a ^C)
+   cuts `close` short, all of them have at least received SIGKILL, and the next `close` finishes.
+2. After stopping begins, no worker counts as failed: a worker that ends then was stopped.
+3. If the reaper is lost, all workers whose end is unknown failed. They are killed with all processes that can be found,
+   unless the reaper's supervisor already did that.
+4. A worker that keeps its process is handed over, with its outputs, from one round's context to the next round's. It
+   always belongs to one context, which treats it like workers that it started itself.
 """
 
 from __future__ import annotations
@@ -38,26 +38,25 @@ if TYPE_CHECKING:
     from rallypoint.workers.stop import LeavingWorkers, NoSweep, Stop
 
     ChangeCommand = Callable[[int, Sequence[str]], "WorkerCommand | None"]
-    """Called with a local rank and its command: returns the command to start instead, or None for the same."""
+    """Called with a local rank and its command. Returns the command to start instead, or None for no change."""
     Fork = Callable[
         [Sequence[str], Mapping[str, str], int | None, int | None, Collection[int]],
         ProcessHandle | None,
     ]
     """Called with a command, its environment, descriptors 1 and 2 (None for ours), and processors. Forks this worker
-    below the reaper of its context, or returns None if it must be started afresh. Raises as `ReaperClient.spawn`.
-    """
+    below its context's reaper, or returns None if it must be started normally. Raises as `ReaperClient.spawn` does."""
 
 log = get_logger(__name__)
 
 
 class macros:
-    """Placeholders in worker arguments, replaced for each worker (contract section 1.7)."""
+    """Placeholders in worker arguments, replaced per worker (contract section 1.7)."""
 
     local_rank = "${local_rank}"
 
     @staticmethod
     def substitute(args: Sequence[Any], local_rank: str) -> list[Any]:
-        """The arguments of one worker: in each string, `${local_rank}` becomes `local_rank`.
+        """Substitute a worker's arguments: in each string, `${local_rank}` becomes `local_rank`.
 
         Other `${name}` and a lone `$` stay; `$$` becomes `$`.
         """
@@ -74,7 +73,7 @@ class macros:
 class RunProcsResult:
     """How the processes ended, by local rank.
 
-    `failures` has the processes that failed on their own; `stdouts` and `stderrs` are paths, empty without a file.
+    `failures` contains the processes that failed on their own; `stdouts` and `stderrs` are paths, empty without a file.
     """
 
     return_values: dict[int, Any] = field(default_factory=dict)
@@ -89,9 +88,9 @@ class RunProcsResult:
 class ProcessOptions(NamedTuple):
     """Options of a job's processes.
 
-    `numa_options` binds each process to processors; None for no binding. Teed lines that contain one of the filters'
-    texts are also written to their own file. `start_method` is how to start functions. `fork` is tried before a program
-    is started.
+    `numa_options` binds each process to processors; None for no binding. Teed lines that contain a filter's text are
+    also written to a separate file. `start_method` is how to start functions. `fork` is tried before starting a
+    program.
     """
 
     numa_options: NumaOptions | None = None
@@ -102,24 +101,24 @@ class ProcessOptions(NamedTuple):
     command: ChangeCommand | None = None
     """Changes the command of a worker."""
     console: WorkerConsole | None = None
-    """Shows their output; None for their own console, which ends with them."""
+    """Shows their output; None for a console of their own, which ends with them."""
     merges: Merges | None = None
     """Creates the object that merges teed lines of several workers before the console shows them."""
     ignored_signals: Collection[int] = ()
-    """Signals that the processes ignore until they have their own handlers."""
+    """Signals that the processes ignore until they install handlers."""
     waits_for_place: bool = False
-    """Whether sweeps spare the processes: they are in no round before another context adopts them."""
+    """Whether sweeps spare the processes: they are in no round until another context adopts them."""
 
 
 class WorkerCommand(NamedTuple):
-    """The command of a worker that is not forked, and the class of its process object."""
+    """Command of a worker that is not forked, and the class of its process object."""
 
     argv: Sequence[str]
     process: Callable[[ReaperClient, ProcessHandle], ChildProcess] = AdoptedProcess
 
 
 class WorkerStart(NamedTuple):
-    """A worker to start: its local rank, its descriptors 1 and 2 (None for ours), and its processors."""
+    """A worker to start: local rank, descriptors 1 and 2 (None for ours), and processors."""
 
     rank: int
     stdout: int | None
@@ -128,7 +127,7 @@ class WorkerStart(NamedTuple):
 
 
 class HeldWorker(NamedTuple):
-    """A worker between two rounds. `environment` is the last environment that the agent set for it."""
+    """A worker between two rounds. `environment` is the environment that the agent last set for it."""
 
     process: ChildProcess
     output: WorkerOutput
@@ -136,20 +135,20 @@ class HeldWorker(NamedTuple):
 
 
 class PContext(ABC):
-    """Processes that start, are watched and end together. Used once: start, watch, close.
+    """Processes that start, are watched and end together. Use it once: start, watch, close.
 
     Args:
-        name: the name of the group in messages.
+        name: the group's name in messages.
         entrypoint: the program or function to run.
-        args: arguments by local rank; those of a program become strings.
+        args: arguments by local rank; a program's arguments become strings.
         envs: additions to the agent's environment by local rank.
-        logs_specs: where output goes. The folders are created at once; nothing is started yet.
+        logs_specs: where to write output. The folders are created at once; nothing is started yet.
         log_line_prefixes: the prefix of each teed line by local rank; by default `[<name><local rank>]:`.
-        reaper: starts the workers; None for this context's own reaper, which ends with it.
+        reaper: starts the workers; None creates a reaper that ends with this context.
         options: additional options of the workers.
 
     Raises:
-        UserError: `args` or `envs` are not for exactly the local ranks 0 to n-1.
+        UserError: the keys of `args` or `envs` are not exactly the local ranks 0 to n-1.
     """
 
     def __init__(
@@ -172,7 +171,7 @@ class PContext(ABC):
                 raise user_error(ranks, RuntimeError)
         self.name = name
         self.without_stacks: set[int] = set()
-        """Local ranks that hang and whose stacks have not been collected: they write them when they are stopped."""
+        """Local ranks that hang, and whose stacks are not collected yet: they write them when they are stopped."""
         self.entrypoint = entrypoint
         self.args = {rank: tuple(words) for rank, words in args.items()}
         self.envs = {rank: dict(variables) for rank, variables in envs.items()}
@@ -190,11 +189,11 @@ class PContext(ABC):
         self._failures: dict[int, ProcessFailure] = {}
         self._oom_kills: OomKills | None = None
         self.stopping: Stop | None = None
-        """The one stop of these workers, once it has begun; it also has the workers that keep their processes."""
+        """The only stop of these workers, once it begins. It also includes the workers that keep their processes."""
         self._were_held: Collection[int] | None = None
-        """Local ranks that still waited when all workers were stopped; None before. Others had ended earlier."""
+        """Local ranks that were still waiting when all workers were stopped; None before. Others ended earlier."""
         self._polled_ended: Collection[int] = ()
-        """Local ranks whose end `poll` has reported. Any other end wakes the caller of `poll`, even one seen before."""
+        """Local ranks whose end `poll` reported. Any other end wakes the caller of `poll`, even one noticed before."""
         self._started = False
         self._closed = False
 
@@ -202,14 +201,14 @@ class PContext(ABC):
 
     @abstractmethod
     def _start_each(self, starts: Sequence[WorkerStart]) -> Iterator[tuple[int, ChildProcess]]:
-        """Start the workers of some local ranks, and yield each with its rank."""
+        """Start the workers with some local ranks, and yield each with its rank."""
 
     def _prepare(self) -> None:
         self._reaper = self._reaper or ReaperClient()
         self._reaper.ignored = self._options.ignored_signals
 
     def _sweep(self) -> NoSweep:
-        """The sweep that ends everything that the workers have left behind."""
+        """The sweep that ends everything that the workers left behind."""
         from rallypoint.workers.stop import NoSweep, Sweep
 
         if self._reaper is None or self._options.waits_for_place:
@@ -221,13 +220,13 @@ class PContext(ABC):
         return ""
 
     def _value(self, rank: int) -> Any:
-        """The return value of a worker that has succeeded."""
+        """The return value of a worker that succeeded."""
         return None
 
-    # The start
+    # Start
 
     def start(self) -> None:
-        """Start all processes. If one cannot be started, end those already started, and raise the error."""
+        """Start all processes. If one cannot start, end those already started, and raise the error."""
         if self._started:
             raise ValueError(f"the processes of {self.name!r} have already been started; create a new context")
         self._started = True
@@ -239,8 +238,8 @@ class PContext(ABC):
             for rank, process in self._processes.items():
                 process.on_stacks = partial(self.announce_stacks, process.pid)
                 process.stacks_wanted = partial(self.without_stacks.__contains__, rank)
-            # Import now, while nobody waits, what the end of these workers needs: on a busy disk an import takes 20 ms,
-            # and after an upgrade in place there is another module, or none. The report is the last to be needed.
+            # Import now, while nobody waits, what the end of these workers needs. On a busy disk an import takes 20 ms,
+            # and after an in-place upgrade the module might differ or be missing. The report is the last to be needed.
             import rallypoint.failures.explanation
             import rallypoint.failures.kinds
             import rallypoint.failures.report
@@ -284,13 +283,13 @@ class PContext(ABC):
             cpus = worker_cpus(self._options.numa_options, self.nprocs, os.environ) or cpus
         return cpus
 
-    # While they run
+    # While they are running
 
     def pids(self) -> dict[int, int]:
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def program_pid(self, local_rank: int) -> int:
-        """The process that runs a worker's program; 0 if none was started. For any thread."""
+        """Pid of a worker's program; 0 if none was started. For any thread."""
         process = self._processes.get(local_rank)
         return 0 if process is None else process.program_pid
 
@@ -298,23 +297,21 @@ class PContext(ABC):
         return {rank: self.program_pid(rank) for rank in tuple(self._processes)}
 
     def last_lines(self, local_rank: int) -> Callable[[], bytes]:
-        """A function that returns the end of a worker's standard error, as far as it is kept. Works after `close`, when
-        the worker is in another context, and from any thread.
-        """
+        """Return a function that returns the end of a worker's standard error, as far as it is stored. Works on any
+        thread, after `close`, and when the worker is in another context."""
         return self._outputs[local_rank].last_lines if local_rank in self._outputs else bytes
 
     def output(self, local_rank: int) -> WorkerOutput | None:
-        """Where a worker writes, also after `close`; None if it has not been started."""
+        """Where a worker writes, even after `close`; None if it was not started."""
         return self._outputs.get(local_rank)
 
     def relay(self, local_rank: int, stream: int) -> Relay | None:
-        """The relay of standard output (0) or standard error (1), if there is one."""
+        """The relay of standard output (0) or standard error (1), if it exists."""
         return self._outputs[local_rank].relays[stream] if local_rank in self._outputs else None
 
     def exit_fds(self) -> list[int] | None:
-        """Descriptors of processes that had not ended at the last `poll`; readable once they have. None if a process
-        can end without showing it (see `ChildProcess.held_by_debugger`), so that `poll` must be called at intervals.
-        """
+        """Descriptors of processes that were running at the last `poll`; readable once they end. None if a process can
+        end without a signal (see `ChildProcess.held_by_debugger`), so that you must call `poll` at intervals."""
         waited = [self._processes[rank] for rank in self.awaited]
         if any(process.held_by_debugger and process.exitcode is None for process in waited):
             return None
@@ -324,11 +321,12 @@ class PContext(ABC):
         return running
 
     def poll(self) -> RunProcsResult | None:
-        """Check without waiting: None while all is well, else the result. Stops nothing.
+        """Check without waiting: None while all is well, else the result. Stops no process.
 
-        After `close` it returns what was known before; `return_values` has workers that succeeded before or during it.
+        After `close` it returns what was known before; `return_values` contains workers that succeeded before or during
+        it.
         """
-        # Once: a worker that ended between two polls would be neither a failure nor a success.
+        # Poll once: a worker that ends between two polls would be neither a failure nor a success.
         poll_all(self._processes.values())
         exitcodes = {rank: process.exitcode for rank, process in self._processes.items()}
         self._polled_ended = {rank for rank, exitcode in exitcodes.items() if exitcode is not None}
@@ -344,7 +342,7 @@ class PContext(ABC):
 
     @property
     def running(self) -> tuple[int, ...]:
-        """Local ranks of workers that are in the round and have not ended."""
+        """Local ranks of workers that are in the round and still running."""
         if self._over:
             return ()
         poll_all(self._processes.values())
@@ -352,7 +350,7 @@ class PContext(ABC):
 
     @property
     def awaited(self) -> tuple[int, ...]:
-        """Local ranks of workers in the round whose end `poll` has not reported, even if others have seen it."""
+        """Local ranks of workers in the round whose end `poll` has not reported, even if others noticed it."""
         return () if self._over else tuple(rank for rank in self._processes if rank not in self._polled_ended)
 
     @property
@@ -361,7 +359,7 @@ class PContext(ABC):
 
     @property
     def stopped(self) -> tuple[int, ...]:
-        """Local ranks of workers that were signalled to stop while they still ran."""
+        """Local ranks of workers that were signalled to stop while still running."""
         return tuple(rank for rank, process in self._processes.items() if process.signalled)
 
     @property
@@ -373,18 +371,18 @@ class PContext(ABC):
 
     @property
     def exit_codes(self) -> dict[int, int]:
-        """The exit codes of the workers that have ended, by local rank."""
+        """Exit codes of the workers that ended, by local rank."""
         poll_all(self._processes.values())
         return {rank: process.exitcode for rank, process in self._processes.items() if process.exitcode is not None}
 
     @property
     def ended_in_order(self) -> bool:
-        """Whether all processes that had to be stopped have succeeded or ended by SIGTERM."""
+        """Whether all processes that had to be stopped succeeded or ended by SIGTERM."""
         those = self._processes if self._were_held is None else self._were_held
         return all(self._processes[rank].poll() in (0, *exit_codes_of(signal.SIGTERM)) for rank in those)
 
     def ended_at(self, local_rank: int) -> float:
-        """When the end of a worker was seen, on the monotonic clock."""
+        """When a worker's end was noticed, on the monotonic clock."""
         return self._processes[local_rank].ended_at
 
     def forward_signal(self, number: int) -> None:
@@ -392,7 +390,7 @@ class PContext(ABC):
             process.forward_signal(number)
 
     def announce_stacks(self, pid: int) -> None:
-        """Log that a process is about to write the stacks of its threads, and which worker it is."""
+        """Log that a process is about to write its threads' stacks, and which worker it is."""
         same = (rank for rank, process in self._processes.items() if pid in (process.pid, process.program_pid))
         rank = next(same, None)
         if rank is None or rank not in self._outputs:
@@ -405,21 +403,21 @@ class PContext(ABC):
         self._outputs[rank].label(f"[{name}] ")
 
     def output_ages(self) -> Callable[[], tuple[float, ...]]:
-        """A function that returns the seconds since each process last wrote something; empty if unknown.
+        """Return a function that returns the seconds since each process's last output; empty if unknown.
 
-        Call it on another thread: it asks the file system, and a disk may hang.
+        Call it on another thread: it asks the file system, and a disk might hang.
         """
         outputs = [self._outputs[rank] for rank in sorted(self._outputs)]
         return lambda: tuple(output.age() for output in outputs)
 
     def console_blocked_for(self) -> float:
-        """For how many seconds a console of these processes has accepted nothing; 0.0 if no output waits for it."""
+        """Seconds for which a console of these processes has accepted no output; 0.0 if none is waiting."""
         return self._console.blocked_for()
 
     def output_marks(self) -> Callable[[], object] | None:
-        """A function whose result changes when any process has written something; None if this cannot be known.
+        """Return a function whose result changes when any process writes output; None if this cannot be known.
 
-        Call it on another thread: it asks the file system, and a disk may hang.
+        Call it on another thread: it asks the file system, and a disk might hang.
         """
         if not self._outputs:
             return None
@@ -427,14 +425,14 @@ class PContext(ABC):
         return lambda: [output.marks() for output in outputs]
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
-        """Wait until all processes have succeeded or one has failed; then stop the others.
+        """Wait until all processes succeed or one fails, then stop the others.
 
         Args:
             timeout: seconds; 0 polls once, negative waits forever.
             period: seconds between polls if a debugger holds a process; otherwise exits wake us.
 
         Returns:
-            None if the time has passed and all is well.
+            None if the time passed and all is well.
         """
         deadline = Deadline(float("inf") if timeout < 0 else SYSTEM_CLOCK.monotonic() + timeout, SYSTEM_CLOCK)
         while (result := self.poll()) is None and not deadline.expired:
@@ -450,7 +448,7 @@ class PContext(ABC):
     # Failures
 
     def _record_failures(self, exitcodes: Mapping[int, int | None]) -> None:
-        """Record workers that have failed on their own. Never called for workers that are being stopped."""
+        """Record workers that failed on their own. Never called for workers that are being stopped."""
         orphans = self._orphans(self._reaper) if self._reaper is not None and self._reaper.lost else []
         for rank, process in self._processes.items():
             exitcode = -signal.SIGKILL if rank in orphans else exitcodes[rank]
@@ -465,7 +463,7 @@ class PContext(ABC):
                 self._failures[rank].remark = process.remark
 
     def _orphans(self, lost: ReaperClient) -> list[int]:
-        """Local ranks of the workers that ran when the reaper was lost; they have been killed."""
+        """Local ranks of workers that were running when the reaper was lost; they have been killed."""
         orphans = [rank for rank, process in self._processes.items() if process.poll() is None or process.orphaned]
         if orphans and not self._failures:
             from rallypoint.workers.stop import kill_trees
@@ -494,11 +492,11 @@ class PContext(ABC):
         return failure
 
     def failure_so_far(self, local_rank: int) -> tuple[ProcessFailure, float]:
-        """A worker's failure as if it exited with 1 now; the seconds since it last wrote something."""
+        """Describe a worker's failure as if it exited with 1 now, and the seconds since its last output."""
         return self._failure(local_rank, self._processes[local_rank].program_pid, 1), self._outputs[local_rank].age()
 
     def failed_behind(self, local_rank: int) -> ProcessFailure | None:
-        """The failure of a worker's program, if the command in front of it is still running."""
+        """The failure of a worker's program while the command that wraps it is still running."""
         process = self._processes[local_rank]
         if not (code := process.program_code):
             return None
@@ -506,7 +504,7 @@ class PContext(ABC):
         failure.remark = "its --wrap command has not exited"
         return failure
 
-    # The stop
+    # Stop
 
     def begin_close(
         self,
@@ -519,19 +517,20 @@ class PContext(ABC):
         leaving_time: float = 0.0,
         leftover_time: float = 0.0,
     ) -> Stop:
-        """Begin to close, and return the stop to drive to its end. If a stop has already begun, also stop the workers
-        that wait for the next round, or were about to.
+        """Begin to close, and return the stop to drive to its end. If a stop already began, also stop the workers that
+        wait for the next round, or would have waited.
 
         Args:
             death_sig, timeout, sent: see `close`.
             limit: seconds for which a process that is writing a file is spared, if longer than `timeout`.
-            leaving: workers that were asked to leave their round; those that do, in `leaving_time` seconds, are `held`.
-            leftover_time: seconds for busy processes that succeeded workers have left behind.
+            leaving: workers that were asked to leave their round. Those that do within `leaving_time` seconds are
+                `held`.
+            leftover_time: seconds to wait for busy processes left behind by workers that succeeded.
         """
         number = death_sig or signal.SIGTERM
         if self.stopping is not None:
             if self.stopping.over and not self._closed:
-                # Without workers that have ended meanwhile: nobody has stopped them.
+                # Without workers that ended meanwhile: nobody stopped those.
                 self._were_held = [rank for rank in self.held if self._processes[rank].poll() is None]
             self.stopping.stop_held(number, timeout, sent=sent)
             return self.stopping
@@ -559,12 +558,12 @@ class PContext(ABC):
         return self.stopping
 
     def shorten_close(self, until: float) -> None:
-        """If stopping has begun: end the processes' time at this moment, on the monotonic clock."""
+        """If stopping has begun, end the processes' time at this moment, on the monotonic clock."""
         if self.stopping is not None:
             self.stopping.shorten(until)
 
     def stop_held(self, death_sig: signal.Signals, timeout: float) -> None:
-        """After the stop in progress, keep no worker: stop all with this signal, within `timeout` seconds."""
+        """After the stop in progress, keep no worker: stop them all with this signal, within `timeout` seconds."""
         if self.stopping is not None:
             self.stopping.stop_held(death_sig, timeout)
 
@@ -572,9 +571,9 @@ class PContext(ABC):
         """Stop all running processes, write all remaining output, and release everything. Idempotent.
 
         Args:
-            death_sig: the first signal; SIGTERM by default. SIGKILL also hurries a stop that has begun.
+            death_sig: the first signal; SIGTERM by default. SIGKILL also hurries a stop in progress.
             timeout: seconds between this signal and SIGKILL.
-            sent: whether somebody else sends the signal to the processes.
+            sent: whether another process sends the signal.
         """
         if self._closed:
             return
@@ -590,7 +589,7 @@ class PContext(ABC):
             raise
 
     def _on_stopped(self) -> None:
-        """No worker is in the round any more."""
+        """Note that no worker is in the round any more."""
         held = self.held
         if not held:
             self._finish()
@@ -616,7 +615,7 @@ class PContext(ABC):
 
     @property
     def held(self) -> tuple[int, ...]:
-        """Local ranks of the workers that wait in their processes for the next round."""
+        """Local ranks of workers that are waiting in their processes for the next round."""
         return () if self.stopping is None else self.stopping.held
 
     def output_of(self, rank: int) -> WorkerOutput:
@@ -629,22 +628,20 @@ class PContext(ABC):
 
             1. the agent asks it to enter the round, and loses its processor;
             2. the worker writes a line, which the thread that shows lines reads at once;
-            3. if the label changed only now, it would come too late.
+            3. a label changed now would come too late.
         """
         output.relabel(self.prefixes.get(rank, ""), int(self.envs[rank].get("RANK", rank)))
 
     def hand_over(self, rank: int) -> HeldWorker:
-        """Hand a waiting worker to the context of the next round, which has the same console. Call this once for each
-        worker.
-        """
+        """Hand a waiting worker over to the next round's context, which has the same console. Call this once per
+        worker."""
         if self.stopping is not None:
             self.stopping.hand_over(rank)
         return HeldWorker(self._processes.pop(rank), self._outputs.pop(rank), self.envs[rank])
 
     def end_held(self, spared: Collection[int]) -> None:
-        """Kill the waiting workers that were not handed over. Returns when they and everything that they have left
-        behind are gone, or after a second or two. `spared`: pids of other contexts' workers, with their descendants.
-        """
+        """Kill the waiting workers that were not handed over. Returns when they and everything that they left behind
+        are gone, or after a second or two. `spared`: pids of other contexts' workers, spared with their descendants."""
         if self.stopping is not None and self.stopping.held:
             from rallypoint.workers.stop import run_to_end
 
@@ -652,7 +649,7 @@ class PContext(ABC):
             run_to_end(self.stopping)
 
     def adopt(self, rank: int, held: HeldWorker) -> None:
-        """Take over a worker in its process for this local rank, instead of starting one. After `relabel`."""
+        """Take over a worker in its process for this local rank, instead of starting one. Call this after `relabel`."""
         self._processes[rank], self._outputs[rank] = held.process, held.output
         streams = (self.stdouts, self.dest.tee_stdouts), (self.stderrs, self.dest.tee_stderrs)
         for (files, shown), path in zip(streams, held.output.files, strict=True):

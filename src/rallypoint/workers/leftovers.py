@@ -1,15 +1,14 @@
-"""Processes that workers have left behind when all of them have ended: a profiler's exporter, a tracker's helper.
+"""Processes that are left after all workers ended, such as a profiler's exporter or a tracker's helper.
 
-If a worker has succeeded, the sweep waits for its leftovers as long as they are busy: a job that has succeeded is not
-complete before its last trace is written.
+If a worker succeeded, the sweep waits for its leftovers while they are busy: a successful job is not complete before
+its last trace is written.
 
 Laws:
 
-1. This reads only /proc, and only processes below the reaper. It signals nothing.
-2. A process is busy if it has used the processor, has read or written, or has a file open for writing (which may be
-   more than a log, as in `workers.stop`). The sweep does not wait for any other: a `sleep` would cost each job the
-   whole time.
-3. If nothing is left, nothing more is read: two small files of /proc show that.
+1. This module reads only /proc, and only processes below the reaper. It sends no signals.
+2. A process is busy if it uses the processor, reads or writes, or has a file open for writing that might be more than a
+   log (as in `workers.stop`). The sweep waits for no other process: a `sleep` would delay each job for the whole time.
+3. If nothing is left, two small files in /proc show that, and nothing more is read.
 """
 
 from __future__ import annotations
@@ -28,26 +27,26 @@ from rallypoint.workers.stop import write_progress
 log = get_logger(__name__)
 
 LOOK_INTERVAL = 0.25
-"""Seconds between two looks, and until the first verdict on a process."""
+"""Seconds between looks, and until the first verdict on a process."""
 BUSY_TIME = 1.0
-"""Seconds for which a process that has done something counts as busy."""
+"""Seconds for which a process counts as busy after its last activity."""
 WARN_AFTER = 2.0
 """Seconds until the log says what the sweep waits for."""
 _MIN_TICKS = 1
-"""Clock ticks (10 ms) of processor time between two looks that count as activity."""
+"""Minimum clock ticks (10 ms) of processor time between looks that count as activity."""
 _MIN_BYTES = 4096
-"""Bytes read and written between two looks that count as activity: a log line is less."""
+"""Minimum bytes read and written between looks that count as activity; a log line is smaller."""
 
 
 class Leftovers:
-    """The leftovers of some workers, and how long a sweep waits for them.
+    """Some workers' leftovers, and how long a sweep waits for them.
 
     Args:
-        reaper: its pid, which is the pid of its supervisor.
+        reaper: the reaper's pid, which is its supervisor's pid.
         excluded: pids below the reaper that are in no round.
         ranks: global ranks by worker pid.
         waited: the global ranks whose leftovers the sweep waits for.
-        seconds: how long it waits.
+        seconds: the maximum time to wait.
         clock: the clock of `wake_at`.
     """
 
@@ -71,12 +70,12 @@ class Leftovers:
         return min(self._look_at, self.until)
 
     def shorten(self, until: float) -> None:
-        """Wait no longer than until this moment."""
+        """Wait no longer than until this time."""
         self.until = min(self.until, until)
         self._seconds = min(self._seconds, max(0.0, until - self._clock.monotonic()))
 
     def are_busy(self) -> bool:
-        """Whether the sweep must wait for leftovers; once this is false, it stays false."""
+        """Whether the sweep must wait for leftovers. Once false, it stays false."""
         now = self._clock.monotonic()
         if self._over:
             return False
@@ -102,12 +101,12 @@ class Leftovers:
             say("ended %s after %.0f s", left.text, now - self._began)
 
     def _look(self, now: float) -> list[Left]:
-        """The leftovers: of each tree of processes, the topmost one."""
+        """The leftovers: the topmost process of each tree."""
         if not _has_children(self._reaper):
             return []
         try:
             table = process_table()
-        except OSError:  # for instance, no descriptor is free
+        except OSError:  # such as no free descriptor
             return []
         below = descendants(self._reaper, {pid: stat.parent for pid, stat in table.items()}, self._excluded)
         stats = [
@@ -122,7 +121,7 @@ class Leftovers:
         found = []
         for top, members in sorted(trees.items()):
             rank = next((rank for rank in (self._rank_of(stat) for stat in members) if rank is not None), None)
-            # Look at all of them: a process whose activity was not followed would look busy.
+            # Examine all of them: a process whose activity was not tracked would look busy.
             active = [self._is_active(stat, known, now) for stat in members]
             waited = rank in self._waited if rank is not None else len(self._waited) == len(self._ranks)
             found.append(Left(_described(top, rank, len(members) - 1), waited and any(active)))
@@ -141,7 +140,7 @@ class Leftovers:
         return now < until or bool(write_progress(stat.pid).positions)
 
     def _rank_of(self, stat: ProcessStat) -> int | None:
-        """The rank whose session or environment the process has; None if it has left both."""
+        """The rank whose session or environment the process has; None if it has neither."""
         if stat.session in self._ranks:
             return self._ranks[stat.session]
         variables = read_text(f"/proc/{stat.pid}/environ", 1 << 17).split("\0")
@@ -150,14 +149,14 @@ class Leftovers:
 
 
 class Left(NamedTuple):
-    """A leftover process, with those below it. `is_busy`: the sweep waits for it, and it is active."""
+    """A leftover process, with those below it. `is_busy`: it is active, so the sweep waits for it."""
 
     text: str
     is_busy: bool
 
 
 class _Activity(NamedTuple):
-    """Processor time and bytes since the start of a process, and until when it counts as busy."""
+    """A process's processor time and bytes since its start, and until when it counts as busy."""
 
     ticks: int
     moved: int
@@ -165,7 +164,7 @@ class _Activity(NamedTuple):
 
 
 def _has_children(reaper: int) -> bool:
-    """Whether anything is below the reaper's own two processes; True if the kernel has no list of children."""
+    """Whether anything is below the reaper's two own processes; True if the kernel has no list of children."""
     try:
         for inner in _children(reaper):
             if _children(inner):

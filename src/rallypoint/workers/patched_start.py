@@ -1,13 +1,13 @@
-"""The commands of workers after changes by a tool in this process: debuggers, tracers and monitors replace
-`subprocess.Popen` or `os.posix_spawn` to follow the programs that a program starts.
+"""Applies changes by tools in this process to workers' commands: debuggers, tracers and monitors replace
+`subprocess.Popen` or `os.posix_spawn` to follow child processes.
 
-The reaper starts the workers, where no tool sees it. So each command first goes through `subprocess.Popen`, like
-torchrun's, and is stopped at the system call. The reaper starts the command that arrives there.
+No tool sees the reaper start the workers. So each command first goes through `subprocess.Popen`, like torchrun's, but
+is stopped at the system call. The reaper starts the command that arrives there.
 
 Laws:
 
 1. Nothing is started here.
-2. If a tool fails, only the tool loses sight of the worker; the worker starts.
+2. If a tool fails, only the tool loses sight of the worker: the worker still starts.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ log = get_logger(__name__)
 
 
 def as_patched(commands: Sequence[Command], env: Mapping[str, str]) -> tuple[Sequence[Command], Mapping[str, str]]:
-    """These commands and their common environment, as changed by the tools in this process. Tools that report new
-    processes to their user do so now.
-    """
+    """Pass these commands and their common environment through the tools in this process. Tools that report new
+    processes to their user do so now."""
     subprocess = sys.modules.get("subprocess")
     if (os.posix_spawn is posix.posix_spawn and (subprocess is None or _is_original(subprocess))) or not commands:
         return commands, env
@@ -54,20 +53,20 @@ def as_patched(commands: Sequence[Command], env: Mapping[str, str]) -> tuple[Seq
 
 
 def _is_original(subprocess: ModuleType) -> bool:
-    """Whether no tool has replaced `subprocess.Popen`, or the way it starts."""
+    """Whether no tool replaced `subprocess.Popen` or the way it starts processes."""
     popen = getattr(subprocess, "Popen", None)
     if popen is None:
-        # The loop's thread is importing asyncio, which imports it, and has not come to that class. A tool replaces what
-        # is there, so it has replaced nothing.
+        # The loop's thread is importing asyncio, which imports this module, and has not reached that class. No tool can
+        # replace a class that does not exist yet.
         return True
     start = popen.__init__
-    # By its dictionary: `functools.wraps` gives a wrapper the name of the original's module.
+    # Compare the dictionaries: `functools.wraps` gives a wrapper the original's module name.
     is_own = isinstance(start, FunctionType) and start.__globals__ is vars(subprocess)
     return is_own and popen.__module__ == "subprocess"
 
 
 def _at_system_call(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """The arguments and environment with which `subprocess.Popen` would start a program."""
+    """Arguments and environment with which `subprocess.Popen` would start a program."""
     from subprocess import Popen
 
     if not hasattr(Popen, "_execute_child"):
@@ -85,7 +84,7 @@ def _at_system_call(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[s
 
 
 def _spawned(argv: list[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """The arguments and environment after any replacement of `os.posix_spawn`."""
+    """Arguments and environment after any replacement of `os.posix_spawn`."""
     if os.posix_spawn is posix.posix_spawn:
         return argv, dict(env)
     _install_hook()
@@ -100,7 +99,7 @@ def _spawned(argv: list[str], env: Mapping[str, str]) -> tuple[list[str], dict[s
 
 
 class _AtSystemCall(BaseException):
-    """Ends a call of `os.posix_spawn` at its audit event, the last moment before a process exists."""
+    """Ends a call to `os.posix_spawn` at its audit event, the last moment before a process exists."""
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         self.argv, self.env = argv, env
@@ -115,7 +114,7 @@ _has_hook = False
 
 
 def _install_hook() -> None:
-    """Install the audit hook, only when needed: Python cannot remove one."""
+    """Install the audit hook only when needed: Python cannot remove one."""
     global _has_hook
     if not _has_hook:
         sys.addaudithook(_on_audit)

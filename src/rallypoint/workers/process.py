@@ -2,10 +2,10 @@
 
 Laws:
 
-1. A worker is signalled through its handle, which cannot refer to another process; its pid is for people.
+1. A worker is signalled through its handle, which cannot refer to another process. Its pid is for people.
 2. A signal goes to the worker alone. The reaper handles the worker's descendants (`sweep`).
 3. A constructor that raises leaves no process behind.
-4. The reaper reports an exit once, so one caller of `poll` at a time asks it: callers may be on several threads.
+4. The reaper reports each exit once, so only one caller of `poll` asks it at a time. Callers may be on several threads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rallypoint.base.process_handle import ProcessHandle
 
 UNKNOWN_EXIT = 255
-"""The exit code of a process whose real one is lost. It does not count as success."""
+"""Exit code of a process whose real exit code is lost. It does not count as success."""
 
 _PROGRAM_ERRORS = {
     errno.ENOENT: "was not found; use a path, or a name on the PATH",
@@ -44,7 +44,7 @@ _PROGRAM_ERRORS = {
         "cannot be run: {reason}; use a path, or a name on the PATH",
     ),
 }
-"""The errors of a start that are about the program, and their messages. All others are about this machine."""
+"""Start errors that are the program's fault, and their messages. All others are about this machine."""
 
 _WHERE_TO_LOOK = {
     errno.EAGAIN: "the limit of processes (`ulimit -u`, and `pids.max` of the control group)",
@@ -56,64 +56,62 @@ _WHERE_TO_LOOK = {
 
 
 class ChildProcess(ABC):
-    """A process that was started for us, and how it ended.
+    """A process started for us, and how it ended.
 
     Args:
-        handle: its handle, which this object closes.
+        handle: its handle; this object closes it.
     """
 
     def __init__(self, handle: ProcessHandle) -> None:
         self.pid = handle.pid
         self._handle = handle
         self.held_by_debugger = False
-        """Whether it has ended but a debugger still holds it, so that its descriptor shows nothing more. Without pidfds
-        also whether it runs while its reaper is lost.
-        """
+        """Whether the process ended but a debugger still holds it, so that its descriptor shows no further change.
+        Without pidfds, also whether it is still running after its reaper was lost."""
         self.orphaned = False
-        """Whether it ended when its reaper was lost, which alone knew its exit status."""
+        """Whether the process ended when its reaper was lost; only the reaper knew its exit status."""
         self.signalled = False
-        """Whether it received a signal to end while it still ran, as far as was known."""
+        """Whether the process received a signal to end while, as far as known, it was still running."""
         self.on_stacks: Callable[[], None] = lambda: None
-        """Called before SIGABRT makes it write its stacks."""
+        """Called before SIGABRT makes the process write its stacks."""
         self.stacks_wanted: Callable[[], bool] = lambda: False
-        """Whether it hangs and its stacks have not been collected. Then SIGABRT replaces a signal that would end it at
-        once, if it writes its stacks on SIGABRT.
-        """
+        """Whether the process hangs and its stacks have not been collected. Then SIGABRT replaces a signal that would
+        end it at once, provided that it writes its stacks on SIGABRT."""
         self.exitcode: int | None = None
-        """The exit code, -N for death by signal N, once `poll` has found the end.
+        """The exit code, -N for death by signal N, once `poll` notices the end.
 
-        `UNKNOWN_EXIT` if it is `orphaned` and was not killed by us.
+        `UNKNOWN_EXIT` if `orphaned` and not killed by us.
         """
         self.fault = ""
-        """Why its end is a failure, if its exit code does not show this; set once it has ended."""
+        """Why the process failed, if its exit code does not show this; set after it ends."""
         self.remark = ""
-        """What a person should know about its exit code; set once it has ended."""
+        """What a person should know about the exit code; set after the process ends."""
         self.ended_at = 0.0
-        """When the end was found, on the monotonic clock."""
+        """When the end was noticed, on the monotonic clock."""
         self._killed = False
         self._collecting = threading.Lock()
 
     @property
     def program_pid(self) -> int:
-        """The process that runs the worker's program: this one, or a process that it has started for that."""
+        """Pid of the worker's program: this process, or one that it started for that."""
         return self.pid
 
     @property
     def program_code(self) -> int | None:
-        """The exit code of a program that has ended while this process, which started it, is still running."""
+        """Exit code of a program that ended while this process, which started it, is still running."""
         return None
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when the process has ended."""
+        """A descriptor that becomes readable when the process ends."""
         return self._handle.fileno()
 
     def poll(self) -> int | None:
-        """The exit code; None while it runs."""
+        """The exit code; None while the process is running."""
         if self.exitcode is None and self.fileno() >= 0 and readable(self.fileno()):
             # Law 4. Without the lock:
             #   1. the loop's thread and one that reports on a hang both find the descriptor readable;
-            #   2. both ask the reaper, which forgets the exit code once it has reported it;
-            #   3. the second caller gets no exit code, and a worker that has succeeded counts as failed.
+            #   2. both ask the reaper, which reports the exit code once and forgets it;
+            #   3. the second caller gets no exit code, and a worker that succeeded counts as failed.
             with self._collecting:
                 if self.exitcode is None:
                     final, code = self._exit_status()
@@ -125,10 +123,10 @@ class ChildProcess(ABC):
 
     @abstractmethod
     def _exit_status(self) -> ExitStatus:
-        """The exit status that its descriptor shows; not final if a debugger holds the process."""
+        """The exit status that the descriptor shows; not final if a debugger holds the process."""
 
     def signal(self, number: int) -> None:
-        """Send the worker a signal to end it. Does nothing once it has ended."""
+        """Send the worker a signal to end it. Does nothing after it ended."""
         if self.exitcode is None:
             self.signalled = True
             if self.stacks_wanted() and self._would_write_stacks(number):
@@ -139,14 +137,14 @@ class ChildProcess(ABC):
             self.forward_signal(number)
 
     def _would_write_stacks(self, number: int) -> bool:
-        """Whether SIGABRT would show where the process hangs, and this signal would end it at once."""
+        """Whether SIGABRT would show where the process hangs, while this signal would end it at once."""
         from rallypoint.base.procfs import has_signal_handler, is_ended_by
 
         pid = self.program_pid
         return is_ended_by(pid, number) and has_signal_handler(pid, signal.SIGABRT)
 
     def forward_signal(self, number: int) -> None:
-        """Forward a signal to the worker. Does nothing once it has ended."""
+        """Forward a signal to the worker. Does nothing after it ended."""
         if self.fileno() >= 0 and self.exitcode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 self._handle.send_signal(number)
@@ -165,7 +163,7 @@ class _Polled(Protocol):
 
 
 def poll_all(processes: Iterable[_Polled]) -> None:
-    """Poll all processes, with one system call; then each has its `exitcode`."""
+    """Poll all processes with one system call; then each has its `exitcode`."""
     awaited = {process.fileno(): process for process in processes if process.exitcode is None and process.fileno() >= 0}
     poller = select.poll()
     for fd in awaited:
@@ -175,7 +173,7 @@ def poll_all(processes: Iterable[_Polled]) -> None:
 
 
 class AdoptedProcess(ChildProcess):
-    """A child of the reaper that a process below the reaper has started."""
+    """A child of the reaper that was started by a process below the reaper."""
 
     def __init__(self, reaper: ReaperClient, handle: ProcessHandle) -> None:
         super().__init__(handle)
@@ -202,7 +200,7 @@ class WorkerProcess(AdoptedProcess):
         cpus: Collection[int] = (),
         stdin: int | None = None,
     ) -> None:
-        """Start one process, with this as its whole environment; see `Command` and `start_workers`."""
+        """Start one process with exactly this environment; see `Command` and `start_workers`."""
         (handle,) = start_workers(reaper, [Command(argv, {}, (stdin, stdout, stderr), cpus)], env)
         super().__init__(reaper, handle)
 
@@ -210,14 +208,14 @@ class WorkerProcess(AdoptedProcess):
 def start_workers(
     reaper: ReaperClient, commands: Sequence[Command], env: Mapping[str, str], *, excluded: bool = False
 ) -> list[ProcessHandle]:
-    """Start all of these commands, or none, with these variables in each environment. `excluded`: see `spawn`.
+    """Start all these commands or none, with these variables in each environment. `excluded`: see `spawn`.
 
     Raises:
-        UserError: there is no such program, it cannot be executed, or its arguments are too long.
-        ReaperLost: the reaper has ended.
+        UserError: a program does not exist, cannot be executed, or its arguments are too long.
+        ReaperLost: the reaper ended.
         RallypointError: this machine has no room for another process, or its descriptor.
     """
-    # Shows that no tool can have replaced the start of processes; the module looks more closely.
+    # Cheap check whether a tool can have replaced the start of processes; the module examines it closely.
     if os.posix_spawn is not posix.posix_spawn or "subprocess" in sys.modules:
         from rallypoint.workers.patched_start import as_patched
 
@@ -243,7 +241,7 @@ def _start_error(program: str, error: OSError) -> RallypointError:
 
 
 def process_start_error(what: str, error: OSError) -> ResourceError:
-    """The error for a process that this machine cannot start; `what` names it."""
+    """Create the error for a process that this machine cannot start; `what` names it."""
     where = _WHERE_TO_LOOK.get(error.errno or 0, "the limits of this process (`ulimit -a`) and of its control group")
     found = ResourceError(f"no process could be started {what}: {error.strerror or error}; check {where}")
     found.errno = error.errno
@@ -251,7 +249,7 @@ def process_start_error(what: str, error: OSError) -> ResourceError:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether an error says that this machine has run out of something that it may have again in a moment."""
+    """Whether an error means that this machine ran out of a resource that may be free again in a moment."""
     number = getattr(error, "errno", None)
     if number is not None:
         return number in _SHORTAGES

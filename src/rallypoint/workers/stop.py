@@ -11,25 +11,26 @@
                faulthandler writes the stacks of all threads
     KILLED     SIGKILL                                             `KILL_TIMEOUT`    the sweep does not wait for it
 
-A worker that has ended is in none of them.
+A worker that ended has no stage.
 
-When no worker has time left, the sweep ends everything that workers have spawned, in any session: with SIGTERM, and
-after `SWEEP_GRACE_PERIOD` seconds with SIGKILL. If the stop allows it, the sweep first waits for busy leftovers of the
-workers (`leftovers`). Then the stop is done, although some processes may not end even on SIGKILL.
+When no worker has time left, the sweep ends everything that workers spawned, in any session: with SIGTERM, and after
+`SWEEP_GRACE_PERIOD` seconds with SIGKILL. If the stop permits it, the sweep first waits for busy leftovers of the
+workers (`leftovers`). Then the stop is complete, even if some processes survive SIGKILL.
 
 Laws:
 
 1. Nothing here blocks: a loop waits on `fds` until `wake_at` and calls `step`.
-2. The sweep is never left out. It begins with SIGTERM unless there is no time, and takes no time if nothing is left. It
-   spares waiting workers with their descendants.
+2. The sweep is never skipped. It begins with SIGTERM unless no time is left, and takes no time if nothing is left. It
+   spares waiting workers and their descendants.
 3. Whatever happens to the sweep, the workers receive SIGKILL.
-4. A process that was given up once costs no later stop its grace period, and a sweep that was given up never continues.
-5. A worker that is found writing a file is not interrupted. A signal that would end it at once waits until the worker
-   is done, and so does the next step after the grace period or the time to leave, but for `limit` seconds at most. All
-   others are signalled without delay.
-6. A worker that ends while it waits is no longer held. The stop is then not done until its leftovers are gone.
-7. Only processes that are known to be ours are killed: the reaper's descendants; without the reaper, the descendants of
-   workers that still run, and the sessions that these lead. Then a process that had already left both is not found.
+4. A process that was given up does not use up a later stop's grace period. A sweep that was given up never continues.
+5. A worker that is writing a file is not interrupted. A signal that would end it at once waits until the worker is
+   done, as does the next stage after the grace period or the time to leave, but for at most `limit` seconds. All others
+   are signalled without delay.
+6. A worker that ends while waiting is no longer held. The stop is then incomplete until its leftovers are gone.
+7. Only processes that are known to be ours are killed: the reaper's descendants, or, without the reaper, the
+   descendants of running workers and the sessions that these lead. In the second case, a process that already left both
+   is not found.
 
 Whether a process is writing a file, as far as /proc shows:
 
@@ -69,7 +70,7 @@ from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
 if TYPE_CHECKING:
 
     class StoppableProcess(Protocol):
-        """The part of a `ChildProcess` that a stop needs."""
+        """The part of a `ChildProcess` that a stop uses."""
 
         pid: int
         held_by_debugger: bool
@@ -86,7 +87,7 @@ if TYPE_CHECKING:
         def signal(self, number: int) -> None: ...
 
     class LeftProcesses(Protocol):
-        """Processes left behind by workers that have all ended (`leftovers.Leftovers`)."""
+        """Processes left by workers that all ended (`leftovers.Leftovers`)."""
 
         def are_busy(self) -> bool: ...
 
@@ -112,25 +113,25 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 STACKS_TIMEOUT = 1.0
-"""Seconds that a worker has after SIGABRT to write its stacks."""
+"""Seconds that a worker gets after SIGABRT to write its stacks."""
 KILL_TIMEOUT = 1.0
-"""Seconds that a worker has to end after SIGKILL, before the sweep begins without waiting for it."""
+"""Seconds that a worker gets to end after SIGKILL, before the sweep begins without waiting for it."""
 SWEEP_GRACE_PERIOD = 1.0
-"""Seconds between SIGTERM and SIGKILL for the processes that a worker has left behind."""
+"""Seconds between SIGTERM and SIGKILL for the processes that workers left behind."""
 _KILL_TREES_TIMEOUT = 1.0
-"""Seconds for ending the trees of workers whose reaper is lost."""
+"""Seconds to end the process trees of workers whose reaper is lost."""
 _POLL_INTERVAL = 0.05
-"""Seconds between checks of a worker that may be writing, or that a debugger holds: these do not wake us."""
+"""Seconds between checks of a worker that might be writing, or that a debugger holds: these do not wake us."""
 _WARN_AFTER = 2.0
-"""Seconds until the log names workers that have not ended yet; each interval is twice the one before."""
+"""Seconds until the log names workers that have not ended; each interval is twice the previous one."""
 DETECTION_TIME = 0.25
 """Seconds in which the position of an open file must move. The kernel may delay a writer for 0.2 s."""
 LOCK_DETECTION_TIME = 0.05
-"""The same for a locked file at position 0: a lock file, or one of HDF5, which moves no position."""
+"""The same for a locked file at position 0: a lock file or an HDF5 file, whose position does not move."""
 QUIET_TIME = 1.0
-"""Seconds without a move after which a process counts as done."""
+"""Seconds without a move until a process counts as done."""
 _MIN_PROGRESS = 64 << 10
-"""Bytes that make a move: fewer, within `QUIET_TIME`, are no checkpoint but a log."""
+"""Minimum bytes for a move: fewer, within `QUIET_TIME`, are a log and not a checkpoint."""
 
 _SAVING_MARK = f"/memfd:{SAVING} (deleted)"
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
@@ -138,13 +139,12 @@ _DELETED = " (deleted)"
 
 
 class NoSweep:
-    """A sweep ends everything that workers have left behind. This one ends nothing: nothing was started, or something
-    else ends it.
-    """
+    """A sweep ends everything that workers left behind. This one ends nothing: nothing was started, or something else
+    ends it."""
 
     @property
     def cannot_find_all(self) -> bool:
-        """Whether it can no longer find all processes, so that there is no time to lose."""
+        """Whether the sweep can no longer find all processes, so that no time must be lost."""
         return False
 
     def begin(self, seconds: float = 0.0, spared: Collection[int] = ()) -> None:
@@ -156,15 +156,15 @@ class NoSweep:
         """
 
     def fds(self) -> list[int]:
-        """Readable when `cannot_find_all` or `done` may have changed; none if it is done."""
+        """Descriptors that become readable when `cannot_find_all` or `done` might change; none if done."""
         return []
 
     def done(self) -> bool:
-        """Whether nothing is left of what could be found."""
+        """Whether everything that could be found is gone."""
         return True
 
     def give_up(self) -> list[int]:
-        """Stop waiting for processes that are left, now and in later sweeps. Returns their pids, for a message."""
+        """Stop waiting for the processes that are left, now and in later sweeps. Returns their pids, for a message."""
         return []
 
 
@@ -185,38 +185,38 @@ class _Worker:
         self.process = process
         self.stage = Stage.LEAVING
         self.since, self.until = clock.monotonic(), until
-        """When it was asked to leave or signalled, and when its stage ends."""
+        """When the worker was signalled or asked to leave, and when its stage ends."""
         self.is_sent = True
-        """Whether it was sent the signal of its stage; not while it is writing."""
+        """Whether the worker was sent its stage's signal; not while it is writing."""
         self._clock = clock
         self._detector = WriteDetector(process.program_pid, clock)
         self.is_logged = False
-        """Whether the log says that it is writing."""
+        """Whether the log says that the worker is writing."""
 
     @property
     def writing(self) -> WriteDetector:
-        """Detects the writes of its program, or, once that has ended, of the command in front of it."""
+        """Detects writes by the worker's program, or, after that ended, by the command that wraps it."""
         if (pid := self.process.program_pid) != self._detector.pid:
             self._detector = WriteDetector(pid, self._clock)
         return self._detector
 
 
 class Stop:
-    """One stop of some workers. Creating it sends the signal, except to workers that law 5 spares.
+    """One stop of some workers. Creating a `Stop` sends the signal, except to workers that law 5 spares.
 
     Args:
-        processes: by local rank; some may have ended already.
-        sweep: ends everything that they have left behind.
+        processes: by local rank; some may already have ended.
+        sweep: ends everything that they left behind.
         death_sig: the first signal.
         grace: seconds between this signal and the next stage.
         limit: seconds for which a worker that is writing a file is spared, at least `grace`. Also the seconds from the
-            beginning of the sweep's SIGKILL until it gives up, at least one.
+            sweep's SIGKILL until it gives up, at least one.
         clock: the clock of `wake_at`.
-        sent: whether somebody else sends the signal to the processes.
+        sent: whether another process sends the signal.
         leaving: workers that were asked to leave their round instead; None for none.
         leaving_time: seconds within which they must leave.
-        finish: called each time that the stop is done; `held` then lists the waiting workers.
-        leftovers: what the sweep waits for when all workers have ended; None for nothing.
+        finish: called each time the stop is complete; `held` then lists the waiting workers.
+        leftovers: what the sweep waits for after all workers end; None for nothing.
     """
 
     def __init__(
@@ -245,15 +245,15 @@ class Stop:
         self._spared_until = now + self._limit
         self._warn_at, self._warn_every = now + _WARN_AFTER, _WARN_AFTER
         self._sweep_until: float | None = None
-        """When to give up the sweep; None before it has begun."""
+        """When to give up the sweep; None before it begins."""
         self._terminates_rest = False
         """Whether the sweep sends SIGTERM before it kills."""
         self._others: set[int] = set()
-        """Pids of other stops' workers, which no sweep touches."""
+        """Pids of other stops' workers, which no sweep signals."""
         self.done = False
-        """Whether nothing is left to do, as of the last `step`."""
+        """Whether the stop is complete, as of the last `step`."""
         self.over = False
-        """Whether the stop has been done once: no worker is in the round any more."""
+        """Whether the stop was complete once: no worker is in the round any more."""
         poll_all(processes.values())
         running = ((rank, process) for rank, process in processes.items() if process.exitcode is None)
         self._workers = [_Worker(rank, process, clock, now + leaving_time) for rank, process in running]
@@ -262,12 +262,12 @@ class Stop:
         if not self._workers and self._sweep_until is None:
             self._sweep_leftovers()
 
-    # For the loop
+    # Interface to the loop
 
     def fds(self) -> list[int]:
-        """Descriptors that become readable when there is something to do."""
+        """Descriptors that become readable when work is due."""
         shown = [worker for worker in self._workers if not worker.process.held_by_debugger]
-        # Before all workers outside WAITING have ended, nothing is due: one descriptor wakes us instead of each.
+        # Until all workers outside WAITING end, nothing is due, so one descriptor is enough to wake us.
         last = [worker for worker in shown if worker.stage is not Stage.WAITING][-1:]
         fds = [worker.process.fileno() for worker in shown if worker.stage is Stage.WAITING or worker in last]
         if self._leaving is not None and self._in(Stage.LEAVING):
@@ -275,7 +275,7 @@ class Stop:
         return fds if self.done else [*fds, *self._sweep.fds()]
 
     def wake_at(self) -> float:
-        """When there is something to do without an event, in seconds on the clock; infinite for never."""
+        """When work is due without an event, in seconds on the clock; infinite for never."""
         timed = self._in(*_BEFORE_THE_SWEEP, *((Stage.KILLED,) if self._sweep_until is None else ()))
         times = [worker.until for worker in timed]
         if self._sweep_until is not None and not self.done:
@@ -291,7 +291,7 @@ class Stop:
         return min(times, default=math.inf if self.done else 0.0)
 
     def step(self) -> bool:
-        """Do what is due. Returns whether the stop is done; this ends if a waiting worker has ended."""
+        """Do what is due. Returns whether the stop is complete; if a waiting worker ends, it no longer is."""
         self._look()
         now = self._clock.monotonic()
         if self._in(*_BEFORE_THE_SWEEP, Stage.KILLED) and self._sweep_until is None and self._sweep.cannot_find_all:
@@ -315,7 +315,7 @@ class Stop:
         return self.done
 
     def shorten(self, until: float) -> None:
-        """End each worker's time at this moment on the clock, if not earlier; also for workers that are writing."""
+        """End each worker's time at this moment on the clock, if not earlier, even for workers that are writing."""
         self._spared_until = min(self._spared_until, until)
         for worker in self._in(Stage.LEAVING, Stage.SIGNALLED):
             worker.until = min(worker.until, until)
@@ -323,53 +323,53 @@ class Stop:
             self._leftovers.shorten(until)
 
     def kill_now(self) -> None:
-        """End all grace periods, and keep no worker: SIGKILL to all that is left."""
+        """End all grace periods, and keep no worker: send SIGKILL to all that are left."""
         if self._in(*_BEFORE_THE_SWEEP, Stage.WAITING) or (not self.done and self._kills_later()):
             self._kill_all()
 
     def stop_held(self, number: int, grace: float, *, sent: bool = False) -> None:
-        """Keep no worker: stop those that wait or were asked to leave, with this signal and the stages after it."""
+        """Keep no worker: stop those that wait or were asked to leave with this signal and the later stages."""
         told = self._in(Stage.LEAVING, Stage.WAITING)
         if not told:
             return
         self._leave_no_more()
-        # The stop may already have been done while these waited: their leftovers must be ended too.
+        # The stop may have been complete while these waited: their leftovers must be ended too.
         self.done, self._sweep_until = False, None
         now = self._clock.monotonic()
         self._warn_at, self._warn_every = now + _WARN_AFTER, _WARN_AFTER
         self._spared_until = now + max(self._limit, grace)
         self._signal_all(told, number, grace, sent)
 
-    # Workers that are held
+    # Waiting workers
 
     def end_held(self, spared: Collection[int]) -> None:
-        """Kill the waiting workers, which takes a second or two at most. `spared`: pids of other stops' workers, which
-        this and later sweeps do not touch, nor their descendants.
-        """
+        """Kill the waiting workers, within a second or two. `spared`: pids of other stops' workers, which this and
+        later sweeps spare with their descendants."""
         self._others, self._limit = self._others | set(spared), 0.0
         self._kill_all()
 
     @property
     def held(self) -> tuple[int, ...]:
-        """Local ranks of the workers that have left their round and wait; none before the stop has been done once."""
+        """Local ranks of the workers that left their round and are waiting; none before the stop was complete once."""
         # As of the last `step`, even if one has ended since:
-        #   1. `step` finds the stop done, with rank 1 waiting; rank 1 is killed now;
-        #   2. the owner asks who waits. If we polled here, nobody would, and the stop would be dropped;
+        #   1. `step` finds the stop complete, with rank 1 waiting; rank 1 is killed now;
+        #   2. the owner asks which workers are waiting. If we polled here, the answer would be none, and the stop would
+        #      be dropped;
         #   3. rank 1's children would never be swept. Instead its descriptor wakes the loop, and `step` sweeps them.
-        # Handing over a worker that has ended fails anyway (`WorkerChannel.enter`).
+        # Handing over a worker that ended fails anyway (`WorkerChannel.enter`).
         return tuple(worker.rank for worker in self._in(Stage.WAITING) if self.over)
 
     def hand_over(self, rank: int) -> None:
-        """Another owner has a waiting worker from now on."""
+        """Give up a waiting worker to another owner."""
         self._workers = [worker for worker in self._workers if worker.rank != rank]
 
-    # The stages
+    # Stages
 
     def _in(self, *stages: Stage) -> list[_Worker]:
         return [worker for worker in self._workers if worker.stage in stages]
 
     def _look(self) -> None:
-        """Find the workers that have ended, and those that have left their round."""
+        """Find the workers that ended, and those that left their round."""
         poll_all(worker.process for worker in self._workers)
         for worker in self._workers:
             if worker.stage is Stage.WAITING and worker.process.exitcode is not None:
@@ -386,9 +386,8 @@ class Stop:
     def _ended_while_waiting(self, worker: _Worker) -> None:
         # Sweep once more, although no worker was in the round any more:
         #   1. the sweep spares the worker and all its descendants;
-        #   2. it ends while it waits (for instance, out of memory), and leaves its data loaders;
-        #   3. the next sweep would come at the end of the next round: until then they would keep their memory and their
-        #      devices.
+        #   2. it ends while waiting (for example, out of memory), and leaves its data loaders;
+        #   3. the next sweep would come at the end of the next round. Until then they would occupy memory and devices.
         self._sweep_until = None
         if self.done:
             self.done = False
@@ -401,7 +400,7 @@ class Stop:
             leaving.close()
 
     def _end_waits(self, now: float) -> None:
-        """End the stages whose time has passed."""
+        """End the stages whose time is up."""
         for worker in self._in(Stage.LEAVING):
             if now >= worker.until and not self._waits_for_writes(worker, now):
                 log.warning(
@@ -421,7 +420,7 @@ class Stop:
             worker.until = max(worker.until, now + KILL_TIMEOUT)
         self._send(done)
         due = [worker for worker in signalled if now >= worker.until]
-        # Kill no worker while another one is spared, because they may be waiting for it:
+        # Kill no worker while another one is spared, because it might be waiting for that one:
         #   1. rank 0 writes the checkpoint of all, and the others wait for it in a barrier;
         #   2. the time of the others ends first, and SIGKILL breaks the barrier;
         #   3. rank 0 fails in its collective, with half of the file written.
@@ -441,12 +440,12 @@ class Stop:
         self._warn_every *= 2
         self._warn_at = now + self._warn_every
         for worker in self._in(Stage.SIGNALLED):
-            left = worker.until - now  # until the next stage, or until the next check of a worker that is writing
+            left = worker.until - now  # until the next stage, or the next check of a worker that is writing
             if worker.is_sent and left >= 1:
                 log.warning("worker %d has not ended; SIGKILL in %.0f s", worker.process.program_pid, left)
 
     def _signal_all(self, workers: Sequence[_Worker], number: int, grace: float, sent: bool = False) -> None:
-        """Move workers to SIGNALLED, or to KILLED if that is the signal."""
+        """Move workers to SIGNALLED, or to KILLED if the signal is SIGKILL."""
         self._death_sig, now = number, self._clock.monotonic()
         for worker in workers:
             worker.stage, worker.since, worker.until = Stage.SIGNALLED, now, now + grace
@@ -465,7 +464,7 @@ class Stop:
                 self._kill(worker, now)
 
     def _send(self, workers: Sequence[_Worker]) -> None:
-        """Send the signal, and log all lines in one piece: there may be hundreds, while a restart waits."""
+        """Send the signal, and log all lines at once: there may be hundreds while a restart waits."""
         if not workers:
             return
         name = signal_name(self._death_sig)
@@ -474,7 +473,7 @@ class Stop:
         )
         for worker in workers:
             worker.is_sent = True
-            if self._death_sig != SIGKILL:  # SIGKILL follows, to all at once
+            if self._death_sig != SIGKILL:  # SIGKILL follows for all at once
                 worker.process.signal(self._death_sig)
 
     def _request_stacks(self, worker: _Worker, now: float) -> None:
@@ -489,7 +488,7 @@ class Stop:
         worker.stage, worker.until, worker.is_sent = Stage.KILLED, now + KILL_TIMEOUT, True
         worker.process.signal(SIGKILL)
 
-    # Workers that are writing
+    # Workers that are writing a file
 
     def _waits_for_writes(self, worker: _Worker, now: float) -> bool:
         spared = self._is_spared(worker, now)
@@ -498,7 +497,7 @@ class Stop:
         return spared
 
     def _is_spared(self, worker: _Worker, now: float) -> bool:
-        """Whether this worker must not be interrupted yet; logged once, when it is certain."""
+        """Whether this worker must not be interrupted yet. Logs this once, when it is certain."""
         left = self._spared_until - now
         if left <= 0 or not worker.writing.check():
             return False
@@ -511,23 +510,23 @@ class Stop:
                 log.warning("worker %d is writing %s; it is stopped when that is done, or in %.0f s", pid, what, left)
         return True
 
-    # The sweep
+    # Sweep
 
     def _sweep_leftovers(self) -> None:
-        """Begin the sweep, unless it waits for leftovers. All workers have ended or wait."""
+        """Begin the sweep, unless it waits for leftovers. All workers ended or are waiting."""
         if self._leftovers is None or self._sweep.cannot_find_all or not self._leftovers.are_busy():
             self._begin_sweep(SWEEP_GRACE_PERIOD)
 
     def _kills_later(self) -> bool:
-        """Whether something has time left: a sweep that has begun with SIGTERM, or one that has not begun."""
+        """Whether anything has time left: a sweep that began with SIGTERM, or one that has not begun."""
         return self._terminates_rest or self._sweep_until is None
 
     def _kill_all(self) -> None:
         """Send SIGKILL to all processes at once, to workers last."""
         # A dead worker's leftovers are harder to find if the reaper is lost and only /proc shows them:
-        #   1. a worker has started a loader in its own session, and dies first;
-        #   2. the loader now has another parent, and no worker leads its session;
-        #   3. nothing shows any more that the loader is ours, and law 7 forbids guessing.
+        #   1. a worker starts a loader in its own session, and dies first;
+        #   2. the loader then has another parent, and no worker leads its session;
+        #   3. nothing shows that the loader is ours, and law 7 forbids guessing.
         self._leave_no_more()
         self.done = False
         until = self._clock.monotonic() + KILL_TIMEOUT
@@ -540,8 +539,8 @@ class Stop:
                 worker.process.signal(SIGKILL)
 
     def _begin_sweep(self, seconds: float) -> None:
-        # Set the time last: if an exception (a ^C, a missing answer of the reaper) leaves it unset, the next step
-        # begins the sweep again, instead of waiting for one that never ran.
+        # Set the time last. If an exception (a ^C, a missing answer from the reaper) leaves it unset, the next step
+        # begins the sweep again instead of waiting for one that never ran.
         until = self._clock.monotonic() + seconds + max(self._limit, 1.0)
         waiting = {worker.process.pid for worker in self._in(Stage.WAITING)}
         self._sweep.begin(seconds, waiting | self._others)
@@ -555,13 +554,13 @@ class Stop:
 
 
 def run_to_end(stopping: Stop, clock: Clock = SYSTEM_CLOCK) -> None:
-    """Drive a stop to its end, if there is nothing else to wait for."""
+    """Drive a stop to its end while waiting for nothing else."""
     while not stopping.step():
         until_readable(stopping.fds(), stopping.wake_at() - clock.monotonic())
 
 
 class Sweep(NoSweep):
-    """Sweeps below one reaper, one after another, or, if the reaper is lost, as far as /proc shows the processes.
+    """Sweeps below one reaper, one after another. If the reaper is lost, sweeps as far as /proc shows the processes.
 
     Args:
         reaper: the reaper above all these processes.
@@ -573,7 +572,7 @@ class Sweep(NoSweep):
         self._processes = processes
         self._spared: set[int] = set()
         self._fd = -1
-        """Readable when the sweep has ended; -1 before it has begun."""
+        """Readable when the sweep ends; -1 before it begins."""
         self._over = False
 
     @property
@@ -581,7 +580,7 @@ class Sweep(NoSweep):
         return self._reaper.lost
 
     def begin(self, seconds: float = 0.0, spared: Collection[int] = ()) -> None:
-        """Begin the sweep; if the reaper is lost, kill all processes that can be found before returning."""
+        """Begin the sweep. If the reaper is lost, kill all processes that can be found before returning."""
         self._close()
         self._over, self._spared = False, set(spared)
         try:
@@ -590,7 +589,7 @@ class Sweep(NoSweep):
             self._sweep_by_procfs()
 
     def fds(self) -> list[int]:
-        """Readable when the sweep is done, or the reaper is gone."""
+        """Readable when the sweep is complete or the reaper is gone."""
         return [] if self._over else [fd for fd in (self._reaper.fileno(), self._fd) if fd >= 0]
 
     def done(self) -> bool:
@@ -603,13 +602,13 @@ class Sweep(NoSweep):
         return self._over
 
     def give_up(self) -> list[int]:
-        """Stop waiting. Returns the pids below the reaper that have not ended."""
+        """Stop waiting. Returns the pids below the reaper that did not end."""
         if self._over:
             return []
         self._over = True
         self._reaper.give_up_sweep()
         self._close()
-        # The session of the reaper and its supervisor; the processes that they start are in others.
+        # Exclude the session of the reaper and its supervisor: the processes that they start are in other sessions.
         spared = self._reaper.excluded | {stat.pid for stat in _descendants(self._spared)}
         return [
             stat.pid
@@ -629,11 +628,11 @@ class Sweep(NoSweep):
 
 
 def kill_trees(processes: Iterable[ChildProcess], unreaped: Collection[int] = (), seconds: float = 0.0) -> None:
-    """Kill the workers that still run, their descendants, and the sessions that any of these lead.
+    """Kill the running workers, their descendants, and the sessions that any of these lead.
 
     Args:
         processes: the workers.
-        unreaped: pids of ended workers that have not been reaped, so that their sessions are still ours.
+        unreaped: pids of ended workers that are not reaped yet, so that their sessions are still ours.
         seconds: between SIGTERM and SIGKILL; waits no longer than needed. 0 for SIGKILL at once.
     """
     running = [process for process in processes if process.poll() is None]
@@ -665,19 +664,19 @@ def _descendants(roots: set[int]) -> list[ProcessStat]:
 
 
 def open_found(stat: ProcessStat) -> ProcessHandle | None:
-    """The handle of a process from the table; None if it has ended or cannot be watched."""
+    """Open the handle of a process in the table; None if it ended or cannot be watched."""
     try:
         handle = open_process(stat.pid)
     except OSError:
         return None
-    if stat.is_running():  # the pid cannot be reused from now on
+    if stat.is_running():  # from now on the pid cannot be reused
         return handle
     handle.close()
     return None
 
 
 def _terminate(stats: Iterable[ProcessStat], seconds: float) -> None:
-    """Send SIGTERM, also SIGCONT for stopped processes, and give them time to act on it."""
+    """Send SIGTERM, plus SIGCONT for stopped processes, and give them time to end."""
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
         handles = [handle for stat in stats if (handle := open_found(stat)) is not None]
@@ -690,11 +689,11 @@ def _terminate(stats: Iterable[ProcessStat], seconds: float) -> None:
             until_readable([handle.fileno()], deadline - time.monotonic())
 
 
-# Whether a process writes a file
+# Detection of writes
 
 
 class WriteProgress(NamedTuple):
-    """The progress of a process's writes: `positions` in its open files, by descriptor and path, and bytes written.
+    """Progress of a process's writes: `positions` in its open files, by descriptor and path, and bytes written.
 
     `announced`: whether it announces that it is saving; `locks`: whether all of the files look like lock files.
     """
@@ -705,7 +704,7 @@ class WriteProgress(NamedTuple):
     locks: bool = False
 
     def moved_from(self, before: WriteProgress) -> bool:
-        """Whether a file has been opened, closed or written to since then."""
+        """Whether a file was opened, closed or written to since then."""
         now, then = self.positions, before.positions
         if now.keys() != then.keys():
             return True
@@ -715,9 +714,9 @@ class WriteProgress(NamedTuple):
         )
 
     def has_grown(self, before: WriteProgress) -> bool:
-        """Whether a save has begun, ended, or written at least as much to open files as only a save does.
+        """Whether a save began, ended, or wrote more to open files than anything but a save would.
 
-        Unlike in `moved_from`, opening or closing a file does not count: a thread may do that for ever.
+        Unlike in `moved_from`, opening or closing a file does not count: a thread might do that forever.
         """
         if self.announced != before.announced:
             return True
@@ -726,10 +725,10 @@ class WriteProgress(NamedTuple):
 
 
 class WriteDetector:
-    """Checks one process again and again.
+    """Repeatedly checks one process.
 
     Args:
-        pid: its pid. If another process reuses it, that is only read.
+        pid: its pid. A process that reuses the pid is only read.
         clock: measures `DETECTION_TIME` and `QUIET_TIME`.
     """
 
@@ -739,9 +738,9 @@ class WriteDetector:
         self._last_progress: WriteProgress | None = None
         self._until = 0.0
         self.certain = False
-        """Whether it was found to write, and not only to have a file open."""
+        """Whether the process was found writing, and not only with an open file."""
         self.what = "a checkpoint"
-        """The name of the files that it writes, for a message."""
+        """Name of the files that it writes, for a message."""
 
     def check(self) -> bool:
         now, found = self._clock.monotonic(), write_progress(self.pid)
@@ -759,7 +758,7 @@ class WriteDetector:
 
 
 def write_progress(pid: int) -> WriteProgress:
-    """The current progress of a process's writes; empty if it has ended or cannot be read."""
+    """The current progress of a process's writes; empty if it ended or cannot be read."""
     targets = _open_files(pid)
     output = {targets.get(1), targets.get(2)}
     found = {
@@ -773,7 +772,7 @@ def write_progress(pid: int) -> WriteProgress:
 
 
 def _open_files(pid: int) -> dict[int, str]:
-    """Targets by descriptor. There may be hundreds, for each of several workers, while a restart waits."""
+    """Targets by descriptor. Each of several workers may have hundreds, while a restart waits."""
     found: dict[int, str] = {}
     try:
         folder = os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -783,9 +782,9 @@ def _open_files(pid: int) -> dict[int, str]:
         for name in os.listdir(folder):
             try:
                 found[int(name)] = os.readlink(name, dir_fd=folder)
-            except OSError:  # closed since
+            except OSError:  # closed meanwhile
                 continue
-    except OSError:  # the process has ended
+    except OSError:  # the process ended
         pass
     finally:
         os.close(folder)
@@ -797,7 +796,7 @@ def _is_named(path: str) -> bool:
 
 
 def _file_position(pid: int, fd: int) -> tuple[int, bool] | None:
-    """The position of a descriptor in its file, and whether it has a lock; None if it is read-only, or appends."""
+    """The position of a descriptor in its file, and whether the file is locked; None if read-only or append-only."""
     try:
         if not os.lstat(f"/proc/{pid}/fd/{fd}").st_mode & 0o200:
             return None
@@ -808,7 +807,7 @@ def _file_position(pid: int, fd: int) -> tuple[int, bool] | None:
 
 
 def _written(pid: int) -> int:
-    """Bytes for which the process has made pages dirty: only this shows the progress of a single long `write`."""
+    """Bytes of pages that the process made dirty: only this shows the progress of a single long `write`."""
     try:
         return int(_fields(f"/proc/{pid}/io")["write_bytes"])
     except (KeyError, ValueError):

@@ -4,10 +4,10 @@ A request is one line of JSON in a named pipe. The agent enforces timers: `watch
 
 Laws:
 
-1. Any bytes are accepted; anything but a request of this protocol leads to a complaint, never to an exception.
+1. Any bytes are accepted. Bytes that are no request of this protocol cause a complaint, never an exception.
 2. A whole request counts even after another writer's half line: the kernel never splits a write of up to `MAX_LINE`
    bytes, so a request after the rest of a dead writer's line is complete.
-3. At most `MAX_LINE` bytes of an unfinished line are kept.
+3. At most `MAX_LINE` bytes of an unfinished line are stored.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _TRIES, _PAUSE = 10, 0.1
 """Attempts to write to a pipe that has no server or is full, and the seconds between them."""
 VERSION = 1
 MAX_LINE = 4096
-"""Bytes of one request with its newline: Linux writes this many to a pipe in one piece (PIPE_BUF)."""
+"""Maximum bytes of a request with its newline: Linux writes this many to a pipe in one piece (PIPE_BUF)."""
 _HIGHEST_SIGNAL = 64
 _START = b'{"version"'
-"""The beginning of requests from our clients and torch's."""
+"""The start of requests from our clients and torch's."""
 _MAX_SHOWN = 80
-"""Bytes of a damaged line that a complaint shows."""
+"""Maximum bytes of a damaged line to show in a complaint."""
 
 
 # For workers
@@ -45,11 +45,11 @@ class TimerClient(ABC):
 
     @abstractmethod
     def acquire(self, scope_id: str, expiration_time: float) -> None:
-        """Set this worker's timer of that name; the worker is ended at `expiration_time`, in epoch seconds."""
+        """Set this worker's timer with this name. The worker is ended at `expiration_time`, in epoch seconds."""
 
     @abstractmethod
     def release(self, scope_id: str) -> None:
-        """Release a timer. Does nothing if there is none of that name."""
+        """Release a timer. Does nothing if no timer has this name."""
 
 
 _configured: TimerClient | None = None
@@ -65,12 +65,12 @@ def expires(after: float, scope: str | None = None, client: TimerClient | None =
     """End this worker if the block takes longer than `after` seconds.
 
     Args:
-        after: seconds from the beginning of the block.
-        scope: the timer's name; by default the file and line of the caller.
-        client: sets the timer; by default the client given to `configure`.
+        after: seconds from the start of the block.
+        scope: the timer's name; by default the caller's file and line.
+        client: sets the timer; by default the client set with `configure`.
 
     Raises:
-        RuntimeError: there is no client.
+        RuntimeError: no client is set.
     """
     client = client or _configured
     if client is None:
@@ -91,7 +91,7 @@ def _timer_held(client: TimerClient, scope: str, after: float) -> Iterator[None]
 
 
 class FileTimerClient(TimerClient):
-    """Sets timers at the agent, through the pipe named by `TORCHELASTIC_TIMER_FILE`. Opens the pipe for each request.
+    """Sets timers in the agent, through the pipe in `TORCHELASTIC_TIMER_FILE`. Opens the pipe for each request.
 
     Args:
         file_path: the path of the pipe.
@@ -106,7 +106,7 @@ class FileTimerClient(TimerClient):
         """Set a timer; see `TimerClient`.
 
         Raises:
-            BrokenPipeError: there is no server.
+            BrokenPipeError: no server is running.
             RuntimeError: the name is too long.
         """
         self._send(FileTimerRequest(os.getpid(), scope_id, expiration_time, self.signal))
@@ -148,8 +148,8 @@ class FileTimerClient(TimerClient):
 class TimerRequest:
     """A worker's request to set a timer or, with a negative expiration time, to release it.
 
-    `worker_id` is the worker, `scope_id` the timer's name (a worker has one timer of a name), and `expiration_time` is
-    in epoch seconds.
+    `worker_id` is the worker, `scope_id` the timer's name (unique per worker), and `expiration_time` is in epoch
+    seconds.
     """
 
     worker_id: Any
@@ -159,7 +159,7 @@ class TimerRequest:
 
 @dataclass(init=False)
 class FileTimerRequest(TimerRequest):
-    """A request of the file timer; at expiry, the process receives `signal`. 0 only reports the expiry."""
+    """A request to the file timer. At expiry, the process receives `signal`; 0 only reports the expiry."""
 
     signal: int
     version: int
@@ -193,12 +193,12 @@ class RequestReader:
         self._partial_line = b""
 
     def feed(self, data: bytes) -> tuple[list[FileTimerRequest], list[str]]:
-        """Take more bytes; returns the requests that are complete now, in order, and complaints."""
+        """Add bytes. Returns the requests that are now complete, in order, and complaints."""
         *lines, rest = (self._partial_line + data).split(b"\n")
         self._partial_line = rest[-MAX_LINE:]
         requests, complaints = [], []
         for line in lines:
-            # Something else may precede it.
+            # Other bytes might precede it.
             end = line[-MAX_LINE:]
             request = parse(end) or parse(end[max(0, end.rfind(_START)) :])
             if request is not None:
@@ -209,7 +209,7 @@ class RequestReader:
 
 
 def parse(line: bytes) -> FileTimerRequest | None:
-    """The request in a whole line; None if it is not one."""
+    """Parse a whole line; None if it is not a request."""
     try:
         values = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,19 +1,19 @@
-"""What an agent watches in its workers besides their exits: timers that they set through a named pipe, and whether they
-are stuck in the kernel (contract sections 5.11 and 5.12).
+"""Watches workers for more than their exits: timers that they set through a named pipe, and whether they are stuck in
+the kernel (contract sections 5.11 and 5.12).
 
 Laws:
 
 1. Nothing here blocks or has a thread: a loop waits on `fds` until `wake_at` and calls `step`.
-2. A step reads everything that was in the pipe when it began, before it expires any timer. So a release that was
-   written in time counts, however late the loop comes.
-3. A request's wall-clock time is converted to the monotonic clock once, when the request arrives. Later changes of the
+2. A step first reads everything that was in the pipe when it began, and only then expires timers. So a release written
+   in time counts, however late the loop is.
+3. A request's wall-clock time is converted to the monotonic clock once, when the request arrives. Later changes to the
    wall clock move no timer.
-4. Only processes that `may_kill` allows are ended, each through its handle, which is opened before `may_kill` is
-   called: so a reused pid cannot hit another process. A process that is being ended is reported once, and its requests
+4. Only processes that `may_kill` permits are ended, each through its handle. The handle is opened before `may_kill` is
+   called, so a reused pid cannot hit another process. A process that is being ended is reported once, and its requests
    are ignored.
-5. A client's requests cost a bounded number of log lines.
-6. A worker is stuck if it stays in one and the same uninterruptible sleep (state D) between polls. A process that reads
-   from a slow disk is in state D at most polls, and is healthy. As in torch, the main thread is polled.
+5. A client's requests cause a limited number of log lines.
+6. A worker is stuck if it stays in one uninterruptible sleep (state D) across polls. A process that reads from a slow
+   disk is healthy, although most polls find it in state D. As in torch, the main thread is polled.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ FILE_VARIABLE = "TORCHELASTIC_TIMER_FILE"
 UNINTERRUPTIBLE_VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 
 STARTED, STOPPED, EXPIRED, KILLED = "watchdog started", "watchdog stopped", "timer expired", "kill worker process"
-"""The names of the watchdog's reports (contract section 5.11)."""
+"""Names of the watchdog's reports (contract section 5.11)."""
 
 _MAX_WARNINGS = 10
 _PIPE_SIZE = 256 * 1024
-"""Bytes that may wait while the agent is busy; a client that writes more gets an error."""
+"""Bytes that may wait in the pipe while the agent is busy; a client that writes more gets an error."""
 _MAX_DEPTH = 64
 _MIN_POLLS = 4
-"""The smallest number of polls of one sleep before it counts."""
+"""Minimum number of polls that must see one sleep before it counts."""
 _SHORTEST, _LONGEST = 0.05, 1.0
 """Seconds between polls."""
 
@@ -62,10 +62,10 @@ Report = Callable[[str, FileTimerRequest | None], None]
 
 
 class WorkerMonitor:
-    """Watches the workers of one start, from before they start until they have ended.
+    """Watches the workers of one start, from before they start until they end.
 
-    Nothing is enforced before `watch` and after `stop_enforcing`. Requests are read until `close`, so that a worker
-    that is being stopped still finds its pipe.
+    Nothing is enforced before `watch` or after `stop_enforcing`. Requests are read until `close`, so that a worker that
+    is being stopped still finds its pipe.
 
     Args:
         path: the watchdog's pipe; None for no watchdog.
@@ -73,7 +73,7 @@ class WorkerMonitor:
         run_id, grace, report, clock: see `Watchdog`.
 
     Raises:
-        UserError: the pipe cannot be created; says why.
+        UserError: the pipe cannot be created; the message says why.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class WorkerMonitor:
 
     @property
     def files(self) -> list[str]:
-        """Files that `close` removes, and that the reaper should remove if this process is killed."""
+        """Files that `close` removes, and that the reaper must remove if this process is killed."""
         return [] if self._watchdog is None else [self._watchdog.path]
 
     def watch(self, pids: Collection[int]) -> None:
@@ -118,7 +118,7 @@ class WorkerMonitor:
         return min([monitor.wake_at() for monitor in watched if monitor is not None], default=math.inf)
 
     def step(self) -> None:
-        """Do what is due. `expiry_reason` and `stuck` return the results."""
+        """Do what is due; see `expiry_reason` and `stuck` for the results."""
         if not self._pids:
             return
         if self._watchdog is not None:
@@ -130,16 +130,16 @@ class WorkerMonitor:
                 self._stuck[stuck.pid] = stuck
 
     def expiry_reason(self, pid: int) -> str:
-        """Why the watchdog ended a process, in a few words; empty if it did not."""
+        """Say in a few words why the watchdog ended a process; empty if it did not."""
         return self._expiry_reasons.get(pid, "")
 
     @property
     def stuck(self) -> dict[int, StuckProcess]:
-        """The workers found stuck in the kernel, by pid."""
+        """Workers found stuck in the kernel, by pid."""
         return dict(self._stuck)
 
     def stop_enforcing(self) -> None:
-        """The workers are being stopped: enforce nothing from now on."""
+        """Enforce nothing from now on: the workers are being stopped."""
         self._stuck_watch = None
         if self._watchdog is not None:
             self._watchdog.stop_enforcing()
@@ -160,7 +160,7 @@ def monitor_for(
     grace: float = 30.0,
     report: Report | None = None,
 ) -> WorkerMonitor | None:
-    """The monitor that an agent's environment asks for; None if it asks for none.
+    """Create the monitor that an agent's environment requests; None if it requests none.
 
     Args:
         environment: the agent's own environment.
@@ -169,7 +169,7 @@ def monitor_for(
         run_id, grace, report: see `WorkerMonitor`.
 
     Raises:
-        UserError: the pipe cannot be created; says why.
+        UserError: the pipe cannot be created; the message says why.
     """
     path = None
     if environment.get(ENABLE_VARIABLE) == "1":
@@ -182,7 +182,7 @@ def monitor_for(
 
 
 def uninterruptible_timeout(environment: Mapping[str, str]) -> float:
-    """The variable's seconds in uninterruptible sleep that make a worker unhealthy; 0 for off, or if it is invalid."""
+    """Read the variable: seconds in uninterruptible sleep that make a worker unhealthy; 0 if off or invalid."""
     try:
         seconds = float(environment.get(UNINTERRUPTIBLE_VARIABLE, "0"))
     except ValueError:
@@ -199,9 +199,9 @@ def uninterruptible_timeout(environment: Mapping[str, str]) -> float:
 
 
 class TimerExpiry(NamedTuple):
-    """A timer of a process has expired, `seconds` after its request was read.
+    """A process's timer expired `seconds` after its request was read.
 
-    `signal` is the signal to the process; 0 if the expiry is only reported.
+    `signal` is the signal for the process; 0 only reports the expiry.
     """
 
     pid: int
@@ -222,7 +222,7 @@ class _Timer(NamedTuple):
 
 
 class _TimedProcess(ChildProcess):
-    """A process that has set a timer. Its exit status goes to its parent, not to us."""
+    """A process that set a timer. Its parent, not we, gets its exit status."""
 
     def _exit_status(self) -> ExitStatus:
         return ExitStatus(final=True, code=None)
@@ -232,8 +232,8 @@ class Watchdog:
     """The server of one pipe.
 
     Args:
-        path: the path of the pipe; a file of that name is replaced.
-        may_kill: whether the process with a pid belongs to this job; called once for each, while it runs.
+        path: the path of the pipe; replaces a file with that name.
+        may_kill: whether the process with a pid belongs to this job; called once per process, while it is running.
         run_id: the job's id, for the log.
         grace: seconds from a signal other than SIGKILL to SIGKILL.
         report: called with one of the names above, and the timer if there is one.
@@ -241,7 +241,7 @@ class Watchdog:
         wall: returns epoch seconds, which clients use for timers.
 
     Raises:
-        UserError: the pipe cannot be created; says why.
+        UserError: the pipe cannot be created; the message says why.
     """
 
     def __init__(
@@ -265,14 +265,14 @@ class Watchdog:
         self._wall = wall
         self._requests = RequestReader()
         self._timers: dict[int, dict[str, _Timer]] = {}
-        """By pid and name."""
+        """Timers by pid and name."""
         self._processes: dict[int, _TimedProcess] = {}
-        """Processes that have set timers and may be killed; ended ones are removed when another is admitted."""
+        """Processes that set timers and may be killed; ended processes are removed when another one is admitted."""
         self._stops: dict[int, Stop] = {}
         self._warnings = 0
         self._enforcing = True
         self.client_seen = False
-        """Whether any request has arrived."""
+        """Whether any request arrived."""
         self._report_event(STARTED)
 
     def fds(self) -> list[int]:
@@ -285,7 +285,7 @@ class Watchdog:
         return min([*due, *(stop.wake_at() for stop in self._stops.values())], default=math.inf)
 
     def step(self) -> list[TimerExpiry]:
-        """Do what is due. Returns the expired timers, each once; for each process, first the timer that ends it."""
+        """Do what is due. Returns each expired timer once; per process, first the timer that ends it."""
         if self._fifo.fd < 0:
             return []
         self._stops = {pid: stop for pid, stop in self._stops.items() if not stop.step()}
@@ -294,7 +294,7 @@ class Watchdog:
         return [expiry for pid in list(self._timers) for expiry in self._expire(pid, now)] if self._enforcing else []
 
     def stop_enforcing(self) -> None:
-        """The workers are being stopped: from now on, read requests but let no timer expire."""
+        """Keep reading requests, but let no timer expire from now on: the workers are being stopped."""
         self._enforcing = False
 
     def close(self) -> None:
@@ -322,12 +322,12 @@ class Watchdog:
             if request.expiration_time < 0:
                 self._timers.get(pid, {}).pop(request.scope_id, None)
             elif pid not in self._stops and self._admit(pid):
-                # A request may be read after its timer has expired.
+                # A request might be read after its timer expired.
                 expiry = TimerExpiry(pid, request.scope_id, max(0.0, seconds), request.signal)
                 self._timers.setdefault(pid, {})[request.scope_id] = _Timer(request, now + seconds, expiry)
 
     def _admit(self, pid: int) -> bool:
-        """Whether a process that sets a timer runs and belongs to this job."""
+        """Whether a process that sets a timer is running and belongs to this job."""
         process = self._processes.get(pid)
         if process is not None and process.poll() is None:
             return True
@@ -336,7 +336,7 @@ class Watchdog:
             self._timers.pop(ended, None)
         try:
             process = _TimedProcess(open_process(pid))
-        except ProcessLookupError:  # it has ended, and its timers with it
+        except ProcessLookupError:  # it ended, and so did its timers
             return False
         except OSError as error:
             if self._may_warn():
@@ -379,7 +379,7 @@ class Watchdog:
         log.error("Reaping worker_pid=[%d] by %s: %s", pid, signal_name(number), deadly.expiry.why)
         if number == SIGKILL and has_signal_handler(
             pid, SIGABRT
-        ):  # faulthandler has one, and shows the stacks of all threads
+        ):  # faulthandler installs one, and shows the stacks of all threads
             number, grace = SIGABRT, STACKS_TIMEOUT
         self._stops[pid] = Stop({pid: process}, NoSweep(), number, grace, clock=self._clock)
         del self._timers[pid]
@@ -390,14 +390,14 @@ class Watchdog:
         if self._report is not None:
             try:
                 self._report(name, request)
-            except Exception:  # a user's handler must not keep timers from being enforced
+            except Exception:  # a user's handler must not keep timers from expiring
                 log.exception("the watchdog's %r could not be reported", name)
 
 
 class _NamedPipe:
     """A named pipe that is created, read without blocking, and removed.
 
-    It is also open for writing, so that it neither ends nor becomes readable when a client closes its end.
+    Also open for writing here, so that it neither ends nor becomes readable when a client closes its end.
     """
 
     def __init__(self, path: str) -> None:
@@ -417,7 +417,7 @@ class _NamedPipe:
         self._identity = made.st_dev, made.st_ino
 
     def read(self) -> bytes:
-        """Everything that was in the pipe at the call, and not much more, however fast a client writes."""
+        """Read everything that is in the pipe now, and not much more, however fast a client writes."""
         parts, left = [], self._size
         with contextlib.suppress(BlockingIOError):
             while left > 0:
@@ -435,7 +435,7 @@ class _NamedPipe:
 
 
 def is_descendant(pid: int, roots: Collection[int]) -> bool:
-    """Whether a process is one of `roots`, a descendant of one, or in a session that one leads."""
+    """Whether a process is one of `roots`, a descendant of one, or in a session led by one."""
     at = pid
     for _ in range(_MAX_DEPTH):
         if at in roots:
@@ -455,7 +455,7 @@ def is_descendant(pid: int, roots: Collection[int]) -> bool:
 class UninterruptibleSleep(NamedTuple):
     """One uninterruptible sleep of one process.
 
-    `started` (see `ProcessStat`) and `switches`, the number of its context switches, distinguish it from any other.
+    `started` (see `ProcessStat`) and `switches`, the number of its context switches, distinguish it from all others.
     `where` is the kernel function in which it sleeps; empty if unknown.
     """
 
@@ -481,7 +481,7 @@ class StuckProcess(NamedTuple):
 
 
 class _SleepRecord(NamedTuple):
-    """A sleep, its start in seconds on the monotonic clock, and the number of polls that saw it."""
+    """A sleep, when it started in seconds on the monotonic clock, and how many polls saw it."""
 
     sleep: UninterruptibleSleep
     since: float
@@ -489,7 +489,7 @@ class _SleepRecord(NamedTuple):
 
 
 class SleepTracker:
-    """Tracks which processes sleep since when; `minimum` seconds of one sleep make a process stuck. Pure."""
+    """Tracks which processes have slept since when; `minimum` seconds in one sleep make a process stuck. Pure."""
 
     def __init__(self, minimum: float) -> None:
         self._minimum = minimum
@@ -498,10 +498,10 @@ class SleepTracker:
     def update(
         self, now: float, sleeps: Mapping[int, UninterruptibleSleep]
     ) -> tuple[list[StuckProcess], list[StuckProcess]]:
-        """Take the result of a poll at `now`, in seconds on the monotonic clock: the sleeps, by pid.
+        """Process a poll's result at `now`, in seconds on the monotonic clock: the sleeps by pid.
 
         Returns:
-            Processes whose sleep is seen for the second time, and processes that are stuck.
+            Processes whose sleep was seen for the second time, and processes that are stuck.
         """
         again, stuck, since = [], [], {}
         for pid, sleep in sleeps.items():
@@ -520,7 +520,7 @@ class SleepTracker:
 
 
 class SleepMonitor:
-    """Polls workers: the kernel has no notification of a process's state. For `minimum` see `SleepTracker`."""
+    """Polls workers, because the kernel does not notify of a process's state. For `minimum` see `SleepTracker`."""
 
     def __init__(self, minimum: float) -> None:
         self._sleepers = SleepTracker(minimum)
@@ -532,7 +532,7 @@ class SleepMonitor:
         return self._poll_at
 
     def step(self, now: float, pids: Collection[int]) -> list[StuckProcess]:
-        """Poll the workers if it is time. Returns those that are stuck."""
+        """Poll the workers if it is time. Returns those that are stuck in the kernel."""
         if now < self._poll_at:
             return []
         self._poll_at = now + self._every
@@ -548,7 +548,7 @@ class SleepMonitor:
 
 
 def uninterruptible_sleep_of(pid: int) -> UninterruptibleSleep | None:
-    """The uninterruptible sleep of a process's main thread; None if it is in none, or does not exist."""
+    """The uninterruptible sleep of a process's main thread; None if it is in none or does not exist."""
     stat = read_stat(pid)
     if stat is None or stat.state != "D":
         return None

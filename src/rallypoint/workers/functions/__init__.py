@@ -5,6 +5,6 @@
     forked     start method fork: a copy of the agent
 
 Workers of spawn and forkserver are new processes below the reaper, which finds everything that they leave. (torch forks
-the latter from a server; here each imports the main module itself.) Workers of fork are below the agent, which does not
-find processes that have left the worker's session and lost their parents.
+forkserver workers from a server; here each imports the main module itself.) Workers of fork are below the agent, which
+cannot find processes that left the worker's session and lost their parents.
 """

@@ -2,8 +2,8 @@
 
 Laws:
 
-1. Anything that cannot be passed to a worker is found before any worker is started.
-2. A worker has succeeded when it has exited with 0 and its return value has arrived.
+1. An object that cannot be passed to a worker is found before any worker starts.
+2. A worker succeeded if it exited with 0 and its return value arrived.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FunctionContext(PContext):
     """Workers that call a function, started with `ProcessOptions.start_method`. `fork` needs no reaper.
 
     Raises:
-        UserError: there is no such start method.
+        UserError: the start method is unknown.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class FunctionContext(PContext):
 
 
 def _command() -> list[str]:
-    """A command that runs `worker.main`, with the interpreter that multiprocessing would use."""
+    """The command that runs `worker.main` with the interpreter that multiprocessing would use."""
     path, package = list(map(str, sys.path)), __name__.rpartition(".")[0]
     program = f"import sys; sys.path[:] = {path!r}; from {package}.worker import main; main()"
     flags: list[str] = getattr(util, "_args_from_interpreter_flags", list)()

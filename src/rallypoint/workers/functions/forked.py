@@ -2,15 +2,15 @@
 
 The agent is the parent, so the reaper cannot find a worker's leftovers. Instead:
 
-- the kernel ends the worker when the agent's thread that started it ends (PR_SET_PDEATHSIG), if that is the main
-  thread, which lives as long as the agent. Otherwise (and if the kernel has no such call) a thread of the worker waits
-  for the agent's end;
-- a stop ends all processes below the workers and in their sessions. It does not find processes that have left their
-  session and lost their parents. If the agent gets SIGKILL, the workers' children are not found either.
+- if the agent's main thread started the worker, the kernel ends the worker with that thread (PR_SET_PDEATHSIG), which
+lives as long as the agent. Otherwise, or if the kernel lacks this call, a thread in the worker waits for the agent to
+end;
+- a stop ends all processes below the workers and in their sessions. It cannot find processes that left their session
+and lost their parents. If the agent gets SIGKILL, the workers' children are not found either.
 
-The agent has threads (it pumps output, it may serve a store). In the copy they do not exist, and a lock that one of
-them had at that moment is never released. So a function that needs anything that other threads of the agent's process
-had open must use another start method. The copy keeps the agent's descriptors open until it ends.
+The agent has threads that pump output and perhaps serve a store. They do not exist in the copy, and a lock that one of
+them holds during the fork is never released there. So a function that needs what other threads of the agent have open
+must use another start method. The copy keeps the agent's descriptors open until it ends.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from rallypoint.workers.reaper.protocol import open_null
 from rallypoint.workers.stop import NoSweep, kill_trees
 
 _PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)  # here: loading it in a copy of a process with threads may hang
+_libc = ctypes.CDLL(None, use_errno=True)  # loaded here: in a copy of a process with threads, loading might hang
 
 
 class ForkedProcess(ChildProcess):
-    """A worker that is a copy of this process. It is reaped on release, so that its session stays its own."""
+    """A worker that is a copy of this process. It is reaped on release, so that its session id is not reused."""
 
     def __init__(
         self,
@@ -57,14 +57,15 @@ class ForkedProcess(ChildProcess):
         cpus: Collection[int],
         ignored: Collection[int] = (),
     ) -> None:
-        """Start it; it puts the result of `function(*args)` into the payload. The rest is as in `ReaperClient.spawn`.
+        """Start the worker, which writes the result of `function(*args)` into the payload. Otherwise like
+        `ReaperClient.spawn`.
 
-        It starts with the signals `ignored` ignored.
+        The worker initially ignores the signals `ignored`.
 
         Raises:
-            RallypointError: this machine has no room for another process.
+            RallypointError: this machine has no resources for another process.
         """
-        # None of our handlers may run in the copy.
+        # Let none of our handlers run in the copy.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             is_main = threading.current_thread() is threading.main_thread()
@@ -88,8 +89,8 @@ class ForkedProcess(ChildProcess):
 
     def _exit_status(self) -> ExitStatus:
         try:
-            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # does not reap
-        except OSError:  # multiprocessing has already reaped it, and knows the code
+            found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # this does not reap
+        except OSError:  # multiprocessing already reaped it, and knows the code
             return ExitStatus(True, self._process.exitcode)
         if found is None:
             return ExitStatus(False, None)
@@ -103,13 +104,13 @@ class ForkedProcess(ChildProcess):
 
 
 class ForkedSweep(NoSweep):
-    """Ends forked workers and their leftovers, as far as /proc shows them; then nothing is left to wait for."""
+    """Ends forked workers and their leftovers as far as /proc shows them; then nothing is left to wait for."""
 
     def __init__(self, processes: Collection[ChildProcess]) -> None:
         self._processes = processes
 
     def begin(self, seconds: float = 0.0, spared: Collection[int] = ()) -> None:
-        """End them, with this many seconds between SIGTERM and SIGKILL; all that can be found is gone on return."""
+        """End all that can be found before returning, with this many seconds between SIGTERM and SIGKILL."""
         kill_trees(self._processes, [process.pid for process in self._processes if process.fileno() >= 0], seconds)
 
 
@@ -121,7 +122,7 @@ def _pid(process: BaseProcess) -> int:
 def _handle(process: BaseProcess) -> ProcessHandle:
     try:
         return open_process(_pid(process))
-    except ProcessLookupError:  # it has been reaped already
+    except ProcessLookupError:  # it was already reaped
         return ProcessHandle(_pid(process), always_readable())
     except OSError:
         process.kill()
@@ -130,7 +131,7 @@ def _handle(process: BaseProcess) -> ProcessHandle:
 
 
 def _become_worker(guard: Callable[[], None], mask: Sequence[int], stdout: int | None, stderr: int | None) -> None:
-    """Initialize a copy; `guard` makes sure that it is killed when the agent is gone."""
+    """Initialize a copy; `guard` ensures that it is killed when the agent is gone."""
     os.setsid()
     guard()
     signal.set_wakeup_fd(-1)
@@ -142,7 +143,7 @@ def _become_worker(guard: Callable[[], None], mask: Sequence[int], stdout: int |
     sys.stdout = _redirect(1, stdout, sys.stdout)
     sys.stderr = _redirect(2, stderr, sys.stderr)
     null = open_null()
-    if null != 0:  # multiprocessing may have closed it
+    if null != 0:  # multiprocessing might have closed it
         os.dup2(null, 0)
         os.close(null)
 
@@ -158,9 +159,9 @@ def _apply_environment(environ: Mapping[str, str], cpus: Collection[int]) -> Non
 
 
 def _redirect(target: int, fd: int | None, stream: TextIO) -> TextIO:
-    """Replace a standard descriptor, if one is given. Returns the unbuffered stream that writes to it.
+    """Replace a standard descriptor if `fd` is set. Returns the unbuffered stream that writes to it.
 
-    A replacement of the stream in the agent's process (by a notebook or a test) is not used in the worker.
+    If the agent's process replaced the stream (in a notebook or a test), the worker does not use the replacement.
     """
     if fd is None:
         return stream
@@ -187,7 +188,7 @@ def _die_with_main_thread(agent: int) -> None:
 
 def _die_with_agent(agent: int) -> None:
     handle = open_process(agent)
-    if os.getppid() != agent:  # the handle may be another process's
+    if os.getppid() != agent:  # the handle might be another process's
         os.kill(os.getpid(), signal.SIGKILL)
 
     def wait() -> None:

@@ -1,14 +1,14 @@
-"""A worker that is a function: its payload, which is the call that it receives and the value that it returns, from both
-sides; and the program in the worker's process.
+"""A worker that is a function: both sides of its payload (the call that it receives and the value that it returns), and
+the program in the worker's process.
 
-A payload is a file in memory, which the worker has too. The agent writes the call into it. The worker reads the call,
-and replaces it with the return value and then a footer. So a value of any size is there when the worker ends, neither
-side waits for the other, and there is no file to remove.
+A payload is a file in memory, shared with the worker. The agent writes the call into it. The worker reads the call, and
+replaces it with the return value and a footer. So a value of any size is available when the worker ends, neither side
+waits for the other, and no file must be removed.
 
 Laws:
 
 1. A value without a footer was not returned.
-2. When the function is called, its process is like that of a program: with its own session, environment, outputs and
+2. When the function is called, its process is like a program's: with its own session, environment, outputs and
    processors, no standard input, and `record` around it.
 """
 
@@ -32,18 +32,18 @@ from rallypoint.workers.reaper.protocol import open_null
 
 FOOTER = b"\0rallypoint: returned"
 MAX_DESCRIPTORS = 200
-"""Descriptors in one message; the kernel allows 253."""
+"""Maximum descriptors per message; the kernel permits 253."""
 
 _NAMES = {"spawn": "SpawnProcess", "forkserver": "ForkServerProcess"}
-"""The names that multiprocessing gives its processes."""
+"""Names that multiprocessing gives its processes."""
 
 
 class NothingReturned(RallypointError):
-    """A worker has exited with 0 without a value, or with one that cannot be read. The text says which."""
+    """A worker exited with 0 without a value, or with one that cannot be read. The message says which."""
 
 
 class Payload:
-    """One payload, from the agent's side."""
+    """One payload, on the agent's side."""
 
     def __init__(self) -> None:
         from rallypoint.base.kernel import memory_file
@@ -61,16 +61,16 @@ class Payload:
         """Write the call.
 
         Args:
-            main_module: what the worker needs to unpack the function; see `main_module_of`.
+            main_module: what the worker needs to unpickle the function; see `main_module_of`.
             function, args: the call.
 
         Raises:
-            UserError: a part of it cannot be pickled.
+            UserError: a part of the call cannot be pickled.
         """
         body = io.BytesIO()
         gathering = _DescriptorCollector()
         former = get_spawning_popen()
-        set_spawning_popen(gathering)  # locks, queues and descriptors can be pickled for a new process only
+        set_spawning_popen(gathering)  # locks, queues and descriptors can be pickled only for a new process
         try:
             ForkingPickler(body).dump(main_module)
             ForkingPickler(body).dump((function, tuple(args)))
@@ -89,7 +89,7 @@ class Payload:
         write_all(self.fd, body.getvalue())
 
     def worker_channel(self) -> socket:
-        """The worker's end of a connection with all descriptors that the worker needs."""
+        """The worker's end of a connection that contains all descriptors that the worker needs."""
         ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         with ours:
             sent = [self.fd, *self._descriptors]
@@ -99,10 +99,10 @@ class Payload:
         return theirs
 
     def result(self) -> Any:
-        """The value that the worker returned, once it has ended.
+        """Return the worker's value after it ended.
 
         Raises:
-            NothingReturned: there is none, or it cannot be read in this process.
+            NothingReturned: the worker returned no value, or it cannot be read in this process.
         """
         if not self._opened:
             if self.fd < 0:
@@ -122,23 +122,24 @@ class Payload:
         return self._value
 
     def close(self) -> None:
-        """Release the file. Idempotent; a value that was read stays available."""
+        """Release the file. Idempotent. Values read before stay available."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
 
 def main_module_of(function: Callable[..., Any], method: str, local_rank: int) -> dict[str, Any]:
-    """multiprocessing's description of the main module, `sys.path` and `sys.argv`, for a worker that calls a function.
+    """Get multiprocessing's description of the main module, `sys.path` and `sys.argv` for a worker that calls a
+    function.
 
     Args:
         function: that function.
         method: the start method of the worker, and the default for processes that it starts itself.
-        local_rank: which worker.
+        local_rank: the worker.
     """
     found = {**spawn.get_preparation_data(f"{_NAMES[method]}-{local_rank + 1}"), "start_method": method}
     if str(getattr(function, "__module__", "")).startswith("rallypoint."):
-        # Our own functions need nothing from our own main module.
+        # Our own functions do not need our own main module.
         found.pop("init_main_from_name", None)
         found.pop("init_main_from_path", None)
     return found
@@ -152,18 +153,18 @@ def write_all(fd: int, *pieces: bytes) -> None:
 
 
 class ReceivedDescriptor(popen_spawn_posix._DupFd):
-    """A descriptor in a payload, as its position among the descriptors that were sent with the payload."""
+    """A descriptor in a payload: its position among the descriptors sent with the payload."""
 
     available: tuple[int, ...] = ()
-    """In a worker: the received descriptors."""
+    """The received descriptors, in a worker."""
 
     def detach(self) -> int:
-        """The descriptor, which the caller then owns."""
+        """Return the descriptor, which the caller then owns."""
         return os.dup(self.available[self.fd])
 
 
 class _DescriptorCollector(popen_spawn_posix.Popen):
-    """Replaces the process that multiprocessing is starting, and collects the descriptors for it."""
+    """Collects the descriptors for a new process, in place of the process that multiprocessing is starting."""
 
     DupFd = ReceivedDescriptor
 
@@ -171,7 +172,7 @@ class _DescriptorCollector(popen_spawn_posix.Popen):
         self.descriptors: list[int] = []
 
     def duplicate_for_child(self, fd: int) -> int:
-        """Note a descriptor. Returns its substitute for pickling."""
+        """Record a descriptor. Returns its substitute for pickling."""
         self.descriptors.append(fd)
         return len(self.descriptors) - 1
 
@@ -191,20 +192,20 @@ def main() -> None:
 
 
 def call(function: Callable[..., Any], args: Sequence[Any], payload: int) -> None:
-    """Call the function, and put its result into the payload. `sys.exit(0)` returns None."""
+    """Call the function, and write its result into the payload. `sys.exit(0)` returns None."""
     try:
         value = function(*args)
     except SystemExit as leave:
         if leave.code not in (0, None):
             raise
         value = None
-    # A plain pickle: objects that multiprocessing's own pickler passes by reference would disappear with this process.
+    # Use a plain pickle: objects that multiprocessing's pickler passes by reference would disappear with this process.
     write_all(payload, pickle.dumps(value, pickle.HIGHEST_PROTOCOL), FOOTER)
 
 
 def _prepare_main_module(preparation: dict[str, Any]) -> None:
-    """Set up the main module and the paths of the launching process, like multiprocessing."""
-    # While this is set, multiprocessing refuses to start processes at the top level of the main module.
+    """Set up the main module and paths of the launching process, as multiprocessing does."""
+    # While this is set, multiprocessing refuses to start processes at the main module's top level.
     me: Any = process.current_process()
     me._inheriting = True
     try:
@@ -239,7 +240,7 @@ def _received(channel: socket) -> list[int]:
 
 
 def run_script_path(training_script: str, *training_script_args: str) -> None:
-    """Run a script in this process, as its main program: the function of `--run-path` (contract section 1.7)."""
+    """Run a script in this process as its main program: the function of `--run-path` (contract section 1.7)."""
     import runpy
 
     sys.argv = [training_script, *training_script_args]

@@ -1,1 +1,1 @@
-"""The output of workers: log folders, redirection, tee, prefixes and the relay to the console."""
+"""Workers' output: log folders, redirection, tee, prefixes and the relay to the console."""

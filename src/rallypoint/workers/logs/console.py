@@ -1,15 +1,15 @@
-"""The agent's own standard output and standard error, as sinks to which many workers write.
+"""The agent's standard output and standard error, as sinks to which many workers write.
 
 Laws:
 - the descriptors are duplicates, so that no other code can close or reuse them;
-- if both lead to the same terminal, pipe or file, they are one sink, with one line scheduler;
-- everything there, workers' lines and lines of our own log, is written under `ConsoleSink.output_lock`;
-- a console that fails (closed, disk full) loses the bytes that could not be written, and nothing else;
+- if both lead to the same terminal, pipe or file, they share one sink and one line scheduler;
+- all output, workers' lines and our own log lines, is written under `ConsoleSink.output_lock`;
+- a console that fails (closed, disk full) loses only the bytes that could not be written;
 - nothing is lost, changed or reordered within one stream;
-- output is written as soon as it may be: a prompt or a progress bar does not wait for a newline;
-- a stream with an unfinished line keeps the console until its newline. Another stream gets the console only if the
-  first has been silent for `MAX_SILENCE` seconds, or has kept the other waiting for `MAX_WAIT` seconds, or when workers
-  have ended, whose last output does not wait (`flush`);
+- output is written as soon as possible: a prompt or a progress bar does not wait for a newline;
+- a stream with an unfinished line keeps the console until its newline. Another stream gets the console only after the
+first is silent for `MAX_SILENCE` seconds or makes the other wait for `MAX_WAIT` seconds, or when workers end, whose
+last output does not wait (`flush`);
 - no stream starves: while others wait, a stream gives up the console at the end of a line.
 """
 
@@ -27,7 +27,7 @@ from rallypoint.base.stderr import STDERR_LOCK, OutputLock
 
 Buffer = bytes | bytearray | memoryview
 
-_MAX_PARTS = min(1024, os.sysconf("SC_IOV_MAX"))  # the kernel's limit for one call
+_MAX_PARTS = min(1024, os.sysconf("SC_IOV_MAX"))  # the kernel's limit per call
 
 S = TypeVar("S", bound=Hashable)
 
@@ -45,7 +45,7 @@ class _Queued:
 class LineScheduler(Generic[S]):
     """Decides which of several sources may write to a shared console. Pure: bytes and `now` in, bytes out.
 
-    Methods that may pass the console on return the output to write, in order.
+    Methods that might pass the console on return the output to write, in order.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class LineScheduler(Generic[S]):
         self._waiting: dict[S, _Queued] = {}  # first come, first served
 
     def write_or_queue(self, source: S, data: bytes, now: float) -> list[tuple[S, bytes]]:
-        """`source` has `data` (not empty) to write."""
+        """Return what to write now that `source` has `data` (not empty) to write."""
         if self.may_write(source):  # like `due_output`, but without a copy
             self.wrote(source, data.endswith(b"\n"), now)
             return [(source, data)]
@@ -66,17 +66,17 @@ class LineScheduler(Generic[S]):
         return self.due_output(now)
 
     def may_write(self, source: S) -> bool:
-        """Whether `source` may write at once, and then call `wrote`."""
+        """Whether `source` may write at once. It then calls `wrote`."""
         return not self._waiting and self._holder in (None, source)
 
     def wrote(self, source: S, ends: bool, now: float) -> None:
-        """`source` has written at once; `ends` if this ended a line."""
+        """Note that `source` wrote at once; `ends` if this ended a line."""
         if self._holder is None:
             self._held_since = now
         self._note_output(source, ends, now)
 
     def due_output(self, now: float) -> list[tuple[S, bytes]]:
-        """The output to write at `now`. Call it when `deadline` has passed."""
+        """The output to write at `now`. Call this once `deadline` passes."""
         out: list[tuple[S, bytes]] = []
         while self._waiting:
             deadline = self.deadline()
@@ -90,7 +90,7 @@ class LineScheduler(Generic[S]):
         return out
 
     def flush(self) -> list[tuple[S, bytes]]:
-        """All waiting output; no source keeps the console."""
+        """Take all waiting output; no source keeps the console."""
         out = []
         if self._holder is not None and (own := self._waiting.pop(self._holder, None)):
             out.append((self._holder, bytes(own.data)))
@@ -114,19 +114,19 @@ class LineScheduler(Generic[S]):
         data = bytes(self._waiting.pop(source).data)
         whole = data.rfind(b"\n") + 1
         if whole and self._waiting and whole < len(data):
-            self._waiting[source] = _Queued(data[whole:], now)  # the next line, behind the sources that already wait
+            self._waiting[source] = _Queued(data[whole:], now)  # the next line waits behind older sources
             data = data[:whole]
         self._note_output(source, data.endswith(b"\n"), now)
         return data
 
     def _note_output(self, source: S, ends: bool, now: float) -> None:
-        """`source` writes, and keeps the console unless this ends a line."""
+        """Note that `source` writes, and keeps the console unless this ends a line."""
         self._holder = None if ends else source
         self._last_bytes = now
 
 
 class Chunk(NamedTuple):
-    """Bytes in several parts, so that a part of a buffer needs no copy; `ends`: whether they end a line."""
+    """Bytes in several parts, so that part of a buffer is not copied; `ends`: whether they end a line."""
 
     parts: list[Buffer]
     ends: bool
@@ -136,21 +136,21 @@ class Chunk(NamedTuple):
 
 
 class ConsoleStream:
-    """One worker's standard output (0) or standard error (1) on a sink. For the sink's thread only."""
+    """A worker's standard output (0) or standard error (1) on a sink. For the sink's thread only."""
 
     def __init__(self, sink: ConsoleSink, end: int) -> None:
         self.fd = sink.fds[-end]
-        """None if it is closed."""
+        """None once closed."""
         self._line_scheduler = sink.scheduler
         self._output_lock = sink.output_lock
 
     def write_or_queue(self, data: bytes, now: float) -> None:
-        """Write `data` at once, or when the line scheduler allows it."""
+        """Write `data` at once, or when the line scheduler permits it."""
         if data:
             write_all(self._line_scheduler.write_or_queue(self, data, now))
 
     def write_or_queue_chunk(self, chunk: Chunk, now: float) -> None:
-        """Write a chunk (not empty) like `write_or_queue`, without a copy if it may be written at once."""
+        """Write a chunk (not empty) like `write_or_queue`, without a copy if it is written at once."""
         if self._line_scheduler.may_write(self):
             self._line_scheduler.wrote(self, chunk.ends, now)
             self.write(*chunk.parts)
@@ -161,7 +161,7 @@ class ConsoleStream:
         return self._line_scheduler.backlog(self)
 
     def write(self, *parts: Buffer) -> None:
-        """Write all parts in order, as slowly as the console accepts them. Never raises."""
+        """Write all parts in order, however slowly the console accepts them. Never raises."""
         if self.fd is None:
             return
         left: list[Buffer] = list(parts)
@@ -189,8 +189,8 @@ class ConsoleSink:
     """One terminal, pipe or file that shows many workers. For one thread.
 
     Args:
-        fds: descriptors that lead to it, which it owns; None for a closed one.
-        lock: the lock for all writes there; None if there is no other writer.
+        fds: its descriptors, which it owns; None for a closed one.
+        lock: the lock for all writes to it; None if it has no other writer.
     """
 
     def __init__(self, *fds: int | None, lock: OutputLock | None = None) -> None:
@@ -207,7 +207,7 @@ class ConsoleSink:
 
 
 def open_sinks(stdout: int, stderr: int) -> list[ConsoleSink]:
-    """The sinks of two descriptors of this process, normally 1 and 2, which may be closed: one for both or each."""
+    """Create sinks for two descriptors of this process, normally 1 and 2, which may be closed: one, or one each."""
     out, err = _duplicate(stdout), _duplicate(stderr)
     lock = STDERR_LOCK if stderr == 2 else None
     same = out is not None and err is not None and os.path.sameopenfile(out, err)
@@ -215,13 +215,13 @@ def open_sinks(stdout: int, stderr: int) -> list[ConsoleSink]:
 
 
 def write_all(chunks: list[tuple[ConsoleStream, bytes]]) -> None:
-    """Write the output of `LineScheduler`, in order."""
+    """Write the `LineScheduler`'s output in order."""
     for stream, data in chunks:
         stream.write(data)
 
 
 def _after(parts: list[Buffer], written: int) -> list[Buffer]:
-    """The rest of the parts behind `written` bytes."""
+    """The rest of the parts after `written` bytes."""
     for number, part in enumerate(parts):
         if written < len(part):
             return [memoryview(part)[written:], *parts[number + 1 :]]

@@ -1,10 +1,10 @@
-"""The end of a worker's output, in the form that the report needs. Imported once workers run: no start waits for it.
+"""Extracts the end of a worker's output for the report. Imported after workers start: no start waits for it.
 
 Laws:
-- it has `TAIL_SIZE` bytes at most;
-- a long line loses its middle, so that it does not displace all others;
-- a traceback that may have ended the program but is not among the last lines stands before them, with a line `[...]`
-  between: libraries that are destroyed after an exception may write megabytes.
+- the end has at most `TAIL_SIZE` bytes;
+- a long line loses its middle, so that it does not displace other lines;
+- a traceback that may have ended the program, but is not among the last lines, is put before them with a line `[...]`
+between. Libraries that are destroyed after an exception can write megabytes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import os
 from contextlib import suppress
 
 TAIL_SIZE = 64 * 1024
-"""Bytes of each of a worker's streams that the report uses."""
+"""Bytes per stream of a worker that the report uses."""
 _MAX_LINE = 4 * 1024
-"""Bytes of a line that are kept."""
+"""Maximum bytes per line."""
 _HEADING = b"Traceback (most recent call last)"
 _OUTERMOST = b"<module>", b"_run_module_as_main"
-"""Functions that are in the first frame of an exception that has ended a program, however this is drawn."""
+"""Functions in the first frame of an exception that ended a program, however the traceback is drawn."""
 _TRACEBACK_SIZE, _ABOVE = 24 * 1024, 4 * 1024
-"""Bytes of a traceback that are kept, and how many of them are above its heading, for its earlier exceptions."""
+"""Maximum bytes of a traceback, and how many of them may precede its heading, for earlier exceptions."""
 _BLOCK, _SEARCHED = 1024 * 1024, 8 * 1024 * 1024
 """Bytes of a file to read at once, and bytes at its end to search for a traceback."""
 _GAP = b"\n[...]\n"
@@ -41,20 +41,19 @@ def end_of_file(path: str) -> bytes:
 
 
 def shortened(data: bytes, traceback: bytes = b"") -> tuple[bytes, bytes]:
-    """Two parts of the data: the last traceback before the end that may have ended the program (or the given one), and
-    the end.
-    """
+    """Split the data: the last traceback before the end that may have ended the program (or the given one), and the
+    end."""
     data = _without_long_middles(data)
     return _last_of_a_program(data, max(0, len(data) - TAIL_SIZE)) or traceback, data[-TAIL_SIZE:]
 
 
 def joined(traceback: bytes, data: bytes) -> bytes:
-    """Both results of `shortened` in one."""
+    """Join both results of `shortened`."""
     return traceback + _GAP + data[len(traceback) + len(_GAP) - TAIL_SIZE :] if traceback else data
 
 
 def _last_of_a_program(data: bytes, end: int) -> bytes:
-    """The last traceback that begins before `end` and in a program's first frame; empty if there is none."""
+    """The last traceback before `end` whose first frame can be a program's; empty if none."""
     at = data.rfind(_HEADING, 0, end + len(_HEADING) - 1)
     while at >= 0:
         head = b"\n".join(data[at : at + 500].split(b"\n", 3)[:3])

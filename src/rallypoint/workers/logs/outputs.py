@@ -1,4 +1,4 @@
-"""Directs the output of workers, from the first line of a run to its last.
+"""Directs the output of workers, from a run's first line to its last.
 
 The path of a stream depends on the log specs (contract section 6.4):
 
@@ -8,22 +8,21 @@ The path of a stream depends on the log specs (contract section 6.4):
                  output
     hidden       (local rank filtered out) the same, but nothing is shown
 
-A thread for each console (`Pump`) forwards the output that passes through this process, and sleeps while there is none.
-It lives as long as the run: a start of workers adds its relays and files, and the end of these workers removes them.
-Laws:
+One thread per console (`Pump`) forwards the output that passes through this process, and sleeps while there is none. It
+lives as long as the run. Each start of workers adds relays and files; the workers' end removes them. Laws:
 
 - a worker that dies leaves nothing unread: `last_lines` is complete as soon as the worker is dead, and
   `WorkerConsole.end` shows everything that dead workers wrote;
-- a grandchild that keeps a pipe open, or a slow console, delays `end` by `CLOSE_TIMEOUT` at most, a console that nobody
-  reads hardly at all. The rest is shown when the console accepts it;
-- the thread waits in one place for pipes, pseudo-terminals, changes of followed files and requests of other threads;
+- a grandchild that keeps a pipe open, or a slow console, delays `end` by at most `CLOSE_TIMEOUT`. A console that nobody
+reads hardly delays it: the rest is shown when the console accepts output again;
+- the thread waits in one place for pipes, pseudo-terminals, changes in followed files and requests from other threads;
 - from `Pump.add` to `Pump.end`, the thread owns its sources: it alone waits for them, shows them and closes them;
-- a source whose bytes wait is not read further, so that memory stays bounded and the worker writes at the console's
-  pace. However much dead workers have left, the others are shown meanwhile;
-- no console or file ends the thread before `close`; then the rest of all output is forwarded;
+- a source with waiting bytes is not read further, so memory stays bounded, and the worker writes at the console's pace.
+Other workers are shown meanwhile, however much dead workers left;
+- no console or file can end the thread before `close`, which forwards all remaining output;
 - if a console is a pipe without a reader, its workers get EPIPE (and SIGPIPE, unless they ignore it, as Python does) at
   their next write, as without us;
-- any thread may read a relay: a thread that learns of a worker's death can read the rest before any other.
+- any thread may read a relay: the first thread that learns of a worker's death can read the rest.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
     from rallypoint.workers.logs.tail import LineFilter
 
     class MergedStream(Protocol):
-        """One worker's stream on a `Merger`; replaces the `ConsoleStream` of a followed file with an empty prefix."""
+        """One worker's stream on a `Merger`, in place of a followed file's `ConsoleStream` with an empty prefix."""
 
         def write_or_queue(self, data: bytes, now: float) -> None: ...
 
@@ -62,17 +61,16 @@ if TYPE_CHECKING:
         def backlog(self) -> int: ...
 
         def relabel(self, prefix: str, rank: int | None = None) -> None:
-            """From now on, start lines that only this worker has written with this prefix; if a rank is given, that is
-            now the worker's global rank.
-            """
+            """Start lines that only this worker wrote with this prefix from now on; a rank replaces its global rank."""
 
     class Merger(Protocol):
-        """Merges lines of several workers, and shows them on one console stream. For the stream's thread."""
+        """Merges lines of several workers and shows them on one console stream. Only the stream's thread may call it.
+        """
 
         def source(self, local_rank: int) -> MergedStream: ...
 
         def write_due(self, now: float) -> None:
-            """Show lines that have waited long enough. Call it at `deadline`."""
+            """Show lines that have waited long enough. Call this at `deadline`."""
 
         def deadline(self) -> float | None: ...
 
@@ -80,20 +78,20 @@ if TYPE_CHECKING:
             """Show all waiting lines."""
 
     Merges = Callable[[ConsoleStream, Mapping[int, int], Mapping[int, str], Sequence[int]], Merger]
-    """Creates a `Merger` from a stream, global ranks and prefixes by local rank, and the local ranks of its writers."""
+    """Creates a `Merger` from a stream, the global ranks and prefixes by local rank, and its writers' local ranks."""
 
 CLOSE_TIMEOUT, _BLOCKED = 5.0, 0.1
-"""Seconds that `WorkerConsole.end` waits for a console that still accepts something; seconds after which a write counts
-as one that nobody reads. `end` does not wait for that, since the loop of the job calls it."""
+"""Seconds that `WorkerConsole.end` waits for a console that still accepts output; seconds until a pending write means
+that nobody reads the console. `end`, called by the job's loop, does not wait for such a console."""
 
 _KEPT = 256 * 1024
-"""Bytes of a stream from which on only its end is kept for the report (`ends.TAIL_SIZE`)."""
+"""Stream size in bytes above which only the end is stored for the report (`ends.TAIL_SIZE`)."""
 
 CAPACITY = 1024 * 1024
-"""The most bytes that a dead worker leaves unread: a pipe that it has made as large as allowed."""
+"""Maximum bytes that a dead worker leaves unread: in a pipe enlarged to the limit."""
 
 _CHUNK = 64 * 1024
-_READ_SLICE = 4 * _CHUNK  # read at once, so that a fast worker wakes us less often
+_READ_SLICE = 4 * _CHUNK  # read many bytes at once, so that a fast worker wakes us less often
 
 BACKLOG = 256 * 1024
 """A source with this many waiting bytes is not read further."""
@@ -102,24 +100,24 @@ SLICE = 1024 * 1024
 """Bytes of one followed file to forward before the next file's turn."""
 
 _FIONREAD = 0x541B
-"""As in `termios`, which is not imported just for this."""
+"""As in `termios`, which is not worth an import."""
 
 POLL = 0.1
-"""Seconds between polls of followed files if there is no inotify."""
+"""Seconds between polls of followed files if inotify is unavailable."""
 
 _logger = get_logger(__name__)
 
 
 class WorkerConsole:
-    """Shows the workers of a run on two descriptors of this process, normally 1 and 2, which may be closed.
+    """Shows a run's workers on two descriptors of this process, normally 1 and 2, which may be closed.
 
-    Opened with the first workers, and kept for all later ones. For one thread at a time, except for `blocked_for`.
+    Opened with the first workers, and reused for all later ones. For one thread at a time, except for `blocked_for`.
     """
 
     def __init__(self, stdout: int = 1, stderr: int = 2) -> None:
         self._descriptors = stdout, stderr
         self._pumps: list[Pump] = []
-        """The pump of standard output first, that of standard error last: one if both lead to the same place."""
+        """The pump of standard output first, that of standard error last: one pump if both lead to the same place."""
         self._is_late = False
         """Whether the last `end` stopped waiting before all output was shown."""
 
@@ -136,22 +134,22 @@ class WorkerConsole:
         """Open the outputs of workers that are about to start, by local rank. Pass each to `end`.
 
         Args:
-            dest: the files, from the log specs.
+            dest: the files chosen by the log specs.
             ranks: the local ranks of these workers.
             prefixes: the prefixes of teed lines by local rank.
-            filters: for standard output and standard error: teed lines that contain one of these texts are also
-                written to the file in `dest`.
-            merges: creates the object that merges teed lines of several workers; None to show each as it comes.
+            filters: for standard output and standard error: texts; teed lines that contain one are also written to the
+                file in `dest`.
+            merges: creates the object that merges teed lines of several workers; None shows each line as it arrives.
             global_ranks: global ranks by local rank, for merged lines.
 
         Raises:
-            UserError: a file cannot be opened, or no descriptor is free; says which and what to do.
+            UserError: a file cannot be opened, or no descriptor is free; the message says what to do.
         """
         outputs = {rank: WorkerOutput(dest.stdouts.get(rank, ""), dest.stderrs.get(rank, "")) for rank in ranks}
         line_filters = []
         try:
             self._pumps = self._pumps or [Pump(sink) for sink in open_sinks(*self._descriptors)]
-            # After a defect, which lost the output of some workers: later workers get a new pump.
+            # Replace pumps that a defect ended, with the loss of some workers' output, for later workers.
             self._pumps = [Pump(pump.sink) if pump.failed else pump for pump in self._pumps]
             both = (dest.tee_stdouts, dest.filtered_stdout), (dest.tee_stderrs, dest.filtered_stderr)
             for end, ((teed, filtered), texts) in enumerate(zip(both, filters, strict=True)):
@@ -186,25 +184,26 @@ class WorkerConsole:
         return outputs
 
     def end(self, outputs: Collection[WorkerOutput]) -> None:
-        """Show all output of these workers, which are dead, and close their outputs here. Idempotent."""
+        """Show all output of these dead workers, and close their outputs here. Idempotent."""
         for output in outputs:
             output.close_worker_ends()
-        # If nobody reads the console, nothing is lost, and nobody waits:
-        #   1. the thread waits in a write, and this request in its queue;
-        #   2. we stop waiting, and other workers are started. Their outputs are queued behind this request; they write
+        # If nobody reads the console, nothing is lost and nothing waits:
+        #   1. the thread waits in a write, and this request waits in its queue;
+        #   2. we stop waiting, and new workers start. Their outputs are queued behind this request, while they write
         #      into their pipes and files;
-        #   3. the console accepts output again. The thread now handles this request, adds the others, and shows both.
+        #   3. the console accepts output again. The thread handles this request, adds the new workers, and shows all
+        #      output.
         requests = list(self._by_pump(outputs))
         for pump, sources in requests:
             pump.post(pump.end, sources)
         self._wait(requests)
 
     def blocked_for(self) -> float:
-        """For how many seconds the console has accepted no output; 0.0 if nothing waits for it."""
+        """Seconds for which the console has accepted no output; 0.0 if no output is waiting."""
         return max((pump.sink.output_lock.blocked_for() for pump in self._pumps), default=0.0)
 
     def close(self) -> None:
-        """Show all output that is left, end the threads and close everything. Idempotent; `open` begins anew."""
+        """Show all remaining output, end the threads and close everything. Idempotent; `open` starts again."""
         pumps, self._pumps = self._pumps, []
         for pump in pumps:
             if pump.thread is None or pump.failed:
@@ -212,9 +211,9 @@ class WorkerConsole:
         stops = [(pump, Sources([], [])) for pump in pumps if pump.thread is not None]
         for pump, sources in stops:
             pump.post(pump.stop, sources)
-        # Wait once, not twice, for a console that accepts nothing:
-        #   1. nobody reads it, so the last `end` has stopped waiting, and the thread still waits to write;
-        #   2. the run has ended: `stop` is queued behind the request of that `end`;
+        # Wait only once for a console that accepts nothing:
+        #   1. nobody reads it, so the last `end` stopped waiting, and the thread is still waiting to write;
+        #   2. the run ends: `stop` is queued behind the request of that `end`;
         #   3. the thread handles both later, and then closes its descriptors itself, if this process lives that long.
         if not self._is_late:
             self._wait(stops)
@@ -223,7 +222,7 @@ class WorkerConsole:
                 pump.thread.join()
 
     def _by_pump(self, outputs: Collection[WorkerOutput]) -> Iterator[tuple[Pump, Sources]]:
-        """The sources in these outputs for each thread, if there are any."""
+        """For each thread, its sources in these outputs, if any."""
         for number, pump in enumerate(self._pumps):
             ends = (number,) if len(self._pumps) == 2 else (0, 1)
             relays = [relay for output in outputs for end in ends if (relay := output.relays[end]) is not None]
@@ -232,7 +231,7 @@ class WorkerConsole:
                 yield pump, Sources(relays, files)
 
     def _wait(self, requests: Iterable[tuple[Pump, Sources]]) -> None:
-        """Wait until these requests are done, unless a console blocks a thread."""
+        """Wait until these requests are complete, unless a console blocks a thread."""
         deadline = Deadline.after(CLOSE_TIMEOUT)
         self._is_late = False
         for pump, sources in requests:
@@ -247,12 +246,12 @@ class WorkerConsole:
 class WorkerOutput:
     """The outputs of one worker; pairs are standard output (0) and standard error (1). Created by `WorkerConsole.open`.
 
-    Any thread may use it, also after `WorkerConsole.end`.
+    Any thread may use it, even after `WorkerConsole.end`.
     """
 
     def __init__(self, stdout: str, stderr: str) -> None:
         self.files = stdout, stderr
-        """Paths; empty for the console, `/dev/null` for hidden output."""
+        """Paths; empty for the console, `/dev/null` to hide output."""
         self.log = "" if stderr == os.devnull else stderr
         """The file with the worker's standard error, or empty."""
         self.worker_ends: list[int | None] = [None, None]
@@ -261,7 +260,7 @@ class WorkerOutput:
         self.followed: list[FollowedFile | None] = [None, None]
 
     def open(self, end: int, pump: Pump) -> None:
-        """Open a stream: a relay, unless it goes to a file. Raises OSError."""
+        """Open a stream: a relay, unless the output goes to a file. Raises OSError."""
         path = self.files[end]
         if path in ("", os.devnull):
             relay = Relay(None if path else ConsoleStream(pump.sink, end), pump.wake)
@@ -270,28 +269,26 @@ class WorkerOutput:
             self.worker_ends[end] = _open_log(path)
 
     def close_worker_ends(self) -> None:
-        """The worker has its descriptors: close our copies. Idempotent."""
+        """Close our copies of the worker's descriptors, which the worker now has. Idempotent."""
         ends, self.worker_ends = self.worker_ends, [None, None]
         for fd in ends:
             if fd is not None:
                 os.close(fd)
 
     def last_lines(self) -> bytes:
-        """The end, at most 64 KiB, of the worker's standard error so far, wherever it goes; empty if it is gone. A
-        traceback that is not in it but may have ended the program stands before it, with a line `[...]` between.
-        """
+        """The worker's last standard error, at most 64 KiB, wherever it goes; empty if it is gone. A traceback that is
+        not in it but may have ended the program is put before it, with a line `[...]` between."""
         relay = self.relays[1]
         return _end_of_file(self.log) if relay is None else relay.last_lines()
 
     def last_stdout(self) -> bytes:
-        """The same for its standard output."""
+        """Like `last_lines`, for standard output."""
         relay = self.relays[0]
         return _end_of_file(self.files[0]) if relay is None else relay.last_lines()
 
     def age(self) -> float:
-        """Seconds since the worker last wrote something that passes through here or goes to a file; -1 if it has not
-        written, or if unknown. Asks the file system.
-        """
+        """Seconds since the worker last wrote output that passes through here or goes to a file; -1 if it wrote
+        nothing, or if unknown. Asks the file system."""
         relays = [relay for relay in self.relays if relay is not None]
         ages = [0.0 for relay in relays if relay.unread()]
         ages += [time.monotonic() - relay.read_at for relay in relays if relay.read_at is not None]
@@ -302,8 +299,8 @@ class WorkerOutput:
         return min(ages, default=-1.0)
 
     def marks(self) -> object:
-        """A value that changes when the worker has written anything that passes through here or goes to a file. It also
-        changes each time while its output is unread: then the console blocks us, and with us the worker.
+        """A value that changes when the worker writes output that passes through here or goes to a file. It also
+        changes on every call while output is unread: then the console blocks this process, and so the worker.
 
         Asks the file system.
         """
@@ -312,13 +309,13 @@ class WorkerOutput:
         return heard, [_mark(path) for path in self.files if path and path != os.devnull]
 
     def relabel(self, prefix: str, rank: int) -> None:
-        """The worker continues with another global rank: start its teed lines with this prefix from now on."""
+        """Start the worker's teed lines with this prefix from now on: it continues with another global rank."""
         for file in self.followed:
             if file is not None:
                 file.relabel(prefix, rank)
 
     def label(self, label: str) -> None:
-        """From now on, start each shown line of the worker's standard error with this label."""
+        """Start each shown line of the worker's standard error with this label from now on."""
         relay, file = self.relays[1], self.followed[1]
         if relay is not None:
             relay.label(os.fsencode(label))
@@ -327,24 +324,24 @@ class WorkerOutput:
 
 
 class Shared(NamedTuple):
-    """Shared by the followed files of one stream of one start, until the last of them is closed."""
+    """Shared by the followed files of one stream in one start, until the last of them is closed."""
 
     line_filter: LineFilter | None
     merger: Merger | None
 
 
 class FollowedFile:
-    """A log file of a worker whose lines are shown. For its pump's thread, except for `relabel`.
+    """A worker's log file whose lines are shown. For its pump's thread, except for `relabel`.
 
     Raises:
         OSError: the file cannot be opened.
     """
 
     def __init__(self, path: str, prefix: str, rank: int, stream: ConsoleStream, shared: Shared) -> None:
-        # Imported here, not on the pump's thread, for functions that are started by fork:
-        #   1. the thread imports ctypes, which loads a library: it has the locks of the import and of the loader;
-        #   2. this thread forks a worker, and in the worker's copy nobody ever releases these locks;
-        #   3. the worker imports torch, and waits for ever.
+        # Import this here, not on the pump's thread, for functions started by fork:
+        #   1. the thread imports ctypes, which loads a library: it holds the locks of the import and of the loader;
+        #   2. this thread forks a worker. In the worker's copy nobody ever releases these locks;
+        #   3. the worker imports torch, and waits forever.
         import rallypoint.base.inotify  # noqa: F401
         from rallypoint.workers.logs.tail import Tail
 
@@ -353,14 +350,14 @@ class FollowedFile:
         self.stream: ConsoleStream | MergedStream = stream
         self.shared = shared
         self.watch = -1
-        """The number of its inotify watch, if it has one."""
+        """Number of its inotify watch, if any."""
         self._merged: MergedStream | None = None
         if shared.merger is not None:
             self.stream = self._merged = shared.merger.source(rank)
-            self.tail.relabel(b"")  # the line filter keeps the prefix
+            self.tail.relabel(b"")  # the line filter stores the prefix
 
     def relabel(self, prefix: str, rank: int | None = None) -> None:
-        """Start the lines that are not shown yet with another prefix; `rank` is as in `MergedStream.relabel`."""
+        """Start lines that are not shown yet with another prefix; `rank` is as in `MergedStream.relabel`."""
         if self._merged is None:
             self.tail.relabel(os.fsencode(prefix))
         else:
@@ -390,7 +387,7 @@ def _refused(error: OSError) -> UserError:
 
 
 def _open_log(path: str) -> int:
-    # O_APPEND keeps lines whole if several processes share the file, or it is truncated.
+    # With O_APPEND, lines stay whole if several processes share the file or it is truncated.
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
 
@@ -400,14 +397,14 @@ def _end_of_file(path: str) -> bytes:
     return end_of_file(path) if path else b""
 
 
-# Output that passes through this process
+# Output passing through this process
 
 
 class Relay:
-    """The reading end of one worker's stream on its way to the console (`stream`; None to hide it). Its end is kept for
-    the report.
+    """The reading end of one worker's stream on its way to the console (`stream`; None to hide it). Stores the last
+    output for the report.
 
-    A pipe, or a raw pseudo-terminal if the console is a terminal, so that `isatty()` stays true for progress bars.
+    Uses a pipe, or a raw pseudo-terminal if the console is a terminal, so that `isatty()` stays true for progress bars.
     `worker_end` is the worker's descriptor; the caller closes it here after handing it over. `wake` makes the pump show
     what was read.
     """
@@ -416,29 +413,29 @@ class Relay:
         self.stream = stream
         self._wake = wake
         self.fd, self.worker_end, self.terminal = _open_channel(stream)
-        """Our own end: readable when the worker has written, or has closed its end; -1 once it is closed."""
+        """Our own end: readable when the worker wrote something or closed its end; -1 once closed."""
         self._lock = threading.Lock()
         self._pending: list[bytes] = []
         self._label = b""
-        self._in_line = False  # whether the last read output has not ended its line
+        self._in_line = False  # whether the last read output ended in the middle of a line
         self._last = bytearray()
         self._traceback = b""
-        """The last traceback that is no longer in `_last` and may have ended the program."""
+        """The last traceback that is no longer in `_last` but may have ended the program."""
         self._length = 0
         """Bytes read in total."""
         self._ended = False
         self.read_at: float | None = None
-        """When output of the worker was last read, on the monotonic clock."""
+        """When output was last read, on the monotonic clock."""
 
     def read(self, limit: int = _READ_SLICE) -> bool:
-        """Read what has arrived, about `limit` bytes at most. Returns whether there may be more, now or later."""
+        """Read available output, at most about `limit` bytes. Returns whether more may follow, now or later."""
         with self._lock:
             while limit > 0 and not self._ended:
                 try:
                     chunk = os.read(self.fd, _CHUNK)
                 except BlockingIOError:
                     break
-                except OSError:  # a pseudo-terminal's end of file is EIO
+                except OSError:  # EIO is a pseudo-terminal's end of file
                     chunk = b""
                 self._ended = not chunk
                 if chunk:
@@ -447,23 +444,23 @@ class Relay:
             return not self._ended
 
     def unread(self) -> int:
-        """Bytes that the worker has written and nobody has read yet. For any thread."""
+        """Bytes that the worker wrote and nobody read yet. For any thread."""
         with self._lock:
             if self.fd < 0:
                 return 0
             try:
                 return int.from_bytes(ioctl(self.fd, _FIONREAD, bytes(4)), sys.byteorder)
-            except OSError:  # the other end of a pseudo-terminal is gone
+            except OSError:  # the pseudo-terminal's other end is gone
                 return 0
 
     def take_pending(self) -> list[bytes]:
-        """Output that was read but not taken yet, for the console: parts, none of them empty."""
+        """Take output that was read but not shown yet, for the console, in nonempty parts."""
         with self._lock:
             taken, self._pending = self._pending, []
             return taken
 
     def label(self, label: bytes) -> None:
-        """From now on, start each shown line with this label; only the first label counts."""
+        """Start each shown line with this label from now on; only the first label counts."""
         with self._lock:
             if self._label or self.stream is None:
                 return
@@ -474,7 +471,7 @@ class Relay:
         self._wake()
 
     def last_lines(self) -> bytes:
-        """The end of the worker's output, in the form of `ends`."""
+        """The worker's last output, as `ends` formats it."""
         from rallypoint.workers.logs.ends import joined, shortened
 
         self.read(CAPACITY)
@@ -483,7 +480,7 @@ class Relay:
             return joined(*shortened(bytes(self._last), self._traceback))
 
     def since(self, at: int) -> tuple[int, bytes]:
-        """The kept output after this many bytes, and its own offset. For any thread."""
+        """The stored output after this many bytes, and its own offset. For any thread."""
         with self._lock:
             kept = bytes(self._last[-max(0, self._length - at) :]) if at < self._length else b""
             return self._length - len(kept), kept
@@ -503,7 +500,7 @@ class Relay:
         self.read_at = time.monotonic()
         self._last += chunk
         self._length += len(chunk)
-        if len(self._last) > _KEPT:  # rarely, since it copies
+        if len(self._last) > _KEPT:  # rarely, because this copies
             from rallypoint.workers.logs.ends import shortened
 
             self._traceback, self._last[:] = shortened(bytes(self._last), self._traceback)
@@ -514,16 +511,16 @@ class Relay:
 
 
 class Sources:
-    """The sources of some workers, for a request to a pump."""
+    """Some workers' sources, for a request to a pump."""
 
     def __init__(self, relays: list[Relay], files: list[FollowedFile]) -> None:
         self.relays = relays
         self.files = files
         self.done = threading.Event()
-        """Set when the request is done."""
+        """Set when the request is complete."""
 
     def close(self) -> None:
-        """Close all of them, and mark the request as done."""
+        """Close all sources, and mark the request as complete."""
         for relay in self.relays:
             relay.close()
         for file in self.files:
@@ -536,38 +533,38 @@ class Sources:
 class Pump:
     """The thread that forwards workers' output to one console.
 
-    Only the thread uses this object, except for `start` and `post`, with which one other thread requests to `add`,
-    `end` or `stop`, and `wake`, which is for all threads. Requests are handled in order.
+    Only the thread uses this object, except for `start` and `post`, with which one other thread requests `add`, `end`
+    or `stop`, and `wake`, which any thread may call. Requests are handled in order.
     """
 
     def __init__(self, sink: ConsoleSink, clock: Clock = SYSTEM_CLOCK) -> None:
         self.sink = sink
         """Closed by the thread when it stops."""
         self.failed = False
-        """Whether a defect has ended the thread. Its sources are closed, and the sink needs another pump."""
+        """Whether a defect ended the thread. Its sources are then closed, and the sink needs another pump."""
         self._clock = clock
         self.thread: threading.Thread | None = None
         self._requests: deque[tuple[Callable[[Sources], None], Sources]] = deque()
         self._open = False
         """Whether requests are accepted."""
         self._lock = threading.Lock()
-        """For the two above, and so that nobody writes to a closed wakeup."""
+        """Protects both of these, and keeps threads from writing to a closed wakeup."""
         self._wakeup: Wakeup
         self._poller: select.epoll
         self._stopping = False
         self._ending: list[Sources] = []
-        """Sources of dead workers, until all their output was shown."""
+        """Dead workers' sources, until all their output is shown."""
         self._relays: set[Relay] = set()
         self._listening: dict[int, Relay] = {}
         self._changed: set[Relay] = set()
         """Relays to add to or remove from the poller."""
         self._pipes: set[int] = set()
-        """The console's own descriptors that are pipes, watched for the loss of their reader."""
+        """The console's own descriptors that are pipes, watched for the loss of their readers."""
         self._files: set[FollowedFile] = set()
         self._unread: dict[FollowedFile, None] = {}
         """Files with something to show, in the order of their changes."""
         self._mergers: set[Merger] = set()
-        """Mergers, in which lines wait until they are due."""
+        """Mergers whose lines wait until they are due."""
         self._watches: dict[int, FollowedFile] = {}
         self._inotify: Inotify | None = None
         self._buffer = bytearray()
@@ -575,7 +572,7 @@ class Pump:
     # For other threads
 
     def start(self) -> None:
-        """Raises OSError or RuntimeError: no descriptor is free, or this machine has no room for a thread."""
+        """Raises OSError or RuntimeError: no descriptor is free, or this machine has no resources for a thread."""
         poller, self._wakeup = select.epoll(), Wakeup()
         poller.register(self._wakeup, POLLIN)
         self._poller, self._open = poller, True
@@ -588,7 +585,7 @@ class Pump:
             raise
 
     def post(self, request: Callable[[Sources], None], sources: Sources) -> None:
-        """Request a call of this method with these sources. If the thread does not run, they are closed."""
+        """Request a call of this method with these sources. If the thread is not running, they are closed."""
         with self._lock:
             if self._open:
                 self._requests.append((request, sources))
@@ -597,12 +594,12 @@ class Pump:
         sources.close()
 
     def wake(self) -> None:
-        """Show what another thread has read from a relay. Also allowed after the end."""
+        """Show what another thread read from a relay. Permitted even after the end."""
         with self._lock:
             if self._open:
                 self._wakeup.set()
 
-    # The loop
+    # Thread's loop
 
     def _run(self) -> None:
         try:
@@ -635,18 +632,18 @@ class Pump:
                     self._show(relay, now)
             else:
                 self._read_inotify()
-        # After the wakeup was cleared, so that no request is missed:
-        #   1. the thread wakes, and another thread makes a request now: it is handled here, or
-        #   2. it comes after the queue was found empty: then its wakeup is not cleared before the next poll, which
+        # Handle requests after clearing the wakeup, so that none is missed:
+        #   1. the thread wakes, and another thread now makes a request, which is handled here; or
+        #   2. the request arrives after the queue was found empty. Then its wakeup is still set, so the next poll
         #      returns at once.
         while self._requests:
             request, sources = self._requests[0]
             request(sources)
-            self._requests.popleft()  # only now, so that `_close` also answers a request that has raised
+            self._requests.popleft()  # only now, so that `_close` also answers a request that raised
         if self._files:
             self._show_files(now)
         if shown := [sources for sources in self._ending if self._files.isdisjoint(sources.files)]:
-            if output := self.sink.scheduler.flush():  # do not wait for the end of another worker's line
+            if output := self.sink.scheduler.flush():  # do not wait for another worker's line to end
                 with self.sink.output_lock.hold():
                     write_all(output)
             self._ending = [sources for sources in self._ending if sources not in shown]
@@ -654,7 +651,7 @@ class Pump:
                 sources.done.set()
 
     def _listen(self) -> None:
-        """Wait for those relays whose bytes can be written."""
+        """Wait only for relays whose bytes can be written."""
         for relay in tuple(self._changed):
             fd = relay.fd
             ready = relay.stream is None or relay.stream.backlog() < BACKLOG
@@ -685,12 +682,12 @@ class Pump:
         self._relays.update(sources.relays)
         self._changed.update(sources.relays)
         for fd in self.sink.pipes - self._pipes:
-            self._poller.register(fd, 0)  # EPOLLERR is always reported: the pipe has lost its reader
+            self._poller.register(fd, 0)  # EPOLLERR is always reported: the pipe lost its reader
             self._pipes.add(fd)
         for file in sources.files:
-            # Nothing that the worker writes is missed, although it may already run:
-            #   1. it writes before the watch exists: the file is read once, below;
-            #   2. it writes later: the watch reports it.
+            # No output is missed, although the worker might already be running:
+            #   1. if it writes before the watch exists, the first read below finds that;
+            #   2. if it writes later, the watch reports it.
             self._watch(file)
             self._files.add(file)
             self._unread[file] = None
@@ -699,10 +696,10 @@ class Pump:
         sources.done.set()
 
     def end(self, sources: Sources) -> None:
-        """The workers are dead: show all their output, and close these sources."""
+        """Show all output of these dead workers, and close their sources."""
         now = self._clock.monotonic()
         for relay in sources.relays:
-            if relay in self._relays:  # else it has ended by itself, or was never added, as `open` was cut short
+            if relay in self._relays:  # otherwise it ended by itself, or was never added because `open` was interrupted
                 relay.read(CAPACITY)
                 self._show(relay, now)
             self._close_relay(relay)
@@ -715,14 +712,14 @@ class Pump:
         self._ending.append(sources)
 
     def stop(self, sources: Sources) -> None:
-        """Show all output that is left, close everything and end."""
+        """Show all remaining output, close everything and end."""
         self._stopping = True
         sources.relays += self._relays
         sources.files += self._files
         self.end(sources)
 
     def _watch(self, file: FollowedFile) -> None:
-        """Make the kernel report writes to a file. If it cannot, poll all files until none of these is left."""
+        """Make the kernel report writes to a file. If it cannot, poll all files as long as any of these is open."""
         from rallypoint.base.inotify import Inotify
         from rallypoint.workers.logs.tail import READ_SIZE
 
@@ -753,7 +750,7 @@ class Pump:
             self._close_relay(relay)
 
     def _nobody_reads(self, fd: int) -> None:
-        """Close the pipe's relays; their workers' output so far is kept for the report."""
+        """Close the pipe's relays; their workers' output so far stays available to the report."""
         self._poller.unregister(fd)
         self._pipes.discard(fd)
         for relay in [relay for relay in self._relays if relay.stream is not None and relay.stream.fd == fd]:
@@ -761,10 +758,10 @@ class Pump:
             self._close_relay(relay)
 
     def _close_relay(self, relay: Relay) -> None:
-        # Closing it is not enough for the poller, which outlives a start of workers:
-        #   1. a worker that is a forked copy of this process has a copy of this end too, and keeps the pipe open;
+        # Unregister the relay too, because the poller outlives a start of workers:
+        #   1. a worker that is a forked copy of this process has a copy of this end, and keeps the pipe open;
         #   2. the relay is closed here, and its number goes to another descriptor;
-        #   3. something writes into the pipe: the poller reports that number, again and again.
+        #   3. something writes into the pipe: the poller reports that number again and again.
         if self._listening.pop(relay.fd, None) is not None:
             self._poller.unregister(relay.fd)
         for known in (self._relays, self._changed):
@@ -803,7 +800,7 @@ class Pump:
             self._unread.update((file, None) for number in changed if (file := self._watches.get(number)) is not None)
 
     def _follow(self, file: FollowedFile, now: float) -> None:
-        """Forward a slice of a file; the rest comes after the other files."""
+        """Forward a slice of a file; the rest follows after the other files."""
         if file.stream.backlog() >= BACKLOG:
             return
         del self._unread[file]
@@ -824,9 +821,9 @@ class Pump:
         file.stream.write_or_queue(file.tail.unfinished_line(), now)
 
     def _with_io_errors(self, file: FollowedFile, act: Callable[[FollowedFile, float], None], now: float) -> None:
-        """Let a file that can no longer be read (for instance, on a lost network disk) affect only its own output."""
+        """Let an unreadable file (such as on a lost network disk) affect only its own output."""
         try:
-            with self.sink.output_lock.hold():  # until a line has ended
+            with self.sink.output_lock.hold():  # until a line ends
                 act(file, now)
         except OSError as error:
             _logger.warning("a worker's log file cannot be read, so its output is no longer shown here: %s", error)
@@ -848,7 +845,7 @@ class Pump:
             with self.sink.output_lock.hold():
                 merger.flush(now)
 
-    # The end
+    # End of the thread
 
     def _close(self) -> None:
         with self._lock:
@@ -864,14 +861,14 @@ class Pump:
 
 
 def _open_channel(stream: ConsoleStream | None) -> tuple[int, int, bool]:
-    """A non-blocking reading end, the worker's end, and whether they are a pseudo-terminal."""
+    """Open a non-blocking reading end and the worker's end, and say whether they are a pseudo-terminal."""
     if stream is not None and stream.fd is not None and os.isatty(stream.fd):
         with contextlib.suppress(OSError):  # no terminal is left, or this container has none
             return _open_terminal(stream)
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
-    # Keep the usual size, 64 KiB: a user may have 64 MiB of pipes, including those of data loaders, and larger ones are
-    # no faster (260 MB of standard error take 2.6 to 3.3 s with both).
+    # Do not change the default size, 64 KiB: a user can have 64 MiB of pipes, including those of data loaders, and
+    # larger ones are no faster (260 MB of standard error take 2.6 to 3.3 s with both).
     return reading, writing, False
 
 
@@ -880,7 +877,7 @@ def _open_terminal(stream: ConsoleStream) -> tuple[int, int, bool]:
 
     ours, workers = os.openpty()
     os.set_blocking(ours, False)
-    tty.setraw(workers)  # the real terminal does the processing
+    tty.setraw(workers)  # the real terminal processes the output
     if stream.fd is not None:
         _copy_window_size(stream.fd, ours)
     return ours, workers, True

@@ -1,17 +1,17 @@
-"""Where each stream of each worker goes: to which file in which folder (contract sections 6.3, 6.4 and 6.7), and with
+"""Decides where each worker's streams go: to which file in which folder (contract sections 6.3, 6.4 and 6.7), and with
 which prefix to the console (6.5).
 
     <log_dir>/<run_id>_<host>_XXXXXXXX/attempt_<n>/<local rank>/{stdout.log, stderr.log, error.json}
     <log_dir>/<run_id>_<host>_XXXXXXXX/rank_<global rank>_attempt_<n> -> attempt_<n>/<local rank>
 
 Laws:
-- nodes may share `log_dir`: each run of an agent has its own folder there, named after its host;
-- below it is the contract's layout; the links are for people, and exist only if a stream goes to a file;
-- each start of the worker group has its own folder: if `attempt_<n>` exists (a change of membership restarts the
-  workers without using budget), the next is `attempt_<n>.1`, so that no round overwrites another's files;
+- nodes can share `log_dir`: each run of an agent has its own folder there, named after its host;
+- that folder has the contract's layout. The links are for people, and exist only if a stream goes to a file;
+- each start of the worker group has its own folder. If `attempt_<n>` exists, because a new membership restarted the
+workers without using up a restart, the next is `attempt_<n>.1`, so no round overwrites another's files;
 - a folder is never removed unless it is empty;
-- if lines of several hosts are merged, as under `srun`, each begins with `<host>: `, the form of `pdsh` that `dshbak`
-  parses.
+- if lines of several hosts are merged, as under `srun`, each starts with `<host>: `, the `pdsh` format that `dshbak`
+parses.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ log = get_logger(__name__)
 
 _ERROR_FILE = "error.json"
 _MAX_NAME = 200
-"""Bytes of the run id and the host in the name of a run's folder; file systems allow 255 for a name."""
+"""Maximum bytes of the run id and the host in the name of a run's folder; file systems permit 255 per name."""
 _MAX_HOST = 64
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
 
 DEFAULT_TEMPLATE = "[${role_name}${local_rank}]:"
 TEMPLATE_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
-"""The environment variable that replaces the default template, unless `--log-line-prefix-template` is given."""
+"""Environment variable that replaces the default template unless `--log-line-prefix-template` is set."""
 
 _ONE = re.compile(r"[0-3]")
 _PER_RANK = re.compile(r"(?:[0-9]:[0-3],)*[0-9]:[0-3]")
@@ -55,7 +55,7 @@ class Std(IntFlag):
 
     @classmethod
     def from_str(cls, vm: str) -> Std | dict[int, Std]:
-        """Read one digit for all local ranks, or `local rank:digit` pairs. (The argument's name is torch's.)
+        """Parse one digit for all local ranks, or `local rank:digit` pairs. The argument's name is torch's.
 
         If a rank is named twice, its last value counts, as in torchrun.
 
@@ -74,7 +74,7 @@ class Std(IntFlag):
 
 
 def to_map(val_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[int, Std]:
-    """One value for each local rank: a single value for all, and `Std.NONE` for ranks missing in a mapping."""
+    """Return one value per local rank: a single value for all, or a mapping with `Std.NONE` for missing ranks."""
     if isinstance(val_or_map, Std):
         return dict.fromkeys(range(local_world_size), val_or_map)
     return {rank: val_or_map.get(rank, Std.NONE) for rank in range(local_world_size)}
@@ -82,7 +82,7 @@ def to_map(val_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[i
 
 @dataclass(frozen=True)
 class LogsDest:
-    """The destinations of the output of one start of a worker group. Keys are local ranks, values paths.
+    """The output destinations of one start of a worker group. Keys are local ranks, values are paths.
 
     An empty path in `stdouts` or `stderrs` means the console, `/dev/null` means hidden. A stream in `tee_stdouts` or
     `tee_stderrs` goes to its file and, from there, to the console.
@@ -102,7 +102,7 @@ class LogsSpecs(ABC):
 
     Args:
         log_dir: the base folder for logs; with None, the subclass chooses.
-        redirects: streams that go to files only; one value for all workers, or one for each local rank.
+        redirects: streams that go only to files; one value for all workers, or one per local rank.
         tee: streams that go to files and to the console.
         local_ranks_filter: the local ranks to show on the console; None or empty means all.
     """
@@ -114,7 +114,7 @@ class LogsSpecs(ABC):
         tee: Std | dict[int, Std] = Std.NONE,
         local_ranks_filter: set[int] | None = None,
     ) -> None:
-        # The names are part of the contract: plug-ins read them.
+        # These names are part of the contract: plug-ins read them.
         self._root_log_dir = log_dir
         self._redirects = redirects
         self._tee = tee
@@ -124,27 +124,27 @@ class LogsSpecs(ABC):
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Choose the files of one start of the workers and create their folders.
 
-        `envs` has the additions to each worker's environment by local rank; the specs may add to it, for instance
+        `envs` contains the additions to each worker's environment by local rank. The specs can add more, such as
         `TORCHELASTIC_ERROR_FILE`.
         """
 
     @property
     @abstractmethod
     def root_log_dir(self) -> str | None:
-        """The base folder, for messages; None if there is none yet."""
+        """The base folder, for messages; None if it does not exist yet."""
 
     @property
     def run_log_dir(self) -> str | None:
-        """The folder of this run on this node, for messages; the base folder unless each run has its own."""
+        """This run's folder on this node, for messages; the base folder unless each run has its own."""
         return self.root_log_dir
 
     def clean_up(self) -> None:
-        """Called once after the job, to remove what was not needed. Does nothing here."""
+        """Remove what the job did not need. Called once after the job. Does nothing here."""
         return
 
     @property
     def temporary(self) -> str | None:
-        """The folder in which `clean_up` would remove empty folders; None if there is none."""
+        """The folder in which `clean_up` would remove empty folders; None without one."""
         return None
 
 
@@ -152,7 +152,7 @@ PLUGIN_GROUP = "torchrun.logs_specs"
 
 
 def plugin_specs(name: str, **arguments: Any) -> LogsSpecs:
-    """Log specs of an installed package, created with `arguments` (contract section 1.11); UserError if that fails."""
+    """Create log specs from an installed package with `arguments` (contract section 1.11). Raises UserError."""
     from rallypoint.base.plugins import plugin
 
     specs = plugin(PLUGIN_GROUP, name, "log specs", ["default"], lambda offer: offer(**arguments))
@@ -165,7 +165,7 @@ def plugin_specs(name: str, **arguments: Any) -> LogsSpecs:
 
 
 class DefaultLogsSpecs(LogsSpecs):
-    """The layout described above. With `log_dir="/dev/null"` there are no files and no folder.
+    """The layout described above. `log_dir="/dev/null"` creates no files and no folder.
 
     Without a `log_dir` the base is a new folder `torchelastic_XXXXXXXX` in the folder for temporary files.
 
@@ -204,19 +204,19 @@ class DefaultLogsSpecs(LogsSpecs):
 
     @property
     def root_log_dir(self) -> str | None:
-        """The base folder; None until the first start if the user named none."""
+        """The base folder; None until the first start if the user did not set one."""
         return self._root_log_dir
 
     @property
     def run_log_dir(self) -> str | None:
-        """The folder of this run on this node, if it has one."""
+        """This run's folder on this node, if it has one."""
         return self._run_log_dir
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Create the folders of this start, and add `TORCHELASTIC_ERROR_FILE` to each worker's environment.
 
-        Run id and attempt come from `envs[0]` (`TORCHELASTIC_RUN_ID`, `TORCHELASTIC_RESTART_COUNT`); the defaults are
-        `test_run_id` and 0.
+        The run id and attempt come from `envs[0]` (`TORCHELASTIC_RUN_ID`, `TORCHELASTIC_RESTART_COUNT`); the defaults
+        are `test_run_id` and 0.
 
         Raises:
             UserError: a folder cannot be created.
@@ -235,7 +235,7 @@ class DefaultLogsSpecs(LogsSpecs):
             except OSError as error:
                 raise _refused(folder, error) from error
             error_files[local_rank] = f"{folder}/{_ERROR_FILE}"
-            env[VARIABLE] = os.path.abspath(error_files[local_rank])  # the worker may change its folder
+            env[VARIABLE] = os.path.abspath(error_files[local_rank])  # the worker might change its working directory
         stdouts, tee_stdouts = self._stream(Std.OUT, "stdout.log", attempt, len(envs))
         stderrs, tee_stderrs = self._stream(Std.ERR, "stderr.log", attempt, len(envs))
         logged = [rank for rank in envs if {stdouts[rank], stderrs[rank]} - {"", os.devnull}]
@@ -252,11 +252,11 @@ class DefaultLogsSpecs(LogsSpecs):
 
     @property
     def temporary(self) -> str | None:
-        """The base folder, if the user named none and it was created."""
+        """The base folder, if the user did not set one and it was created."""
         return self._root_log_dir if self._root_is_temporary else None
 
     def clean_up(self) -> None:
-        """Remove empty folders in a temporary base folder. In a folder of the user's, tools may expect the layout."""
+        """Remove empty folders in a temporary base folder. In a user's folder, tools might expect the layout."""
         root = self.temporary
         if root is None:
             return
@@ -266,7 +266,7 @@ class DefaultLogsSpecs(LogsSpecs):
             self._root_log_dir = None
 
     def _attempt_folder(self, run_id: str, attempt: str) -> str:
-        # A cleaner of temporary files may have removed folders.
+        # A cleaner of temporary files might have removed folders.
         if self._root_is_temporary and self._root_log_dir is not None and not os.path.isdir(self._root_log_dir):
             self._root_log_dir = None
         if self._root_log_dir is None:
@@ -284,7 +284,7 @@ class DefaultLogsSpecs(LogsSpecs):
         return make_next(self._run_log_dir, f"attempt_{attempt}")
 
     def _stream(self, std: Std, name: str, attempt: str, nprocs: int) -> tuple[dict[int, str], dict[int, str]]:
-        """The files of one stream, and those that are also shown: the table of contract section 6.4."""
+        """Choose a stream's files, and those that are also shown, from the table in contract section 6.4."""
         redirects, tee = to_map(self._redirects, nprocs), to_map(self._tee, nprocs)
         files, shown = {}, {}
         for rank in range(nprocs):
@@ -309,7 +309,7 @@ class DefaultLogsSpecs(LogsSpecs):
 
 
 def log_only_in_files(dest: LogsDest, role: str) -> bool:
-    """Log where the output is that no console shows. Returns whether there is any."""
+    """Log where to find output that no console shows. Returns whether any exists."""
     streams = ((dest.stdouts, dest.tee_stdouts), (dest.stderrs, dest.tee_stderrs))
     paths = [path for files, shown in streams for path in {*files.values()} - {"", os.devnull, *shown.values()}]
     if not paths:
@@ -321,23 +321,23 @@ def log_only_in_files(dest: LogsDest, role: str) -> bool:
 
 
 def link_log(path: str, link: str) -> None:
-    """Link the log of a worker that continues from an earlier attempt into the folder of this attempt."""
+    """Link the log of a worker that continues from an earlier attempt into this attempt's folder."""
     if link not in ("", os.devnull, path):
-        with contextlib.suppress(OSError):  # a file system without links
+        with contextlib.suppress(OSError):  # the file system has no links
             os.symlink(os.path.relpath(path, os.path.dirname(link)), link)
 
 
 def _safe_name(name: str, limit: int) -> str:
-    """A name without path separators, cut to `limit` bytes."""
+    """Replace path separators in a name, and cut it to `limit` bytes."""
     return os.fsencode(name.replace(os.sep, "_"))[:limit].decode(errors="ignore")
 
 
 def _link_by_rank(attempt: str, global_ranks: Mapping[int, str]) -> None:
-    """Link the folders of these local ranks by their global ranks, if known."""
+    """Link these local ranks' folders under their global ranks, if known."""
     run, name = os.path.split(attempt)
     for local_rank, rank in global_ranks.items():
         if rank:
-            with contextlib.suppress(OSError):  # a file system without links
+            with contextlib.suppress(OSError):  # the file system has no links
                 os.symlink(f"{name}/{local_rank}", f"{run}/rank_{rank}_{name}")
 
 
@@ -345,11 +345,11 @@ def _link_by_rank(attempt: str, global_ranks: Mapping[int, str]) -> None:
 
 
 def line_prefixes(template: str | None, role_name: str, ranks: Mapping[int, int], attempt: int = 0) -> dict[int, str]:
-    """The prefix of each local rank.
+    """Format the prefix of each local rank.
 
     Args:
         template: `${role_name}`, `${rank}`, `${local_rank}` and `${hostname}` (this node's name) are replaced, and,
-            beyond torch, `${host}` (the same) and `${attempt}`; other names stay. None and empty mean the default,
+            beyond torch, `${host}` (the same) and `${attempt}`; other names stay. None or empty is the default,
             `[<role><local rank>]:`.
         role_name: the role of these workers.
         ranks: global ranks by local rank.
@@ -372,14 +372,14 @@ def host_label(when: str, environ: Mapping[str, str]) -> str:
 
 
 def with_host(template: str | None, label: str) -> str | None:
-    """The template with the host's label in front, unless it contains the host itself."""
+    """Prepend the host's label to the template, unless the template contains the host itself."""
     if not label or "$host" in (template or "").replace("{", ""):
         return template
     return label.replace("$", "$$") + (template or DEFAULT_TEMPLATE)
 
 
 def _merged_by_srun(environ: Mapping[str, str]) -> bool:
-    """Whether `srun` has started this process on several nodes and so merges their output."""
+    """Whether `srun` started this process on several nodes, and so merges their output."""
     if not {"SLURM_STEP_ID", "SLURM_PROCID"} <= environ.keys():
         return False
     nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "")
@@ -390,14 +390,14 @@ def _merged_by_srun(environ: Mapping[str, str]) -> bool:
 
 
 _MEMORY = "/dev/shm"
-"""The last resort if the root is read-only: most containers can write to it."""
+"""Last resort if the root is read-only: most containers can write to it."""
 
 
 def temporary_folder() -> str:
     """The folder for temporary files: the first of `TMPDIR`, `TEMP`, `TMP` and the usual ones that is writable.
 
     Raises:
-        UserError: none of them is writable.
+        UserError: no folder is writable.
     """
     named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
     candidates = [*named, "/tmp", "/var/tmp", "/usr/tmp", ".", _MEMORY]
@@ -405,7 +405,7 @@ def temporary_folder() -> str:
         if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
             try:
                 return os.path.abspath(folder)
-            except FileNotFoundError:  # it is relative, and the working directory has been deleted
+            except FileNotFoundError:  # the path is relative, and the working directory was deleted
                 continue
     raise UserError(
         f"none of the folders for temporary files is writable: {', '.join(candidates)}; set TMPDIR to a writable folder"
@@ -413,7 +413,7 @@ def temporary_folder() -> str:
 
 
 def make_unique(parent: str, prefix: str) -> str:
-    """Create a folder `<parent>/<prefix>XXXXXXXX`, for this user only, and its parents; UserError if that fails."""
+    """Create a folder `<parent>/<prefix>XXXXXXXX` for this user only, and its parents. Raises UserError."""
     make_all(parent)
     while True:
         suffix = "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(8))
@@ -428,7 +428,7 @@ def make_unique(parent: str, prefix: str) -> str:
 
 
 def make_next(parent: str, name: str) -> str:
-    """Create the first of `<parent>/<name>`, `<name>.1`, `<name>.2` ... that is missing; UserError if that fails."""
+    """Create the first missing folder of `<parent>/<name>`, `<name>.1`, `<name>.2` ... Raises UserError."""
     path, number = os.path.join(parent, name), 0
     while True:
         try:
@@ -443,7 +443,7 @@ def make_next(parent: str, name: str) -> str:
 
 
 def make_all(path: str) -> None:
-    """Create a folder and its missing parents; UserError if that fails."""
+    """Create a folder and its missing parents. Raises UserError."""
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
@@ -451,7 +451,7 @@ def make_all(path: str) -> None:
 
 
 def remove_empty(path: str) -> bool:
-    """Remove a folder, and the folders below it, if they are empty. Returns whether it is gone."""
+    """Remove a folder and the folders below it if they are empty. Returns whether it is gone."""
     try:
         with os.scandir(path) as entries:
             folders = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -460,7 +460,7 @@ def remove_empty(path: str) -> bool:
         os.rmdir(path)
     except FileNotFoundError:
         return True
-    except OSError:  # something is in it, or we may not remove it
+    except OSError:  # it is not empty, or we may not remove it
         return False
     return True
 

@@ -1,19 +1,18 @@
-"""Follows a log file that a worker writes: its whole lines, each with the worker's prefix.
+"""Follows a worker's log file, and returns whole lines with the worker's prefix.
 
 Laws:
-- bytes are never decoded, and lines are cut at newlines only, however long they are, except for the two cases below. An
-  unfinished line is not kept in memory: it is read again when it ends;
-- long lines are not copied from the buffer, which all files of a thread share;
-- after the worker's death, `end` and `finish` show everything that it wrote, and nothing that is written later;
-- a progress bar (a line with carriage returns) does not wait forever: after `PROGRESS_BAR_DELAY` seconds, the part
-  drawn so far is shown as its own line;
-- nor does another unfinished line, such as a debugger's prompt: after `PROMPT_DELAY` seconds of silence, it is shown as
-  its own line. If it continues, the rest waits longer each time, so that a row of dots makes few lines. A worker that
-  writes whole blocks has not stopped in the middle of a line, so such a line waits for its end unless it looks like a
-  prompt;
-- lines that contain one of some texts are also written to their own file (contract section 6.6), whole and with their
-  prefix, however long they are and in whatever pieces they came. If that file cannot be written, it is given up with a
-  warning, and nothing else is affected.
+- bytes are never decoded, and lines are cut only at newlines, however long they are, except in the two cases below. An
+unfinished line is not stored in memory: it is read again when it ends;
+- long lines are not copied out of the buffer, which all files of a thread share;
+- after the worker dies, `end` and `finish` show everything that it wrote, and nothing written later;
+- a progress bar (a line with carriage returns) does not wait forever: after `PROGRESS_BAR_DELAY` seconds, what is drawn
+so far is shown as a line;
+- another unfinished line, such as a debugger's prompt, is shown as a line after `PROMPT_DELAY` seconds of silence. If
+it continues, the rest waits longer each time, so that a row of dots makes few lines. A worker that writes whole blocks
+did not stop in the middle of a line, so its unfinished line waits for its end unless it looks like a prompt;
+- lines that contain a filter's text are also written to a separate file (contract section 6.6), whole and with their
+prefix, however long they are and in whatever pieces they arrive. If that file cannot be written, it is abandoned with a
+warning, and nothing else is affected.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from rallypoint.workers.logs.console import Buffer, Chunk
 
 PROGRESS_BAR_DELAY, PROMPT_DELAY = 1.0, 0.3
 READ_SIZE = 256 * 1024
-"""A good size for the buffer of `Tail.chunks`."""
+"""A good buffer size for `Tail.chunks`."""
 
 _PROGRESS_BAR = 256 * 1024  # bytes of a progress bar to show at once
-_LONG_LINE = 2048  # lines of this many bytes on average are not copied; for shorter ones a copy is cheaper
-_FEW_LINES = 16  # lines, however short
+_LONG_LINE = 2048  # average bytes per line from which lines are not copied; copying shorter lines is cheaper
+_FEW_LINES = 16  # number of lines, however short
 _FILTER_CHUNK = 256 * 1024
 
 _BLOCK = 4096
-"""The smallest write of a buffered writer, in bytes; it may cut a line anywhere."""
+"""Minimum bytes per write of a buffered writer, which can cut a line anywhere."""
 _LONGEST_PROMPT = 4096
 _LOOKS_LIKE_A_PROMPT = b":", b"?", b">", b")", b"]", b"$", b"#"
 _MORE_PATIENT = 4
@@ -44,11 +43,11 @@ _logger = get_logger(__name__)
 
 
 class Tail:
-    """One followed file, which must exist.
+    """A followed file, which must exist.
 
     Args:
         path: the file.
-        prefix: shown before each line.
+        prefix: put before each line.
         line_filter: also receives lines that contain one of its texts.
 
     Raises:
@@ -61,20 +60,20 @@ class Tail:
         self._between = b"\n" + prefix
         self._filtered = None if line_filter is None else FilteredStream(line_filter, prefix, self._fd)
         self._shown = 0  # everything before this offset was returned
-        self._read = 0  # everything before this offset has been searched for a newline
+        self._read = 0  # everything before this offset was searched for a newline
         self._end: int | None = None  # nothing behind this offset is read
-        self._progress_bar_since: float | None = None  # when the unfinished line was first seen to be a progress bar
-        self._prompt_since: float | None = None  # when the unfinished line last grew, if it is to be shown
+        self._progress_bar_since: float | None = None  # when the unfinished line was first recognized as a progress bar
+        self._prompt_since: float | None = None  # when the unfinished line last grew, if it must be shown
         self._patience = PROMPT_DELAY
-        self._cut = False  # whether the whole unfinished line, as far as it was read, has been shown
+        self._cut = False  # whether all that was read of the unfinished line was shown
 
     def chunks(self, now: float, buffer: bytearray) -> Iterator[Chunk]:
-        """The output that can be shown now, in chunks not much larger than `buffer`. Stop only after a chunk that ends
-        a line.
+        """Yield the output that can be shown now, in chunks not much larger than `buffer`. Stop only after a chunk that
+        ends a line.
 
         Args:
             now: seconds on the clock of `unfinished_deadline`.
-            buffer: the buffer to read into. A chunk may refer to it, and is valid until the next one.
+            buffer: the buffer to read into. A chunk may refer to it, and is valid only until the next chunk.
         """
         size = self._size()
         if size < self._read:  # the file was truncated
@@ -83,7 +82,7 @@ class Tail:
             if self._filtered is not None:
                 self._filtered.reset()
         grown = size - self._read
-        if self._cut and grown and os.pread(self._fd, 1, self._read) == b"\n":  # it was shown with a newline
+        if self._cut and grown and os.pread(self._fd, 1, self._read) == b"\n":  # it was already shown with a newline
             self._shown = self._read = self._read + 1
             self._begin_line()
             if self._filtered is not None:
@@ -110,15 +109,15 @@ class Tail:
             yield Chunk(parts, ends=True)
 
     def relabel(self, prefix: bytes) -> None:
-        """Start the lines that are not shown yet with another prefix; from any thread."""
+        """Start lines that are not shown yet with another prefix; from any thread."""
         self._prefix, self._between = prefix, b"\n" + prefix
 
     def has_unread(self) -> bool:
-        """Whether the file has bytes that `chunks` has not read."""
+        """Whether the file contains bytes that `chunks` has not read."""
         return self._size() != self._read
 
     def end(self) -> None:
-        """The worker is dead: show nothing that is written from now on. Call `finish` when nothing is unread."""
+        """Show nothing written from now on: the worker is dead. Call `finish` once nothing is unread."""
         self._end = os.fstat(self._fd).st_size
 
     @property
@@ -126,13 +125,13 @@ class Tail:
         return self._end is not None
 
     def unfinished_deadline(self) -> float | None:
-        """When to show an unfinished line (call `unfinished_line`); None if there is none to show."""
+        """When to show an unfinished line with `unfinished_line`; None if there is none."""
         if self._progress_bar_since is not None:
             return self._progress_bar_since + PROGRESS_BAR_DELAY
         return None if self._prompt_since is None else self._prompt_since + self._patience
 
     def unfinished_line(self) -> bytes:
-        """The part of an unfinished line to show now, as its own line."""
+        """Take the part of an unfinished line to show now, as a line."""
         is_bar = self._progress_bar_since is not None
         self._progress_bar_since = self._prompt_since = None
         shown = os.pread(self._fd, _PROGRESS_BAR, self._shown)[: self._read - self._shown]
@@ -145,7 +144,7 @@ class Tail:
         return self._prefix + shown + b"\n" if shown else b""
 
     def finish(self, now: float, buffer: bytearray) -> Iterator[Chunk]:
-        """All that is left, including a last line without newline, which gets one; see `chunks`."""
+        """Yield all remaining output, including a last line without newline, which gets one; see `chunks`."""
         yield from self.chunks(now, buffer)
         if self._shown < self._read:
             yield from self._unfinished_line(self._read, len(buffer))
@@ -198,11 +197,11 @@ class Tail:
 
 
 class LineFilter:
-    """The filter's file and texts. Shared by the streams of all workers, in one thread.
+    """A filter's file and texts. Shared by the streams of all workers, in one thread.
 
     Args:
-        path: the file; it is created, or truncated.
-        texts: a line that contains one of them matches.
+        path: the file; it is created or truncated.
+        texts: a line that contains any of these matches.
 
     Raises:
         OSError: the file cannot be opened.
@@ -235,12 +234,12 @@ class LineFilter:
 
 
 class FilteredStream:
-    """Filters one followed file, whose bytes are passed to `feed` in order.
+    """Filters one followed file; pass its bytes to `feed` in order.
 
     Args:
         line_filter: receives matching lines.
-        prefix: written before each of them.
-        fd: the file, for lines that turn out to match when most of them has passed.
+        prefix: put before each of them.
+        fd: the file, for lines that turn out to match after most of the line has passed.
     """
 
     def __init__(self, line_filter: LineFilter, prefix: bytes, fd: int) -> None:
@@ -250,11 +249,11 @@ class FilteredStream:
         self.reset()
 
     def reset(self) -> None:
-        """The file was truncated."""
-        self._begin = 0  # where the unfinished line begins
+        """Start over: the file was truncated."""
+        self._begin = 0  # where the unfinished line starts
         self._seen = 0
-        self._matched = False  # whether a text was found in that line
-        self._last = b""  # its last bytes, in which a text may begin
+        self._matched = False  # whether that line contains a text
+        self._last = b""  # its last bytes, which might contain the start of a text
 
     def feed(self, data: bytes) -> None:
         end = data.find(b"\n") + 1 if self._begin < self._seen else 0
@@ -270,14 +269,14 @@ class FilteredStream:
             self._append_part(data[whole:])
 
     def finish(self) -> None:
-        """The file ends here; a last line gets a newline."""
+        """End at the end of the file; a last line gets a newline."""
         if self._begin < self._seen:
             self._end_line(b"\n")
             self._begin = self._seen
 
     def _whole_lines(self, data: bytes) -> None:
         self._seen += len(data)
-        if self._filter.matches(data):  # rarely; so most lines are not split
+        if self._filter.matches(data):  # rare, so most lines are not split
             lines = data[:-1].split(b"\n")
             self._filter.write(b"".join(self._prefix + line + b"\n" for line in lines if self._filter.matches(line)))
 
@@ -289,7 +288,7 @@ class FilteredStream:
             self._last = joint[len(joint) - self._filter.overlap :] if self._filter.overlap < len(joint) else joint
 
     def _end_line(self, end: bytes = b"") -> None:
-        """Copy a line that came in pieces, if it matches."""
+        """Copy a line that arrived in pieces, if it matches."""
         if not self._matched:
             return
         self._filter.write(self._prefix)

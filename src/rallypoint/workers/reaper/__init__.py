@@ -1,1 +1,1 @@
-"""The reaper: a small process that starts the workers, so that whatever they spawn can be found and ended."""
+"""The reaper: a small process that starts the workers, so that all their descendants can be found and ended."""

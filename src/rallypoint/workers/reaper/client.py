@@ -1,15 +1,15 @@
-"""The agent's end of its reaper: starts it, sends requests to it, and knows when it is gone.
+"""The agent's side of its reaper: starts it, sends it requests, and notices when it is gone.
 
 Laws:
 
-1. `ReaperClient()` does not wait for the process to be ready; the first call does.
-2. A call that is interrupted (an exception in a signal handler, a lost answer) breaks the connection, and the reaper
-   then kills everything below it. So no half-started worker is left, and each answer belongs to the last request.
-3. One object represents one reaper and its supervisor. When either is gone, everything that they started is killed,
-   calls raise `ReaperLost`, and a new object is needed.
-4. No descriptor in here is 0, 1 or 2, even if this process was started without them.
-5. At most one reaper is started ahead of the agent that will use it, so that it gets ready during the imports. If no
-   agent takes it, it ends with this process.
+1. `ReaperClient()` does not wait until the process is ready; the first call does.
+2. An interrupted call (an exception in a signal handler, a lost answer) breaks the connection, and the reaper then
+   kills everything below it. So no half-started worker is left, and each answer belongs to the last request.
+3. One object represents one reaper and its supervisor. When either is gone, everything that they started is killed, and
+   calls raise `ReaperLost`. Then create a new object.
+4. No descriptor here is 0, 1 or 2, even if this process was started without them.
+5. At most one reaper is started ahead of its agent, and gets ready during the imports. If no agent takes it, it ends
+   with this process.
 """
 
 from __future__ import annotations
@@ -44,37 +44,36 @@ for name in ("rallypoint", "rallypoint.base", "rallypoint.workers", "rallypoint.
     package = sys.modules[name] = type(sys)(name)
     package.__path__ = [sys.argv[1] + name[10:].replace(".", "/")]
 from rallypoint.workers.reaper.program import main; main(sys.argv[2:])"""
-"""Imports the program instead of running it as a script, so that its byte code is used, and from our own folders, in
-case other packages are called `rallypoint`. Its packages are empty (see `program`).
-"""
+"""Imports the program instead of running it as a script, so that its bytecode is used. Imports from our own folders, in
+case other packages are called `rallypoint`. Its packages are empty (see `program`)."""
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 
 ANSWER_TIMEOUT = 30.0
-"""Seconds for an answer, which takes less than a millisecond unless the machine is overloaded."""
+"""Seconds to wait for an answer, which takes less than a millisecond unless the machine is overloaded."""
 _CLOSE_TIMEOUT = 1.0
-"""Seconds that `close` waits for the process to end."""
+"""Seconds that `close` waits until the process ends."""
 SENT_TO_ALL = frozenset(
     {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGXCPU}
 )
-"""Signals that a scheduler may send to every process of a job, and that end a process by default."""
+"""Signals that a scheduler might send to every process of a job, and that end a process by default."""
 
 
 class ReaperLost(RallypointError, RuntimeError):
-    """The reaper has ended, or no longer answers."""
+    """The reaper ended, or no longer answers."""
 
 
 class ReaperDenied(ReaperLost):
-    """The reaper has ended because a sandbox denies a system call that it needs."""
+    """The reaper ended because a sandbox denies a system call that it needs."""
 
 
 class Command(NamedTuple):
     """The command of one worker.
 
     Args:
-        argv: the program and its arguments; the program is looked up on the worker's PATH.
-        variables: its environment in addition to the common one.
-        stdio: its descriptors 0, 1 and 2; None to pass on ours unchanged (if our children inherit it).
-        cpus: the processors that it may use; if empty, those of the reaper, which inherited ours.
+        argv: the program, looked up on the worker's PATH, and its arguments.
+        variables: its environment besides the common one.
+        stdio: its descriptors 0, 1 and 2; None passes on ours (if our children inherit it).
+        cpus: the processors that it may use; if empty, the reaper's, which are ours.
     """
 
     argv: Sequence[str]
@@ -84,20 +83,19 @@ class Command(NamedTuple):
 
 
 class ExitStatus(NamedTuple):
-    """The exit status of a worker. `final` is False if the reaper, its parent, does not know it yet: the worker runs,
-    or its tracer (a debugger) learned of the end first and still holds the process. `code` is the exit code, -N for
-    death by signal N; None if unknown.
-    """
+    """Exit status of a worker. `final` is False while the reaper, its parent, does not know it: the worker is running,
+    or its tracer (a debugger) learned about the end first and still holds the process. `code` is the exit code, -N for
+    death by signal N; None if unknown."""
 
     final: bool
     code: int | None
 
 
 class ReaperClient:
-    """One reaper. `pid` is the pid of its supervisor, which is our child.
+    """One reaper. `pid` is its supervisor's pid: our child.
 
     Raises:
-        RallypointError: this machine has no room for another process, or denies what we need.
+        RallypointError: this machine has no resources for another process, or denies what we need.
     """
 
     def __init__(self) -> None:
@@ -105,14 +103,14 @@ class ReaperClient:
         self.excluded: set[int] = set()
         """Workers that no sweep touches."""
         self._exits: dict[int, int] = {}
-        """Exit codes that came together with a requested one."""
+        """Exit codes that arrived with a requested one."""
         self._statuses = threading.Lock()
         self.ignored: Collection[int] = ()
-        """Signals that workers ignore initially, in addition to those that we ignore."""
+        """Signals that workers initially ignore, besides those that we ignore."""
         self._closed = False
         self._lost_kind = ReaperLost
         self.lost_reason = ""
-        """How it ended, as text, once it is lost."""
+        """How the reaper ended, as text, once it is lost."""
         check_kernel()
         try:
             self.pid, link, self._ended = _start()
@@ -126,12 +124,12 @@ class ReaperClient:
         self._link = protocol.Connection(link)
 
     def fileno(self) -> int:
-        """A descriptor that becomes readable when the process has ended."""
+        """A descriptor that becomes readable when the process ends."""
         return self._ended
 
     @property
     def lost(self) -> bool:
-        """Whether the reaper or its supervisor has ended without being closed."""
+        """Whether the reaper or its supervisor ended without being closed."""
         known = self._closed or self.lost_reason
         if not known and (self._has_ended() or readable(self._link.socket.fileno(), events=0)):
             self._disconnect("")
@@ -144,17 +142,17 @@ class ReaperClient:
         excluded: bool = False,
         blocked: Collection[int] = (),
     ) -> list[ProcessHandle]:
-        """Start workers, all of them or none, each in its own session, with our folder, umask, signal mask and ignored
+        """Start all these workers or none, each in its own session, with our folder, umask, signal mask and ignored
         signals.
 
         Args:
             commands: the workers to start.
             env: their common environment.
-            excluded: whether every sweep spares them, and their descendants, until they have ended.
-            blocked: signals that they block initially, in addition to those that we block.
+            excluded: whether every sweep spares them and their descendants until they end.
+            blocked: signals that they initially block, besides those that we block.
 
         Raises:
-            OSError: one cannot be started.
+            OSError: a worker cannot be started.
             UserError: an argument contains a NUL byte, or the name of a variable is invalid.
             ReaperLost: see the class.
         """
@@ -175,26 +173,26 @@ class ReaperClient:
             os.close(folder)
         if isinstance(answer, int):
             raise OSError(-answer, os.strerror(-answer))
-        if len(descriptors) < len(answer):  # the kernel drops descriptors for which we have no room
+        if len(descriptors) < len(answer):  # the kernel drops descriptors that do not fit
             for fd in descriptors:
                 os.close(fd)
             self._request(protocol.SIGNAL, answer, int(signal.SIGKILL), answered=False)
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         for pid in answer:
-            self._exits.pop(pid, None)  # from an earlier process
+            self._exits.pop(pid, None)  # left by an earlier process
         if excluded:
             self.excluded.update(answer)
         return [child_handle(pid, fd, self._signal) for pid, fd in zip(answer, descriptors, strict=True)]
 
     def _signal(self, pid: int, number: int) -> bool:
-        """Send a signal through the reaper to a child that it has not reaped. Returns False if the reaper is lost."""
+        """Send a signal through the reaper to a child that is not reaped yet. Returns False if the reaper is lost."""
         with contextlib.suppress(ReaperLost):
             self._request(protocol.SIGNAL, [pid], int(number), answered=False)
             return True
         return False
 
     def status(self, pid: int) -> ExitStatus:
-        """The exit status of a worker. The code is returned once and forgotten. Raises ReaperLost."""
+        """Exit status of a worker. The code is returned once and forgotten. Raises ReaperLost."""
         with self._statuses:
             running = False
             if pid not in self._exits:
@@ -203,14 +201,14 @@ class ReaperClient:
             return ExitStatus(not running, self._exits.pop(pid, None))
 
     def adopt(self, pid: int, excluded: bool = False) -> bool:
-        """Adopt a process as a worker: a descendant of another one, whose parent is about to end.
+        """Adopt a process as a worker: a descendant of another worker, whose parent is about to end.
 
         Args:
-            pid, excluded: the process; whether it is not a worker yet: every sweep spares it until it is adopted as
-                one.
+            pid, excluded: the process, and whether it is not a worker yet, so that sweeps spare it until it is adopted
+            as one.
 
         Returns:
-            Whether it exists; if not, it has ended with an unknown status.
+            Whether the process exists; if not, it ended with an unknown status.
 
         Raises:
             ReaperLost: see the class.
@@ -219,9 +217,8 @@ class ReaperClient:
         return bool(self._request(protocol.ADOPT, pid, excluded, False)[0])
 
     def adopt_waiting(self, pid: int) -> ProcessHandle | None:
-        """`adopt` an excluded process without a handle: returns the handle, or None if the process has ended. Raises
-        OSError: no descriptor is free; ReaperLost.
-        """
+        """`adopt` an excluded process without a handle. Returns the handle, or None if the process ended. Raises
+        OSError if no descriptor is free, or ReaperLost."""
         from rallypoint.base.open_process import child_handle
 
         self.excluded.add(pid)
@@ -231,7 +228,7 @@ class ReaperClient:
         return child_handle(pid, descriptors[0], self._signal) if exists else None
 
     def signals_received(self) -> list[int]:
-        """The signals that it received since the last call, or since it started a worker. Raises ReaperLost."""
+        """Signals that the reaper received since the last call or the last start of a worker. Raises ReaperLost."""
         numbers: list[int] = self._request(protocol.SIGNALS)[0]
         return numbers
 
@@ -239,7 +236,7 @@ class ReaperClient:
         """Set what to remove if this process ends without closing the reaper; replaces earlier settings.
 
         Args:
-            empty: folders to remove, with those below them, if they are empty.
+            empty: folders to remove, with their subfolders, if they are empty.
             whole: folders to remove with everything in them.
 
         Raises:
@@ -249,9 +246,8 @@ class ReaperClient:
         self._request(protocol.CLEANUP, *folders, answered=False)
 
     def set_record(self, folder: str, text: str) -> None:
-        """Set a file to write into this folder if this process ends without closing the reaper. The file is named after
-        the moment and our pid, and contains this text and a line with the moment. Raises ReaperLost.
-        """
+        """Set a file to write into this folder if this process ends without closing the reaper. The file name contains
+        the time and our pid; the file contains this text and a line with the time. Raises ReaperLost."""
         self._request(protocol.RECORD, os.fsencode(folder), os.getpid(), text.encode(), answered=False)
 
     def begin_sweep(self, seconds: float = 0.0, spared: Collection[int] = ()) -> int:
@@ -259,10 +255,10 @@ class ReaperClient:
 
         Args:
             seconds: between SIGTERM and SIGKILL; 0 for SIGKILL at once.
-            spared: pids of workers that continue, with their descendants and their sessions.
+            spared: pids of workers that continue, with their descendants and sessions.
 
         Returns:
-            A descriptor, which the caller closes: it delivers a byte when the sweep has ended, or only end of file if
+            A descriptor, which the caller must close. It delivers a byte when the sweep ends, or only end of file if
             the reaper is lost.
         """
         reading, writing = os.pipe()
@@ -276,19 +272,18 @@ class ReaperClient:
         return reading
 
     def give_up_sweep(self) -> None:
-        """Give up the last sweep, and never wait again for processes that are left now."""
+        """Give up the last sweep, and never again wait for the processes that are left now."""
         with contextlib.suppress(ReaperLost):
             self._request(protocol.GIVE_UP, answered=False)
 
     def fence(self, until: float) -> None:
-        """Kill all workers at this moment, in seconds on CLOCK_BOOTTIME. Replaces the last fence; infinity removes it.
-        Workers started afterwards are not affected.
-        """
-        with contextlib.suppress(ReaperLost):  # which has killed them
+        """Kill all workers at this time, in seconds on CLOCK_BOOTTIME. Replaces the last fence; infinity removes it.
+        Does not affect workers started later."""
+        with contextlib.suppress(ReaperLost):  # a lost reaper killed them
             self._request(protocol.FENCE, until, answered=False)
 
     def close(self) -> None:
-        """End the reaper and everything left below it. Waits a moment for that. Idempotent."""
+        """End the reaper and everything left below it. Waits a moment until they end. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -305,20 +300,20 @@ class ReaperClient:
         self._reap()
         os.close(self._ended)
 
-    # Inside
+    # Internals
 
     def _has_ended(self, seconds: float = 0.0) -> bool:
-        """Whether the supervisor has ended, or ends within this time."""
+        """Whether the supervisor ended, or ends within this time."""
         return readable(self._ended, seconds)
 
     def _request(
         self, *message: object, beside: Sequence[int] = (), answered: bool = True, parts: int = 1
     ) -> tuple[Any, list[int]]:
-        """Send a request, with the descriptors `beside` it. Returns the answer and its descriptors.
+        """Send a request with the descriptors `beside` it. Returns the answer and its descriptors.
 
         Each of its parts may take `ANSWER_TIMEOUT`.
         """
-        # The lock itself: a context manager in Python could be interrupted after it has taken the lock.
+        # Use the lock itself: a context manager in Python could be interrupted after it takes the lock.
         with self._lock:
             if self._closed or self.lost:
                 raise self._lost_kind(self.lost_reason or "the reaper of the workers is closed")
@@ -337,7 +332,7 @@ class ReaperClient:
 
     def _disconnect(self, silence: str) -> None:
         """Break the connection, and say why."""
-        self.lost_reason = "the reaper of the workers is lost"  # at once: an exception may follow at any line
+        self.lost_reason = "the reaper of the workers is lost"  # set at once: any later line might raise
         self._link.close()
         ended = not silence and self._has_ended(_CLOSE_TIMEOUT)
         if not ended:
@@ -360,7 +355,7 @@ class ReaperClient:
         )
 
     def _reap(self) -> int | None:
-        """Reap the process if it has ended. Returns how it ended, if known."""
+        """Reap the process if it ended. Returns how it ended, if known."""
         with contextlib.suppress(ChildProcessError):
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -369,7 +364,7 @@ class ReaperClient:
 
 
 def _start() -> tuple[int, socket, int]:
-    """Start the process. Returns its pid, the connection to it, and a descriptor that is readable when it has ended."""
+    """Start the process. Returns its pid, the connection, and a descriptor that becomes readable when it ends."""
     ours, theirs = socketpair()
     with contextlib.ExitStack() as stack:
         if ours.fileno() <= 2:
@@ -389,49 +384,48 @@ def _exit_fd(pid: int) -> int:
         from rallypoint.base.without_pidfds import exit_fd
 
         return exit_fd(pid)
-    except ProcessLookupError:  # it has been reaped already
+    except ProcessLookupError:  # it was already reaped
         return always_readable()
 
 
 def _spawn_supervisor(link: int) -> int:
-    """Start the supervisor with a pidfd of this process, so that no other process can be mistaken for this one. Without
-    pidfds, it looks at its parent (see `program`).
-    """
+    """Start the supervisor with a pidfd of this process, so that it cannot mistake another process for this one.
+    Without pidfds, it checks its parent (see `program`)."""
     given = (link, os.pidfd_open(os.getpid())) if HAS_PIDFDS else (link,)
     try:
-        numbers = [max(given) + place for place in range(1, len(given) + 1)]  # none overwrites another
+        numbers = [max(given) + place for place in range(1, len(given) + 1)]  # so that none overwrites another
         quiet = ["-B"] if sys.dont_write_bytecode else []
         command = [sys.executable, "-I", "-S", *quiet, "-c", _BOOTSTRAP, _FOLDER, *map(str, numbers)]
-        # From `posix`: a debugger replaces the function in `os`; the reaper would run under it, and start too late.
+        # Use `posix`: a debugger replaces the function in `os`, and the reaper would run under it and start too late.
         pid = posix.posix_spawn(
             sys.executable,
             [*command, *(() if HAS_PIDFDS else (f"{os.getpid()}",)), "rallypoint-reaper"],
             os.environ,
             file_actions=[(posix.POSIX_SPAWN_DUP2, fd, number) for fd, number in zip(given, numbers, strict=True)],
-            setsigmask=signal.valid_signals(),  # until it sets its own signals, ^C must not end it
+            setsigmask=signal.valid_signals(),  # ^C must not end it before it sets its own signals
         )
     finally:
         for fd in given[1:]:
             os.close(fd)
-    # If the limit of open files was raised in this process, this module is imported; workers keep the earlier limit.
+    # If this process raised its limit of open files, this module is imported; workers get the earlier limit.
     if (descriptors := sys.modules.get("rallypoint.base.descriptors")) is not None:
         descriptors.restore_for(pid)
     return pid
 
 
 def exit_words(exitcode: int | None) -> str:
-    """How a process ended, for a message."""
+    """Say how a process ended, for a message."""
     return "it has ended" if exitcode is None else f"it {how_it_ended(exitcode)}"
 
 
-# A reaper that is started ahead
+# A reaper started ahead
 
 
 _prestarted: ReaperClient | None = None
 
 
 def prestart() -> None:
-    """Start a reaper for `take_prestarted`. A failure is not reported here: the agent tries again, and reports it."""
+    """Start a reaper for `take_prestarted`. Failures are not reported here: the agent retries, and reports them."""
     global _prestarted
     if _prestarted is None:
         try:
@@ -441,7 +435,7 @@ def prestart() -> None:
 
 
 def take_prestarted() -> ReaperClient:
-    """Return the reaper that was started ahead, else a new one. Raises as `ReaperClient` does."""
+    """Return the reaper that was started ahead, or a new one. Raises as `ReaperClient` does."""
     global _prestarted
     taken, _prestarted = _prestarted, None
     if taken is not None and taken.lost:
@@ -451,7 +445,7 @@ def take_prestarted() -> ReaperClient:
 
 
 def _reset_after_fork() -> None:
-    """Forget the reaper in a forked process: it belongs to the original."""
+    """Forget the reaper in a forked process: it belongs to the original process."""
     global _prestarted
     _prestarted = None
 
@@ -459,18 +453,18 @@ def _reset_after_fork() -> None:
 os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-# Initial settings of a worker, in the form of requests to the reaper and to zygotes
+# Initial settings of a worker, in the form that requests to the reaper and to zygotes use
 
 Settings = tuple[list[int], list[int], int]
 """Ignored signals, mask, umask."""
 
 
 def worker_settings(blocked: Collection[int] = (), ignored: Collection[int] = ()) -> Settings:
-    """The settings that a worker inherits from this process now, and those set explicitly.
+    """Collect the settings that a worker inherits from this process now, and those set explicitly.
 
     Args:
-        blocked: signals that it blocks initially, in addition to those that we block.
-        ignored: signals that it ignores initially, in addition to those that we ignore.
+        blocked: signals that it initially blocks, besides those that we block.
+        ignored: signals that it initially ignores, besides those that we ignore.
     """
     ours = inherited_settings()
     mask = sorted({*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())), *map(int, blocked)})
@@ -478,7 +472,7 @@ def worker_settings(blocked: Collection[int] = (), ignored: Collection[int] = ()
 
 
 def standard_descriptors(sent: dict[int, int], *given: int | None) -> list[int]:
-    """The position of a worker's 0, 1 and 2 among the sent descriptors.
+    """Positions of a worker's 0, 1 and 2 among the sent descriptors.
 
     Args:
         sent: the sent descriptors, with their positions; missing ones are added.
@@ -486,7 +480,7 @@ def standard_descriptors(sent: dict[int, int], *given: int | None) -> list[int]:
     """
     places = []
     for default, fd in enumerate(given):
-        try:  # a descriptor that we opened to replace a closed one is not inherited
+        try:  # our replacement for a closed descriptor is not inherited
             there = fd is not None or os.get_inheritable(default)
         except OSError:
             there = False
@@ -495,15 +489,15 @@ def standard_descriptors(sent: dict[int, int], *given: int | None) -> list[int]:
 
 
 def encoded_command(argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[bytes], dict[bytes, bytes]]:
-    """Arguments and variables for the kernel. Raises UserError for a NUL byte, or an invalid name."""
+    """Encode arguments and variables for the kernel. Raises UserError for a NUL byte or an invalid name."""
     if "=" in "".join(env):
         name = next(name for name in env if "=" in name)
         raise UserError(f"{name!r} contains a '=', which a variable name cannot contain; remove it")
     texts = (*argv, *env, *env.values())
     if "\0" in "".join(texts):
         text = next(text for text in texts if "\0" in text)
-        raise UserError(f"{text!r} contains a null byte, which cannot be passed to a program; remove it")
-    # Not with `fsencode`, which is a function in Python: a start of many workers has thousands of variables.
+        raise UserError(f"{text!r} holds a null byte, which no program can be given; take it out")
+    # Do not use `fsencode`, a slow Python function: a start of many workers encodes thousands of variables.
     arguments = [text.encode(_ENCODING, _ERRORS) for text in argv]
     return arguments, {name.encode(_ENCODING, _ERRORS): text.encode(_ENCODING, _ERRORS) for name, text in env.items()}
 

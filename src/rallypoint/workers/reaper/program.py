@@ -1,38 +1,36 @@
-"""The reaper and its supervisor: the program that the agent starts, and how the two watch each other.
+"""The reaper and its supervisor: the program that the agent starts. The two watch each other.
 
 agent -> supervisor -> reaper -> workers (each in its own session). The agent starts the supervisor, which forks the
-reaper and only waits for it to end. Both are subreapers in one session of their own. Everything that a worker spawns
-stays below the reaper, however it tries to leave (its own session, two forks, an empty environment). If the reaper is
-killed, its children fall to the supervisor.
+reaper and only waits for it to end. Both are subreapers and share a session. Everything that a worker spawns stays
+below the reaper, however it tries to leave (its own session, two forks, an empty environment). If the reaper is killed,
+the supervisor inherits its children.
 
 Laws:
 
-1. When the reaper is gone, everything that it left is killed, then the supervisor ends as the reaper did. When the
-   supervisor is gone, the agent closes the connection. So SIGKILL to any single process leaves nothing behind.
-2. When the agent is gone, for any reason, everything below the reaper is killed. Then the reaper removes what the agent
-   asked it to remove, writes the agent's record, and ends. When the agent closes the reaper, it ends in the same way,
-   but removes and writes nothing.
-3. They adopt all orphans below them, if the kernel lets them; no signal except SIGKILL ends them; and they keep nothing
-   open that belongs to the agent.
-4. They wake only for a reason: a request, the end of a child, the agent's end; while they kill, or a fence is set, also
-   for a timer.
-5. They import only built-in modules (`os`, `signal` and `socket` would double the time until the reaper is ready),
+1. When the reaper is gone, the supervisor kills everything left below, then ends as the reaper did. When the supervisor
+   is gone, the agent closes the connection. So SIGKILL to any single process leaves nothing behind.
+2. When the agent is gone, for any reason, the reaper kills everything below it, removes what the agent asked it to
+   remove, writes the agent's record, and ends. When the agent closes the reaper, the reaper ends in the same way, but
+   removes and writes nothing.
+3. Both adopt all orphans below them, if the kernel permits. Only SIGKILL ends them. They keep nothing open that belongs
+   to the agent.
+4. Both wake only for a request or when a child or the agent ends; while they kill, or a fence is set, also for a timer.
+5. Both import only built-in modules (`os`, `signal` and `socket` would double the time until the reaper is ready),
    `protocol`, `base.pidfds` and `base.process_table`. The packages above are empty here (see `client`). Modules that
-   only the reaper needs are imported before the fork too: after it, each page that the import touches would have to be
-   copied.
-6. The agent never uses a pid: it gets a pidfd with each worker. Without pidfds (Linux before 5.3, sandboxes), it gets
-   the end of a pipe, which is closed when the worker has been reaped, and sends signals through the reaper.
-7. A worker inherits the agent's settings of that moment: folder, umask, signal mask, ignored signals, descriptors.
+   only the reaper needs are also imported before the fork: after it, each page that an import touches would be copied.
+6. The agent never uses a pid: it gets a pidfd for each worker. Without pidfds (Linux before 5.3, sandboxes), it gets
+   the end of a pipe, which is closed after the worker is reaped, and sends signals through the reaper.
+7. A worker inherits the agent's current settings: folder, umask, signal mask, ignored signals, descriptors.
 8. The reaper records the signals that it receives. Like each worker it is below the agent in its own session, so a
-   sender that signals all processes of a job has signalled the workers too (`agent/signals`).
+   sender whose signal reached the reaper also signalled the workers (`agent/signals`).
 
-Of the processes below one process:
+Laws for the processes below one process:
 
-1. A child that has ended is reaped at once.
-2. A process is killed through its pidfd, once it is certain that this still refers to the process that was found;
-   without pidfds, through its pid at the same moment.
-3. A sweep kills nothing that starts after the sweep has begun, and waits only once for a process that has survived
-   SIGKILL. It may begin with one SIGTERM to each process.
+1. A child that ended is reaped at once.
+2. A process is killed through its pidfd after checking that this still refers to the process that was found; without
+   pidfds, through its pid right after the same check.
+3. A sweep kills nothing that starts after the sweep began, and waits only once for a process that survives SIGKILL. It
+   can begin with one SIGTERM to each process.
 4. Every sweep, but not `end`, spares an excluded process with its descendants.
 5. A process that one sweep spares is spared with its descendants and the session that it leads.
 """
@@ -54,21 +52,21 @@ if TYPE_CHECKING:
     from typing import Any
 
 _signal = __import__("_signal")
-"""The module below `signal`, which makes enums of all its constants, for 4 ms and 1 MB."""
+"""The module below `signal`, which turns all its constants into enums, for 4 ms and 1 MB."""
 SIGKILL, SIGPIPE, SIGTERM, SIGCHLD, SIGCONT, SIGXFSZ = 9, 13, 15, 17, 18, 25
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
 
 SWEEP_INTERVAL = 0.05
-"""Seconds between two passes of a sweep, in addition to a pass at each end of a child."""
+"""Seconds between passes of a sweep; each end of a child also causes a pass."""
 LAST_TIMEOUT = 10.0
-"""Seconds that reaper and supervisor wait, before they end, for processes that do not even end on SIGKILL."""
+"""Seconds that the reaper and the supervisor wait, before they end, for processes that survive SIGKILL."""
 
 
 class ProcessTree:
-    """The processes below this process.
+    """Processes below this process.
 
     Args:
-        wake: the reading end of a pipe that is readable when children have ended.
+        wake: the reading end of a pipe that becomes readable when children end.
     """
 
     def __init__(self, wake: int) -> None:
@@ -78,7 +76,7 @@ class ProcessTree:
         self.exits: dict[int, int] = {}
         """Exit codes of reaped children, -N for a signal."""
         self._pipes: dict[int, list[int]] = {}
-        """Without pidfds: the writing ends to close when a child has ended."""
+        """Without pidfds: the writing ends to close when a child ends."""
         self._kill_at = 0.0
         self._terminated: set[tuple[int, int]] = set()
         self._stuck: set[tuple[int, int]] = set()
@@ -87,7 +85,7 @@ class ProcessTree:
         """Children that the last sweep spares."""
 
     def open_child(self, pid: int) -> int:
-        """A descriptor, which the caller closes, that becomes readable when this child has ended. Raises OSError."""
+        """Open a descriptor, which the caller closes, that becomes readable when this child ends. Raises OSError."""
         if HAS_PIDFDS:
             return posix.pidfd_open(pid)
         reading, writing = posix.pipe()
@@ -95,17 +93,17 @@ class ProcessTree:
         return reading
 
     def send_signal(self, pids: Collection[int], number: int) -> None:
-        """Signal those of these children that are workers, or may become one. None of them has been reaped."""
+        """Signal those of these children that are workers, or might become workers. None of them has been reaped."""
         for pid in (self.started | self._excluded).intersection(pids):
             try:  # noqa: SIM105 - contextlib is not built in
                 posix.kill(pid, number)
-            except OSError:  # it runs as another user now
+            except OSError:  # it now runs as another user
                 pass
 
     def watch_child(self, pid: int, excluded: bool) -> None:
-        """A child was started as a worker; `excluded`: every sweep spares it and its descendants."""
+        """Watch a child that was started as a worker; if `excluded`, every sweep spares it and its descendants."""
         self.started.add(pid)
-        self.exits.pop(pid, None)  # from an earlier process
+        self.exits.pop(pid, None)  # left by an earlier process
         if excluded:
             self._excluded.add(pid)
 
@@ -114,12 +112,13 @@ class ProcessTree:
 
         Args:
             pid: its pid.
-            excluded: whether sweeps spare it, and its exit code does not matter; otherwise it matters from now on.
+            excluded: whether sweeps spare it and its exit code is ignored; otherwise its exit code is recorded from now
+                on.
         """
-        # A waiting copy is killed:
-        #   1. we reap it, so that its pid is free, and a stranger's process gets it;
+        # Suppose a waiting copy is killed:
+        #   1. we reap it, and an unrelated process gets its pid;
         #   2. the agent, which has not looked at its pidfd yet, asks us to adopt this pid as a worker.
-        # The stranger is not below us. Our descendants cannot have a pid that we have not reaped.
+        # The unrelated process is not below us. The pid of a child that we have not reaped cannot be reused.
         if not self._is_below(pid):
             return False
         if excluded:
@@ -130,7 +129,6 @@ class ProcessTree:
         return True
 
     def _is_below(self, pid: int) -> bool:
-        """Whether a process descends from us."""
         me, seen = posix.getpid(), set[int]()
         while pid != me and pid not in seen and (stat := read_stat(pid)) is not None:
             seen.add(pid)
@@ -138,7 +136,7 @@ class ProcessTree:
         return pid == me and bool(seen)
 
     def reap(self) -> bool:
-        """Reap all children that have ended; returns whether there are others."""
+        """Reap all children that ended; returns whether others exist."""
         try:  # noqa: SIM105 - contextlib is not built in
             posix.read(self.wake, 4096)
         except BlockingIOError:
@@ -165,8 +163,8 @@ class ProcessTree:
         self._terminated.clear()
 
     def sweep(self) -> bool:
-        """Make one pass: signal everything below. Returns whether anything was found, apart from the stuck."""
-        if not self.reap() or self._only_excluded():  # without other children nothing is below us
+        """Make one pass: signal everything below. Returns whether it found anything, apart from stuck processes."""
+        if not self.reap() or self._only_excluded():  # without other children nothing is below this process
             return False
         try:
             victims = self._own_descendants({pid: stat for pid, stat in process_table().items() if not stat.ended})
@@ -176,15 +174,15 @@ class ProcessTree:
                     signal_process(victim, SIGKILL)
                 elif victim.key not in self._terminated:
                     self._terminated.add(victim.key)
-                    signal_process(victim, SIGTERM, SIGCONT)  # a stopped process handles it only when it continues
+                    signal_process(victim, SIGTERM, SIGCONT)  # a stopped process handles SIGTERM only when it continues
             if any(victim.key not in self._stuck for victim in victims):
                 return True
             return self.reap() and self._has_other_children()
-        except OSError:  # for instance, no descriptor is free: try again
+        except OSError:  # such as no free descriptor: try again
             return True
 
     def give_up(self) -> None:
-        """Never wait again for processes that are left now."""
+        """Never again wait for the processes that are left now."""
         try:
             self._stuck = {stat.key for stat in self._own_descendants(process_table())}
         except OSError:
@@ -210,7 +208,7 @@ class ProcessTree:
         return [found[pid] for pid in descendants(me, parents, spared)]
 
     def _has_other_children(self) -> bool:
-        """Whether any child is neither stuck nor excluded. Call it only if there are children."""
+        """Whether any child is neither stuck nor excluded. Call this only if there are children."""
         spared = self._excluded | self._spared
         if not self._stuck and not spared:
             return True
@@ -224,9 +222,9 @@ class ProcessTree:
         )
 
     def _only_excluded(self) -> bool:
-        """Whether the kernel's list of our children, if it has one, names only the spared ones.
+        """Whether the kernel's list of our children, if available, names only spared ones.
 
-        The list is exact: in a process with one thread, only this thread's own `waitpid` removes entries.
+        The list is exact: in a single-threaded process, only this thread's own `waitpid` removes entries.
         """
         spared = self._excluded | self._spared
         if not spared or self.started - spared:
@@ -245,20 +243,19 @@ class ProcessTree:
 
 
 _AGENT_EXIT_WINDOW = 0.5
-"""Seconds between the end of the connection and the agent's end, within which they count as one event."""
+"""Seconds within which the end of the connection and the agent's end count as one event."""
 _FENCE_CHECK = 0.5
-"""The most seconds between looks at the clock for a fence: `poll` does not count time in suspension."""
+"""Maximum seconds between checks of the clock for a fence: `poll` does not count time in suspension."""
 _EIO, _EMFILE = 5, 24
 _NEVER = float("inf")
 
 
 class Reaper:
-    """The one object of the reaper's process.
+    """The reaper, one per process.
 
     Args:
         link: the connection to the agent.
-        agent: a pidfd of the agent; or a pipe into which the supervisor, at its other end, writes when the agent has
-            ended.
+        agent: a pidfd of the agent, or a pipe into which the supervisor writes when the agent ends.
         tree: the processes below this one.
     """
 
@@ -269,19 +266,19 @@ class Reaper:
         self._signal = _signal
         self._inherited = {number for number in self._signal.valid_signals() if self._ignored(number)}
         self._received: list[int] = []
-        """Received descriptors that no request has taken yet."""
+        """Received descriptors that no request has used yet."""
         self._sweep_pipe = -1
-        """The pipe that receives a byte at the end of the running sweep; -1 if none runs."""
+        """The pipe that receives a byte when the running sweep ends; -1 if none is running."""
         self._fence_at = _NEVER
-        """When to kill everything unless the agent moves it, on CLOCK_BOOTTIME."""
+        """When to kill everything unless the agent postpones it, on CLOCK_BOOTTIME."""
         self._fencing = False
-        """Whether this time has come, and not all processes have been found dead yet."""
+        """Whether that time passed, while some processes might still be alive."""
         self._cleanup: tuple[list[bytes], list[bytes]] = ([], [])
         self._record: tuple[bytes, int, bytes] | None = None
         self._closed = False
 
     def run(self) -> None:
-        """Serve until the agent is gone or closes the connection; then leave nothing."""
+        """Serve until the agent is gone or closes the connection, then leave nothing behind."""
         poller = select.poll()
         for fd in (self._link.socket.fileno(), self._agent, self._tree.wake):
             poller.register(fd, select.POLLIN)
@@ -299,7 +296,7 @@ class Reaper:
         self._end()
 
     def _timeout(self) -> float | None:
-        """Milliseconds until there is something to do that no descriptor announces; None for never."""
+        """Milliseconds until work is due that no descriptor announces; None for never."""
         if self._fencing or self._sweep_pipe >= 0:
             return SWEEP_INTERVAL * 1000
         if self._fence_at == _NEVER:
@@ -308,13 +305,13 @@ class Reaper:
         return max(0.0, min(left, _FENCE_CHECK)) * 1000
 
     def _end(self) -> None:
-        """Kill everything; if the agent is gone too, remove what it asked to remove."""
+        """Kill everything. If the agent is gone, also remove what it asked to remove."""
         self._tree.end(LAST_TIMEOUT)
         if self._closed:
             return
         poller = select.poll()
         poller.register(self._agent, select.POLLIN)
-        # End of file without a byte: the supervisor has ended, not the agent.
+        # End of file without a byte: the supervisor ended, not the agent.
         if any(events & select.POLLIN for _, events in poller.poll(_AGENT_EXIT_WINDOW * 1000)):
             for whole, paths in enumerate(self._cleanup):
                 for path in paths:
@@ -325,7 +322,7 @@ class Reaper:
     # Requests
 
     def _receive(self) -> bool:
-        """Read what has arrived and handle complete requests; False at the end of the connection."""
+        """Read what arrived, and handle complete requests; False at the end of the connection."""
         try:
             self._received += self._link.receive()
         except BlockingIOError:
@@ -345,7 +342,7 @@ class Reaper:
         self._link.socket.setblocking(True)
         try:
             self._link.send((answer,), descriptors)
-        except OSError:  # the agent is gone, which is noticed elsewhere
+        except OSError:  # the agent is gone, which is detected elsewhere
             pass
         finally:
             self._link.socket.setblocking(False)
@@ -357,13 +354,13 @@ class Reaper:
         excluded: bool,
         workers: list[tuple[list[bytes], dict[bytes, bytes], list[int], list[int]]],
     ) -> None:
-        """Start workers, each in its own session; if one cannot be started, none is left."""
+        """Start workers, each in its own session. If one cannot be started, leave none."""
         ignored, mask, umask = settings
         count = 1 + max([0, *(place for _, _, places, _ in workers for place in places)])
         sent = self._take(count)
         pids: list[int] = []
         descriptors: list[int] = []
-        if not excluded:  # no sweep touches excluded ones, so a running sweep can continue
+        if not excluded:  # no sweep touches excluded workers, so a running sweep can continue
             self._end_sweep()
         try:
             if len(sent) < count:
@@ -417,7 +414,7 @@ class Reaper:
 
     def _begin_sweep(self, seconds: float, spared: list[int]) -> None:
         self._end_sweep()
-        # If no descriptor is free for the pipe, the agent finds it closed, and the sweep continues anyway.
+        # If no descriptor is free for the pipe, the agent finds it closed; the sweep continues anyway.
         self._sweep_pipe = next(iter(self._take(1)), -1)
         self._tree.begin_sweep(seconds, spared)
 
@@ -426,7 +423,7 @@ class Reaper:
         if pipe >= 0:
             try:  # noqa: SIM105 - contextlib is not built in
                 posix.write(pipe, b"\0")
-            except OSError:  # the agent no longer waits for it
+            except OSError:  # the agent is no longer waiting for it
                 pass
             posix.close(pipe)
 
@@ -457,22 +454,22 @@ class Reaper:
     # Signals
 
     def _take_signals(self) -> list[int]:
-        """Signals that this process received since the last call: the kernel keeps them, as all except SIGCHLD are
-        blocked.
+        """Signals that this process received since the last call: the kernel queues them, because all except SIGCHLD
+        are blocked.
 
-        Also called to drop them when a worker is started, which has not received earlier signals.
+        Also called to drop the signals when a worker is started, since it did not receive them.
         """
         pending = {int(number) for number in self._signal.sigpending()} - {SIGCHLD}
         for number in pending:
-            self._signal.sigwait([number])  # at once
+            self._signal.sigwait([number])  # returns at once
         return sorted(pending)
 
     def _ignored(self, number: int) -> bool:
         return bool(self._signal.getsignal(number) == self._signal.SIG_IGN) and number not in (SIGPIPE, SIGXFSZ)
 
     def _set_ignored(self, wanted: set[int]) -> None:
-        """Ignore exactly these, so that a worker does too. They are blocked here anyway."""
-        wanted &= self._signal.valid_signals()  # signals of the C library cannot be set, and stay as they are
+        """Ignore exactly these signals, so that a worker does too. Here they are blocked anyway."""
+        wanted &= self._signal.valid_signals()  # the C library's signals cannot be set, and stay as they are
         wanted -= {SIGCHLD, SIGPIPE, SIGXFSZ}
         for number in wanted ^ self._inherited:
             self._signal.signal(number, self._signal.SIG_IGN if number in wanted else self._signal.SIG_DFL)
@@ -480,7 +477,7 @@ class Reaper:
 
 
 def _actions(places: list[int], sent: list[int]) -> list[tuple[int, ...]]:
-    """The file actions of `posix_spawn` for descriptors 0, 1 and 2. Sent descriptors have higher numbers."""
+    """File actions of `posix_spawn` for descriptors 0, 1 and 2. Sent descriptors have higher numbers."""
     return [
         (posix.POSIX_SPAWN_CLOSE, target) if place < 0 else (posix.POSIX_SPAWN_DUP2, sent[place], target)
         for target, place in enumerate(places)
@@ -493,17 +490,17 @@ def _start(
     actions: list[tuple[int, ...]],
     mask: list[int],
 ) -> int:
-    """Start the first program of this name on its PATH that can be executed. Returns the pid.
+    """Start the first executable program with this name on its PATH. Returns the pid.
 
     Raises:
-        OSError: none can be; with the first reason other than a missing file.
+        OSError: no program can be executed; contains the first reason other than a missing file.
     """
     reason: OSError | None = None
     name = arguments[0]
     folders = [b""] if b"/" in name else environment.get(b"PATH", b"/bin:/usr/bin").split(b":")
     for program in (folder + b"/" + name if folder else name for folder in folders):
         try:
-            posix.stat(program)  # a process that finds that there is none takes a hundred times as long
+            posix.stat(program)  # starting a process that then finds no program takes a hundred times as long
             return posix.posix_spawn(
                 program,
                 arguments,
@@ -521,7 +518,7 @@ def _start(
 
 
 def _start_on(cpus: list[int], *request: Any) -> int:
-    """`_start` on these processors only; on all that we may use, if the list is empty."""
+    """`_start` on these processors only, or on all that we may use if the list is empty."""
     if not cpus:
         return _start(*request)
     ours = posix.sched_getaffinity(0)
@@ -532,28 +529,28 @@ def _start_on(cpus: list[int], *request: Any) -> int:
         posix.sched_setaffinity(0, ours)
 
 
-# Preparations of both before they serve
+# Preparations of both processes
 
 
 def become_subreaper() -> None:
-    """Adopt the orphans below us. Raises OSError: the kernel is older than 3.4, or a sandbox denies it."""
+    """Adopt the orphans below this process. Raises OSError if the kernel is older than 3.4, or a sandbox denies it."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
 def _prctl(option: int, value: int) -> None:
-    """Python has no call for it; `ctypes` does it too, for 2 ms more."""
+    """Call prctl(2), which Python does not wrap. `ctypes` could too, but takes 2 ms more."""
     ctypes = __import__("_ctypes")
     try:
         prctl = ctypes.dlsym(ctypes.dlopen(None, 2), "prctl")
         refused = ctypes.call_function(prctl, (option, value, 0, 0, 0))
-    except AttributeError:  # these names are not public
+    except AttributeError:  # these names are private
         refused = __import__("ctypes").CDLL(None).prctl(option, value, 0, 0, 0)
     if refused:
         raise OSError(f"this kernel has no prctl({option})")
 
 
 def sigchld_fd() -> int:
-    """Block all signals except SIGCHLD; returns a descriptor that is readable after each SIGCHLD."""
+    """Block all signals except SIGCHLD. Returns a descriptor that becomes readable at each SIGCHLD."""
     signal = _signal
     reading, writing = posix.pipe()
     for fd in (reading, writing):
@@ -565,8 +562,8 @@ def sigchld_fd() -> int:
 
 
 def close_inherited(kept: set[int]) -> None:
-    """Close descriptors that the agent had inherited; 0 and 1 then lead nowhere, 2 stays, for error messages."""
-    # By name: without close_range(2) in the kernel, `closerange` tries every possible number.
+    """Close descriptors that the agent inherited. 0 and 1 then lead nowhere; 2 stays open for error messages."""
+    # Close them by name: without close_range(2) in the kernel, `closerange` tries every possible number.
     try:
         numbers = [int(name) for name in posix.listdir("/proc/self/fd")]
     except FileNotFoundError:
@@ -575,7 +572,7 @@ def close_inherited(kept: set[int]) -> None:
         if fd > 2 and fd not in kept:
             try:  # noqa: SIM105 - contextlib is not built in
                 posix.close(fd)
-            except OSError:  # the one that listed them
+            except OSError:  # the descriptor used for listing
                 pass
     for target in (0, 1, 2):
         if target == 2 and _is_open(2):
@@ -602,7 +599,7 @@ def _unlink(path: bytes) -> None:
 
 
 def write_record(folder: bytes, agent: int, text: bytes) -> None:
-    """Write the text into a file named after the moment and the agent's pid, with a line that has the moment."""
+    """Write the text, and a line with the time, to a file named after the time and the agent's pid."""
     now = time.time()
     flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
     try:
@@ -614,7 +611,7 @@ def write_record(folder: bytes, agent: int, text: bytes) -> None:
 
 
 def remove(path: bytes, *, whole: bool) -> None:
-    """Remove a folder and everything below it: folders only if they are empty, or everything."""
+    """Remove a folder and everything below it (`whole`), or only empty folders."""
     try:
         names = posix.listdir(path)
     except NotADirectoryError:  # the watchdog's pipe
@@ -640,9 +637,8 @@ def remove(path: bytes, *, whole: bool) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the supervisor, and in a fork the reaper, of the process whose connection and pidfd have these numbers.
-    Without pidfds, the second number is that process's pid.
-    """
+    """Run the supervisor, and in a fork the reaper, for the process whose connection and pidfd have these numbers.
+    Without pidfds, the second number is that process's pid."""
     link, agent = map(int, arguments[:-1])
     _exit_if_denied(101, posix.setsid)
     close_inherited({link, agent} if HAS_PIDFDS else {link})
@@ -651,7 +647,8 @@ def main(arguments: list[str]) -> None:
     if not HAS_PIDFDS:
         parent = agent
         agent, pipe = posix.pipe()
-        # A SIGCHLD when the agent ends. It also comes if only the thread that started us ends, so `_supervise` looks.
+        # Request SIGCHLD when the agent ends. It also arrives if only the thread that started us ends, so `_supervise`
+        # checks.
         _exit_if_denied(103, lambda: _prctl(_SET_PDEATHSIG, SIGCHLD))
     reaper = posix.fork()
     if reaper:
@@ -671,9 +668,8 @@ def main(arguments: list[str]) -> None:
 
 
 def _exit_if_denied(code: int, call: Callable[[], None]) -> None:
-    """Make a call that may be denied, and exit with a code if it is; the agent turns the code into a text
-    (`protocol.DENIED`).
-    """
+    """Make a call that might be denied. If it is, exit with a code, which the agent turns into a text
+    (`protocol.DENIED`)."""
     try:
         call()
     except OSError:
@@ -681,9 +677,8 @@ def _exit_if_denied(code: int, call: Callable[[], None]) -> None:
 
 
 def _supervise(reaper: int, agent: int, pipe: int) -> None:
-    """Supervise the reaper: wait until it ends, kill everything it has left, and end with the same status. Without
-    pidfds (`agent` is not 0), write into the pipe when the agent has ended.
-    """
+    """Supervise the reaper: wait until it ends, kill everything it left, and end with the same status. Without pidfds
+    (`agent` is not 0), write into the pipe when the agent ends."""
     tree = ProcessTree(sigchld_fd())
     tree.started.add(reaper)
     poller = select.poll()
@@ -694,12 +689,12 @@ def _supervise(reaper: int, agent: int, pipe: int) -> None:
             agent = 0
             try:  # noqa: SIM105 - contextlib is not built in
                 posix.write(pipe, b"\0")
-            except OSError:  # the reaper has ended
+            except OSError:  # the reaper ended
                 pass
         poller.poll()
         tree.reap()
     code = tree.exits[reaper]
-    tree.end(LAST_TIMEOUT if code else 0.0)  # a reaper that ended normally has already waited
+    tree.end(LAST_TIMEOUT if code else 0.0)  # a reaper that ended normally already waited
     if code == -SIGKILL:
         posix.kill(posix.getpid(), SIGKILL)
     posix._exit(code if code >= 0 else 128 - code)

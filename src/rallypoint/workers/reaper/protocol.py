@@ -2,7 +2,7 @@
 
 Laws:
 
-1. Both ends import this, and the reaper must be ready fast: import built-in modules only.
+1. Import only built-in modules: both ends import this one, and the reaper must be ready fast.
 2. Frames are `marshal` data after a length: both ends are ours, on one host, with one interpreter.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SPAWN, STATUS, SIGNAL, ADOPT, SIGNALS = "spawn", "status", "signal", "adopt", "signals"
 SWEEP, GIVE_UP, FENCE, CLEANUP, RECORD, CLOSE = "sweep", "give up", "fence", "cleanup", "record", "close"
-"""The requests `(name, *arguments)`. Requests with an arrow are answered with `(answer,)`, in order.
+"""Requests `(name, *arguments)`. Requests with an arrow are answered by `(answer,)`, in order.
 
 SPAWN     environment, (ignored signals, mask, umask), excluded, workers -> their pids, with a descriptor for each: its
           pidfd, or without pidfds the end of a pipe that is closed when it has ended; or minus errno, and then none
@@ -48,27 +48,27 @@ CLOSE     the agent no longer needs the reaper
 """
 
 DENIED = {101: "setsid", 102: "prctl (PR_SET_CHILD_SUBREAPER)", 103: "prctl (PR_SET_PDEATHSIG)"}
-"""Exit codes of a supervisor that was denied a system call that it needs."""
+"""Exit codes of a supervisor that was denied a system call it needs."""
 
 CLOSED = -1
-"""Instead of the position of 0, 1 or 2: the worker starts without it."""
+"""In place of the position of 0, 1 or 2: the worker starts without that descriptor."""
 
 _DESCRIPTORS_AT_ONCE = 250
-"""The kernel sends up to 253 with one call."""
+"""The kernel sends up to 253 per call."""
 _ANCILLARY_SIZE = 64 + 4 * _DESCRIPTORS_AT_ONCE
 _CLOSE_ON_EXEC: int = getattr(_socket, "MSG_CMSG_CLOEXEC", 0)
-"""0 if the system has no such flag."""
+"""0 if the system does not have this flag."""
 _HEAD = 4
 
 
 def frame(message: tuple[Any, ...]) -> bytes:
-    """The bytes of a message."""
+    """Encode a message."""
     body = marshal.dumps(message)
     return len(body).to_bytes(_HEAD, "little") + body
 
 
 def parse(buffer: bytearray) -> tuple[Any, ...] | None:
-    """Take the first message from the buffer; None if it is not complete yet."""
+    """Remove and return the first message in the buffer; None if it is incomplete."""
     if len(buffer) < _HEAD:
         return None
     end = _HEAD + int.from_bytes(buffer[:_HEAD], "little")
@@ -80,23 +80,23 @@ def parse(buffer: bytearray) -> tuple[Any, ...] | None:
 
 
 class Connection:
-    """One end of a stream of messages, which owns its socket."""
+    """One end of a message stream; owns its socket."""
 
     def __init__(self, link: socket) -> None:
         self.socket = link
         self.buffer = bytearray()
 
     def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
-        """Send a message, with descriptors. Raises OSError."""
+        """Send a message with descriptors. Raises OSError."""
         data, left = memoryview(frame(message)), list(descriptors)
-        while left:  # descriptors beyond one call go with another byte
+        while left:  # send descriptors beyond one call with another byte
             some, left = left[:_DESCRIPTORS_AT_ONCE], left[_DESCRIPTORS_AT_ONCE:]
             packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in some)
             data = data[self.socket.sendmsg([data[:1]], [(SOL_SOCKET, SCM_RIGHTS, packed)]) :]
         self.socket.sendall(data)
 
     def receive(self) -> list[int]:
-        """Read once into `buffer`. Returns the received descriptors; raises OSError, and EOFError at the end."""
+        """Read once into `buffer`. Returns the received descriptors. Raises OSError, and EOFError at the end."""
         data, ancillary, _, _ = self.socket.recvmsg(1 << 18, _ANCILLARY_SIZE, _CLOSE_ON_EXEC)
         if not data:
             raise EOFError
@@ -111,7 +111,7 @@ class Connection:
         return found
 
     def read(self) -> tuple[tuple[Any, ...], list[int]]:
-        """Wait for the next message; returns it and its descriptors. Raises as `receive` does."""
+        """Wait for the next message; return it and its descriptors. Raises as `receive` does."""
         descriptors: list[int] = []
         while (message := parse(self.buffer)) is None:
             descriptors += self.receive()
@@ -122,7 +122,7 @@ class Connection:
 
 
 def open_null() -> int:
-    """/dev/null; if there is none, the end of a pipe whose other end is closed, which leads nowhere either."""
+    """Open /dev/null, or else the end of a pipe whose other end is closed, which leads nowhere either."""
     try:
         return posix.open("/dev/null", posix.O_RDWR)
     except OSError:

@@ -1,6 +1,5 @@
-"""Ends a stopped reaper (SIGSTOP, a debugger), which ends neither with its connection nor with its supervisor. Imported
-only when a reaper does not end by itself.
-"""
+"""Ends a stopped reaper (SIGSTOP, a debugger), which outlives its connection and its supervisor. Imported only when a
+reaper does not end by itself."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from rallypoint.base.process_table import descendants, process_table, signal_pro
 
 
 def is_stopped(supervisor: int) -> bool:
-    """Whether the reaper of this supervisor, or the supervisor itself, was stopped."""
+    """Whether the reaper of this supervisor, or the supervisor itself, is stopped."""
     with contextlib.suppress(OSError):
         return any(
             stat.state in "Tt" and supervisor in (pid, stat.parent) and stat.session == supervisor
@@ -22,17 +21,17 @@ def is_stopped(supervisor: int) -> bool:
 
 
 def kill(supervisor: int, ended: int, seconds: float) -> None:
-    """Kill the reaper. Its supervisor, which may be stopped as well, then kills everything left below.
+    """Kill the reaper. Its supervisor, which might also be stopped, then kills everything left below.
 
     Args:
         supervisor: its pid.
-        ended: a descriptor that is readable once the supervisor has ended.
+        ended: a descriptor that becomes readable when the supervisor ends.
         seconds: how long to wait for each kill.
     """
     with contextlib.suppress(OSError):
         table = process_table()
         own = table.get(supervisor)
-        if own is None or readable(ended):  # another process may have its pid
+        if own is None or readable(ended):  # another process might have its pid
             return
         below = descendants(supervisor, {pid: stat.parent for pid, stat in table.items()})
         signal_process(own, SIGCONT)
