@@ -1,8 +1,8 @@
-"""Opens sessions with a control server: look up its name, connect, greet, prove the secret; as often as needed.
+"""Opens sessions with a control server as often as needed: looks up its name, connects, greets, proves the secret.
 
-A problem that waiting may solve is an OSError (no server listens yet, the name does not resolve yet, an answer is
-late). One that waiting cannot solve (a foreign service, another job, a wrong secret) is a `HandshakeError` of one
-sentence.
+A problem that waiting can solve is an OSError (no server is listening yet, the name does not resolve yet, an answer is
+late). A problem that waiting cannot solve (a foreign service, another job, a wrong secret) is a `HandshakeError` with
+one sentence.
 """
 
 from __future__ import annotations
@@ -47,25 +47,23 @@ log = get_logger(__name__)
 
 
 _LOOK_UP = 15.0
-"""Seconds that one attempt waits for the look-up of the name, which continues for the next attempt."""
+"""Seconds that one attempt waits for the name's look-up, which continues for the next attempt."""
 
 _NOT_TLS = {"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}
-"""OpenSSL's reasons for bytes that are not TLS."""
+"""OpenSSL's reasons when the bytes are not TLS."""
 
 _SILENT_AFTER, _BUSY_FOR = 3.0, 15.0
-"""Seconds to wait for a greeting's answer before a probe for another kind of service; and the longest total wait if it
-is a control server (`patience`), since a server that is busy with many nodes must not get another connection from each.
-"""
+"""Seconds to wait for the greeting's answer before probing for another kind of service, and the maximum total wait if
+it is a control server (`patience`): a server that is busy with many nodes must not get another connection from each."""
 _TO_DIAL_AGAIN = 2.0
-"""Seconds for the pause after an attempt plus the next attempt."""
+"""Maximum seconds for the pause after an attempt plus the next attempt."""
 _PROBE_TIMEOUT = 2.0
 
 _AT_ONCE = 1024
-"""Nodes that may dial at the same time: the queue of a listening socket has room for them."""
+"""Number of nodes that can dial at the same time: they fit into the queue of a listening socket."""
 _DIAL_PACE, _PROBE_PACE, _PROGRESS_PACE = 80e-6, 1e-3, 0.5e-3
-"""Seconds per node over which a job's nodes spread actions that all may take at the same time: dial, probe a silent
-server, and ask for the progress. About the time that each costs a server.
-"""
+"""Seconds per node over which a job's nodes spread actions that all might take at the same time: dialing, probing a
+silent server, and asking for the progress. About the time that each action costs a server."""
 
 
 def _dial_spread(settings: Settings) -> float:
@@ -74,7 +72,7 @@ def _dial_spread(settings: Settings) -> float:
 
 
 def progress_spread(settings: Settings) -> float:
-    """Random seconds that a node waits before it asks for the progress."""
+    """Random seconds that a node waits before asking for the progress."""
     return random.uniform(0.0, _PROGRESS_PACE * settings.max_nodes)
 
 
@@ -83,14 +81,14 @@ def _probe_spread(settings: Settings) -> float:
 
 
 RETRYABLE = (OSError, TimeoutError, asyncio.IncompleteReadError, codec.CodecError)
-"""Exceptions of an attempt after which the next attempt may succeed."""
+"""Exceptions of an attempt after which the next attempt can succeed."""
 
 
 A = TypeVar("A", Challenge, Welcome)
 
 
 class _Address(NamedTuple):
-    """One address of a name, in the form for a socket."""
+    """One address of a name, in the form that sockets use."""
 
     family: int
     kind: int
@@ -99,12 +97,12 @@ class _Address(NamedTuple):
 
     @property
     def host(self) -> str:
-        """The numeric address, without the port."""
+        """The numeric address without the port."""
         return str(self.name[0])
 
 
 class ClientSession:
-    """A connection to a control server; a session from the welcome on."""
+    """A connection to a control server; from the welcome on, a session."""
 
     welcome: Welcome
 
@@ -132,7 +130,7 @@ class ClientSession:
         return payload if self.signers is None else self.signers.incoming.verify(payload)
 
     async def next_frame(self) -> bytes:
-        """Receive the next frame, which may be signed. Raises the same as `receive`."""
+        """Receive the next frame, which may be signed. Raises as `receive` does."""
         while not self._unread:
             data = await self._reader.read(65536)
             if not data:
@@ -157,9 +155,8 @@ class Dialer:
         self._flag = place.flag
         self._settings = settings
         self.node = node or NodeId("", os.getpid(), 0, host_name())
-        """This node, by default one for sessions that belong to no node. The first session fills in its address if
-        needed.
-        """
+        """The node to open sessions for, by default one for sessions without a node. The first session fills in its
+        address if needed."""
         self._is_watcher = is_watcher
         self._only_greets = only_greets
         self._key = place.key
@@ -169,7 +166,7 @@ class Dialer:
         self._silent: set[_Address] = set()
         """Addresses that did not answer the last attempt; others are tried first."""
         self.unfinished = "nothing was tried yet"
-        """What the attempt waits or last waited for: the message after its timeout."""
+        """What the attempt is waiting for, or last waited for: the message after its timeout."""
 
     async def dial(
         self, timeout: float, incarnation: str = "", resolved: Callable[[list[str]], None] | None = None
@@ -182,7 +179,7 @@ class Dialer:
             resolved: called with the numeric addresses of the endpoint before they are tried.
 
         Raises:
-            HandshakeError: the service there is not the right one; the text gives the reason.
+            HandshakeError: the service there is the wrong one; the text says why.
             OSError, TimeoutError, CodecError: this attempt failed (`RETRYABLE`).
         """
         addresses = await self._resolve()
@@ -199,8 +196,8 @@ class Dialer:
         return session
 
     async def _resolve(self) -> list[_Address]:
-        """The addresses of the name, those that may answer first. There is one look-up at a time."""
-        self.unfinished = f"the lookup of the name {self._endpoint.host!r} was not answered"
+        """Return the name's addresses, starting with those most likely to answer. Only one look-up runs at a time."""
+        self.unfinished = f"the look-up of the name {self._endpoint.host!r} got no answer"
         if self._lookup_task is None:
             self._lookup_task = asyncio.ensure_future(_look_up(self._endpoint))
         await asyncio.wait({self._lookup_task}, timeout=_LOOK_UP)
@@ -322,7 +319,7 @@ class Dialer:
         return answer
 
     def _verify(self, answer: bytes, handshake: ClientHandshake) -> bytes:
-        """Verify the first frame after the proof: signed, or a refusal, since the server may not have our key."""
+        """Verify the first frame after the proof: signed, or a refusal if the server does not have our key."""
         if handshake.signers is None:
             return answer
         try:
@@ -342,7 +339,7 @@ class Dialer:
             try:
                 async with asyncio.timeout(_SILENT_AFTER + _probe_spread(self._settings)):
                     return await session.next_frame()
-            except TimeoutError:  # the server is busy, if it has our greeting and is ours
+            except TimeoutError:  # the server is busy if it is ours and received our greeting
                 if await self._seems_foreign() or not is_acknowledged(session.writer.get_extra_info("socket")):
                     raise
             async with asyncio.timeout(patience(self._settings)):
@@ -360,10 +357,10 @@ class Dialer:
             raise
 
     async def _seems_foreign(self) -> bool:
-        """Whether a silent service may be foreign. Raises HandshakeError if it is a torch store."""
+        """Whether a silent service might be foreign. Raises HandshakeError if it is a torch store."""
         if not await _answers_as_torch_store(self._endpoint):
             return False
-        # A static job's own port answers like this too, and may only have been slow: one answer is no proof.
+        # A static job's own port also answers like this, and might only have been slow: one answer is no proof.
         self._silent_attempts += 1
         if self._silent_attempts > 1:
             raise self._foreign_service_error("it is a torch TCPStore, perhaps of a torchrun job")
@@ -382,14 +379,14 @@ def error_words(error: Exception) -> str:
 
 
 async def _look_up(endpoint: Endpoint) -> list[_Address] | Exception:
-    """Look up the addresses of the name. An error is returned, since there may be no caller left to raise it to."""
+    """Look up the name's addresses. An error is returned, since nobody might be left to catch it."""
     loop = asyncio.get_running_loop()
     try:
         answers = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     except Exception as error:
         if endpoint.host != socket.gethostname():
             return error
-        # Another agent on this machine is the host, since it recognized the name, which no name server knows.
+        # Another agent on this machine is the host: it recognized the name, which no name server knows.
         answers = await loop.getaddrinfo("127.0.0.1", endpoint.port, type=socket.SOCK_STREAM)
     return list(
         dict.fromkeys(_Address(int(family), int(kind), protocol, name) for family, kind, protocol, _, name in answers)
@@ -397,9 +394,8 @@ async def _look_up(endpoint: Endpoint) -> list[_Address] | Exception:
 
 
 async def _answers_as_torch_store(endpoint: Endpoint) -> bool:
-    """Whether a silent service answers the first messages of the TCPStore protocol, so that an error can name it:
-    torch's server ignores a greeting that it does not know (contract section 9.2). Takes at most 2 s.
-    """
+    """Whether a silent service answers the first messages of the TCPStore protocol, so that an error can name it.
+    torch's server ignores greetings that it does not know (contract section 9.2). Takes at most 2 s."""
     from rallypoint.store.wire import PROBE_NONCE, probe
 
     try:
@@ -433,17 +429,16 @@ class EndpointResolver:
     """
 
     is_permanent = False
-    """Whether the service there is permanent. Otherwise a foreign service at that port may be gone at the next
-    attempt.
+    """Whether the service there is permanent. If not, a foreign service at that port might be gone at the next attempt.
     """
 
     @property
     def advice(self) -> str:
-        """The remedy if no server is found, for the end of a sentence."""
+        """What to do if no server is found, for the end of a sentence."""
         raise NotImplementedError
 
     def resolve(self) -> DialTarget | None:
-        """Where the control server is now; None while unknown.
+        """Return where the control server is now; None while unknown.
 
         Raises:
             HandshakeError: the place cannot be found, and waiting will not help.
@@ -451,21 +446,21 @@ class EndpointResolver:
         raise NotImplementedError
 
     def unresolved_reason(self) -> str:
-        """The message while the place is unknown."""
+        """Message while the place is unknown."""
         return ""
 
     def resolved(self, addresses: list[str]) -> None:
-        """The name resolves to these numeric addresses, which are tried next.
+        """Note that the name resolves to these numeric addresses, which are tried next.
 
-        Called only if the server may run inside an agent of the job: then an agent may open a new one. An agent never
+        Called only if the server can run inside an agent of the job: then an agent may open a new one. An agent never
         replaces a control plane outside the job.
         """
 
     def session_opened(self, incarnation: str) -> None:
-        """A session with the coordinator of that name is open."""
+        """Note that a session with the coordinator of that name is open."""
 
     def on_failure(self, place: DialTarget, error: Exception) -> None:
-        """No session could be opened at that place."""
+        """Note that no session could be opened at that place."""
 
 
 class FixedEndpoint(EndpointResolver):
@@ -488,15 +483,15 @@ class FixedEndpoint(EndpointResolver):
 
 
 class InferredHost(FixedEndpoint):
-    """One place. Its host is the node that finds its own address behind the name, at any time."""
+    """One place, hosted by the node that finds its own address behind the name, at any time."""
 
     def __init__(self, place: DialTarget, host_here: Callable[[bool], None]) -> None:
-        """`host_here` opens a server if there is none; its argument tells whether an earlier server was lost."""
+        """Call `host_here` to open a server if there is none; its argument says whether an earlier server was lost."""
         super().__init__(place)
         self._host_here = host_here
         self._session_seen = False
         self._seems_unhosted = False
-        """Whether the last attempt showed that there is no server: it was refused, or the name did not resolve."""
+        """Whether the last attempt showed that no server exists: it was refused, or the name did not resolve."""
 
     @property
     def advice(self) -> str:
@@ -508,43 +503,42 @@ class InferredHost(FixedEndpoint):
         )
 
     def resolved(self, addresses: list[str]) -> None:
-        """Open the server, if one of the addresses is ours."""
+        """Open the server if one of the addresses is ours."""
         if any(map(is_local_address, addresses)):
             self._host_here(self._session_seen)
 
     def session_opened(self, incarnation: str) -> None:
-        """There is a server."""
+        """Note that a server exists."""
         self._session_seen = True
 
     def on_failure(self, place: DialTarget, error: Exception) -> None:
-        """There is no server yet, or it cannot be reached."""
+        """Note that no server exists yet, or that it cannot be reached."""
         self._seems_unhosted = isinstance(error, ConnectionRefusedError | socket.gaierror)
 
 
 def patience(settings: Settings) -> float:
-    """Seconds to wait for the answer to a greeting that the server's kernel took, when the server seems busy.
+    """Seconds to wait for the answer to a greeting that the server's kernel accepted, when the server seems busy.
 
-    1. A server is frozen; its kernel takes the greeting of node A. Then its machine loses power, unnoticed by A.
-    2. Another server begins, and node B reports to it.
+    1. A server is frozen; its kernel accepts node A's greeting. Then its machine loses power, unnoticed by A.
+    2. Another server starts, and node B reports to it.
     3. If A waited for the first server longer than the second server awaits A, A would count as lost.
     """
     return min(_BUSY_FOR - _SILENT_AFTER, recovery_timeout(settings) - _TO_DIAL_AGAIN)
 
 
-# Attempt after attempt
+# Repeated attempts
 
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
 _CONNECT_FIRST, _CONNECT_AGAIN = 5.0, 1.5
 """Seconds for one attempt at a TCP connection. A lost packet is sent again after a second, then after growing pauses:
-when a link is back, a new attempt is faster.
-"""
+once a link is back, a new attempt is faster."""
 LIVED = 3.0
-"""Seconds after which a session has lived: the pauses before the next session start small again."""
+"""Seconds after which a session counts as having lived: the pauses before the next session start small again."""
 _REMIND_FIRST, _REMIND_AGAIN = 2.0, 10.0
 """Seconds until a log line reports an unreachable server: one that was never reached, and one that was lost."""
 _REMIND_LEAST, _REMIND_MOST = 60.0, 300.0
-"""Seconds between later lines, at first and at last."""
+"""Seconds between later lines, first and last."""
 
 
 class Redialer:
@@ -556,9 +550,9 @@ class Redialer:
         self.endpoint_moved = asyncio.Event()
         """Set to make the next attempt at once."""
         self._attempt: asyncio.Timeout | None = None
-        """The timeout of the attempt in progress."""
+        """Timeout of the attempt in progress."""
         self.brief_sessions = 0
-        """The number of consecutive sessions, up to the last one, that ended before they had lived."""
+        """How many consecutive sessions, up to the last one, ended before they had lived."""
         self._resolver = resolver
         self._settings = settings
         self._node = node
@@ -568,12 +562,11 @@ class Redialer:
         self._last_error = ""
         """Why the last attempt failed."""
         self._delay = 0.0
-        """Seconds before the next attempt; 0 for none. It grows until a session has lived."""
+        """Seconds before the next attempt; 0 for none. Grows until a session has lived."""
 
     def session_ended(self, seconds: float, why: str) -> None:
-        """A session ended after `seconds`, as `why` describes. After a session that has lived, the next attempt is made
-        at once.
-        """
+        """Note that a session ended after `seconds`, as `why` describes. After a session that had lived, the next
+        attempt starts at once."""
         if seconds >= LIVED:
             self.brief_sessions, self._delay, self._last_error = 0, 0.0, ""
         else:
@@ -582,18 +575,18 @@ class Redialer:
 
     @property
     def server_has_moved(self) -> bool:
-        """Whether the server is known to have moved since the last attempt."""
-        # If the place is unknown, for now or for good (`HandshakeError`), the last place may still be right.
+        """Whether the server certainly moved after the last attempt."""
+        # If the place is unknown, for now or for good (`HandshakeError`), the last place might still be right.
         with contextlib.suppress(HandshakeError):
             return self._resolver.resolve() not in (None, self.target)
         return False
 
     def recheck_endpoint(self) -> None:
-        """The server may have moved: give up an attempt at another place, and make the next attempt at once.
+        """Give up an attempt at another place and make the next attempt at once: the server might have moved.
 
-        1. The coordinator's machine is frozen. We dial it: its kernel takes our greeting, and we wait for an answer.
+        1. The coordinator's machine is frozen. We dial it: its kernel accepts our greeting, and we wait for an answer.
         2. Another coordinator is elected, and awaits us for a while.
-        3. If we waited for the first one as long as for a busy server, we would be too late for the second.
+        3. If we waited for the first as long as for a busy server, we would be too late for the second.
         """
         self.endpoint_moved.set()
         attempt = self._attempt
@@ -608,14 +601,14 @@ class Redialer:
 
         Raises:
             HandshakeError: there was no session before, and the service there is not the right one.
-            TimeoutError: no session in time; the text tells why the last attempt failed.
+            TimeoutError: no session in time; the text says why the last attempt failed.
         """
         await asyncio.sleep(min(_dial_spread(self._settings), remaining()))
         reminder = asyncio.ensure_future(self._report_unreachable(remaining))
         try:
             while True:
                 if self._delay:
-                    # 1. A session opens and ends at once: for whatever reason, this does not count as success.
+                    # 1. A session opens and ends at once: this never counts as success.
                     # 2. A pause precedes the next attempt, as after a failed one. The deadline is checked here too;
                     #    otherwise a server that only opens sessions would keep this node forever.
                     if remaining() <= 0:
@@ -626,7 +619,7 @@ class Redialer:
                             await self.endpoint_moved.wait()
                 self.endpoint_moved.clear()
                 try:
-                    # Not wait_for: it may swallow a cancellation that arrives at the moment of success.
+                    # Do not use wait_for: it may swallow a cancellation that arrives at the moment of success.
                     async with asyncio.timeout(max(0.1, min(remaining(), 60.0))) as self._attempt:
                         return await self._dial()
                 except RETRYABLE as error:
@@ -641,7 +634,7 @@ class Redialer:
             reminder.cancel()
 
     def _failed(self, why: str) -> None:
-        """An attempt failed, or its session did not live."""
+        """Note that an attempt failed, or that its session did not live."""
         self._last_error = why
         self._delay = min(self._delay * 1.5, _LONGEST_DELAY) if self._delay else _FIRST_DELAY
 
@@ -650,7 +643,7 @@ class Redialer:
         return "" if self._dialer is None else self._dialer.unfinished
 
     async def _report_unreachable(self, remaining: Callable[[], float]) -> None:
-        """Log from time to time, also during an attempt, that the server cannot be reached, and why."""
+        """Log from time to time, even during an attempt, that the server cannot be reached, and why."""
         pause = _REMIND_FIRST if self._welcome is None else _REMIND_AGAIN
         while True:
             await asyncio.sleep(pause)

@@ -1,4 +1,5 @@
-"""A node's link to the control server over TCP: dial, talk, heartbeat, and dial again when the session is lost.
+"""A node's link to the control server over TCP: dials, talks, sends heartbeats, and dials again when the session is
+lost.
 
 The effect of each event in each state (`LinkState`). "-" is none; in CLOSING and ENDED no event has an effect:
 
@@ -36,18 +37,17 @@ after `close`. Only `_close_session` closes a session, except for law 5.
 
 Laws:
 
-1. The loss of a session does not end the job: running workers keep running, and the node sends its state
-   (`resume_state`) again to the next server that answers at the endpoint, the same or a new one.
-2. The link gives up only when the node can do nothing more without the control plane (it waits for a place, or for the
+1. Losing a session does not end the job: running workers keep running, and the node sends its state (`resume_state`) to
+   the next server that answers at the endpoint, the same or a new one.
+2. The link gives up only when the node can do nothing without the control plane (it waits for a place, or for the
    answer to a failure or a success) and has been without it for the whole timeout.
 3. The first session is an exception: an error that waiting cannot solve (`HandshakeError`) ends the link at once. Later
-   it is just a failed attempt: while the workers run, the right server may return.
-4. If the control plane moves, the link follows: it looks up the place before each attempt (`EndpointResolver`), and on
-   `recheck_endpoint` ends a session or an attempt at the previous place.
-5. A silent connection is kept until the server has answered in the next one: otherwise its end would be the first thing
-   that the server sees after the silence, and means the end of a node.
-6. Sessions that end before they have lived are followed by growing pauses (`Redialer`), and do not restart the timeout
-   of law 2.
+   it is just a failed attempt: the right server might return while the workers run.
+4. If the control plane moves, the link follows: it looks up the place before each attempt (`EndpointResolver`). On
+   `recheck_endpoint` it ends a session or an attempt at the previous place.
+5. A silent connection stays open until the server answers on the next one. Otherwise the server would first see the
+   connection's end after the silence, which means the end of a node.
+6. Short-lived sessions are followed by growing pauses (`Redialer`), and do not restart the timeout of law 2.
 7. A drill that cuts the link (`Fault.CUT`) silences both sides: nothing is sent, read or dialed meanwhile.
 """
 
@@ -98,11 +98,10 @@ from rallypoint.control.protocol.resume_state import (
 log = get_logger(__name__)
 
 _MAX_SILENT_LEASES, _MAX_BUSY_LEASES = 1.5, 4.0
-"""Leases of silence after which a server counts as lost: by the first, it has removed us if it exists and we are cut
-off; the second applies if its kernel still receives our data, so that it may only be busy.
-"""
+"""Leases of silence after which a server counts as lost. After the first, it removed us if it exists and we are cut
+off; the second applies if its kernel still receives our data, so that it might only be busy."""
 _CLOSE_TIMEOUT = 1.0
-"""Seconds within which the last messages must be sent."""
+"""Seconds in which to send the last messages."""
 _HEARTBEAT = codec.encode(Heartbeat())
 
 
@@ -110,7 +109,7 @@ class LinkState(Enum):
     """The state of a link; see the table at the top."""
 
     DIALING = auto()
-    """There is no session; the link makes one attempt after another."""
+    """There is no session; the link keeps trying to open one."""
     OPEN = auto()
     """There is a session."""
     CUT = auto()
@@ -124,7 +123,7 @@ class LinkState(Enum):
 
 
 class _LinkEnd(Exception):
-    """Another session would not help, or there is no time left for one. The text goes into `LinkLost`."""
+    """Another session would not help, or no time is left for one. The text goes into `LinkLost`."""
 
 
 class TcpLink:
@@ -138,7 +137,7 @@ class TcpLink:
         deliver: Deliver,
         deadline: Deadline,
     ) -> None:
-        """Begin to connect; returns at once.
+        """Start to connect; returns at once.
 
         Args:
             resolver: finds the current place of the control server.
@@ -165,13 +164,12 @@ class TcpLink:
         self._heartbeats: deque[float] = deque()
         """When this session's unanswered heartbeats were sent, on `BOOT_CLOCK`."""
         self._unsent: list[bytes] = []
-        """Requests that wait for the end of a cut."""
+        """Requests that wait until a cut ends."""
         self._silent_connections: list[asyncio.StreamWriter] = []
         """The connections of law 5."""
         self._lost_since = self._needed_since = -math.inf
-        """Since when there has been no session that has lived, and since when the node needs one: the timeout of law 2
-        begins at the later of the two.
-        """
+        """Since when there has been no session that lived, and since when the node needs one: the timeout of law 2
+        starts at the later of the two."""
         self._rejoined = asyncio.Event()
         """Set to leave IDLE."""
         self._dropped = RateLimitedLog(log, "messages dropped")
@@ -180,18 +178,18 @@ class TcpLink:
         self._loop.loop.call_soon_threadsafe(self._start)
 
     def send(self, request: Request) -> None:
-        """Send a request, now or as soon as a session is open."""
-        # All nodes may ask for the progress at the same time.
+        """Send a request now, or once a session is open."""
+        # All nodes might ask for the progress at the same time.
         pause = progress_spread(self._settings) if isinstance(request, ProgressRequest) else 0.0
         self._loop.call(lambda: self._send(request, pause))
 
     def recheck_endpoint(self) -> None:
-        """The control plane may have moved: look it up at once."""
+        """Look up the control plane at once: it might have moved."""
         self._loop.call(self._recheck_endpoint)
 
     def close(self) -> None:
-        """Leave, disconnect and wait until that is done. Idempotent."""
-        if self._state is not LinkState.ENDED:  # the final state, so any thread may look
+        """Leave, disconnect and wait until both are complete. Idempotent."""
+        if self._state is not LinkState.ENDED:  # the final state, so any thread may read it
             self._loop.submit(self._close()).result()
 
     # Events from this node, on the loop's thread
@@ -239,21 +237,21 @@ class TcpLink:
                     await session.writer.wait_closed()
         self._state = LinkState.ENDED
 
-    # The end
+    # End of the link
 
     def _end(self, sentence: str) -> None:
-        """End the link on our own, and tell both sides why."""
+        """End the link from this side, and tell both sides why."""
         self._stop(LinkState.ENDED, LeaveRequest(why=sentence))
         if not self._resume_state.ended:
-            # The verdict of a coordinator that is gone follows from its notifications.
+            # Without its coordinator, the verdict follows from the notifications.
             done = self._resume_state.all_succeeded
             self._deliver(JobEnded(Verdict(Outcome.SUCCEEDED)) if done else LinkLost(sentence))
 
     def _stop(self, state: LinkState, word: LeaveRequest) -> None:
-        """Begin CLOSING or ENDED; `word` goes to the server, if there is a session."""
+        """Begin CLOSING or ENDED; send `word` to the server if there is a session."""
         self._state = state
         # Cancel before anything is awaited:
-        #   1. an attempt succeeded or a notification arrived, and `_run` is about to continue with it;
+        #   1. an attempt succeeds or a notification arrives, and `_run` is about to continue with it;
         #   2. `close` comes first, and returns to another thread;
         #   3. if `_run` continued now, it would deliver something after that.
         self._task.cancel()
@@ -274,7 +272,7 @@ class TcpLink:
         while self._silent_connections:
             self._silent_connections.pop().transport.abort()
 
-    # From state to state
+    # Transitions between states
 
     async def _run(self) -> None:
         why = ""
@@ -364,7 +362,7 @@ class TcpLink:
         heartbeats = asyncio.ensure_future(self._send_heartbeats(session))
         try:
             while True:
-                try:  # errors below are not the connection's, and end the link
+                try:  # errors below are not the connection's fault, and end the link
                     payload = await self._receive(session)
                 except TimeoutError as error:
                     self._silent_connections.append(session.writer)
@@ -424,7 +422,7 @@ class TcpLink:
 
     async def _send_heartbeats(self, session: ClientSession) -> None:
         interval = session.welcome.heartbeat_interval
-        if interval:  # set by a server of many nodes, which may all have connected at the same time
+        if interval:  # set by a server of many nodes, all of which might have connected at the same time
             await asyncio.sleep(interval * os.urandom(1)[0] / 256)
             self._send_heartbeat(session)
         while True:

@@ -1,19 +1,19 @@
-"""The connections of a control server at the level of bytes: admission, greeting, frames, output.
+"""A control server's connections at the byte level: admission, greeting, frames, output.
 
-Runs on the loop's thread. These laws bound the share of the loop's time that a stranger gets:
+Runs on the loop's thread. These laws limit the loop time that an unauthenticated peer gets:
 
-1. The loop handles the input of one connection for `_TURN` at a time, and the input of all for `_TURN_OF_ALL`. The rest
-   waits in the connection, which is not read until it is handled; meanwhile others have their turn.
-2. While more than `_POSTED` notifications wait to be written, no further request is handled: the results of earlier
-   requests go out before new ones are caused.
-3. A watcher's next message is handled after the watcher has read the earlier answers.
+1. The loop handles one connection's input for `_TURN` at a time, and all input for `_TURN_OF_ALL`. The rest waits in
+   its connection, which is not read again until the rest is handled. Meanwhile others have their turn.
+2. While more than `_POSTED` notifications wait to be written, no other request is handled: the results of earlier
+   requests go out before new ones are created.
+3. A watcher's next message is handled after the watcher reads the earlier answers.
 
-A control plane without a secret decides by the user at the other end of a connection. Laws:
+Without a secret, a control plane decides by the user at the other end of a connection. Laws:
 
-1. On its own machine it serves its own user and root. It refuses any other user before anything else happens.
-2. Only these users may send commands, which end or change a job. So may a node on another machine that belongs to the
-   job (`Coordinator.is_stranger`).
-3. If the kernel cannot say who owns a connection, nobody counts as this user; that is logged once.
+1. On its own machine it serves its own user and root. It refuses all other users before anything else happens.
+2. Only these users, and a job's nodes on other machines (`Coordinator.is_stranger`), may send commands that end or
+   change a job.
+3. A connection whose owner the kernel cannot name is served, but may not send commands; this is logged once.
 """
 
 from __future__ import annotations
@@ -57,26 +57,25 @@ HANDSHAKE_TIMEOUT = 10.0
 _WRITE_BUFFER_LIMIT, _WATCHER_LIMIT = 4 * 1024 * 1024, 16 * 1024 * 1024
 """Bytes that a node or a watcher may leave unread before it counts as gone."""
 _COLLECTED_LIMIT = 64 * 1024 * 1024
-"""Bytes collected from other nodes that a node may leave unread in addition; any more are left out."""
+"""Additional bytes collected from other nodes that a node may leave unread; any beyond that are dropped."""
 
 _TURN, _TURN_OF_ALL = 0.002, 0.02
-"""Seconds for which the loop handles the input of one connection, and of all, before others have their turn."""
+"""Seconds for which the loop handles one connection's input, and all input, before others have their turn."""
 _POSTED = 1024
-"""Connections written to in one turn, and notifications that may wait for it before requests are held back."""
+"""Maximum connections written to per turn, and notifications waiting for it before requests are held back."""
 
 MAX_PLAIN = MAX_FRAME - SIGNATURE_SIZE
-"""The largest size of a message before it is signed, in bytes."""
+"""Maximum size of a message before it is signed, in bytes."""
 
 _HEARTBEAT_FRAME = frame(HEARTBEAT)
 """An unsigned heartbeat: most of the traffic of a large job, and always the same bytes."""
 
 _MANY_SESSIONS = 256
-"""With more connections than this, a server requests fewer heartbeats and answers every second one of each node. That
-is enough to show that it is alive.
-"""
+"""Number of connections above which a server requests fewer heartbeats, and answers only every second one of each node.
+That is enough to show that it is alive."""
 
 _TLS_THREADS = min(8, len(os.sched_getaffinity(0)) + 1)
-"""Threads for TLS handshakes: if one is held up, another is left."""
+"""Threads for TLS handshakes: if one is held up, another is free."""
 
 _TLS_ONLY = (
     "this control plane accepts only TLS; set tls_cert, tls_key and tls_ca in --rdzv-conf on this node, as on the "
@@ -98,16 +97,16 @@ class ControlConnection:
         self._transport = transport
         self._reader = FrameReader(MAX_GREETING)
         self._frames: list[bytes] = []
-        """Frames to be handled, the next one last. (An empty deque would take half a kilobyte.)"""
+        """Frames to handle, the next one last. An empty deque would take half a kilobyte."""
         self._is_behind = False
-        """Whether these frames wait for a later turn, or for the peer to read what it was sent."""
+        """Whether these frames wait for a later turn, or until the peer reads what it was sent."""
         self.unwritten: list[bytes] = []
         """Frames to write at the end of this turn or a later one: see `Connections.outbox`."""
         self._channel: TlsChannel | None = None
         self.is_shaking_hands = False
         """Whether another thread is performing this connection's TLS handshake."""
         self._kind_known = False
-        """Whether the first byte has arrived."""
+        """Whether the first byte arrived."""
         self._magic_sent = False
         self._takes_plain = False
         """Whether this is a node's session whose frames are unsigned."""
@@ -115,11 +114,11 @@ class ControlConnection:
         self._done = False
         self._limit = _WRITE_BUFFER_LIMIT
         self._collected = 0
-        """Collected bytes that the peer may not have read: those sent since nothing was unread."""
+        """Collected bytes that the peer might not have read: those sent since nothing was unread."""
         self._tenant = ""
         """The tenant whose share of the server it uses (`shares`); empty before the handshake."""
         self._is_own_user = False
-        """Whether the peer is known to be a process of our own user or of root."""
+        """Whether the peer is certainly a process of our own user or root."""
         self.peer_host = unmapped_address(transport.peer_name[0])
         served = connections.served
         nonce = b"" if served.keys is None else os.urandom(16)
@@ -129,12 +128,12 @@ class ControlConnection:
             return
         connections.limiter.log_refusal("control connection from %s refused: no file descriptor is left", self._peer)
         self._done = True
-        transport.abort()  # without a reason, so that the peer tries again
+        transport.abort()  # without a reason, so that the peer retries
 
     # Called by the transport
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have arrived."""
+        """Handle bytes that arrived."""
         if not self._kind_known and data:
             self._kind_known = True
             if not self._begin(data):
@@ -148,7 +147,7 @@ class ControlConnection:
         self._feed(data)
 
     def _feed(self, data: bytes) -> None:
-        """Take bytes that have arrived, decrypted if need be."""
+        """Process bytes that arrived, decrypted if needed."""
         if self._done:
             return
         if data == _HEARTBEAT_FRAME and self._takes_plain and not self._frames and not self._reader.has_partial_frame:
@@ -167,7 +166,7 @@ class ControlConnection:
         until = everyone.transports.turn_began + _TURN_OF_ALL
         waits = self._frames or self._is_watcher or everyone.shares or everyone.unwritten > _POSTED
         if len(arrived) == 1 and not waits and SYSTEM_CLOCK.monotonic() < until:
-            # The shortcut of `_work` for nearly all reads from nodes.
+            # Shortcut of `_work` for nearly all reads from nodes.
             self._handle(arrived[0])
             return
         arrived.reverse()
@@ -176,14 +175,14 @@ class ControlConnection:
             self._work(until)
 
     def go_on(self) -> None:
-        """Continue with the waiting frames: a later turn has come, or the peer has read its messages."""
+        """Continue with the waiting frames in a later turn, or after the peer reads its messages."""
         self._is_behind = False
         self._work(math.inf)
         if not (self._is_behind or self._transport.is_closing):
             self._transport.resume()
 
     def _work(self, until: float) -> None:
-        """Handle frames while this connection may use the loop in this turn, at most until the time `until`."""
+        """Handle frames while this connection may use the loop in this turn, at the latest until `until`."""
         everyone = self._all
         shares = everyone.shares if self._tenant else None
         began = now = SYSTEM_CLOCK.monotonic()
@@ -207,8 +206,8 @@ class ControlConnection:
             shares.used(self._tenant, now - began)
 
     def _fall_behind(self) -> None:
-        # Nothing is read meanwhile, not even the end of the connection:
-        #   1. a node sends that it leaves, as the last of several messages, and disconnects;
+        # Read nothing meanwhile, not even the end of the connection:
+        #   1. a node sends several messages, the last of which says that it leaves, and disconnects;
         #   2. the messages wait for a later turn;
         #   3. if the end were read now, the leave would be lost, and the node would count as lost.
         self._is_behind = True
@@ -227,33 +226,32 @@ class ControlConnection:
             self._close(str(error))
         except Exception:
             self._break_off()
-        if not was_open and session.is_open:  # a peer that only queries keeps the timeout
+        if not was_open and session.is_open:  # a peer that only queries is still subject to the timeout
             self._reader.most = MAX_FRAME
             self._all.limiter.remove(self)
 
     def _break_off(self) -> None:
-        """Handle a defect of ours: end this connection only, and log the error."""
-        log.exception("control connection from %s: a message could not be handled, so it is closed", self._peer)
+        """Handle a defect of ours: end only this connection, and log the error."""
+        log.exception("control connection from %s: a message could not be handled; it is closed", self._peer)
         self._session.end("a message could not be handled: this is a bug in the control plane; see its log")
         self.abort()
 
     def all_sent(self) -> None:
-        """The peer has read everything."""
         if self._is_behind and self._is_watcher:
             self.go_on()
 
     def connection_lost(self, error: OSError | None) -> None:
-        """The peer or this side has disconnected."""
+        """Handle the end of the connection, whichever side disconnected."""
         how = "its connection was closed before it left" if error is None else f"its connection broke: {error}"
         self._session.detach(how)
         if self._all.shares is not None and self._tenant:
             self._all.shares.leave(self._tenant)
         self._all.discard(self)
 
-    # The handshake, then the session
+    # Handshake, then session
 
     def _begin(self, data: bytes) -> bool:
-        """Detect the kind of the connection from its first byte. Returns whether it is one of ours."""
+        """Detect the kind of connection from its first byte. Returns whether it is one of ours."""
         first, tls = data[:1], self._all.served.tls
         for_fallback = first not in {TLS_HANDSHAKE, MAGIC[:1]} and self._all.served.fallback is not None
         if self._all.served.keys is None and not for_fallback and not self._admit():
@@ -284,7 +282,7 @@ class ControlConnection:
 
     @staticmethod
     def _is_store_probe(data: bytes) -> bool:
-        """Whether an agent sent this that found the control plane slow (`client.dialing`)."""
+        """Whether this comes from an agent that found the control plane slow (`client.dialing`)."""
         if data[:1] != b"\0":
             return False
         from rallypoint.store.wire import probe
@@ -292,7 +290,7 @@ class ControlConnection:
         return data == probe()
 
     def _admit(self) -> bool:
-        """Whether to serve this peer, which proves nothing about the job (the laws at the top)."""
+        """Decide whether to serve this peer, which proves nothing about the job (see the laws at the top)."""
         peer = self._all.peer_between(self._transport.own_name, self._transport.peer_name)
         self._is_own_user = peer is Peer.OWN_USER
         if peer is Peer.OTHER_USER and self._all.served.is_open:
@@ -301,7 +299,7 @@ class ControlConnection:
         return True
 
     def _shake_hands(self, channel: TlsChannel, data: bytes) -> None:
-        """Continue the TLS handshake on another thread, and read nothing until it has ended."""
+        """Continue the TLS handshake on another thread, and read nothing until it ends."""
         self.is_shaking_hands = True
         self._transport.pause()
         handshakes = self._all.handshakes
@@ -311,7 +309,7 @@ class ControlConnection:
     def _on_handshake(self, channel: TlsChannel, work: asyncio.Future[bytes]) -> None:
         self.is_shaking_hands = False
         if work.cancelled() or self._done or self._transport.is_closing:
-            work.cancelled() or work.exception()  # or asyncio logs that the exception was never retrieved
+            work.cancelled() or work.exception()  # otherwise asyncio logs that the exception was never retrieved
             return
         self._transport.resume()
         self._feed(self._decrypted(channel, work.result))
@@ -333,27 +331,27 @@ class ControlConnection:
 
     def _hand_over(self, data: bytes, fallback: Callable[[socket.socket, bytes], None]) -> None:
         self._done = True
-        self._all.discard(self)  # so it no longer counts as unauthenticated
+        self._all.discard(self)  # so that it no longer counts as unauthenticated
         try:
             fallback(self._transport.hand_over(), data)
-        except OSError as error:  # no threads
-            self._close(f"the other service on this port cannot take it over: {error}")
+        except OSError as error:  # no threads are left
+            self._close(f"what else is served on this port cannot take it over: {error}")
 
     def _refuse(self, sentence: str) -> None:
         self._session.refuse(sentence)
         self._close(sentence)
 
-    # The output of the session (`SessionOutput`)
+    # The session's output (`SessionOutput`)
 
     def describe(self, hello: Hello) -> SessionRecord:
-        """The handshake is done."""
+        """Describe the session after the handshake."""
         if self._all.shares is not None:
             tenant = hello.job if self._all.served.keys is not None else self.peer_host.partition("%")[0]
             self._all.shares.enter(tenant)
             self._tenant = tenant
         self._is_watcher = hello.is_watcher
         self._limit = _WATCHER_LIMIT if hello.is_watcher else _WRITE_BUFFER_LIMIT
-        if hello.is_watcher:  # a watcher has no lease: without this, nobody would notice that its machine died
+        if hello.is_watcher:  # a watcher has no lease: without this, a dead machine would go unnoticed
             keep_alive(self._transport.socket)
         self._takes_plain = self._session.signers is None and not (hello.is_watcher or hello.only_greets)
         own = usable_address(unmapped_address(self._transport.own_name[0]))
@@ -383,9 +381,8 @@ class ControlConnection:
         return not self.unwritten
 
     def post(self, message: Any) -> None:
-        """Send a message at the end of the turn, in the order of the calls. Drop one that cannot be encoded if the job
-        can continue without it.
-        """
+        """Send a message at the end of the turn, in the order of the calls. Drop it if it cannot be encoded and the job
+        can continue without it."""
         everyone = self._all
         if everyone.last_encoded[0] is not message:
             try:
@@ -410,7 +407,7 @@ class ControlConnection:
         everyone.end_turn_soon()
 
     def disconnect(self, why: str) -> None:
-        """The coordinator has ended the session."""
+        """End the session, as the coordinator decided."""
         self._all.limiter.log_end("control connection from %s is closed: %s", self._peer, why)
         self._all.write_to(self)
         if not self._done:
@@ -425,7 +422,7 @@ class ControlConnection:
         return f"{address} ({name})" if name else address
 
     def _send_collected(self, payload: bytes) -> None:
-        """Send what another node has collected. A large amount unread does not mean that this node reads nothing."""
+        """Send what another node collected. A large unread amount does not mean that this node reads nothing."""
         if not self._transport.unsent:
             self._collected = 0
         if self._collected + len(payload) <= _COLLECTED_LIMIT:
@@ -449,7 +446,7 @@ class ControlConnection:
             self._transport.abort()
 
     def finish(self, why: str) -> None:
-        """Send what is left and the reason for the end. Take no more requests: they would not be carried out."""
+        """Send what is left and the reason for the end. Accept no more requests: they would not be carried out."""
         self._all.write_to(self)
         if why and not self._done:
             self._session.end(why)
@@ -479,7 +476,7 @@ class ControlConnection:
         self._transport.close()
 
     def on_handshake_timeout(self) -> None:
-        """End the connection: it did not become a session in time."""
+        """End the connection, which did not become a session in time."""
         if self._session.only_asked:
             self._done = True
             self._transport.close()
@@ -487,10 +484,10 @@ class ControlConnection:
         self._close(f"it did not open a session within {HANDSHAKE_TIMEOUT:.0f} s")
 
     def evict(self) -> None:
-        """End a connection that is no session yet, to make room for newer ones."""
+        """End a connection that is not a session yet, to make room for newer ones."""
         self._close("too many connections have not opened a session; newer ones replace this one")
         self.abort()
-        self._all.discard(self)  # now: a burst of others is counted before the end is reported
+        self._all.discard(self)  # now: other connections are counted before the end is reported
 
 
 class Served(NamedTuple):
@@ -504,7 +501,7 @@ class Served(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether peers prove nothing: there is neither a secret nor TLS."""
+        """Whether peers prove nothing: neither a secret nor TLS is set."""
         return self.keys is None and self.tls is None
 
 
@@ -525,32 +522,31 @@ class Connections:
 
             self.shares = Shares()
         self.emptied = asyncio.Event()
-        """Set when the last connection is gone."""
+        """Set when the last connection is closed."""
         self._users = PeerUsers()
         self._warned = False
         self.handshakes = None if served.tls is None else TlsHandshakes(self.event_loop)
         self.outbox: deque[ControlConnection] = deque()
-        """Connections with something to write, in the order of their first message. One write sends everything that a
-        connection gets in a turn.
-        """
+        """Connections with output, in the order of their first message. One write sends everything that a connection
+        gets in a turn."""
         self.unwritten = 0
         """The number of messages to write."""
         self.last_encoded: tuple[Any, bytes] = None, b""
-        """The last message, and its bytes: often many nodes receive the same one."""
+        """The last message and its bytes, because many nodes often receive the same one."""
         self._behind: deque[ControlConnection] = deque()
-        """Connections with more input than could be handled in their turn."""
+        """Connections with more input than fitted in their turn."""
         self._goes_on = False
         """Whether the loop will call `_go_on` in its next turn."""
         self._ends_turn = False
         """Whether the loop will call `_end_turn`."""
         self._on_turn_end = on_turn_end
         self._descriptors = 0
-        """The limit of descriptors for connections at the last look; it may be raised."""
+        """The limit of descriptors for connections at the last check; it can be raised."""
         self._most: float = math.inf
-        """The number of open connections when the descriptors last ran out."""
+        """The number of open connections when descriptors last ran out."""
 
     def peer_between(self, own: SocketName, peer_name: SocketName) -> Peer:
-        """The owner of the other end of a connection, found by the names of both ends."""
+        """Find the owner of a connection's other end by the names of both ends."""
         peer = self._users.peer_between(own, peer_name)
         if peer is Peer.UNKNOWN and not self._warned:
             self._warned = True
@@ -561,13 +557,13 @@ class Connections:
         return peer
 
     def has_room(self, descriptor: int, peer_host: str) -> bool:
-        """Whether a new connection with this descriptor can stay. If needed, one that is no session makes room.
+        """Decide whether a new connection with this descriptor can stay. If needed, one that is no session makes room.
 
         1. The new connection's descriptor is the first one beyond the limit: all lower ones are in use, by the other
            connections that are open now.
         2. From now on each new connection closes an older one. Evicted connections keep their descriptors for a moment,
-           so the descriptors exceed the limit by one burst of connections at most. As evicted connections do not count
-           as open, the next look at a descriptor beyond the limit finds no more connections than the last.
+           so the descriptors exceed the limit by at most one burst of connections. Because evicted connections do not
+           count as open, the next check of a descriptor beyond the limit finds no more connections than the last.
         """
         if descriptor >= self._descriptors:
             self._descriptors = connection_limit()
@@ -575,20 +571,20 @@ class Connections:
         return len(self.open) < self._most or self.limiter.make_room(peer_host)
 
     def add(self, connection: ControlConnection) -> None:
-        """A connection has been made."""
+        """Add a connection."""
         self.open.add(connection)
         self.emptied.clear()
         self.limiter.add(connection)
 
     def discard(self, connection: ControlConnection) -> None:
-        """A connection is gone. Idempotent."""
+        """Remove a closed connection. Idempotent."""
         self.open.discard(connection)
         self.limiter.remove(connection)
         if not self.open:
             self.emptied.set()
 
     def close(self) -> None:
-        """Stop all of it: there are no more connections."""
+        """Stop: no connection is left."""
         self.transports.close()
         self.limiter.close()
         self._users.close()
@@ -596,7 +592,7 @@ class Connections:
             self.handshakes.close()
 
     def end_turn_soon(self) -> None:
-        """Write the messages that an event has caused, once for all events of this turn."""
+        """Write the messages that an event causes, once for all events of this turn."""
         if not self._ends_turn:
             self._ends_turn = True
             self.event_loop.call_soon(self._end_turn)
@@ -610,17 +606,17 @@ class Connections:
         self._on_turn_end()
 
     def write_to(self, connection: ControlConnection) -> None:
-        """Write all messages of this connection. It may stay in the outbox with nothing to write."""
+        """Write all messages of this connection. It can stay in the outbox with nothing to write."""
         payloads, connection.unwritten = connection.unwritten, []
         self.unwritten -= len(payloads)
         try:
             if payloads:
                 connection.send(*payloads)
-        except Exception:  # it concerns this connection only: continue with the others
-            log.exception("a notification could not be sent, so the control connection is closed")
+        except Exception:  # affects only this connection: continue with the others
+            log.exception("a notification could not be sent; the control connection is closed")
             connection.abort()
 
-    # What takes more than one turn
+    # Work that takes several turns
 
     def go_on_later(self, connection: ControlConnection) -> None:
         """Let a connection handle more of its input after others had their turn."""
@@ -644,10 +640,9 @@ class Connections:
 
 
 class TlsHandshakes:
-    """TLS handshakes on a few threads. Those of thousands of nodes take many seconds, during which sessions continue.
+    """TLS handshakes on a few threads. Thousands of handshakes take many seconds, during which sessions continue.
 
-    The addresses of the peers take turns, so that one that floods us with greetings delays only its own. On the loop's
-    thread.
+    The peers' addresses take turns, so that one that floods us with greetings delays only itself. On the loop's thread.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -660,7 +655,7 @@ class TlsHandshakes:
         self._running = 0
 
     def add(self, peer_host: str, step: _Step, done: _OnStep) -> None:
-        """Take a step of a handshake when it is the peer's turn, and call `done` with the result."""
+        """Take a step of a handshake when it is the peer's turn, then call `done` with the result."""
         self._waiting.setdefault(peer_host, deque()).append((step, done))
         self._begin()
 
@@ -689,15 +684,15 @@ _Step = Callable[[], bytes]
 _OnStep = Callable[["asyncio.Future[bytes]"], None]
 
 _MAX_CONNECTIONS = 16384
-"""With more connections than this that are not sessions yet, the oldest make room."""
+"""Number of connections that are not sessions yet above which the oldest make room."""
 _MIN_AGE = 1.0
-"""Seconds that each of them gets in any case: many nodes may connect at once."""
+"""Seconds that each of these gets in any case, because many nodes might connect at once."""
 _SHARE, _SHARE_LEAST = 0.25, 64
-"""The fraction of them, and the least number, that one address may keep when room is needed."""
+"""The fraction of these, and the minimum number, that one address can keep when room is needed."""
 
 
 class ConnectionLimiter:
-    """All connections of a server that are not sessions yet, and the log lines about refused and ended ones.
+    """A server's connections that are not sessions yet, and the log lines about refused and ended ones.
 
     On the loop's thread. `Connections.has_room` limits the descriptors that they take.
     """
@@ -705,7 +700,7 @@ class ConnectionLimiter:
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._waiting: dict[ControlConnection, float] = {}
-        """When each was added, the oldest first."""
+        """When each was added, oldest first."""
         self._of_host: dict[str, dict[ControlConnection, None]] = {}
         """The same connections, by the address of the peer."""
         self._look_again: asyncio.TimerHandle | None = None
@@ -716,14 +711,14 @@ class ConnectionLimiter:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, connection: ControlConnection) -> None:
-        """Add a connection. If there are too many, end the oldest: a node's connection soon becomes a session."""
+        """Add a connection. If there are too many, end the oldest: nodes' connections soon become sessions."""
         self._waiting[connection] = self._clock.monotonic()
         self._of_host.setdefault(connection.peer_host, {})[connection] = None
         if self._look_again is None or len(self._waiting) == _MAX_CONNECTIONS + 1:
             self._end_overdue()
 
     def remove(self, connection: ControlConnection) -> None:
-        """Remove a connection that is a session now, or gone. Idempotent."""
+        """Remove a connection that became a session or was closed. Idempotent."""
         if self._waiting.pop(connection, None) is not None:
             of_host = self._of_host[connection.peer_host]
             del of_host[connection]
@@ -732,8 +727,7 @@ class ConnectionLimiter:
 
     def make_room(self, peer_host: str = "") -> bool:
         """End one connection now; returns whether there was one. It is the oldest, or the oldest from `peer_host` if
-        that has more than its share: a peer that floods us loses its own connections.
-        """
+        that has more than its share: a peer that floods us loses its own connections."""
         of_host = self._of_host.get(peer_host, ())
         has_share = len(of_host) <= max(_SHARE_LEAST, len(self._waiting) * _SHARE)
         oldest = next(iter(self._waiting if has_share else of_host), None)
@@ -744,15 +738,15 @@ class ConnectionLimiter:
         return True
 
     def log_refusal(self, line: str, *args: object) -> None:
-        """Log a refused connection, but limit the rate of such lines."""
+        """Log a refused connection at a limited rate."""
         self._log(self._refused, line, *args)
 
     def log_end(self, line: str, *args: object) -> None:
-        """Log a session that we ended, but limit the rate: all nodes may have opened another at once."""
+        """Log a session that we ended at a limited rate: all nodes might have opened another at once."""
         self._log(self._ended, line, *args)
 
     def log_drop(self, line: str, *args: object) -> None:
-        """Log a message that is not sent, but limit the rate; from any thread."""
+        """Log a message that is not sent at a limited rate; from any thread."""
         self._dropped.warning(line, *args)
 
     def _log(self, lines: RateLimitedLog, line: str, *args: object) -> None:
@@ -761,14 +755,14 @@ class ConnectionLimiter:
         lines.warning(line, *args)
 
     def close(self) -> None:
-        """Log the suppressed lines."""
+        """Log a summary of the suppressed lines."""
         for timer in (self._timer, self._look_again):
             if timer is not None:
                 timer.cancel()
         self._sum_up()
 
     def _end_overdue(self) -> None:
-        """End overdue connections, and look again when the next one is due."""
+        """End overdue connections, and check again when the next one is due."""
         if self._look_again is not None:
             self._look_again.cancel()
             self._look_again = None
@@ -780,7 +774,7 @@ class ConnectionLimiter:
                 self._look_again = asyncio.get_running_loop().call_later(left, self._end_overdue)
                 return
             self.remove(oldest)
-            if oldest.is_shaking_hands:  # it waits for us: its time starts again
+            if oldest.is_shaking_hands:  # it is waiting for us: its time starts again
                 self.add(oldest)
                 continue
             (oldest.evict if too_many else oldest.on_handshake_timeout)()

@@ -1,24 +1,24 @@
 """The coordinator: decides for all nodes of one job in one place.
 
-It runs the rules (`control.membership.rules`) over one state. A node sends an operation once in its session, and is
-notified when it is done. All waiting joins are checked again when a change of the state could matter to them. Nothing
-polls. This module does no I/O: sessions are numbers, the caller passes `now`, and each step returns its effects
+The coordinator runs the rules (`control.membership.rules`) over one state. A node sends an operation once per session,
+and is notified when it is complete. Waiting joins are checked again when a change of the state might affect them.
+Nothing polls. This module does no I/O: sessions are numbers, the caller passes `now`, and each step returns its effects
 (`StepResult`), which the shell around it (`dispatcher`) carries out.
 
 Laws:
 
 1. A session belongs to one node. When the session ends, the node is gone at once, unless it has another session.
-2. A session that is silent for the length of the lease has ended (`sessions.Liveness`).
+2. A session that is silent for the lease ends (`sessions.Liveness`).
 3. Every notification follows from a comparison of the states before and after; no change is notified twice.
-4. A node that returns in another session is the same node, whichever coordinators it met in between.
-5. If this coordinator is the one that is cut off, it releases the sessions after a while. A running round continues: a
-   node that returns still has its place, and the coordinator awaits the others as a new coordinator awaits nodes that
-   have not reported.
-6. A successor with the full state of a coordinator (`restore`) takes its name. To the nodes it is the same coordinator,
+4. A node that returns in another session is the same node, no matter which coordinators it met in between.
+5. If this coordinator itself is cut off, it releases the sessions after a while. A running round continues: a node that
+   returns still has its place, and the coordinator awaits the others as a new coordinator awaits nodes that have not
+   reported.
+6. A successor with a coordinator's full state (`restore`) takes over its name. To the nodes it is the same coordinator,
    without its sessions.
-7. After a round its nodes join again, or all keep their places. They keep them if a failure ended the round, on a node
-   that restarts all its workers; nothing delays the next round; no node has gone or is about to go; each node has said
-   in its session that it needs no request; and the node of group rank 0 has said where the next store will be (decision
+7. After a round its nodes join again, or all keep their places. They keep them if a failure ended the round on a node
+   that restarts all its workers, nothing delays the next round, no node is gone or about to go, each node reported in
+   its session that it needs no request, and the node with group rank 0 reported where the next store will be (decision
    3).
 """
 
@@ -121,15 +121,14 @@ _REPLACED_DETAIL = "its node opened another one"
 _CONCERNS_ALL = (Close, PreemptJob, RecordProgress)
 """Operations with which a node without a place in the round can change the job."""
 _WAITING_EVERY = 1.0
-"""Seconds between two notifications to a running round about the number of waiting nodes."""
+"""Seconds between notifications to a running round about the number of waiting nodes."""
 _SUCCEEDED_AFTER, _SUCCEEDED_AFTER_NODE = 1.0, 0.001
-"""Seconds before the other nodes are notified that a node has succeeded, and the seconds added for each node. Most jobs
-end within that time, and the notification goes to all nodes.
-"""
+"""Seconds before the other nodes are notified of a node's success, and additional seconds per node. Most jobs end
+within that time, and the notification goes to all nodes."""
 _MOST_GONE = 16
-"""Of nodes that go at once, the number that the history names, each in its own event."""
+"""Maximum number of nodes, of those lost at once, for which the history records separate events."""
 _MAX_DIFFERENCES = 32
-"""The number of differences reported to one session."""
+"""Maximum number of differences reported per session."""
 
 
 class StepResult(NamedTuple):
@@ -139,22 +138,23 @@ class StepResult(NamedTuple):
     """The state after the step: messages follow from it."""
     messages: list[OutgoingMessage]
     ended: list[tuple[int, str]]
-    """Sessions that the coordinator has ended, and why."""
+    """Sessions that the coordinator ended, and why."""
 
 
 class Coordinator:
     """Decides for all nodes of one job. Each event except `open` and `heartbeat` returns its effects.
 
-    They do not include when `tick` is due: most steps move it, and the shell asks once for many (`wake_at`).
+    The effects do not include when `tick` is due: most steps change that, and the shell asks once for many steps
+    (`wake_at`).
     """
 
     def __init__(self, settings: Settings, incarnation: str = "", *, learns_settings: bool = False) -> None:
-        """Begin with an empty state.
+        """Start with an empty state.
 
         Args:
             settings: the settings of the job.
             incarnation: a name that no other coordinator of the job has had.
-            learns_settings: whether `settings` came from the first node only; then the settings of a node that had a
+            learns_settings: whether `settings` came only from the first node. Then the settings of a node that had a
                 place in the job before us take precedence.
         """
         self.settings = settings
@@ -168,39 +168,39 @@ class Coordinator:
         self._pending: dict[NodeId, Join] = {}
         """The waiting joins."""
         self._deadlines: list[tuple[float, NodeId]] = []
-        """A heap of their deadlines. An entry whose join no longer waits, or has a later deadline, is ignored."""
+        """A heap of their deadlines. Entries whose join no longer waits, or has a later deadline, are ignored."""
         self._messages: list[OutgoingMessage] = []
-        """The messages of this step, by session; below, the sessions that it ended: see `StepResult`."""
+        """This step's messages by session, and below them the sessions that it ended: see `StepResult`."""
         self._ended: list[tuple[int, str]] = []
         self.history = JobHistory()
         self.extensions = Extensions(self)
         self._hosts: set[str] = set()
-        """The addresses, as we see them, of the nodes of the round that runs or last ran."""
+        """Addresses, as we see them, of the nodes in the running or last round."""
         self._hosts_round = -1
         self._placements: tuple[tuple[object, ...], dict[NodeId, Placement]] = ((), {})
-        """The inputs of the running round's placements, and the placements."""
+        """Inputs of the running round's placements, and the placements."""
         self._next_store = NextStore(-1, 0)
-        """The newest one; it is valid for its round only."""
+        """The newest of them; valid only for its round."""
         self._completed_a_round = False
-        """Whether this coordinator has completed a round, rather than only taken one over."""
+        """Whether this coordinator completed a round itself, rather than only taking one over."""
         self._told_waiting: tuple[int, Mapping[NodeId, NodeInfo]] = (-1, {})
-        """The round last notified of nodes that wait for it, and these nodes."""
+        """The round last notified of waiting nodes, and these nodes."""
         self._told_waiting_at = -math.inf
         self._told_succeeded: AbstractSet[NodeId] = frozenset()
-        """The nodes of the running round whose success the others know."""
+        """Nodes of the running round whose success the others know."""
         self._tells_succeeded_at = math.inf
-        """When the next successes are notified."""
+        """When to notify of the next successes."""
         self._last_reply: Notification | None = None
         self._progress: tuple[State, Progress] | None = None
-        """A state, and the progress of the rendezvous in it that a node was sent."""
+        """A state, and the rendezvous progress in it that a node was sent."""
         self._maybe_unreported: list[NodeId] = []
-        """Known nodes that had not reported at the last look; participants are last."""
+        """Known nodes that had not reported at the last check; participants are last."""
         self.leads_for = math.inf
-        """Seconds for which no other coordinator can be elected, as of the present event."""
+        """Seconds for which no other coordinator can be elected, as of the current event."""
         self._restored = False
-        """Whether a node has reported an earlier place."""
+        """Whether a node reported an earlier place."""
         self._placeholders_until: float | None = None
-        """Until when known nodes without a session are awaited."""
+        """Until when to await known nodes without a session."""
         self._placeholders_of: tuple[object, object, int] = (None, None, 0)
         """The lists of nodes in which placeholders were last counted, and the count."""
         self._all_released = False
@@ -222,11 +222,11 @@ class Coordinator:
     # Events
 
     def open(self, number: int, session: SessionRecord, now: float) -> None:
-        """A node has connected."""
+        """Add a node's session."""
         self.sessions.open(number, session, now)
 
     def receive(self, session: int, request: Request, now: float) -> StepResult:
-        """A node has sent a request; ignored if the session has ended."""
+        """Handle a node's request; ignored if the session ended."""
         if (speaker := self.sessions.hear(session, now)) is None:
             return self.take_result()
         if self._all_released:
@@ -242,7 +242,7 @@ class Coordinator:
         return self.take_result()
 
     def heartbeat(self, session: int, now: float) -> bool:
-        """A node has sent a heartbeat. Returns whether the session exists; the caller sends the answer."""
+        """Handle a node's heartbeat. Returns whether the session exists; the caller sends the answer."""
         if self.sessions.hear(session, now) is None:
             return False
         if self._all_released:
@@ -250,19 +250,19 @@ class Coordinator:
         return True
 
     def close(self, session: int, now: float, reason: Reason = Reason.LOST, detail: str = "") -> StepResult:
-        """A session has ended, as `detail` describes. Its node is gone, unless it had left before."""
+        """Handle the end of a session, as `detail` describes. Its node is gone, unless it left before."""
         self._end([session], now, reason, detail)
         return self.take_result()
 
     def nodes_lost(self, numbers: Collection[int], now: float, detail: str = "") -> StepResult:
-        """Others report the nodes of these numbers as lost. A node with a session is not: that is better evidence."""
+        """Handle a report that these nodes are lost. A node with a session is not: that is better evidence."""
         lost = [node for node in known_to(self.state) if node.number in numbers and node not in self.sessions]
         self._remove_lost(lost, now, Reason.LOST, detail)
         self._check_all_reported(now)
         return self.take_result()
 
     def tick(self, now: float) -> StepResult:
-        """Time has passed: end silent sessions, and check the joins that wait for a point in time."""
+        """End silent sessions, and check the joins that wait for a point in time."""
         self._ticked_at = now
         silence = self.sessions.liveness.check(now)
         silent = _SILENCE_DETAIL.format(self.settings.lease)
@@ -285,7 +285,7 @@ class Coordinator:
         return self.take_result()
 
     def wake_at(self) -> float:
-        """The time at which `tick` has something to do, in seconds on the clock of `now`; infinity for never."""
+        """When `tick` next has something to do, in seconds on the clock of `now`; infinity for never."""
         moments = [self.sessions.liveness.check_at(), self._next_deadline(), self._tells_waiting_at()]
         moments.append(self._tells_succeeded_at)
         moments += [extension.wake_at() for extension in self.extensions.loaded]
@@ -342,14 +342,14 @@ class Coordinator:
 
     def _on_operation(self, speaker: SessionRecord, request: Operation, now: float) -> None:
         if isinstance(request, _CONCERNS_ALL) and self.is_stranger(speaker):
-            # A node that has left or was drained may still report its workers' progress: that ends no session.
+            # A node that left or was drained may still report its workers' progress: do not end the session for that.
             if not isinstance(request, RecordProgress):
                 self._refuse(speaker, now)
             return
         self.operate(speaker.node, request, now)
 
     def _refuse(self, speaker: SessionRecord, now: float) -> None:
-        """Refuse a stranger's request to end or change the job. If it waits for a place, it keeps waiting."""
+        """Refuse an unauthenticated node's request to end or change the job. A node that waits for a place stays."""
         if not self.state.knows(speaker.node):
             self._ended.append((speaker.number, STRANGER_REFUSED))
             self._end([speaker.number], now, Reason.LOST, STRANGER_REFUSED)
@@ -361,7 +361,7 @@ class Coordinator:
     def _on_resume_state(self, speaker: SessionRecord, request: ResumeRequest, now: float) -> None:
         if not request.node_info.address:
             request = request._replace(node_info=request.node_info._replace(address=speaker.address))
-        # A stranger's report is not believed, unless we await nodes, which may come from anywhere.
+        # Do not believe an unauthenticated node's report, unless we await nodes, which can come from anywhere.
         stranger = bool(self._hosts) and self._placeholders_until is None and self.is_stranger(speaker)
         if known := self.state.knows(speaker.node):
             before = self.state
@@ -369,11 +369,11 @@ class Coordinator:
             if self.state is not before:
                 self._pending.pop(speaker.node, None)
             self._settle(before, now)
-            # The node knows nothing of that round.
+            # The node does not know that round.
             self._messages = [message for message in self._messages if message[0] != speaker.number]
         if self._completed_a_round and not stranger:
             self.state = with_later_rounds(self.state, request)
-        # Its report to a coordinator of our name may be lost: the node knows us as soon as it has had one heartbeat.
+        # Its report to a coordinator with our name might be lost: the node knows us after a single heartbeat.
         elif not stranger and (request.round >= 0 or not (known or request.incarnation == self.incarnation)):
             self._restore_from_node(speaker, request, now)
         if self.state.complete and speaker.node in self.state.participants:
@@ -407,7 +407,7 @@ class Coordinator:
 
     def _restore_from_node(self, speaker: SessionRecord, request: ResumeRequest, now: float) -> None:
         if self.learns_settings and request.round >= 0 and not self._restored and speaker.settings is not None:
-            # A returning node knows the settings of the job; the first node may not.
+            # A returning node knows the job's settings; the first node might not.
             self.settings = speaker.settings._replace(run_id=self.settings.run_id)
             self._started_with = self.settings
             liveness = self.sessions.liveness
@@ -452,7 +452,7 @@ class Coordinator:
         ProgressRequest: _on_progress_request,
     }
 
-    # The end of sessions
+    # End of sessions
 
     def _end(self, sessions: Iterable[int], now: float, reason: Reason, detail: str = "") -> None:
         gone = [node for number in sessions if (node := self.sessions.close(number)) is not None]
@@ -463,7 +463,7 @@ class Coordinator:
         self._remove_lost(gone, now, reason, detail)
 
     def _release_session(self, session: int, now: float) -> None:
-        """Law 5: a node of a running round may well continue. Other nodes will repeat their requests."""
+        """Release a session (law 5): a running round's node might well continue. Others will repeat their requests."""
         speaker = self.sessions.get(session)
         if speaker is not None and self.state.complete and speaker.node in self.state.participants:
             self.sessions.close(session)
@@ -473,20 +473,20 @@ class Coordinator:
             self._end([session], now, Reason.LOST, _SILENCE_DETAIL.format(recovery_timeout(self.settings)))
 
     def _await_released(self, now: float) -> None:
-        """A node is back: the others whose sessions were released with its session get time to come back too."""
+        """Give other nodes whose sessions were released with a returned node's session time to return too."""
         self._all_released = False
         self._placeholders_until = now + recovery_timeout(self.settings)
 
     # Running operations
 
     def operate(self, node: NodeId, operation: Operation, now: float) -> None:
-        """Run an operation of a node or an operator, and all that follows from it."""
+        """Run a node's or an operator's operation, and all that follows from it."""
         before = self.state
         self._run(node, operation, now)
         self._settle(before, now)
 
     def _wait(self, node: NodeId, join: Join) -> None:
-        """Let a node wait with this join, which replaces any earlier one."""
+        """Let a node wait with this join, which replaces any earlier join."""
         self._pending[node] = join
         if join.deadline < math.inf:
             heapq.heappush(self._deadlines, (join.deadline, node))
@@ -507,7 +507,7 @@ class Coordinator:
         self._settle(before, now)
 
     def _retry_join(self, node: NodeId, now: float) -> None:
-        """Continue a waiting join as far as is possible now."""
+        """Continue a waiting join as far as possible now."""
         join = self._pending.get(node)
         if join is None:
             return
@@ -523,7 +523,7 @@ class Coordinator:
             self.send_to([node], join_refusal(end, join, node, before, self.state, self.settings, view))
 
     def _run(self, node: NodeId, operation: Operation, now: float) -> NoChange | Refusal:
-        """Take steps until the operation ends or has to wait."""
+        """Take steps until the operation ends or must wait."""
         while True:
             before = self.state
             after = step(operation, before, node, self.clock_view(now), self.settings)
@@ -538,11 +538,11 @@ class Coordinator:
     def _set(self, state: State, now: float) -> None:
         self.state = state
         self._observer.observe(state, now)
-        if state.size is not None:  # an operator has changed the number of nodes
+        if state.size is not None:  # an operator changed the number of nodes
             self.settings = self.settings._replace(**state.size._asdict())
 
     def _remove_lost(self, nodes: Iterable[NodeId], now: float, reason: Reason, detail: str = "") -> None:
-        """Remove these nodes in one change; otherwise a round might be completed with a node that is removed next."""
+        """Remove these nodes in one change. Otherwise a round might be completed with a node that is removed next."""
         before, nodes = self.state, list(nodes)
         self._note_gone(nodes, reason, now)
         waiting: list[NodeId] = []
@@ -559,9 +559,8 @@ class Coordinator:
         self._settle(before, now)
 
     def _note_gone(self, nodes: Sequence[NodeId], reason: Reason, now: float) -> None:
-        """Record nodes that are about to be removed and that no other event names. The first node of a running round
-        ends it, and the end of the round names that node.
-        """
+        """Record nodes that are about to be removed and that no other event names. The first node of a running round to
+        be removed ends the round, and the end of the round names it."""
         state = self.state
         if state.closed:
             return
@@ -578,10 +577,10 @@ class Coordinator:
 
             self._set(without_nodes(self.state, nodes, reason, self.settings), now)
 
-    # From one state to the next
+    # Transitions between states
 
     def _settle(self, before: State, now: float) -> None:
-        """Notify the nodes that a change concerns, and check all joins that it may concern."""
+        """Notify the nodes that a change affects, and check all joins that it might affect."""
         while before is not self.state:
             after = self.state
             rejoining = self._kept_places(before, after) if before.complete and not after.complete else {}
@@ -598,16 +597,16 @@ class Coordinator:
                 self._run(next(iter(rejoining)), Rejoin(rejoining), now)
 
     def _kept_places(self, before: State, after: State) -> Mapping[NodeId, NodeInfo]:
-        """The node infos of an ended round's nodes for the next one, if law 7 applies; otherwise empty."""
+        """Return the node infos of an ended round's nodes for the next round if law 7 applies; otherwise nothing."""
         ended, end = before.participants, after.ended
         if after.closed or self._next_store.round != before.round:
             return {}
         if end is None or end.reason is not Reason.FAILURE or not end.restarts_workers:
             return {}
         some_go = before.preempted is not None or before.finished or len(after.survivors) != len(ended)
-        segments = self.settings.segment > 1  # then others may join, but earlier nodes have the places
+        segments = self.settings.segment > 1  # then others can join, but earlier nodes have the places
         places = len(after.survivors) + (0 if segments else len(after.wait_list))
-        # A round that is not complete at once may lose its host; then another node needs a listening store.
+        # A round that is not complete at once might lose its host. Then another node needs a listening store.
         if some_go or after.restart_delay or not self.settings.min_nodes <= places <= self.settings.max_nodes:
             return {}
         if any(node not in self._pending for node in (*after.wait_list, *(after.redundancy_list if segments else ()))):
@@ -619,10 +618,10 @@ class Coordinator:
         return infos | {host: infos[host]._replace(store_port=self._next_store.store_port, restarts_workers=True)}
 
     def _unblocked(self, before: State, after: State) -> list[NodeId]:
-        """The nodes whose waiting joins may be able to continue.
+        """Nodes whose waiting joins might be able to continue.
 
-        When a node arrives in a forming round, the waiting nodes are not checked unless it was the last one missing. So
-        a rendezvous of n nodes takes n checks instead of n squared.
+        When a node arrives in a forming round, the waiting nodes are checked only if it was the last one missing. So a
+        rendezvous of n nodes takes n checks instead of n squared.
         """
         settled_before, settled_now = is_settled(before, self.settings), is_settled(after, self.settings)
         if _all_joins_depend_on(before) != _all_joins_depend_on(after) or (settled_before and not settled_now):
@@ -633,7 +632,7 @@ class Coordinator:
         return nodes
 
     def _unblocked_spares(self, before: State, after: State) -> list[NodeId]:
-        """The spares that may get a place now."""
+        """Spares that might get a place now."""
         if self.settings.segment > 1:  # then a spare waits for other nodes of its domain, until one of these goes
             return list(self._pending) if len(after.wait_list) < len(before.wait_list) else []
         if not after.redundancy_list or _places(after) >= _places(before):
@@ -648,7 +647,7 @@ class Coordinator:
             self._messages += [(session.number, for_some.get(session.node, for_all)) for session in self.sessions]
             return
         for nodes, notification in notification_diff(before, after, keeps_places=keeps_places):
-            # A node that leaves in this change need not be notified of it.
+            # Do not notify a node that leaves in this change.
             concerned = [node for node in nodes if after.knows(node) or node not in before.participants]
             self.send_to(concerned, notification)
         if newly_complete(before, after):
@@ -665,7 +664,7 @@ class Coordinator:
         return self._told_waiting_at + _WAITING_EVERY if is_told and state.wait_list else -math.inf
 
     def _tell_waiting(self, now: float) -> None:
-        """Notify the running round of the number of waiting nodes, unless it is too early: many may come one by one."""
+        """Notify the running round of the number of waiting nodes, unless it is too early: many may arrive in turn."""
         if now < self._tells_waiting_at():
             return
         state, (round_, last_told) = self.state, self._told_waiting
@@ -674,7 +673,7 @@ class Coordinator:
         self.send_to(state.participants, nodes_waiting(state))
 
     def _tell_succeeded(self, now: float) -> None:
-        """Notify the running round of its nodes that have succeeded, if that is due and others still work."""
+        """Notify the running round of nodes that succeeded, if that is due and others are still working."""
         state, last_told = self.state, self._told_succeeded
         if not state.succeeded or state.succeeded is last_told or not state.complete or state.verdict is not None:
             self._tells_succeeded_at = math.inf
@@ -699,7 +698,7 @@ class Coordinator:
                 self._messages.append((session.number, notification))
 
     def _reply(self, speaker: SessionRecord, notification: Notification) -> None:
-        # Many returning nodes get the same reply, such as a long traceback: keep one object, which is encoded once.
+        # Many returning nodes get the same reply, such as a long traceback: reuse one object, which is encoded once.
         last = self._last_reply
         if notification != last:
             last = self._last_reply = notification
@@ -719,27 +718,27 @@ class Coordinator:
             self._send_placed(speaker, placement)
 
     def _send_placed(self, speaker: SessionRecord, placement: Placement) -> None:
-        """Send a placement. The host of the round's store first gets the allowed peers."""
+        """Send a placement. First send the allowed peers if the node hosts the round's store."""
         if placement.group_rank == 0:
             self._notify_peers(speaker)
         self._messages.append((speaker.number, Placed(placement)))
 
     def _all_placements(self) -> dict[NodeId, Placement]:
-        """The placements of the running round, in order of rank, cached while they stay the same."""
+        """Placements of the running round, in order of rank, cached while they stay the same."""
         state, places, control_rank = self.state, self.state.participants, -1
         for node in self.sessions.local_nodes:
             control_rank = places[node].rank if node in places else control_rank
         host, origin = self.sessions.own_external_address, state.origin or self.incarnation
         follows_from = (places, state.finished, state.progress, state.size, state.max_restarts, control_rank, host)
         known, current = self._placements
-        # Compared by identity where a comparison by value would take long for a large job.
+        # Compare by identity where comparing values would be slow for a large job.
         if known[2:] != follows_from[2:] or known[0] is not places or known[1] is not state.finished:
             current = placements(state, origin, control_rank, host)
             self._placements = follows_from, current
         return current
 
     def _notify_peers(self, host: SessionRecord) -> None:
-        """Send the host of the round's store the addresses of workers, if the nodes have reported them."""
+        """Send the workers' addresses to the host of the round's store, if the nodes reported them."""
         if any(session.addresses is not None for session in self.sessions):
             from rallypoint.control.coordinator.store_peers import peers_notification
 
@@ -747,10 +746,9 @@ class Coordinator:
                 self._messages.append((host.number, notification))
 
     def _other_job(self, speaker: SessionRecord, node_info: NodeInfo, now: float) -> str:
-        """A description of this job, if a node that joins for the first time certainly belongs to another one: both
-        have the default id, and the node was started with another program or number of nodes, or on the machine of the
-        job's only node. Empty if the node may belong to this job.
-        """
+        """Describe this job if a node that joins for the first time certainly belongs to another one: both have the
+        default id, and the node was started with another program or number of nodes, or on the machine of the job's
+        only node. Empty if the node might belong to this job."""
         state = self.state
         if state.is_initial or state.knows(speaker.node):
             return ""
@@ -787,18 +785,17 @@ class Coordinator:
             speaker.differences_reported += unreported
             self._reply(speaker, ConfigDiffers(name_of(state, speaker.node), unreported))
 
-    # Nodes that have proved nothing (`control.coordinator.connection`)
+    # Nodes without proof (`control.coordinator.connection`)
 
     def _note_host(self, speaker: SessionRecord) -> None:
-        """Note the address of a node of the running round."""
+        """Record the address of a node in the running round."""
         if self._hosts_round != self.state.round:
             self._hosts_round, self._hosts = self.state.round, set()
         self._hosts.add(speaker.observed_address)
 
     def is_stranger(self, speaker: SessionRecord) -> bool:
-        """Whether nothing shows that a node belongs to the job: it has proved nothing, and its machine hosts no node of
-        the current or last round. Before the first round, a place shows it.
-        """
+        """Whether nothing shows that a node belongs to the job: it proved nothing, and its machine hosts no node of the
+        current or last round. Before the first round, having a place shows it."""
         if speaker.trusted:
             return False
         return speaker.observed_address not in self._hosts if self._hosts else not self.state.knows(speaker.node)
@@ -809,7 +806,7 @@ class Coordinator:
         return (node for node in known_to(self.state) if node not in self.sessions)
 
     def _any_unreported(self) -> bool:
-        """Whether a known node has not reported. Searches again only when all nodes it found have reported."""
+        """Whether any known node has not reported. Searches again only when all nodes found earlier have reported."""
         candidates = self._maybe_unreported
         while candidates and (candidates[-1] in self.sessions or not self.state.knows(candidates[-1])):
             candidates.pop()
@@ -818,11 +815,11 @@ class Coordinator:
         return bool(candidates)
 
     def _awaits_participants(self) -> bool:
-        """Whether a participant of a forming round has not reported. If there is one, it is the last candidate.
+        """Whether a participant of a forming round has not reported. Such a participant is the last candidate.
 
         On etcd:
 
-            1. A round forms. Node B, which coordinates, gives up, or dies; its last state has B as a participant.
+            1. A round forms. Node B, which coordinates, gives up or dies. Its last state lists B as a participant.
             2. A is elected, reads that state, and awaits B.
             3. If the round were completed with B, all workers would start, wait for B's workers, and be restarted after
                B's deadline.
@@ -839,7 +836,7 @@ class Coordinator:
         """Stop awaiting the nodes that were in the job when this coordinator was filled."""
         self._placeholders_until = None
         self._tell_waiting(now)
-        if not self.state.complete:  # a round may have waited only for these; any join completes it
+        if not self.state.complete:  # a round might have waited only for these; any join completes it
             for node in islice((node for node in self.state.participants if node in self._pending), 1):
                 self._continue_join(node, now)
 
@@ -852,14 +849,14 @@ class Coordinator:
         return view._replace(awaits_until=self._placeholders_until)
 
     def _waits_for_time(self) -> bool:
-        """Whether the forming round may become complete just because time passes."""
+        """Whether the forming round might become complete just because time passes."""
         state = self.state
         if state.complete or not state.participants or state.closed:
             return False
         return bool(state.restart_delay) or (bool(state.last_call) and last_call_decides(state))
 
     def _completion_times(self) -> list[float]:
-        """When it may, on our clock: at the end of the last call and of the restart delay."""
+        """When it might, on our clock: at the end of the last call and of the restart delay."""
         view = self._observer.clock_view(0.0)
         moments = [backoff_ends(self.state, view)] if self.state.restart_delay else []
         if view.last_call_at is not None and last_call_decides(self.state):
@@ -867,7 +864,7 @@ class Coordinator:
         return moments
 
     def _ends_at(self, node: NodeId) -> float:
-        """When a node stops waiting: at its own deadline or, if all nodes are needed, at the earliest of all."""
+        """When a node stops waiting: at its own deadline, or, if all nodes are needed, at the earliest one."""
         own = self._pending.get(node)
         if own is None or node in self.state.redundancy_list:
             return math.inf
@@ -876,7 +873,7 @@ class Coordinator:
         return min(own.deadline, self._next_deadline())
 
     def _reports_progress(self, node: NodeId) -> bool:
-        """Whether a node logs the progress: of nodes that wait alike, the one in this process, or the first one."""
+        """Whether a node logs the progress: among nodes that wait alike, the one in this process, or the first one."""
         alike = nodes_waiting_alike(self.state, node)
         return node == next(
             (local for local in self.sessions.nodes_in_this_process if local in alike), next(iter(alike))
@@ -884,7 +881,7 @@ class Coordinator:
 
 
 def _all_joins_depend_on(state: State) -> tuple[object, ...]:
-    """The values whose change can let any waiting join continue or end."""
+    """Values whose change can let any waiting join continue or end."""
     return state.round, state.complete, state.closed, state.abandoned.number, state.size
 
 

@@ -1,4 +1,4 @@
-"""How a node that requests a place differs from its job. Pure.
+"""Finds how a node that requests a place differs from its job. Pure.
 
 Nodes may differ in their number of workers, their role, and how long they wait for others. Nodes of different roles may
 run different programs.
@@ -18,21 +18,21 @@ _OPTIONS = (
     ("same_failure_limit", True),
     ("notice_timeout", False),  # each agent notifies its own workers
 )
-"""Settings that `--rdzv-conf` sets, and whether the control plane's own value applies."""
+"""Settings that `--rdzv-conf` sets, and whether the control plane's value applies."""
 
 
 def differences(node_info: NodeInfo, own: Settings | None, state: State, job: Settings) -> tuple[ConfigDifference, ...]:
     """List how a node that requests a place differs from the nodes before it.
 
-    `own` are the settings that the node was started with, None for a node in the control plane's process; `job` are the
-    settings in effect.
+    `own` are the settings that the node was started with, None in the control plane's process; `job` are the settings
+    in effect.
     """
     result: list[ConfigDifference] = []
     if own is not None and own.segment != job.segment:
         result.append(ConfigDifference("--segment=", str(own.segment), str(job.segment)))
     if own is not None and (own.min_nodes, own.max_nodes) != (job.min_nodes, job.max_nodes):
         result.append(ConfigDifference("--nnodes=", _range(own), _range(job)))
-    # With a restart window, the node's own value is in the settings; the value in the state grows with the failures.
+    # With a restart window, the settings contain the node's own value; the state's value grows with the failures.
     if own is not None and _budget(own, "N") != _budget(job, "N"):
         given = str(node_info.max_restarts)
         result.append(ConfigDifference("--max-restarts=", _budget(own, given), _budget(job, str(state.max_restarts))))

@@ -2,11 +2,12 @@
 
 Laws:
 
-1. A coordinator runs only in its turns (`Turns`): on the thread of its server's loop or, before there is a server, on
-   the caller's thread. So it needs no lock, and its messages go out in the order of its steps.
-2. If a message cannot be sent to a session, that session ends. Neither this nor a failed tick affects other sessions.
-3. With a `JournalSink`, no message is sent before the state from which it follows is stored. (The connections answer
-   heartbeats themselves: these only show that we are alive.)
+1. A coordinator runs only in its turns (`Turns`): on its server's loop thread or, without a server, on the caller's
+   thread. So it needs no lock, and its messages go out in the order of its steps.
+2. If a message cannot be sent to a session, that session ends. Neither such an end nor a failed tick affects other
+   sessions.
+3. With a `JournalSink`, no message is sent before the state that caused it is stored. Connections answer heartbeats
+   themselves, because these answers only show that we are alive.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ log = get_logger(__name__)
 
 _ANSWERS = get_args(NodeAnswer)
 _PAUSE = 5.0
-"""Seconds until a failed tick is tried again."""
+"""Seconds before a failed tick is retried."""
 
 
 class JournalSink(Protocol):
     """Stores a coordinator's state, so that another can take over."""
 
     def append(self, number: int, state: State, awaited: int) -> None:
-        """Begin to store the newest state; when it is stored, call `Dispatcher.journal_written` with its number.
+        """Begin to store the newest state; once it is stored, call `Dispatcher.journal_written` with its number.
 
         Numbers grow. After several calls, only the newest state must be stored. A state with a number above `awaited`
-        may be stored later: nobody waits for it, and nodes would report its news again.
+        can be stored later: nobody waits for it, and nodes would report its contents again.
         """
 
 
@@ -74,23 +75,23 @@ class RestoredState(NamedTuple):
 
 
 class Turns:
-    """The turns of a coordinator: runs functions from any thread one after the other.
+    """A coordinator's turns: runs functions from any thread one after the other.
 
     A coordinator without a server has no thread of its own, since a loop costs 40 ms of imports and 9 MB: each function
-    runs at once on the caller's thread. Once there is a server, all functions run on its loop's thread, in the order of
-    the calls.
+    runs at once on the caller's thread. With a server, all functions run on its loop's thread, in the order of the
+    calls.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        """Held while a function runs on a caller's thread. The function must not call for another turn."""
+        """Held while a function runs on a caller's thread. The function must not request another turn."""
         self._loop: LoopThread | None = None
 
     def call(self, function: Callable[[], None]) -> None:
         """Run a function in its turn; from any thread. Raises LoopError in a fork of the loop's process."""
         if self._loop is None:
             with self._lock:
-                if self._loop is None:  # a server may have taken over while this thread waited
+                if self._loop is None:  # a server might have taken over while this thread waited
                     function()
                     return
         self._loop.call(function)
@@ -117,9 +118,8 @@ class _HeldMessage(NamedTuple):
 
 
 class Dispatcher:
-    """Runs the coordinator of one job and carries out its decisions. All in its turns, except `settings`, `incarnation`
-    and `now`, which any thread may read.
-    """
+    """Runs one job's coordinator and carries out its decisions. All calls are in its turns, except `settings`,
+    `incarnation` and `now`, which any thread may read."""
 
     def __init__(
         self,
@@ -132,12 +132,12 @@ class Dispatcher:
         lead: LeaderLease | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """Begin a job.
+        """Start a job.
 
         Args:
             settings: the settings of the job's rendezvous.
             clock: the clock of all times.
-            restored: the coordinator that this one succeeds, if any; perhaps only to report how its job ended.
+            restored: the coordinator that this one succeeds, if any, perhaps only to report how its job ended.
             journal: stores each state before notifications about it are delivered.
             learns_settings: see `Coordinator`.
             lead: the lease of an elected coordinator; nodes are confirmed only for its length.
@@ -156,9 +156,9 @@ class Dispatcher:
         self._numbered = self._coordinator.state
         self._appended = (0, 0)
         self._awaited = 0
-        """The newest state that somebody waits for or that nodes would not report again."""
+        """Newest state that somebody waits for, or that nodes would not report again."""
         self._written = 0
-        """The newest state that the journal has stored."""
+        """Newest state that the journal stored."""
         self._held: deque[_HeldMessage] = deque()
         """Messages that wait for the journal, in order."""
         self._observing = self._coordinator.extensions.observing
@@ -166,14 +166,14 @@ class Dispatcher:
         self._outputs: dict[int, _Output] = {}
         """Outputs of the open sessions, by number."""
         self._sessions_after_end: set[int] = set()
-        """Sessions that began after the end of the job."""
+        """Sessions that began after the job ended."""
         self.remote_control = settings.remote_control
-        """Whether commands from other machines are accepted if there is no secret."""
+        """Whether to accept commands from other machines without a secret."""
         self._guests: dict[int, Callable[[], None]] = {}
-        """Sessions that belong to no node, with the callback for when the peer ends one."""
+        """Sessions without a node, with the callback for when the peer ends one."""
         self._tick_again_at = float("-inf")
         self.on_change: Callable[[], None] = do_nothing
-        """Called at the end of each step: `wake_at` may have moved, and outputs may have messages."""
+        """Called at the end of each step: `wake_at` might have moved, and outputs might have messages."""
 
     @property
     def settings(self) -> Settings:
@@ -187,7 +187,7 @@ class Dispatcher:
 
     @property
     def members(self) -> int:
-        """The number of open sessions of nodes, without those that began after the end of the job."""
+        """Number of nodes' open sessions, without those that began after the job ended."""
         return len(self._outputs) - len(self._sessions_after_end) - len(self._guests)
 
     @property
@@ -213,12 +213,12 @@ class Dispatcher:
 
     @property
     def history(self) -> JobHistory:
-        """The history of the job, for reading only."""
+        """The job's history, read-only."""
         return self._coordinator.history
 
     @property
     def state(self) -> State:
-        """The state at this moment, for reading only."""
+        """The current state, read-only."""
         return self._coordinator.state
 
     def now(self) -> float:
@@ -266,13 +266,12 @@ class Dispatcher:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the server should wait a moment for an extension before it ends."""
+        """Whether the server must wait a moment for an extension before it ends."""
         return any(extension.is_awaited for extension in self._coordinator.extensions.loaded)
 
     def receive(self, session: int, request: Request) -> bool:
-        """A session has sent a request. Returns whether the session still existed: a node that was silent for longer
-        than its lease was removed, and must return as a new node.
-        """
+        """Handle a session's request. Returns whether the session still existed: a node that was silent for longer than
+        its lease was removed, and must return as a new node."""
         is_open = session in self._outputs
         now = self._clock.monotonic() if self._lead is None else self._now_as_leader(self._lead)
         self._carry_out(self._coordinator.receive(session, request, now))
@@ -280,7 +279,7 @@ class Dispatcher:
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is certainly the job's only coordinator now."""
+        """Whether this is certainly the job's only coordinator."""
         return self._lead is None or self._lead.remaining() > 0
 
     def _now_as_leader(self, lead: LeaderLease) -> float:
@@ -288,7 +287,7 @@ class Dispatcher:
         return self._clock.monotonic()
 
     def heartbeat(self, session: int) -> bool:
-        """Like `receive` of a heartbeat, for a caller that answers it. Causes no notifications."""
+        """Handle a heartbeat like `receive`, for a caller that answers it. Causes no notifications."""
         return self._coordinator.heartbeat(session, self._clock.monotonic())
 
     @property
@@ -297,7 +296,7 @@ class Dispatcher:
         return bool(self._held)
 
     def detach(self, session: int, reason: Reason = Reason.LOST, detail: str = "") -> None:
-        """A session has ended, as `detail` describes."""
+        """End a session, which ended as `detail` describes."""
         self._outputs.pop(session, None)
         self._sessions_after_end.discard(session)
         if (on_end := self._guests.pop(session, None)) is not None:
@@ -307,17 +306,17 @@ class Dispatcher:
             self._carry_out(self._coordinator.close(session, self._clock.monotonic(), reason, detail))
 
     def nodes_lost(self, numbers: Collection[int], detail: str = "") -> None:
-        """Others report the nodes of these numbers as lost, as `detail` describes. See `Coordinator.nodes_lost`."""
+        """Treat the nodes with these numbers as lost, as others report. See `Coordinator.nodes_lost`."""
         self._carry_out(self._coordinator.nodes_lost(numbers, self._clock.monotonic(), detail))
 
     def journal_written(self, number: int) -> None:
-        """The journal has stored the state of this number: send the messages that follow from it."""
+        """Send the messages that follow from the state with this number, which the journal has stored."""
         self._written = max(self._written, number)
         self._send_held()
         self.on_change()
 
     def tick(self) -> None:
-        """Time has passed, an extension has something to send, or `lead` was extended."""
+        """Act on time that passed, on an extension that has something to send, or on an extended `lead`."""
         now = self._clock.monotonic() if self._lead is None else self._now_as_leader(self._lead)
         try:
             result = self._coordinator.tick(now)
@@ -332,7 +331,7 @@ class Dispatcher:
         """When `tick` should be called next, on the clock's monotonic time; infinity for never."""
         return max(self._coordinator.wake_at(), self._tick_again_at)
 
-    # Carrying out the effects of a step
+    # Effects of a step
 
     def _carry_out(self, result: StepResult) -> None:
         for session, why in result.ended:
@@ -369,7 +368,7 @@ class Dispatcher:
         output.disconnect("it could not be notified")
 
     def _hold(self, result: StepResult, journal: JournalSink) -> None:
-        """Store the state, and hold the messages that follow from it until that is done (law 3)."""
+        """Store the state, and hold back the messages that follow from it until it is stored (law 3)."""
         if result.state is not self._numbered:
             self._numbered = result.state
             self._number += 1
@@ -392,7 +391,7 @@ def do_nothing() -> None:
 
 
 class TimerThread:
-    """Ticks a dispatcher without a server from a thread, while anything waits for a point in time."""
+    """Ticks a dispatcher without a server from a thread, while anything is scheduled."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
@@ -433,14 +432,12 @@ class TimerThread:
 
 
 class LocalLink:
-    """The link of the node that hosts the dispatcher: a session without a socket and without a lease. From any
-    thread.
-    """
+    """Link of the node that hosts the dispatcher: a session without a socket or a lease. From any thread."""
 
     def __init__(
         self, dispatcher: Dispatcher, node: NodeId, deliver: Deliver, address: str, *, is_alone: bool = False
     ) -> None:
-        """Open the session. With `is_alone`, there can be no other node to notify."""
+        """Open the session. With `is_alone`, no other node can need a notification."""
         self._dispatcher = dispatcher
         self._is_alone = is_alone
         self._deliver = deliver
@@ -463,7 +460,7 @@ class LocalLink:
 
     def send(self, request: Request) -> None:
         """Send a request to the dispatcher; notifications may be delivered before this returns."""
-        if not self._is_alone or isinstance(request, _ANSWERS):  # others must be able to receive the result
+        if not self._is_alone or isinstance(request, _ANSWERS):  # others must be able to receive the answer
             from rallypoint.control.protocol.validation import ValidationError, validated
 
             try:

@@ -1,13 +1,13 @@
 """Optional parts of a coordinator, which only some jobs use. Pure; in the coordinator's turns.
 
-The coordinator decides which nodes are in a round, and knows of nothing else, such as watchers. It reads a table of
-names, imports a row when it is needed, and calls the methods of `Extension`.
+The coordinator decides which nodes are in a round, and knows nothing else, such as watchers. It reads a table of names,
+imports a row when needed, and calls the methods of `Extension`.
 
 Laws:
 
-1. An extension is imported when it is first used: by a message that it handles or observes, by a state that needs it,
-   or by a session or snapshot that asks for it. An unused extension costs nothing.
-2. An extension sends messages, and may run operations as an operator does (`Coordinator.operate`). It never changes a
+1. An extension is imported at its first use: for a message that it handles or observes, a state that needs it, or a
+   session or snapshot that requests it. An unused extension costs nothing.
+2. An extension sends messages, and can run operations as an operator does (`Coordinator.operate`). It never changes a
    state itself.
 """
 
@@ -27,28 +27,28 @@ class Extension:
     """One extension of one coordinator, created with it. A subclass overrides the methods that it needs."""
 
     handlers: Mapping[type, Callable[[SessionRecord, Any, float], None]] = MappingProxyType({})
-    """Handlers of messages from nodes, which may come unasked, by type."""
+    """Handlers of messages from nodes, which can arrive unrequested, by type."""
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the server should wait a moment for it before it ends."""
+        """Whether the server must wait a moment for it before ending."""
         return False
 
     def on_change(self, before: State, after: State, now: float) -> None:
-        """The state has changed."""
+        """React to a change of the state."""
 
     def on_resume(self, node: NodeId, now: float) -> None:
-        """A node has returned in a new session."""
+        """React to a node that returned in a new session."""
 
     def on_message(self, message: Any, now: float) -> None:
-        """A message of an observed type is sent to a node."""
+        """React to a message of an observed type that is sent to a node."""
 
     def forget(self, node: NodeId, now: float) -> None:
-        """A node is gone."""
+        """Forget a node that is gone."""
 
     def tick(self, now: float) -> None:
-        """Time has passed."""
+        """Do what is due."""
 
     def wake_at(self) -> float:
-        """The time at which `tick` has something to do; infinity for never."""
+        """When `tick` next has something to do; infinity for never."""
         return math.inf

@@ -17,7 +17,7 @@ TABLE = "rallypoint.features.coordinator_table"
 """The module with the table `EXTENSIONS`."""
 
 GUEST = f"{TABLE}:open_guest"
-"""The function that opens a session of a connection that belongs to no node."""
+"""Function that opens a session for a connection without a node."""
 
 
 class ExtensionRow(NamedTuple):
@@ -26,9 +26,9 @@ class ExtensionRow(NamedTuple):
     Args:
         name: its key for `find`.
         place: its class, as `module:Class`.
-        hears: the type names of messages from nodes that load it.
-        observes: the type names of messages to nodes that it observes.
-        needed: the field of a state that is empty unless the state needs the extension; empty for no field.
+        hears: type names of the nodes' messages that load it.
+        observes: type names of the messages to nodes that it observes.
+        needed: the state's field that is nonempty if the state needs the extension; empty for no field.
     """
 
     name: str
@@ -54,16 +54,16 @@ class Extensions:
         self._rows = {row.name: row for row in rows}
         self._by_name: dict[str, Extension] = {}
         self._needed = [row for row in rows if row.needed]
-        """Extensions that a state may need and that are not loaded yet."""
+        """Extensions that a state might need and that are not loaded yet."""
         self._hearing = {kind: row.name for row in rows for kind in row.hears}
         self.observing = {kind: row.name for row in rows for kind in row.observes}
-        """The observing extension by the type name of a message."""
+        """Maps each message's type name to the extension that observes it."""
         self.loaded: list[Extension] = []
         self.numbers = count(1)
-        """Numbers for requests of extensions to nodes; each is used once."""
+        """Numbers for extensions' requests to nodes; each is used once."""
 
     def find(self, name: str) -> Any:
-        """Return the extension of that name, and import it if needed."""
+        """Return the extension with that name, importing it if needed."""
         if name not in self._by_name:
             row = self._rows[name]
             self._by_name[name] = extension = load(row.place)(self._job)
@@ -72,7 +72,7 @@ class Extensions:
         return self._by_name[name]
 
     def receive(self, speaker: SessionRecord, message: Any, now: float) -> None:
-        """A node has sent a message that is not for the coordinator itself."""
+        """Pass on a node's message that is not for the coordinator itself."""
         if (name := self._hearing.get(type(message).__name__)) is not None:
             self.find(name)
         for extension in self.loaded:
@@ -80,7 +80,7 @@ class Extensions:
                 handle(speaker, message, now)
 
     def on_change(self, before: State, after: State, now: float) -> None:
-        """The state has changed."""
+        """Pass on a change of the state."""
         for row in self._needed:
             if getattr(after, row.needed):
                 self.find(row.name)
@@ -88,5 +88,5 @@ class Extensions:
             extension.on_change(before, after, now)
 
     def on_message(self, message: Any, now: float) -> None:
-        """A message of an observed type is sent to a node."""
+        """Pass on a message of an observed type that is sent to a node."""
         self.find(self.observing[type(message).__name__]).on_message(message, now)

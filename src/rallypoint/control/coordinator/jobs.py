@@ -1,19 +1,19 @@
-"""A control plane for many jobs, outside all of them (`rallyctl serve`): one dispatcher for each job.
+"""A control plane for many jobs, outside all of them (`rallyctl serve`): one dispatcher per job.
 
 Laws:
 
 1. When a new node names an unknown job, a dispatcher is created with the node's settings. When the job has ended and
-   its last node has left, the id is free at once: the next new node begins a new job.
+   its last node has left, the id is free at once: the next new node starts a new job.
 2. A returning node names the coordinator of its last session. If that coordinator ended the job, the node gets the
-   verdict, from a dispatcher that holds only the record of the ended job. The node never begins the job again, and
-   never joins a new one with the same id.
-3. A job without a verdict and without sessions is kept for a while, for nodes that are only unreachable. If it has no
-   node left, the next new node takes its id, with new counts. Nodes that return later fill the new dispatcher with
+   verdict from a dispatcher that contains only the ended job's record. The node never starts the job again, and never
+   joins a new job with the same id.
+3. A job without a verdict and without sessions stays for a while, in case its nodes are only unreachable. If it has no
+   node left, the next new node takes over its id, with new counts. Nodes that return later fill the new dispatcher with
    their state, as they would fill a restarted one.
 4. Events in one job cost the others nothing: a dispatcher is checked only when something happens or is due in it.
-5. The number of names is limited. If there are too many jobs, in total or begun from one address, the one that has been
-   without sessions for the longest time is dropped as under law 3. If all have sessions, a new node is refused; so the
-   nodes of one address can only exclude others from that address.
+5. The number of names is limited. If there are too many jobs, in total or started from one address, the job that has
+   been without sessions for the longest time is dropped as under law 3. If all have sessions, a new node is refused. So
+   nodes at one address can exclude only others at that address.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ log = get_logger(__name__)
 
 
 MAX_JOBS = 1024
-"""The number of jobs at a time, which limits the memory for names."""
+"""Maximum number of jobs at a time, which limits the memory for names."""
 MAX_JOBS_OF_ONE = MAX_JOBS // 4
-"""The number of jobs at a time that one address, or one IPv6 network (64 bits; a machine has many addresses), began."""
+"""Maximum number of jobs at a time from one address, or one IPv6 network (64 bits; a machine has many addresses)."""
 _TICK = 0.05
-"""Seconds after which a tick leaves further due jobs to the next tick, so that connections are served in between."""
+"""Seconds after which a tick leaves the other due jobs to the next tick, to serve connections in between."""
 _IDLE_JOB_KEPT = 60.0
-"""Seconds for which a job without nodes and without a verdict is kept."""
+"""Seconds until a job without nodes and without a verdict is dropped."""
 _MOST_ENDED, _ENDED_KEPT = 4096, 86400.0
-"""Verdicts kept for nodes that were unreachable at the end of the job, and for how many seconds."""
+"""Maximum number of verdicts stored for nodes that were unreachable when the job ended, and for how many seconds."""
 _EVENTS_KEPT, _FAILURES_KEPT, _TRACEBACK_KEPT = 20, 5, 4096
-"""Newest events and failures kept of an ended job, and characters of its last traceback."""
+"""Numbers of events and failures stored for an ended job, newest first, and characters of its last traceback."""
 _MOST_LISTED = 100
-"""Ended jobs in a list."""
+"""Maximum number of ended jobs in a list."""
 _MOST_NAMES, _LONGEST_NAME = 8, 64
-"""Names of coordinators kept for a job, and characters in a name."""
+"""Maximum number of coordinator names stored per job, and characters per name."""
 
 
 class _EndedJob(NamedTuple):
@@ -64,9 +64,8 @@ class _EndedJob(NamedTuple):
 
 
 class _Job:
-    """A dispatcher, and when it must be checked. `names` are the incarnations by which its nodes know or knew it;
-    `origin` is the address of the node that began it.
-    """
+    """A dispatcher, and when to check it. `names` are the incarnations by which its nodes know or knew it; `origin` is
+    the address of the node that started it."""
 
     def __init__(self, dispatcher: Dispatcher, origin: str = "") -> None:
         self.dispatcher = dispatcher
@@ -83,7 +82,7 @@ class ManyJobs:
 
     job = None
     is_awaited = False
-    """See `Dispatcher.is_awaited`: the server does not wait for its jobs."""
+    """See `Dispatcher.is_awaited`: the server never waits for its jobs."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -92,7 +91,7 @@ class ManyJobs:
         self._jobs: dict[str, _Job] = {}
         self._ended: OrderedDict[tuple[str, str], _EndedJob] = OrderedDict()
         self._schedule: list[tuple[float, int, _Job]] = []
-        """A heap. Entries that differ from the job's own `at` are ignored."""
+        """A heap. Entries that differ from the job's current `at` are ignored."""
         self._ended_counts = dict.fromkeys(Outcome, 0)
         self._numbers = itertools.count()
         self._last_wake_at = math.inf
@@ -110,7 +109,7 @@ class ManyJobs:
             peer: the address that its connection comes from.
 
         Raises:
-            HandshakeError: there are too many jobs, this one began with another kind of rendezvous, or the node's
+            HandshakeError: there are too many jobs, this one started with another kind of rendezvous, or the node's
                 request is impossible.
         """
         _check(hello.settings)
@@ -147,12 +146,12 @@ class ManyJobs:
 
     @property
     def ended_counts(self) -> dict[Outcome, int]:
-        """The number of ended jobs by outcome. It only grows, so an occasional reader misses none."""
+        """Number of ended jobs by outcome. It only grows, so an occasional reader misses none."""
         return dict(self._ended_counts)
 
     @property
     def names(self) -> frozenset[str]:
-        """The ids of its jobs, for reading only."""
+        """Ids of its jobs, read-only."""
         return frozenset(self._jobs)
 
     def now(self) -> float:
@@ -160,12 +159,11 @@ class ManyJobs:
         return self._clock.monotonic()
 
     def wake_at(self) -> float:
-        """The time at which `tick` should be called next; infinity for never."""
+        """When to call `tick` next; infinity for never."""
         self._last_wake_at = self._next_due()
         return self._last_wake_at
 
     def tick(self) -> None:
-        """Time has passed."""
         now = self._clock.monotonic()
         due: deque[_Job] = deque()
         while self._next_due() <= now:
@@ -180,7 +178,7 @@ class ManyJobs:
     # One job
 
     def _job_for(self, hello: Hello) -> _Job | None:
-        """Return the job that a node requests, unless it has ended for this node."""
+        """Return the job that a node requests, unless it ended for this node."""
         job = self._jobs.get(hello.job)
         if job is None:
             return None
@@ -223,7 +221,7 @@ class ManyJobs:
         return job
 
     def _check_job(self, job: _Job) -> None:
-        """Drop a job that has ended, or schedule its next check."""
+        """Drop a job that ended, or schedule its next check."""
         name = job.dispatcher.settings.run_id
         if self._jobs.get(name) is job:
             self._count_end(job)
@@ -281,12 +279,12 @@ class ManyJobs:
         return self._ended.get((hello.job, hello.incarnation))
 
     def _verdict_dispatcher(self, incarnation: str, ended: _EndedJob) -> Dispatcher:
-        """A dispatcher for a node that returns after the end, or for a query about how the job ended."""
+        """Create a dispatcher for a node that returns after the end, or for a query about how the job ended."""
         restored = RestoredState(incarnation, ended.state, _shortened_history(ended.history))
         dispatcher = Dispatcher(ended.settings, self._clock, restored=restored, turns=self.turns)
         return self._on_change_of(dispatcher).dispatcher
 
-    # The schedule
+    # Schedule
 
     def _reschedule(self, job: _Job) -> None:
         at = min(job.dispatcher.wake_at(), job.forgotten_at)
@@ -306,11 +304,11 @@ class ManyJobs:
 
 
 ServedJobs = Dispatcher | ManyJobs
-"""What a server serves: one job or any number. Nodes, watchers and pages look up the dispatcher of their job in it."""
+"""What a server serves: one job or many. Nodes, watchers and pages look up their job's dispatcher in it."""
 
 
 def _is_over(dispatcher: Dispatcher) -> bool:
-    """Whether a new node may use the job's id: the job has no sessions, and has ended or has no nodes."""
+    """Whether a new node may use the job's id: the job has no sessions, and ended or has no nodes."""
     state = dispatcher.state
     known = state.participants or state.wait_list or state.redundancy_list or state.survivors
     return not dispatcher.members and (state.verdict is not None or not known)
@@ -337,7 +335,7 @@ def _origin(peer: str) -> str:
 
     try:
         return str(IPv6Network((int(IPv6Address(peer)) >> 64 << 64, 64)))
-    except ValueError:  # it may have a scope id
+    except ValueError:  # it might have a scope id
         return peer
 
 

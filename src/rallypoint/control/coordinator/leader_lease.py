@@ -1,4 +1,4 @@
-"""How long an elected coordinator is certainly the only one."""
+"""Tracks how long an elected coordinator is certainly the only one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rallypoint.base.clock import BOOT_CLOCK, Clock
 class LeaderLease:
     """The time until which this process is certainly the only elected coordinator.
 
-    etcd ends a leader's lease when the time to live has passed since the last keep-alive arrived. We count from when
-    that was sent, which is earlier. Suspended time counts. The election's thread extends the lease, and the loop's
-    thread reads it.
+    etcd ends a leader's lease when its time to live has passed since the last keep-alive arrived. We count from when
+    the keep-alive was sent, which is earlier. Suspended time counts. The election's thread extends the lease, and the
+    loop's thread reads it.
     """
 
     def __init__(self, clock: Clock = BOOT_CLOCK) -> None:
@@ -20,15 +20,15 @@ class LeaderLease:
         self._until = -math.inf
 
     def now(self) -> float:
-        """The time on the lease's clock, to be read before a keep-alive is sent."""
+        """The time on the lease's clock; read it before sending a keep-alive."""
         return self._clock.monotonic()
 
     def extend(self, sent_at: float, seconds: float) -> None:
-        """etcd granted the keep-alive sent at `sent_at` for `seconds`."""
+        """Extend the lease: etcd granted the keep-alive sent at `sent_at` for `seconds`."""
         self._until = max(self._until, sent_at + seconds)
 
     def end(self) -> None:
-        """The lease is lost or was given up."""
+        """End the lease, which was lost or given up."""
         self._until = -math.inf
 
     def remaining(self) -> float:

@@ -1,4 +1,4 @@
-"""Notifications to nodes: about a change of the state, and about the state on request. Pure."""
+"""Creates notifications to nodes: about changes of the state, and about the state on request. Pure."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def notification_diff(
 ) -> list[tuple[Collection[NodeId], Notification]]:
     """The notifications due after a change of the state, except placements, waiting nodes and the job's end.
 
-    There may have been rounds in between. `keeps_places`: see `RoundEnded.keeps_place`.
+    Rounds in between may be missing. `keeps_places`: see `RoundEnded.keeps_place`.
     """
     due: list[tuple[Collection[NodeId], Notification]] = []
     if after.round > before.round:
-        # A node that succeeded and then was unreachable has lost its place, but still waits for the others.
+        # A node that succeeded and then became unreachable lost its place, but is still waiting for the others.
         others = sorted(node for node in before.succeeded if node not in before.participants)
         due.append(([*before.participants, *others], RoundEnded(_round_end(before, after), keeps_places)))
     notice = after.preempted
@@ -68,12 +68,12 @@ def preempted(state: State) -> Preempted:
 
 
 def newly_complete(before: State, after: State) -> bool:
-    """Whether the round of `after` is complete, was not complete in `before`, and must be started by its nodes."""
+    """Whether the round of `after` is complete, was not complete in `before`, and its nodes must start it."""
     return after.complete and not after.is_preempted and (not before.complete or after.round > before.round)
 
 
 def _round_end(before: State, after: State) -> RoundEnd:
-    """How the round of `before` ended, as far as `after` shows it."""
+    """How the round of `before` ended, as far as `after` shows."""
     ended = after.ended
     if ended is not None and ended.round == before.round:
         return ended
@@ -81,7 +81,7 @@ def _round_end(before: State, after: State) -> RoundEnd:
 
 
 def end_notifications(state: State, verdict: Verdict) -> tuple[Notification, dict[NodeId, Notification]]:
-    """The notification at the end of the job, and other ones for a few nodes; each is created once.
+    """The notification at the job's end, and different ones for a few nodes; each is created once.
 
     After a success a spare learns that it was not needed; otherwise it ends as the job did.
     """
@@ -103,7 +103,7 @@ _MAX_RANGES = 1000
 
 
 def nodes_succeeded(state: State) -> NodesSucceeded:
-    """The notification to running nodes about nodes that succeeded; in an unusual job, only the first thousands."""
+    """The notification to running nodes about nodes that succeeded; in an unusual job, only the first few thousand."""
     places = (state.participants.get(node) or state.finished.get(node) for node in state.succeeded)
     ranges: list[tuple[int, int]] = []
     for rank in sorted(place.rank for place in places if place is not None):
@@ -115,10 +115,10 @@ def nodes_succeeded(state: State) -> NodesSucceeded:
 
 
 def placements(state: State, origin: str = "", control_rank: int = -1, host: str = "") -> dict[NodeId, Placement]:
-    """The placement of every participant of a complete round, the same for nodes that are notified late.
+    """Every participant's placement in a complete round, the same for nodes that are notified late.
 
-    `origin` and `control_rank` are those of `Placement`; `host` is the address that nodes on other machines use for the
-    coordinator. It replaces a loopback address, which may be all that the node in the coordinator's process knows of
+    `origin` and `control_rank`: see `Placement`. `host` is the address that nodes on other machines use for the
+    coordinator. It replaces a loopback address, which may be all that the node in the coordinator's process knows about
     itself.
     """
     in_order = sorted((*state.participants.items(), *state.finished.items()), key=lambda entry: entry[1].rank)
@@ -205,7 +205,7 @@ def abandoned_progress(state: State, settings: Settings, view: ClockView, *, rep
 
 
 def missing_nodes(state: State, view: ClockView) -> tuple[MissingNode, ...]:
-    """The first few nodes that left since the last round was complete and were not replaced."""
+    """The first few nodes that left since the last complete round and were not replaced."""
     pairs = zip(state.removed, view.removed_at, strict=False)
     return tuple(
         MissingNode(removed.name, removed.reason, view.now - at, removed.ended_with_0) for removed, at in pairs
@@ -213,12 +213,12 @@ def missing_nodes(state: State, view: ClockView) -> tuple[MissingNode, ...]:
 
 
 def placeholders_in(state: State) -> int:
-    """The number of places of nodes that have not reported to this coordinator."""
+    """Number of places whose nodes have not reported to this coordinator."""
     return sum(tally(nodes, _is_placeholder).get(True, 0) for nodes in (state.participants, state.survivors))
 
 
 def standing_without(state: State, node: NodeId, settings: Settings, placeholders: int) -> LeaveReply:
-    """The reply to a node that has left: whether a round runs or enough nodes are left for one."""
+    """The reply to a node that left: whether a round is running, or enough nodes are left for one."""
     others = number_known_to(state) - placeholders - state.knows(node)
     goes_on = not state.closed and others > 0 and (state.complete or others >= settings.min_nodes)
     return LeaveReply(goes_on, others, None if state.verdict is None else state.verdict.outcome)
@@ -231,9 +231,9 @@ def _is_placeholder(node: NodeId, _held: object) -> bool:
 def join_refusal(
     refusal: Refusal, join: Join, node: NodeId, before: State, after: State, settings: Settings, view: ClockView
 ) -> JoinRefused | JobEnded:
-    """The notification for a node whose join has failed.
+    """The notification for a node whose join failed.
 
-    It reports the progress in `before`, the state before the last steps, in which the node still counted.
+    Reports the progress in `before`, the state before the last steps, in which the node still counted.
     """
     if refusal is Refusal.RANK_TAKEN:
         return JoinRefused(refusal, f"rank {join.node_info.rank_hint}")
@@ -264,7 +264,7 @@ def _end_of_job(state: State) -> str:
 
 
 MAX_EVENTS, MAX_FAILURES = 200, 20
-"""The number of events and failures that are kept, the newest ones."""
+"""Maximum number of events and failures stored; the newest are stored."""
 
 Event = tuple[float, int, str, int, str, str]
 """Time, number, kind (an `EventKind` of watchers), round, sentence, and the node concerned."""
@@ -273,7 +273,7 @@ Failure = tuple[float, int, str, Cause | None, str]
 
 
 class JobHistory:
-    """The newest events and failures of one job, and the start of its present phase."""
+    """The newest events and failures of one job, and the start of its current phase."""
 
     def __init__(self) -> None:
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
@@ -281,15 +281,15 @@ class JobHistory:
         self.phase_since: float | None = None
         """When a round last began to form or run, or ended, or the job ended; None before the first such event."""
         self.began: float | None = None
-        """When the first such event happened, here or under another coordinator as a node has reported."""
+        """When the first such event happened, here or, as a node reported, under another coordinator."""
         self.known = ("", "")
-        """The command that started the agent of group rank 0, and its log folder, as last reported."""
+        """The command that started group rank 0's agent, and its log folder, as last reported."""
         self.is_later = False
         """Whether the job had another coordinator before."""
         self._number = 0
 
     def record(self, before: State, after: State, now: float) -> None:
-        """The state has changed."""
+        """Record a change of the state."""
         same = (before.round, before.complete, before.closed) == (after.round, after.complete, after.closed)
         if self.phase_since is None or not same:
             self._enter_phase(now)
@@ -304,21 +304,21 @@ class JobHistory:
             self._record_verdict(after.verdict, after.round, now)
 
     def nodes_gone(self, names: Collection[str], more: int, reason: Reason, round_: int, now: float) -> None:
-        """Nodes of these names, and `more` others, left or were lost while a round formed."""
+        """Record that these nodes, and `more` others, left or were lost while a round formed."""
         for name in names:
             self.add("node lost", round_, f"{name}: {reason.value}", now, name)
         if more:
             self.add("node lost", round_, f"{more} more nodes: {reason.value}", now)
 
     def nodes_waiting(self, before: Collection[NodeId], state: State, now: float) -> None:
-        """More nodes wait for the next round than `before`."""
+        """Record that more nodes are waiting for the next round than `before`."""
         came = [node for node in state.wait_list if node not in before]
         if came:
             text = f"{join_names(names_of(state, came))} {'is' if len(came) == 1 else 'are'} waiting for the next round"
             self.add("node waiting", state.round, text, now)
 
     def taken_over(self, before: State, state: State, now: float) -> None:
-        """A coordinator continues from an earlier one or from a node's report; the age of that state is unknown."""
+        """Record that a coordinator continues from an earlier one or a node's report; that state's age is unknown."""
         if (before.round, before.complete, before.closed) == (state.round, state.complete, state.closed):
             return
         self._enter_phase(now)
@@ -328,7 +328,7 @@ class JobHistory:
         self.add("coordinator started", state.round, f"another coordinator took over: {how}", now)
 
     def reported(self, age: float, command: str, log_folder: str, now: float) -> None:
-        """A node has reported for how many seconds it has been in the job; group rank 0 also reports the rest."""
+        """Record how many seconds a node has been in the job; group rank 0 also reports the rest."""
         if self.is_later and self.began is not None:
             self.began = min(self.began, now - age)
         if command:
@@ -360,7 +360,7 @@ class JobHistory:
 
 
 def _round_start(state: State) -> str:
-    """The sentence about a round's start: the number of nodes, and the new ones, such as a spare."""
+    """Describe a round's start: the number of nodes, and the new ones, such as a spare."""
     count = len(state.participants)
     came = (
         [node for node, participant in state.participants.items() if participant.previous_rank is None]
@@ -372,6 +372,6 @@ def _round_start(state: State) -> str:
 
 
 def verdict_sentence(verdict: Verdict) -> str:
-    """The sentence about how the job ended."""
+    """Describe how the job ended."""
     why = verdict.detail or ("" if verdict.cause is None else verdict.cause.headline)
     return f"the job has {verdict.outcome.value}{f': {why}' if why else ''}"

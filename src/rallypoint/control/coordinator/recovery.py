@@ -1,24 +1,23 @@
 """Fills a new coordinator from the nodes of a running job. Pure: data in, data out.
 
 The control plane was lost and is back without its state. Each node reports its place in the last round that it knows
-(`ResumeRequest`). The first report gives the size of the round. A placeholder stands for each node that has not
-reported yet, and occupies its place. Nodes that do not report in time are removed as lost.
+(`ResumeRequest`). The first report determines the size of the round. A placeholder occupies the place of each node that
+has not reported yet. Nodes that do not report in time are removed as lost.
 
 Laws:
 
-1. A running round continues when all its nodes have reported; no node is notified.
-2. The newest round that any node reports is the job's. A node with an older one returns as a new node.
-3. A node that hosted the control plane in its agent is gone with it; this ends its round, unless the node had
-   succeeded. The nodes of a round know which nodes succeeded (`NodesSucceeded`), so this knowledge outlives the
-   coordinator.
-4. Only a coordinator that has not completed a round of its own is filled. Any other skips the numbers of rounds and
+1. A running round continues once all its nodes have reported. No node is notified.
+2. The newest round that any node reports is the job's. A node that reports an older round returns as a new node.
+3. A node whose agent hosted the control plane is gone with it. This ends its round, unless the node had succeeded. A
+   round's nodes know which nodes succeeded (`NodesSucceeded`), so this knowledge outlives the coordinator.
+4. Only a coordinator that has not completed a round itself is filled. Any other skips the numbers of rounds and
    restarts that an earlier coordinator used.
-5. A node that waited for a place cannot know whether a round runs. While only such nodes have reported, no round is
-   completed until nodes of a running round have had time to report.
-6. A node that has since met another coordinator has given up the join that it sent us (`resume_state`, law 1). It keeps
-   its place, which waits for its next join: no round continues with the data of the old one.
-7. A node that keeps its place without a join (law 7 of `coordinator`) may not know. It is notified of both the end of
-   its round and its new place, unless another coordinator has since reached it.
+5. A node that waited for a place cannot know whether a round is running. While only such nodes have reported, no round
+   is completed until nodes of a running round had time to report.
+6. A node that met another coordinator meanwhile gave up the join that it sent us (`resume_state`, law 1). It keeps its
+   place, which waits for its next join: no round continues with the old join's data.
+7. A node that keeps its place without a join (law 7 of `coordinator`) might not know that. It is notified of both its
+   round's end and its new place, unless another coordinator has reached it meanwhile.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _HOST_DETAIL = "it hosted the control plane"
 def recovered(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
     """The state after the report of `node`; unchanged if the report brings nothing new.
 
-    The caller has checked that the job can have had this round (`may_have_been`).
+    The caller has already checked that the job can have had this round (`may_have_been`).
     """
     if request.round < 0 and state.round == 0 and not state.complete:
         delay = recovery_timeout(settings)
@@ -62,7 +61,7 @@ def recovered(state: State, node: NodeId, request: ResumeRequest, settings: Sett
     if request.round > state.round or (request.round == state.round and not state.complete):
         return _adopt_round(_unlisted(state, node), node, request, settings)
     if request.origin != state.origin:
-        return state  # another round that happens to have the same number
+        return state  # a different round with the same number
     if request.round == state.round:
         return _add_participant(_unlisted(state, node), node, request, settings)
     if request.round == _last_complete(state) and not state.complete:
@@ -85,7 +84,7 @@ def may_have_been(request: ResumeRequest, settings: Settings) -> bool:
 
 
 def with_size_of(state: State, request: ResumeRequest, settings: Settings) -> State:
-    """The state with the round's number of nodes, if only the nodes know that an operator changed it."""
+    """The state with the round's number of nodes, if an operator changed it and only the nodes know."""
     size = request.size
     if size is None or state.size is not None or size.min_nodes > size.max_nodes:
         return state
@@ -93,7 +92,7 @@ def with_size_of(state: State, request: ResumeRequest, settings: Settings) -> St
 
 
 def with_later_rounds(state: State, request: ResumeRequest) -> State:
-    """The state of a coordinator with rounds of its own after a node has reported another coordinator's rounds."""
+    """The state of a coordinator with its own rounds after a node reported another coordinator's rounds."""
     next_round = max(request.round, request.last_ended_round) + 1
     unused = max(state.next_round, state.round + 1) if state.complete else state.round
     if next_round <= unused and request.failures <= state.ledger.failures:
@@ -106,7 +105,7 @@ def with_later_rounds(state: State, request: ResumeRequest) -> State:
 
 
 def missed_notifications(state: State, node: NodeId, request: ResumeRequest) -> list[Notification]:
-    """The notifications, besides its placement, that `node` has missed according to its report."""
+    """Notifications, besides its placement, that `node` missed according to its report."""
     if node in state.participants and state.complete:
         unaware = not request.round_over and request.round < state.round  # the node kept its place (law 7)
         ended = [RoundEnded(end_of(state, request.round), keeps_place=True)] if unaware else []
@@ -119,7 +118,7 @@ def missed_notifications(state: State, node: NodeId, request: ResumeRequest) -> 
     last = state.round - 1 if state.complete else _last_complete(state)
     waits = node in state.participants or node in state.wait_list or node in state.redundancy_list
     if request.joining and last > max(request.round, request.last_ended_round) and not waits:
-        # The node has lost a place that it was given, and its worker store may have been used there.
+        # The node lost a place that it was given, and its worker store might have been used there.
         return [RoundEnded(end_of(state, last))]
     return []
 
@@ -127,9 +126,8 @@ def missed_notifications(state: State, node: NodeId, request: ResumeRequest) -> 
 def without_given_up_join(
     state: State, node: NodeId, request: ResumeRequest, settings: Settings, incarnation: str
 ) -> State:
-    """The state after `node` has returned to the coordinator `incarnation` and reported the join that it waits with
-    (law 6), unless it kept its place (law 7).
-    """
+    """The state after `node` returned to the coordinator `incarnation` and reported the join that it waits with (law
+    6), unless it kept its place (law 7)."""
     place = state.participants.get(node)
     if place is None or (request.joining and request.node_info.store_port == place.node_info.store_port):
         return state
@@ -148,7 +146,7 @@ def without_given_up_join(
 
 
 def _last_complete(state: State) -> int:
-    """The number of the running or last complete round; -1 if there was none. Numbers may be skipped."""
+    """Number of the running or last complete round; -1 for none. Numbers may be skipped."""
     if state.complete:
         return state.round
     return state.round - 1 if state.ended is None else state.ended.round
@@ -161,7 +159,7 @@ def end_of(state: State, round_: int) -> RoundEnd:
 
 
 def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
-    """Adopt the round of its first node to report: its places are all taken, and earlier nodes wait."""
+    """Adopt the round of the first node to report: its places are all taken, and earlier nodes wait."""
     ranks = range(request.group_world_size)
     rank_by_node = {(node if rank == request.group_rank else NodeId.placeholder(rank)): rank for rank in ranks}
     forming = {} if state.complete else state.participants
@@ -203,11 +201,11 @@ def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: S
 
 
 def _with_successes(state: State, request: ResumeRequest) -> State:
-    """The state with the successes of unreported nodes that a reporting node knows of.
+    """The state with unreported nodes' successes that a reporting node knows about.
 
-    1. A succeeds and B is notified. A stops (its work is done), and with it the coordinator that it hosts.
-    2. B reports to a new coordinator. A never will.
-    3. If A were only awaited, the round would end at A's deadline, and with it the work of B.
+    1. A succeeds and B is notified. A is done and stops, and with it the coordinator that it hosts.
+    2. B reports to a new coordinator. A never does.
+    3. If A were merely awaited, the round, and B's work, would end at A's deadline.
     """
     succeeded = state.succeeded
     for rank in ranks_in(request.succeeded, request.group_world_size):
@@ -218,7 +216,7 @@ def _with_successes(state: State, request: ResumeRequest) -> State:
 
 
 def _over_for(state: State, node: NodeId, end: RoundEnd, settings: Settings) -> State:
-    """The state after its round has ended for a node. In a preempted job it continues for nodes that still save."""
+    """The state after a node's round ended. In a preempted job it continues for nodes that are still saving."""
     return with_consent(state, node, settings) if state.is_preempted else end_round(state, end)
 
 
@@ -238,7 +236,7 @@ def _add_participant(state: State, node: NodeId, request: ResumeRequest, setting
 
 
 def _add_survivor(state: State, node: NodeId, request: ResumeRequest) -> State:
-    """Add another node of the round that has ended."""
+    """Add another node of the round that ended."""
     placeholder = NodeId.placeholder(request.group_rank)
     rank = state.survivors.get(placeholder)
     if rank is None:

@@ -1,8 +1,8 @@
 """The control server: sessions over TCP for one job (embedded in an agent) or for many (`jobs`).
 
 Bytes from an unauthenticated peer can cost a log line, but never the job: every connection must send the magic and the
-hello and prove the secret within a deadline, and each frame is bounded and typed. Of many unauthenticated connections
-(`ConnectionLimiter`), only some are logged, and the oldest make room. The server runs on the thread of the given loop.
+hello and prove the secret within a deadline, and each frame is bounded and typed. If there are many unauthenticated
+connections (`ConnectionLimiter`), only some are logged, and the oldest make room. The server runs on its loop's thread.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _CLOSE_TIMEOUT = 5.0
-"""Seconds that `close` waits for the loop, in addition to the time for the nodes."""
+"""Seconds that `close` waits for the loop, besides the time for the nodes."""
 
 
 class ControlServer:
     """Listens for nodes.
 
-    The socket listens when the constructor returns; connections are served as soon as the loop's thread runs.
+    The socket is listening when the constructor returns; connections are served once the loop's thread runs.
     """
 
     def __init__(
@@ -53,10 +53,10 @@ class ControlServer:
 
         Args:
             jobs: the jobs to serve.
-            listener: a listening socket (`base.endpoint.listening_socket`), or several; `port` is that of the first.
-            keys: the keys of which nodes must prove to have one; None if the job has none.
-            tls: the TLS that every control connection must use, if any; connections for `fallback` need not.
-            loop: the loop to run on; the process's shared loop if not given.
+            listener: a listening socket (`base.endpoint.listening_socket`), or several; `port` is the first one's.
+            keys: nodes must prove that they have one of these keys; None if the job has none.
+            tls: the TLS that every control connection must use, if any; not required for `fallback`.
+            loop: the loop to run on; by default the process's shared loop.
             fallback: takes over connections without our greeting, together with the bytes already read, if the same
                 port serves something else (the worker store of a static rendezvous).
             has_local_nodes: whether a node that connects from this process ends with the server.
@@ -83,11 +83,11 @@ class ControlServer:
 
     @property
     def connections(self) -> Collection[ControlConnection]:
-        """The open connections, for reading only."""
+        """The open connections, read-only."""
         return () if self._connections is None else self._connections.open
 
     def _warn_if_open(self) -> None:
-        """Warn that anyone may connect, if other machines can reach this server."""
+        """Warn that anyone can connect, if other machines can reach this server."""
         places = [listener.getsockname()[:2] for listener in self._listeners]
         outside = [Endpoint("*" if host in {"::", "0.0.0.0"} else host, port) for host, port in places]
         outside = [place for place in outside if not is_loopback(place.host)]
@@ -102,7 +102,7 @@ class ControlServer:
         """Accept no more nodes, deliver the last notifications, and end all sessions. Idempotent.
 
         Args:
-            linger: seconds for nodes to read their messages and disconnect.
+            linger: seconds for nodes to read their messages and to disconnect.
             why: the last message to them.
         """
         if self._closed is None:
@@ -118,7 +118,7 @@ class ControlServer:
     def until_serving(self) -> None:
         """Wait until connections are served. Not on the loop's thread. Raises LoopError if they never will be."""
 
-        async def serves() -> bool:  # behind `_serve`
+        async def serves() -> bool:  # queued behind `_serve`
             return self._serves
 
         if not self._loop.submit(serves()).result():
@@ -151,7 +151,7 @@ class ControlServer:
         connections.transports.stop_listening()
         if self.jobs.is_awaited:  # nodes that end with the job first answer a watcher
             await self._until_answered(linger)
-        self.jobs.tick()  # followers receive the end of the job
+        self.jobs.tick()  # sends followers the end of the job
         for connection in list(connections.open):
             connection.finish(why)
         if connections.open:

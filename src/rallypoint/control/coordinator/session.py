@@ -1,4 +1,4 @@
-"""The server's side of a control connection at the level of messages: the handshake, then the session of a node.
+"""The server's side of a control connection at the message level: the handshake, then a node's session.
 
 Runs on the loop's thread. It has no socket: its connection sends for it. The simulator drives the same class.
 """
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 HEARTBEAT = codec.encode(Heartbeat())
 
 _answer_to = lru_cache(maxsize=8)(lambda number: codec.encode(Heartbeat(number)))
-"""The answer to this many heartbeats: mostly the same bytes."""
+"""The answer to this many heartbeats: usually the same bytes."""
 _session_ended = lru_cache(maxsize=64)(lambda why, is_permanent: codec.sendable(SessionEnded(why, is_permanent)))
-"""The last message of a session. When all nodes return, their earlier sessions end for the same reason."""
+"""A session's last message. When all nodes return, their earlier sessions end for the same reason."""
 _MANY_HEARTBEATS_PER_LEASE = 2.1
-"""Heartbeats if there are many sessions; otherwise three. More than two, so that less than half a lease lies between
-two of them: silence of all nodes for half a lease would look like an outage of ours (`control.coordinator.sessions`).
-"""
+"""Heartbeats per lease if there are many sessions; otherwise three. More than two, so that less than half a lease
+passes between two of them: silence of all nodes for half a lease would look like our own outage
+(`control.coordinator.sessions`)."""
 
 
 class SessionOutput(Protocol):
@@ -56,10 +56,10 @@ class SessionOutput(Protocol):
         """Send a message at the end of the turn, in the order of the calls."""
 
     def disconnect(self, why: str) -> None:
-        """The coordinator has ended the session."""
+        """End the session, as the coordinator decided."""
 
     def describe(self, hello: Hello) -> SessionRecord:
-        """The handshake is done: describe the session of a node with this greeting."""
+        """Describe the session of a node with this greeting after the handshake."""
 
     @property
     def is_written(self) -> bool:
@@ -67,17 +67,17 @@ class SessionOutput(Protocol):
 
     @property
     def answers_all(self) -> bool:
-        """Whether to answer every heartbeat, as there are few sessions, rather than every second one."""
+        """Whether to answer every heartbeat because there are few sessions, rather than every second one."""
 
 
 class GuestSession(Protocol):
-    """The session of a connection that belongs to no node."""
+    """Session of a connection without a node."""
 
     def receive(self, payload: bytes) -> None:
         """Handle one message. Raises CodecError if it is malformed or not allowed here."""
 
     def detach(self) -> None:
-        """The connection has ended."""
+        """Handle the end of the connection."""
 
 
 class ServerSession:
@@ -88,7 +88,7 @@ class ServerSession:
 
         Args:
             jobs: the jobs whose nodes may connect.
-            keys: the keys of which nodes must prove to have one; None if there are none.
+            keys: nodes must prove that they have one of these keys; None for no keys.
             nonce: bytes that no other handshake used.
             output: the connection.
             peer: its address.
@@ -100,11 +100,11 @@ class ServerSession:
         self._peer = peer
         self._dispatcher: Dispatcher | None = None
         self._guest: GuestSession | None = None
-        """The handler of messages if the connection belongs to no node."""
+        """Message handler of a connection without a node."""
         self.is_open = False
-        """Whether the handshake is done."""
+        """Whether the handshake is complete."""
         self.only_asked = False
-        """Whether the peer only made a query, such as for the list of jobs, and has the answer: it is no session."""
+        """Whether the peer only made a query, such as for the list of jobs, and got the answer: it is no session."""
         self._leaving = False
         self._answered_last = False
         """Whether the last heartbeat was answered."""
@@ -125,7 +125,7 @@ class ServerSession:
 
         Raises:
             CodecError: the message is malformed, or not allowed here.
-            SignatureError: its signature is missing or wrong.
+            SignatureError: the message's signature is missing or wrong.
         """
         if self.signers is not None and self.is_open:
             payload = self.signers.incoming.verify(payload)
@@ -136,7 +136,7 @@ class ServerSession:
             if payload == HEARTBEAT:
                 return self.heartbeat()
             request = codec.decode_request(payload)
-            if isinstance(request, Heartbeat):  # in an encoding other than ours
+            if isinstance(request, Heartbeat):  # in another encoding than ours
                 return self.heartbeat()
             if isinstance(request, (LeaveRequest, JoinRequest)):
                 self._leaving = isinstance(request, LeaveRequest)
@@ -160,15 +160,15 @@ class ServerSession:
         self._output.send(codec.encode(HandshakeRefused(sentence)))
 
     def heartbeat(self) -> str | None:
-        """A heartbeat has arrived. Returns the same as `receive`."""
+        """Handle a heartbeat. Returns the same as `receive`."""
         assert self._dispatcher is not None
         if not self._dispatcher.heartbeat(self.number):
             return self.end_reason
         self._unanswered += 1
         self._answered_last = not self._answered_last or self._output.answers_all
         if self._answered_last:
-            # Answer at once. While messages wait for the journal or the end of the turn, the answer only shows that we
-            # are alive: the end of the node's round may be among them.
+            # Answer at once. While messages wait for the journal or for the end of the turn, the answer only shows that
+            # we are alive: the end of the node's round might be among them.
             waits = self._dispatcher.holds_messages or not self._output.is_written
             counted = 0 if waits or not self._dispatcher.is_leader else self._unanswered
             self._output.send(_answer_to(counted))
@@ -176,12 +176,12 @@ class ServerSession:
         return None
 
     def end(self, why: str, *, is_permanent: bool = False) -> None:
-        """Send the end of the session, with the reason, if there is a session. See `SessionEnded.is_permanent`."""
+        """Send the session's end with the reason, if there is a session. See `SessionEnded.is_permanent`."""
         if self.is_open:
             self._output.send(_session_ended(why, is_permanent))
 
     def detach(self, how: str) -> None:
-        """The connection has ended, as `how` describes. Idempotent."""
+        """Handle the end of the connection, as `how` describes. Idempotent."""
         dispatcher, self._dispatcher = self._dispatcher, None
         guest, self._guest = self._guest, None
         self.is_open = False
@@ -229,7 +229,7 @@ class ServerSession:
         self._dispatcher, self.is_open = dispatcher, True
 
     def _answer_greeting(self, hello: Hello) -> None:
-        """Answer a greeting without a session: the peer learns that it would be accepted, and our time."""
+        """Answer a greeting without opening a session: the peer learns that it would be accepted, and our time."""
         self.signers = self._handshake.signers
         self._output.describe(hello)
         lease = hello.settings.lease
@@ -237,7 +237,7 @@ class ServerSession:
         self.only_asked = True
 
     def _open_guest(self, hello: Hello) -> None:
-        """Open a watcher's session. If it names no job, and there are several or none, it gets only an answer."""
+        """Open a watcher's session. If it names no job, and there are several or none, send only an answer."""
         open_guest = load(GUEST)
         self.signers = self._handshake.signers
         record = self._output.describe(hello)

@@ -2,10 +2,10 @@
 
 Laws:
 
-1. A node names itself with a number that nobody can guess: a peer that greets with that name is certainly the same
+1. A node's name contains a number that nobody can guess, so a peer that greets with that name is certainly the same
    node.
 2. A session belongs to one node. Its first request replaces the node's earlier sessions.
-3. The end of a session is not the end of its node if the node has another session: connections break in any order.
+3. A node can outlive its session if it has another one: connections break in any order.
 4. The session's state (`SessionState`) decides which messages a node may get, and which of its joins counts:
 
        state         opened by           ResumeRequest            JoinRequest        the node is placed
@@ -19,19 +19,20 @@ Laws:
        WILL_REJOIN   -                   as OPEN                  runs: OPEN         IGNORES_JOIN
        IGNORES_JOIN  -                   as OPEN                  is ignored: OPEN   -
 
-   Why a join is ignored: the node decides what to send before it reads our messages.
+   Why a join can be ignored: the node decides what to send before it reads our messages.
 
-       1. A waits for a place. Its connection breaks, and in the next session it reports that (`ResumeRequest.joining`).
-       2. Its earlier join still waits here. The round becomes complete with it, and `Placed` is sent to A.
-       3. A sends its join again, as announced, and only then reads `Placed`. If we ran that join, A would wait for the
-          round after its own.
+       1. A is waiting for a place. Its connection breaks, and in the next session A reports that it waits
+          (`ResumeRequest.joining`).
+       2. A's earlier join is still waiting here. It completes the round, and `Placed` is sent to A.
+       3. A sends its join again, as announced, and only then reads `Placed`. If we ran the second join, A would wait
+          for the round after its own.
 
 Laws of `Liveness`:
 
-1. A session that is silent for the length of its lease has ended.
-2. Time in which this process slept does not count: messages that arrived meanwhile may wait unread.
-3. Time in which all sessions were silent does not count either, if there are several and none is in our own process:
-   then this process is cut off. A single silent node counts as lost: that is more likely than that we are cut off.
+1. A session that is silent for its lease ends.
+2. Time during which this process slept does not count: messages that arrived meanwhile might be unread.
+3. Time during which all sessions were silent does not count either, if there are several and none is in our own
+   process: then this process is cut off. A single silent node counts as lost, because that is more likely.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ STRANGER_REFUSED = (
     "without a secret, only machines that host nodes of a job can end or change it; set the same "
     "RALLYPOINT_SECRET_FILE on all nodes of the job (`rallyctl secret` creates one)"
 )
-"""Why a node that has proved nothing may not end or change the job."""
+"""Why a node without proof must not end or change the job."""
 
 
 class SessionState(Enum):
@@ -60,14 +61,14 @@ class SessionState(Enum):
     RESUMING = auto()
     """The node had an earlier session. We send it nothing until its `ResumeRequest` describes its place."""
     WILL_REJOIN = auto()
-    """The node has reported that it waits for a place, and has not sent its join yet."""
+    """The node reported that it is waiting for a place, but has not sent its join yet."""
     IGNORES_JOIN = auto()
-    """Our messages have overtaken the join that the node sends next."""
+    """Our messages overtook the join that the node sends next."""
 
 
 @dataclass(slots=True)
 class SessionRecord:
-    """How a session was opened, and what its node has reported since."""
+    """How a session was opened, and what its node reported since."""
 
     node: NodeId
     address: str
@@ -77,28 +78,28 @@ class SessionRecord:
     observed_address: str = ""
     """The node's address as we see it; empty for the node of our own process."""
     settings: Settings | None = None
-    """The settings that the node was started with; None for the node of our own process."""
+    """Settings that the node was started with; None for our own process's node."""
     leased: bool = True
-    """Whether the session ends when it is silent for the length of the lease."""
+    """Whether the session ends when it is silent for the lease."""
     in_this_process: bool = False
     """Whether the node's agent is in our own process, even if only for now."""
     local: bool = False
     """Whether the node's agent is in our own process, and both end together."""
     is_own_user: bool = False
-    """Whether its process is known to belong to our own user or root, on this machine."""
+    """Whether its process certainly belongs to our own user or root, on this machine."""
     trusted: bool = True
-    """Whether it may end and change the job: it belongs to such a user, has proved a secret, or is in this process."""
+    """Whether it may end and change the job: it belongs to such a user, proved a secret, or is in this process."""
     refused: bool = False
     """Whether such a request was refused."""
     number: int = 0
     """The number of the session, set by `SessionRegistry.open`."""
     state: SessionState = SessionState.OPEN
     differences_reported: tuple[ConfigDifference, ...] = ()
-    """Differences from the job's settings that were sent to the node."""
+    """Differences from the job's settings that the node was told."""
     addresses: tuple[str, ...] | None = None
-    """The addresses of the node's interfaces, from its last join."""
+    """Addresses of the node's interfaces, from its last join."""
     keeps_place: bool = False
-    """Whether the node may get a place without a request, from its last join."""
+    """Whether the node can get a place without a request, from its last join."""
 
 
 class SessionRegistry:
@@ -108,13 +109,13 @@ class SessionRegistry:
         self.liveness = liveness
         self._sessions: dict[int, SessionRecord] = {}
         self._by_node: dict[NodeId, tuple[int, ...]] = {}
-        """The sessions of each node; the one with requests is first."""
+        """Sessions of each node; the one with requests is first."""
         self._in_this_process: list[int] = []
         self._external_addresses: dict[str, int] = {}
-        """The addresses that nodes on other machines use for us, with the number of sessions."""
+        """Addresses that nodes on other machines use for us, with their numbers of sessions."""
 
     def open(self, number: int, session: SessionRecord, now: float) -> None:
-        """A session begins."""
+        """Add a session."""
         session.number = number
         self._sessions[number] = session
         self._by_node[session.node] = (*self._by_node.get(session.node, ()), number)
@@ -126,7 +127,7 @@ class SessionRegistry:
         self.liveness.add_session(number, now, leased=session.leased, local=session.local)
 
     def hear(self, number: int, now: float) -> SessionRecord | None:
-        """Note that a session has sent something. Returns the session if it is open."""
+        """Note that a session sent something. Returns the session if it is open."""
         session = self._sessions.get(number)
         if session is not None:
             self.liveness.note_message(number, now)
@@ -177,9 +178,8 @@ class SessionRegistry:
         return iter(self._sessions.values())
 
     def copy_last_heard(self) -> Callable[[], Mapping[NodeId, float]]:
-        """Copy what may change. Returns a function that gives the time of the last message for each node with a
-        session; infinity if its session has no lease.
-        """
+        """Copy what can change. Returns a function that maps each node with a session to the time of its last message;
+        infinity without a lease."""
         sessions, by_node, heard = list(self._sessions.values()), dict(self._by_node), self.liveness.copy_last_heard()
 
         def last_heard() -> Mapping[NodeId, float]:
@@ -198,7 +198,7 @@ class SessionRegistry:
 
     @property
     def own_external_address(self) -> str:
-        """The address that a node on another machine uses for us; empty if there is none."""
+        """The address that a node on another machine uses for us; empty if there is no such node."""
         return next(iter(self._external_addresses), "")
 
     @property
@@ -208,7 +208,7 @@ class SessionRegistry:
 
     @property
     def nodes_in_this_process(self) -> list[NodeId]:
-        """The nodes whose agent is in our own process, including an elected leader's, which may outlive its term."""
+        """Nodes whose agent is in our own process, including an elected leader's, which might outlive its term."""
         return [self._sessions[number].node for number in self._in_this_process]
 
 
@@ -218,7 +218,7 @@ def _is_external(session: SessionRecord) -> bool:
 
 
 _MAX_EXCUSED_PAUSES = 3
-"""The number of consecutive sleeps that are excused: a process that keeps sleeping must decide at some point."""
+"""Maximum number of consecutive sleeps to excuse: a process that keeps sleeping must decide at some point."""
 
 
 class SilentSessions(NamedTuple):
@@ -232,11 +232,11 @@ class Liveness:
     """Tracks when each session last sent something."""
 
     def __init__(self, lease: float, outage_timeout: float) -> None:
-        """Begin with no session.
+        """Start without sessions.
 
         Args:
             lease: seconds for which a session may be silent.
-            outage_timeout: seconds for which sessions are kept while all are silent.
+            outage_timeout: seconds for which sessions stay open while all are silent.
         """
         self.lease = lease
         self.outage_timeout = outage_timeout
@@ -246,10 +246,10 @@ class Liveness:
         self._heard_at = -math.inf
         self._looked_at = -math.inf
         self._excused_pauses = 0
-        """The number of consecutive checks that were excused because they followed a sleep."""
+        """How many consecutive checks were excused because they followed a sleep."""
 
     def add_session(self, session: int, now: float, *, leased: bool, local: bool) -> None:
-        """A session begins; `local` if its node is in our own process."""
+        """Add a session; `local` if its node is in our own process."""
         self.note_message(session, now)
         if leased:
             self._looked_at = self._looked_at if self._heard else now
@@ -258,7 +258,7 @@ class Liveness:
             self._local.add(session)
 
     def note_message(self, session: int, now: float) -> None:
-        """A session has sent something."""
+        """Note that a session sent something."""
         if self._seem_cut_off(now):
             self._grant_extra_time(now, now - self._heard_at)
         self._heard_at = now
@@ -270,23 +270,22 @@ class Liveness:
         return dict(self._heard)
 
     def remove_session(self, session: int) -> None:
-        """A session has ended."""
         self._heard.pop(session, None)
         self._local.discard(session)
 
     def check_at(self) -> float:
-        """The time of the next check, in seconds on the clock of `now`; infinity for never."""
+        """When to check next, in seconds on the clock of `now`; infinity for never."""
         return self._looked_at + self.lease / 4 if self._heard else math.inf
 
     def check(self, now: float) -> SilentSessions:
-        """Find the sessions that are silent at `now`; there are none before `check_at`."""
+        """Find the sessions that are silent at `now`; none before `check_at`."""
         due = self._looked_at + self.lease / 4
         if now < due:
             return SilentSessions()
         late = now - due
         self._grant_extra_time(now, late)
         self._heard_at = min(now, self._heard_at + late)
-        # After a sleep, check a little later: unread messages are read by then.
+        # After a sleep, check a little later, when unread messages are read.
         self._excused_pauses = (
             self._excused_pauses + 1 if late > self.lease / 8 and self._excused_pauses < _MAX_EXCUSED_PAUSES else 0
         )
@@ -302,7 +301,7 @@ class Liveness:
         )
 
     def _seem_cut_off(self, now: float) -> bool:
-        # Nodes send three heartbeats in a lease or, if there are many nodes, more than two, each at its own time.
+        # Nodes send three heartbeats per lease, or in a large job more than two, each at its own time.
         return now - self._heard_at >= self.lease / 2 and len(self._heard) >= 2 and not self._local
 
     def _grant_extra_time(self, now: float, seconds: float) -> None:

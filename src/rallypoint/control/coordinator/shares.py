@@ -1,11 +1,11 @@
-"""Limits the share of a server's sessions and loop time that each tenant may use.
+"""Limits each tenant's share of a server's sessions and loop time.
 
 With a secret, a tenant is a job, since nodes prove that they belong to it; without one, a tenant is an address. Laws:
 
 1. Only a server of many jobs has tenants: the nodes of one job share its fate.
-2. One tenant has at most half of the sessions for which there are descriptors.
-3. A tenant may use the loop for `BURST` seconds at once, and then for the fraction `RATE` of the time: any further
-   input is read later. A tenant that is alone never waits.
+2. A tenant gets at most half of the sessions for which descriptors exist.
+3. A tenant can use the loop for `BURST` seconds at once, and then for the fraction `RATE` of the time. Its other input
+   is read later. A tenant that is alone never waits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Shares:
         self._tenants: dict[str, _Tenant] = {}
 
     def enter(self, tenant: str) -> None:
-        """A session of this tenant begins.
+        """Add a session of this tenant.
 
         Raises:
             HandshakeError: the tenant has too many sessions.
@@ -49,7 +49,7 @@ class Shares:
         self._tenants[tenant] = record._replace(sessions=record.sessions + 1)
 
     def leave(self, tenant: str) -> None:
-        """A session of this tenant has ended."""
+        """Remove a session of this tenant."""
         record = self._tenants[tenant]
         if record.sessions > 1:
             self._tenants[tenant] = record._replace(sessions=record.sessions - 1)
@@ -57,7 +57,7 @@ class Shares:
             del self._tenants[tenant]
 
     def used(self, tenant: str, seconds: float) -> None:
-        """The loop has spent `seconds` on this tenant."""
+        """Note that the loop spent `seconds` on this tenant."""
         record = self._tenants.get(tenant)
         if record is not None:
             now = self._clock.monotonic()
@@ -65,7 +65,7 @@ class Shares:
             self._tenants[tenant] = record._replace(debt=debt, at=now)
 
     def wait(self, tenant: str) -> float:
-        """The seconds until this tenant's input may be read; 0 for at once."""
+        """Seconds until this tenant's input may be read; 0 for now."""
         record = self._tenants.get(tenant)
         if record is None or record.debt <= BURST or len(self._tenants) < 2:
             return 0.0

@@ -1,10 +1,10 @@
 """Peers that may connect to a round's worker store: its members, if their addresses are known (decision 28). Pure.
 
-Every node sends the addresses of its interfaces when it joins; the coordinator sees the source address of its session.
-The host of the store gets all of them before its placement. Laws:
+Every node sends its interfaces' addresses when it joins; the coordinator sees its session's source address. The store's
+host gets all of them before its placement. Laws:
 
-1. No peer is refused on a guess: if an address is uncertain, and no stricter policy was requested, all may connect, and
-   a log line gives the reason.
+1. No peer is refused on a guess. If an address is uncertain, and no stricter policy was requested, all may connect, and
+   a log line says why.
 2. The host's own machine may always connect.
 """
 
@@ -26,15 +26,14 @@ if TYPE_CHECKING:
 _LOOPBACK = ("127.0.0.0/8", "::1")
 _LINK_LOCAL = "fe80::/10"
 _PART = 1000
-"""Addresses in one message."""
+"""Maximum number of addresses per message."""
 _MAX_ADDRESSES = 128 * 1024
-"""The number of members' addresses sent to the host."""
+"""Maximum number of members' addresses sent to the host."""
 
 
 class PeerPolicy(NamedTuple):
-    """The value of `--store-peers`: whether members may connect, which networks may, and whether the flag was given.
-    Without members and networks, all may connect.
-    """
+    """The value of `--store-peers`: whether members may connect, which networks may, and whether the flag was set.
+    Without members and networks, all may connect."""
 
     members: bool = True
     networks: tuple[str, ...] = ()
@@ -65,7 +64,7 @@ def parse_policy(text: str) -> PeerPolicy:
 
 
 def peers_notification(state: State, sessions: SessionRegistry) -> list[StorePeers]:
-    """The notification to the host of a complete round's store; empty if no member has sent addresses."""
+    """The notification to the host of a complete round's store; empty if no member sent addresses."""
     known: dict[str, None] = {}
     doubt, some = "", False
     for node, participant in state.participants.items():
@@ -89,7 +88,7 @@ def peers_notification(state: State, sessions: SessionRegistry) -> list[StorePee
 
 
 def _why_uncertain(state: State, node: NodeId, session: SessionRecord | None, *, is_host: bool) -> str:
-    """Why a member's addresses may differ from those that it sent; empty if they do not."""
+    """Why a member's addresses might differ from those that it sent; empty if they do not."""
     if session is None or (session.addresses is None and not is_host):
         return f"the addresses of {name_of(state, node)} are not known"
     seen, own = (address.partition("%")[0] for address in (session.observed_address, session.address))
@@ -109,7 +108,7 @@ def _is_network(text: str) -> bool:
 def peers_of(
     policy: PeerPolicy, notifications: Sequence[StorePeers], own: Sequence[str] | None, address: str
 ) -> tuple[list[str] | None, str]:
-    """The allowed peers, None for all, and a warning to log; empty for none.
+    """Decide which peers may connect (None for all), and the warning to log (empty for none).
 
     Args:
         policy: the policy of this node, which hosts the store.
@@ -124,7 +123,7 @@ def peers_of(
     )
     doubt = doubt or ("" if notifications else "this backend does not report the members' addresses")
     doubt = doubt or ("" if own is not None else "this machine's own addresses cannot be listed")
-    in_vain = not notifications and not policy.networks  # these alone would allow no other member's worker
+    in_vain = not notifications and not policy.networks  # these alone would permit no other member's worker
     if policy.members and doubt and (in_vain or not policy.explicit):
         if in_vain and not policy.explicit:
             return None, ""

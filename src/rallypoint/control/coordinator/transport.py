@@ -2,10 +2,10 @@
 
 Replaces the event loop's transports, which took a fifth of the cost of a node's first round (decision 22). Laws:
 
-1. Everything here runs on the loop's thread. Other users of the loop wait for a limited number of events at most.
-2. A connection is notified of its end once, and never from within its own call.
+1. Everything here runs on the loop's thread. Other users of the loop wait at most for a limited number of events.
+2. A connection is notified once of its end, and never from within its own call.
 3. A defect in a connection's code ends only that connection.
-4. A peer that reads nothing cannot keep a connection: a closing connection has some seconds to send the rest.
+4. A peer that reads nothing cannot keep a connection open: a closing connection gets some seconds to send the rest.
 5. Without events there are no wake-ups, however many connections are open.
 """
 
@@ -25,41 +25,40 @@ from rallypoint.base.log import get_logger
 log = get_logger(__name__)
 
 _AT_ONCE = 64
-"""Events handled, and connections accepted for one event, before others have their turn."""
+"""Events to handle, and connections to accept per event, before others have their turn."""
 _MANY = 256
-"""With more connections than this, the events of a short time are handled together: a wake-up for each would double the
-cost.
-"""
+"""Number of connections above which events that are close together are handled together, since one wake-up each would
+double the cost."""
 _REST = 0.004
-"""Seconds of that time. Events that are further apart each wake the loop."""
+"""Seconds within which they are handled together. Events that are further apart each wake the loop."""
 _LOOKS_FOR = 1024
-"""For each this many connections, one more look may find nothing before the set is watched again."""
+"""Number of connections per additional look that may find nothing before the set is watched again."""
 _READ = 65536
 """Bytes read at once."""
 _RETRY = 1.0
-"""Seconds without accepting after the kernel refused it for lack of descriptors or memory."""
+"""Seconds without accepting after the kernel refuses it for lack of descriptors or memory."""
 _LAST_WORDS = 10.0
-"""Seconds for a peer to read the rest after the connection was closed."""
+"""Seconds for a peer to read the rest after the connection is closed."""
 
 
 class Receiver(Protocol):
     """A connection, which receives the events of its transport."""
 
     def data_received(self, data: bytes) -> None:
-        """Bytes have arrived."""
+        """Handle bytes that arrived."""
 
     def all_sent(self) -> None:
-        """The waiting output was sent: the peer has read the earlier output."""
+        """Note that the waiting output was sent: the peer read the earlier output."""
 
     def connection_lost(self, error: OSError | None) -> None:
-        """The transport has ended; `error` is None if either side closed it."""
+        """Handle the transport's end; `error` is None if either side closed it."""
 
 
 class Transports:
     """All transports of one server, and its listeners.
 
     Args:
-        accepted: creates the connection of a new transport.
+        accepted: creates the connection for a new transport.
         log_refusal: logs that accepting pauses.
     """
 
@@ -70,14 +69,14 @@ class Transports:
         self._epoll = select.epoll()
         self._listeners: dict[int, socket.socket] = {}
         self._transports: dict[int, Transport] = {}
-        """Transports that wait for events, by descriptor."""
+        """Transports that are waiting for events, by descriptor."""
         self._rest: asyncio.TimerHandle | None = None
         self._is_watched = False
-        """Whether the loop waits for events of the set, rather than for a time."""
+        """Whether the loop is waiting for the set's events, rather than for a time."""
         self._empty_looks = 0
-        """The number of consecutive looks that found nothing."""
+        """How many consecutive looks found nothing."""
         self.turn_began = SYSTEM_CLOCK.monotonic()
-        """When the events of this turn, or the last one, were looked for."""
+        """When the last look for events was."""
         self._wait(0, self.turn_began)
 
     def listen(self, listener: socket.socket) -> None:
@@ -90,7 +89,7 @@ class Transports:
         """Accept no more connections, and close the listeners. Idempotent."""
         while self._listeners:
             descriptor, listener = self._listeners.popitem()
-            with suppress(OSError):  # the set may not wait for it now
+            with suppress(OSError):  # the set might not be waiting for it now
                 self._epoll.unregister(descriptor)
             listener.close()
 
@@ -115,14 +114,14 @@ class Transports:
             self._epoll.register(descriptor, events)
 
     def _wait(self, handled: int, before: float) -> None:
-        """Have the loop call again as soon as there is an event. If there are many connections with frequent events,
-        call after a rest, or at once if so many were found that there may be more.
+        """Have the loop call again as soon as an event arrives. With many connections and frequent events, call again
+        after a rest, or at once if so many were found that more are likely.
 
         Args:
             handled: the number of events found now.
             before: the time of the previous look, on the monotonic clock.
         """
-        # Watching the set again takes time linear in the connections, so it is not done for each event:
+        # Watching the set again takes time linear in the number of connections, so do not do it for each event:
         #   1. the set is watched, and an event wakes the loop;
         #   2. the next event comes less than a rest later: from now on the loop looks once per rest;
         #   3. a look finds nothing (several looks, with thousands of connections): the set is watched again, and
@@ -156,7 +155,7 @@ class Transports:
 
     def _accept_from(self, descriptor: int) -> None:
         for _ in range(_AT_ONCE):
-            listener = self._listeners.get(descriptor)  # an accepted connection may have stopped us
+            listener = self._listeners.get(descriptor)  # an accepted connection might have stopped us
             if listener is None:
                 return
             try:
@@ -198,11 +197,11 @@ class Transport:
         self._all = transports
         self.socket = accepted
         self.own_name, self.peer_name = accepted.getsockname(), peer_name
-        """Both ends, from the kernel."""
+        """Names of both ends, from the kernel."""
         self.unsent = bytearray()
         self.is_closing = False
         self._receiver: Receiver | None = None
-        """The connection, until it was notified of the end."""
+        """The connection, until it is notified of the end."""
         self._has_ended = self._ends_output = self._is_paused = False
         self._watched = 0
         """The events that the set waits for."""
@@ -234,7 +233,7 @@ class Transport:
         """End the output after what was written. Idempotent."""
         self._ends_output = True
         if not self.unsent and not self._has_ended:
-            with suppress(OSError):  # it is no longer connected; the next read finds out
+            with suppress(OSError):  # it is not connected any more; the next read shows that
                 self.socket.shutdown(socket.SHUT_WR)
 
     def pause(self) -> None:
@@ -248,7 +247,7 @@ class Transport:
         self._watch()
 
     def close(self) -> None:
-        """Stop reading, and end the connection when the output was sent. Idempotent."""
+        """Stop reading, and end the connection once the output is sent. Idempotent."""
         if not self.is_closing:
             self.is_closing = True
             if self.unsent:
@@ -262,12 +261,12 @@ class Transport:
         self._end(None)
 
     def hand_over(self) -> socket.socket:
-        """End this transport but not its socket, which the caller owns from now on."""
+        """End this transport but not its socket, which the caller then owns."""
         self._end(None)
         return socket.socket(fileno=self.socket.detach())
 
     def on_events(self, events: int) -> None:
-        """The set has reported these events."""
+        """Handle these events, which the set reported."""
         if events & ~EPOLLIN and self._watched & EPOLLOUT:
             self._send_rest()
         if not (events & ~EPOLLOUT and self._watched & EPOLLIN):
@@ -304,7 +303,7 @@ class Transport:
             self._receiver.all_sent()
 
     def _watch(self) -> None:
-        """Wait for the events of interest; with none, leave the set, which always reports errors."""
+        """Wait for the events of interest. Without any, leave the set, which always reports errors."""
         events = EPOLLOUT if self.unsent else 0
         if not (self.is_closing or self._is_paused):
             events |= EPOLLIN

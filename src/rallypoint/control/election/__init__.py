@@ -1,3 +1,1 @@
-"""The election on etcd: it chooses the agent that coordinates the job, hands over the state, and announces the
-address.
-"""
+"""The election on etcd: chooses the agent that coordinates the job, hands over the state, and announces the address."""

@@ -1,4 +1,4 @@
-"""Writes the coordinator's state to etcd, so that a deposed coordinator cannot write, and reads a predecessor's state.
+"""Writes the coordinator's state to etcd in a way that a deposed coordinator cannot, and reads a predecessor's state.
 Pure.
 
 Laws of writing:
@@ -7,15 +7,16 @@ Laws of writing:
    alive, so no other candidate was elected), and while the state is as we last wrote or read it.
 2. A state that is too large for one transaction is written in parts, each with the same fence. The parts count only
    once the state's own key names them.
-3. There is one write at a time. Changes during a write are written together, so the cost of a round does not grow with
-   the number of nodes that join while etcd writes. A state for which nobody waits is written `LATER`.
-4. A write whose answer was lost has succeeded if the state in etcd has our name and the write's number, and we are
-   still the coordinator: a successor uses our name, and may have written the same. So the write is repeated unchanged.
-5. While etcd is unreachable, writes are retried as long as we are not known to be deposed.
+3. Only one write is in progress at a time. Changes during a write are written together, so a round's cost does not grow
+   with the number of nodes that join while etcd writes. A state that nobody waits for is written `LATER`.
+4. A write whose answer was lost succeeded if the state in etcd contains our name and the write's number, and we are
+   still the coordinator: a successor uses our name, and might have written the same. So the write is repeated
+   unchanged.
+5. While etcd is unreachable, writes are retried until we know that we are deposed.
 
 Law of a takeover: a coordinator continues with the state and the name of the previous one. If none of that state's
-nodes has a key, and ours is not among them, the state belongs to an earlier launch of the job, and this launch begins
-empty. But if a round ran then, no round is formed until its nodes, if still alive, have had time to return.
+nodes has a key, and our node is not among them, the state belongs to an earlier launch of the job, and this launch
+starts empty. But if a round ran then, no round is formed until its nodes, if still alive, had time to return.
 """
 
 from __future__ import annotations
@@ -43,17 +44,17 @@ from rallypoint.control.protocol.codec import decode_state, encode_state
 from rallypoint.control.protocol.errors import RendezvousStateError
 
 LATER = 1.0
-"""Seconds that a state may wait for the next one, if nobody waits for it: etcd keeps every written state."""
+"""Seconds that a state may wait for the next one, if nobody waits for it: etcd stores every written state."""
 
 
 class Written(NamedTuple):
-    """The state of that number is in etcd: its notifications may be sent."""
+    """The state with that number is in etcd: send its notifications."""
 
     number: int
 
 
 class NotYet(NamedTuple):
-    """The same write must be repeated a little later."""
+    """Repeat the same write a little later."""
 
     why: str
 
@@ -72,9 +73,8 @@ Outcome: TypeAlias = Written | PartWritten | NotYet | CannotWrite
 
 
 class _Write(NamedTuple):
-    """A write in progress: the coordinator's number of the state, the value, its parts, and the number of written
-    parts.
-    """
+    """A write in progress: the coordinator's number for the state, the value, its parts, and how many parts are
+    written."""
 
     number: int
     value: bytes
@@ -86,12 +86,11 @@ class Journal:
     """The writes of one term."""
 
     def __init__(self, keys: ElectionKeys, fence: Fence, incarnation: str, takeover: Takeover) -> None:
-        """Begin.
+        """Start a term's journal.
 
         Args:
-            keys, fence, incarnation: those of the job, of this agent's candidacy, and of the coordinator.
-            takeover: the state in etcd. It is attached to a lease, so that a job whose agents all die at once is
-                removed some day.
+            keys, fence, incarnation: the job's, this agent's candidacy's, and the coordinator's.
+            takeover: the state in etcd. Its lease ensures that a job whose agents all die at once is removed some day.
         """
         self.fence = fence
         self._keys = keys
@@ -121,18 +120,18 @@ class Journal:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether there is an urgent state to write."""
+        """Whether an urgent state must be written."""
         return self._awaited > self._done
 
     @property
     def writing(self) -> int:
-        """The number of the state being written; 0 for none."""
+        """Number of the state that is being written; 0 for none."""
         return 0 if self._write is None else self._write.number
 
     def next_write(self) -> Txn | None:
-        """The next transaction, whose result goes to `on_answer` or `on_error`; None if there is none.
+        """The next transaction; pass its result to `on_answer` or `on_error`. None if there is none.
 
-        The same one is repeated until it is known to be written (law 4).
+        Repeats a transaction until it is known to be written (law 4).
         """
         if self._write is None:
             if self._newest is None or self.is_idle:
@@ -150,7 +149,7 @@ class Journal:
         return Txn((self.fence.comparison(), unchanged), then, (Range(keys.state), Range(self.fence[0])))
 
     def on_answer(self, result: TxnResult) -> Outcome:
-        """The transaction was answered."""
+        """Handle the transaction's answer."""
         assert self._write is not None, "no write is under way"
         if result.succeeded and self._write.done < len(self._write.parts):
             self._write = self._write._replace(done=self._write.done + 1)
@@ -161,7 +160,7 @@ class Journal:
         return self._explain(self._write, stored, own)
 
     def on_error(self, error: EtcdError) -> Outcome:
-        """The transaction got no answer, or was refused."""
+        """Handle a transaction that got no answer, or was refused."""
         if isinstance(error, EtcdUnreachable):
             return NotYet(str(error))
         return CannotWrite("the lease of the job's state has ended" if isinstance(error, EtcdLeaseGone) else str(error))
@@ -174,7 +173,7 @@ class Journal:
         return Written(write.number)
 
     def _explain(self, write: _Write, stored: RangeResult, own: RangeResult) -> Outcome:
-        """A comparison failed, because the write was already made (law 4) or because we are deposed."""
+        """Explain a failed comparison: the write was already made (law 4), or we are deposed."""
         elected = any(kv.create_revision == self.fence[1] for kv in own.kvs)
         if elected and stored.kvs:
             if stored.kvs[0].value == write.value:
@@ -189,7 +188,7 @@ class Journal:
 def takeover_from(
     stored: Sequence[KeyValue], nodes: Collection[int], met: str, keys: ElectionKeys, settings: Settings
 ) -> Takeover:
-    """The state to start from.
+    """Choose the state to start from.
 
     Args:
         stored: the values of the state's key and its parts' keys, by name.
@@ -200,7 +199,7 @@ def takeover_from(
     Raises:
         RendezvousStateError: the stored state is unreadable.
     """
-    if not stored or stored[0].key != keys.state:  # there may be parts of an incomplete state
+    if not stored or stored[0].key != keys.state:  # parts of an incomplete state might exist
         return Takeover("", State(), 0, 0, 0)
     entry = stored[0]
     snapshot = decode_snapshot(keys.state, entry.value)
@@ -214,7 +213,7 @@ def takeover_from(
     known = known_to(state)
     if snapshot.incarnation == met or any(node.number in nodes for node in known):
         return Takeover(snapshot.incarnation, state, snapshot.number, entry.mod_revision, entry.lease)
-    # If they are still alive and only their leases have ended, give them time to report.
+    # If they are still alive and only their leases ended, give them time to report.
     ran = state.verdict is None and bool(known)
     anew = State(restart_delay=recovery_timeout(settings) if ran else 0.0)
     return Takeover("", anew, snapshot.number, entry.mod_revision, entry.lease, forgets=True)

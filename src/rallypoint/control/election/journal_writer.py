@@ -15,14 +15,14 @@ from rallypoint.control.membership.state import State
 log = get_logger(__name__)
 
 _PAUSE = 0.2
-"""Seconds before a failed write is tried again."""
+"""Seconds before retrying a failed write."""
 
 
 class JournalWriter:
     """Writes the newest state on a separate thread. A `dispatcher.JournalSink`."""
 
     def __init__(self, client: EtcdClient, journal: Journal, deposed: Callable[[str], None]) -> None:
-        """Nothing is written before `start`; `deposed` is called once, with the reason, when writing is impossible."""
+        """Nothing is written before `start`; calls `deposed` once, with the reason, when writing is impossible."""
         self._client = client
         self._journal = journal
         self._deposed = deposed
@@ -31,7 +31,7 @@ class JournalWriter:
         self._thread: threading.Thread | None = None
 
     def start(self, written: Callable[[int], None]) -> None:
-        """Write appended states; `written` is called with the number of each written state."""
+        """Write appended states; call `written` with each written state's number."""
         self._thread = threading.Thread(target=self._run, args=(written,), name="rallypoint-etcd-journal", daemon=True)
         self._thread.start()
 
@@ -41,7 +41,7 @@ class JournalWriter:
             self._changed.notify_all()
 
     def close(self, linger: float = 0.0) -> None:
-        """Stop writing; a write in progress may take `linger` seconds. Idempotent."""
+        """Stop writing; a write in progress gets `linger` seconds. Idempotent."""
         with self._changed:
             self._journal.write_now()
             self._changed.notify_all()
@@ -55,7 +55,7 @@ class JournalWriter:
         try:
             while (write := self._next_write()) is not None:
                 self._act_on(self._write_once(write), written)
-        except Exception as error:  # otherwise we would seem to coordinate, without notifying any node
+        except Exception as error:  # otherwise we would seem to coordinate without notifying any node
             log.exception("the coordinator's state cannot be written")
             self._deposed(f"its state cannot be written ({type(error).__name__}: {error})")
 
@@ -66,8 +66,8 @@ class JournalWriter:
             self._changed.wait_for(lambda: self._closed or self._journal.is_awaited, timeout=LATER)
             if self._closed:
                 return None
-        # Without the lock, since only this thread creates writes:
-        #   1. encoding the state of 12,500 nodes takes a tenth of a second;
+        # Do not take the lock, since only this thread creates writes:
+        #   1. encoding a state with 12,500 nodes takes a tenth of a second;
         #   2. meanwhile the coordinator's loop appends the next state, which needs the lock;
         #   3. if the loop had to wait, so would the heartbeats of all nodes.
         return self._journal.next_write()

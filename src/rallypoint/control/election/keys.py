@@ -1,16 +1,16 @@
-"""The keys of a job in etcd, and their values. Pure.
+"""A job's keys in etcd, and their values. Pure.
 
     PREFIX/JOB/candidates/SEAT    one for each of a few agents, while its lease lives; the oldest is the coordinator's
     PREFIX/JOB/leader             where the coordinator listens; lives with the coordinator's lease
     PREFIX/JOB/state              what the coordinator knows; outlives it
     PREFIX/JOB/state/NUMBER/PART  the same, where it is too large for one request
 
-Everything but the state is JSON, for people with `etcdctl`.
+Everything but the state is JSON, so that people can read it with `etcdctl`.
 
-The state is compressed to a third or a half: etcd keeps every written state until a compaction. Parts allow jobs of any
-size: etcd takes 1.5 MiB in a request, and names may be random, so 65,536 nodes need 2 to 5 MB. Parts are written first,
-each with the fence. The transaction that then sets the state's own key, with the number of parts, also deletes the
-parts of the previous state.
+The state is compressed to a third or a half, because etcd stores every written state until a compaction. Parts permit
+jobs of any size: etcd accepts 1.5 MiB per request, and names can be random, so 65,536 nodes need 2 to 5 MB. Parts are
+written first, each with the fence. The transaction that then sets the state's own key, with the number of parts, also
+deletes the previous state's parts.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from rallypoint.control.protocol.errors import RendezvousStateError
 
 _STATE = b"rallypoint-etcd-2 "
 _NAME = 32
-"""The most characters of a coordinator's name."""
+"""Maximum characters in a coordinator's name."""
 _NUMBERS = range(1 << 63)
 """The valid numbers of a stored state."""
 PART_SIZE, _PARTS = 1 << 20, range(65)
-"""The most bytes of a value, and the possible numbers of parts."""
+"""Maximum bytes of a value, and the possible numbers of parts."""
 
 _Small = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
@@ -62,7 +62,7 @@ _leader = msgspec.json.Decoder(_LeaderValue)
 
 
 SEATS = 8
-"""The number of candidates of a job. Each costs etcd a request a second; other agents cost next to nothing."""
+"""Number of candidates per job. Each costs etcd one request per second; other agents cost next to nothing."""
 
 
 class ElectionKeys(NamedTuple):
@@ -107,7 +107,7 @@ class ElectionKeys(NamedTuple):
         return f"{self.root}state".encode()
 
     def parts(self, number: int) -> bytes:
-        """The prefix of the parts' keys for the state of that number."""
+        """Prefix of the parts' keys for the state with that number."""
         return self.state + f"/{number:016x}/".encode()
 
     def part(self, number: int, index: int) -> bytes:
@@ -116,7 +116,7 @@ class ElectionKeys(NamedTuple):
 
 
 class LeaderRecord(NamedTuple):
-    """The coordinator's place: its machine's addresses, the likeliest first; its lease; and the job's secret."""
+    """The coordinator's place: its machine's addresses, the likeliest first, its lease, and the job's secret."""
 
     addresses: tuple[str, ...]
     port: int
@@ -136,10 +136,10 @@ class StoredSnapshot(NamedTuple):
 
 
 def state_of(keys: ElectionKeys, snapshot: StoredSnapshot, stored: Iterable[KeyValue]) -> bytes:
-    """The encoded state, from the values of its key and its parts' keys.
+    """Assemble the encoded state from the values of its key and its parts' keys.
 
     Raises:
-        RendezvousStateError: they have no state of a valid size.
+        RendezvousStateError: they contain no state of a valid size.
     """
     values = {kv.key: kv.value for kv in stored}
     part_keys = [keys.part(snapshot.number, index) for index in range(snapshot.parts)]
@@ -184,7 +184,7 @@ def decode_leader(value: bytes) -> LeaderRecord | None:
 
 
 def encode_snapshot(keys: ElectionKeys, incarnation: str, number: int, state: bytes) -> tuple[bytes, list[bytes]]:
-    """The value of the state's key for this encoded state, and the values of its parts, if any."""
+    """The value of the state's key for this encoded state, and its parts' values, if any."""
     packed = zlib.compress(state, level=1)  # a higher level takes twice as long and saves a tenth
     parts: list[bytes] = []
     if len(packed) > keys.part_size:
@@ -197,7 +197,7 @@ def decode_snapshot(key: bytes, value: bytes) -> StoredSnapshot:
     """Decode a coordinator's stored data.
 
     Raises:
-        RendezvousStateError: the writer was no coordinator of this version.
+        RendezvousStateError: the writer was not a coordinator of this version.
     """
     try:
         header, incarnation, number, parts, packed = value.split(b" ", 4)

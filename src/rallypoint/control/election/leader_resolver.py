@@ -1,4 +1,4 @@
-"""The last announced place of the elected coordinator, for the link."""
+"""Stores the last announced place of the elected coordinator, for the link."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class LeaderResolver(EndpointResolver):
-    """Written by the election's threads, read by the link's."""
+    """Written by the election's threads, read by the link's thread."""
 
     def __init__(self, where: str, tls: ControlTls | None = None) -> None:
-        """Begin without a known coordinator.
+        """Start without a known coordinator.
 
         Args:
             where: the endpoints of etcd, for messages.
@@ -37,15 +37,15 @@ class LeaderResolver(EndpointResolver):
         """The coordinator's addresses that refused the last attempt."""
         self._refused: LeaderRecord | None = None
         self.met = ""
-        """The incarnation of the last session's coordinator."""
+        """Incarnation of the coordinator in the last session."""
         self.lost = False
         """Whether the last attempt to open a session failed."""
         self.trouble = ""
-        """Why etcd is unavailable now."""
+        """Why etcd is currently unavailable."""
         self.permanent_error = ""
         """Why etcd is unusable until a user changes something."""
         self.on_move: Callable[[], None] = do_nothing
-        """Called on any thread when the coordinator has moved, or will never be found."""
+        """Called on any thread when the coordinator moves, or will never be found."""
         self.on_news: Callable[[], None] = do_nothing
         """Called on any thread when the link has news."""
 
@@ -55,7 +55,7 @@ class LeaderResolver(EndpointResolver):
     # For the election
 
     def learn(self, kvs: Sequence[KeyValue], revision: int) -> None:
-        """Take the value of the leader's key at this revision of etcd; ignore a foreign value."""
+        """Read the value of the leader's key at this revision of etcd; ignore a foreign value."""
         record = decode_leader(kvs[0].value) if kvs else None
         if record is not None:
             self.update(record, revision)
@@ -79,7 +79,7 @@ class LeaderResolver(EndpointResolver):
             self._revision = 0
 
     def set_permanent_error(self, sentence: str) -> None:
-        """Set why no coordinator will be found until a user changes something; an empty sentence withdraws that."""
+        """Set why no coordinator will be found until a user changes something; an empty sentence withdraws this."""
         changed = sentence != self.permanent_error
         self.permanent_error = sentence
         if changed and sentence:
@@ -87,7 +87,7 @@ class LeaderResolver(EndpointResolver):
 
     @property
     def refusing_lease(self) -> int:
-        """The lease of a coordinator with a reachable machine but no listener on its port; 0 for none."""
+        """Lease of a coordinator whose machine is reachable but whose port has no listener; 0 for none."""
         with self._lock:
             return self._refused.lease if self._refused is not None and self._refused == self._record else 0
 
@@ -121,10 +121,10 @@ class LeaderResolver(EndpointResolver):
             self.on_news()
 
     def on_failure(self, target: DialTarget, error: Exception) -> None:
-        """No session could be opened there: the next attempt uses the coordinator's next address.
+        """Use the coordinator's next address for the next attempt, since no session could be opened there.
 
-        A coordinator's port counts as shut only if all its addresses refuse: one of them may be loopback, and then our
-        own machine refuses.
+        A coordinator's port counts as closed only if all its addresses refuse: one of them might be loopback, and then
+        our own machine refuses.
         """
         with self._lock:
             if self._record is None or self._record.secret.encode() != target.key:

@@ -8,27 +8,27 @@
     ENDING     gives up what it has, for a while or for good
     GONE       has left etcd
 
-A lasting state is a phase; a sequence of requests is a `Procedure`, of which one runs at a time: the goal, a chore
-(such as keeping the lease alive), or the end. One table has the time of each chore. With a slow etcd, a goal may take
-longer than the lease: the lease is kept alive between two of its requests, none of which may take longer than half the
-lease.
+A lasting state is a phase. A sequence of requests is a `Procedure`, of which one runs at a time: the goal, a chore
+(such as keeping the lease alive), or the end. One table contains the time of each chore. With a slow etcd, a goal might
+take longer than the lease, so the lease is kept alive between two of its requests, none of which may take longer than
+half the lease.
 
 Laws:
 
-1. A few agents are candidates, each with a key that lives as long as its lease. The one with the oldest key is the
-   coordinator.
-2. Each candidate sees the keys of all, and takes over when no older key is left.
-3. While etcd is unreachable, nobody gives up anything. A lease has ended only when etcd says so; then the agent
-   registers again, last in line.
-4. A coordinator whose machine refuses connections to its port is dead, even if its lease is alive: the next in line
-   ends that lease. An error here deposes a live coordinator, which costs a new term and the agent's place in the round.
-   So a live agent that stops coordinating ends its lease before its port refuses connections.
-5. The last agent to leave deletes the job's keys. Being refused temporarily is not leaving. If agents without a key may
-   remain, the state stays until its own lease has ended.
+1. A few agents are candidates, each with a key that lives as long as its lease. The candidate with the oldest key is
+   the coordinator.
+2. Each candidate sees all keys, and takes over when no older key is left.
+3. While etcd is unreachable, nobody gives up anything. A lease ends only when etcd says so. Then the agent registers
+   again, last in line.
+4. A coordinator whose machine refuses connections to its port is dead, even if its lease is alive: the next candidate
+   in line ends that lease. A mistake here deposes a live coordinator, which costs a new term and the agent's place in
+   the round. So a live agent that stops coordinating ends its lease before its port refuses connections.
+5. The last agent to leave deletes the job's keys. Being refused temporarily is not leaving. If agents without a key
+   might remain, the state stays until its own lease ends.
 6. Any error, expected or not, is an event: the agent gives up everything, and begins again after a pause.
-7. An agent without a key has one watch, on the leader's key, and looks for a free seat. It looks soon while there is no
-   reachable coordinator, so that the job survives the death of all candidates; otherwise so rarely that all agents
-   together make a few requests a second. Agents with the same reason look at different times.
+7. An agent without a key has one watch, on the leader's key, and looks for a free seat. It looks soon while no
+   coordinator is reachable, so that the job survives the death of all candidates; otherwise so rarely that all agents
+   together make a few requests per second. Agents with the same reason look at different times.
 """
 
 from __future__ import annotations
@@ -65,19 +65,16 @@ from rallypoint.control.membership.state import NodeId, Settings
 from rallypoint.control.protocol.errors import RendezvousStateError
 
 PAUSE, LONG_PAUSE = 0.25, 4.0
-"""The first and the longest pause before etcd is asked again after no answer, in seconds: a thousand agents may do the
-same.
-"""
+"""First and maximum pause in seconds before asking etcd again after no answer: a thousand agents might do the same."""
 
 LEAVE_TIMEOUT = 2.0
 """Seconds for each of the last requests to etcd."""
 
 ARRIVALS = 16384
-"""Agents of a new job that look per second: if all come at once, the first few become candidates."""
+"""Agents of a new job that look per second: if all arrive at once, the first few become candidates."""
 LOOKS_SOON, LOOK_SOON = 4096, 1.0
-"""Agents of a job without a coordinator that look per second, and the longest wait in seconds of each if they are
-fewer: the next candidate takes over meanwhile.
-"""
+"""Agents of a job without a coordinator that look per second, and each agent's maximum wait in seconds if there are
+fewer: the next candidate takes over meanwhile."""
 LOOKS_LATE, LOOK_LATE = 8, 30.0
 """The same while there is a coordinator."""
 
@@ -90,12 +87,12 @@ class Election:
     """
 
     def __init__(self, keys: ElectionKeys, settings: Settings, own: NodeId, rng: Random) -> None:
-        """Prepare; there are no requests before the first step.
+        """Prepare; no requests are made before the first step.
 
         Args:
             keys, settings: those of the job.
             own: this node.
-            rng: for pauses different from other agents'.
+            rng: makes pauses differ from other agents'.
         """
         self.phase = CandidatePhase.RESTING
         self._keys = keys
@@ -118,7 +115,7 @@ class Election:
         self._seen = 0  # the latest revision with information about a coordinator
         self._led = False  # whether the leader's key shows a coordinator
         self._place: Registration | None = None
-        self._looks_soon = False  # whether the planned look is for lack of a coordinator
+        self._looks_soon = False  # whether the planned look is due to a missing coordinator
         self._stood = False  # whether we had a seat since we last found none free
 
     @property
@@ -140,7 +137,7 @@ class Election:
         return min(*self._due.values(), resting, self._presence.wake_at if self.is_leader else math.inf)
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        """Handle an event at `now`; returns the effects. A request among them is the last."""
+        """Handle an event at `now`; return the effects. If one is a request, it is the last."""
         self._context.now = now
         self._context.pop_effects()
         self._handle(event)
@@ -162,7 +159,7 @@ class Election:
                 self._runner.go_on(event)
             case steps.Broken(error):
                 self._runner.drop()
-                self._context.unwatch_all()  # a watch may never have begun
+                self._context.unwatch_all()  # a watch might never have begun
                 self._give_up(error)
             case steps.LinkNews():
                 self._link = event
@@ -184,7 +181,7 @@ class Election:
             self._presence.change(event.events, self._context.now + min_absence(self._settings))
 
     def _on_unwatched(self, event: steps.Unwatched) -> None:
-        """A watch that etcd refuses begins again when the lease is next kept alive, not at once."""
+        """Retry a watch that etcd refused when the lease is next kept alive, not at once."""
         kind = self._context.watched(event.watch)
         if kind is None:
             return
@@ -195,10 +192,10 @@ class Election:
         self._context.log(steps.INFO, "an etcd watch ended (%s), so its keys are read again", event.lost)
         self._due[_READS_AGAIN[kind]] = again
 
-    # What to do next
+    # Next actions
 
     def _next(self) -> tuple[Procedure[None], Chore | None] | None:
-        """The procedure whose turn it is, if any."""
+        """The next procedure to run, if any."""
         if self.phase is CandidatePhase.GONE:
             return None
         if self._closed:
@@ -227,13 +224,13 @@ class Election:
         return self._keep_lease_alive(), Chore.KEEP_LEASE
 
     def _timeout(self) -> float | None:
-        """Seconds that a request to etcd may take.
+        """Maximum seconds for a request to etcd.
 
         While we hold a lease, it is kept alive only after the request in progress (law 3):
 
-            1. A watch is lost, and a chore reads the keys again. etcd is away for a moment, and the answer is lost.
+            1. A watch is lost, and a chore reads the keys again. etcd is away for a moment, and its answer is lost.
             2. etcd is back. Our lease has its full time again, and a keep-alive is due.
-            3. If the chore waited as long as the client does, that would exceed the lease: the coordinator would be
+            3. If the chore waited as long as the client does, that would exceed the lease. The coordinator would be
                deposed, and its node lost, because etcd was away for a moment.
         """
         if self.phase is CandidatePhase.ENDING:
@@ -241,7 +238,7 @@ class Election:
         return None if self._place is None else self._ttl / 2
 
     def _on_procedure_error(self, error: Exception, chore: Chore | None) -> None:
-        """A procedure failed: law 3 applies if etcd is unreachable, otherwise law 6."""
+        """Handle a failed procedure: law 3 applies if etcd is unreachable, otherwise law 6."""
         if not isinstance(error, EtcdUnreachable) or self.phase is CandidatePhase.ENDING:
             self._give_up(error)
             return
@@ -249,7 +246,7 @@ class Election:
         if chore is None:
             self._wait_before_retry(self._pause)
             self._pause = min(2 * self._pause, LONG_PAUSE)
-        else:  # the keep-alive has its own time
+        else:  # the keep-alive has its own schedule
             later = self._context.now + PAUSE
             self._due.setdefault(chore, later)
             self._due = {chore: at if chore is Chore.KEEP_LEASE else max(at, later) for chore, at in self._due.items()}
@@ -262,7 +259,7 @@ class Election:
             self._runner.begin(self._end(error))
 
     def _set_goal(self, goal: _Method, phase: CandidatePhase = CandidatePhase.ASKING) -> None:
-        """Set the next goal after the previous one was reached."""
+        """Set the next goal after reaching the previous one."""
         self._context.set_trouble("")
         self._goal, self._pause, self.phase = goal, PAUSE, phase
 
@@ -273,14 +270,14 @@ class Election:
     # Goals
 
     def _draw_start(self) -> Procedure[None]:
-        """Look at a random time."""
+        """Choose a random time for the first look."""
         self._set_goal(Election._register, CandidatePhase.RESTING)
         seconds = self._settings.max_nodes / ARRIVALS if self._settings.max_nodes > self._keys.seats else 0.0
         self._rest_until = self._context.now + seconds * self._rng.random()
         yield from ()
 
     def _register(self) -> Procedure[None]:
-        """Become a candidate, if there are too few."""
+        """Become a candidate if there are too few."""
         seen = self._seen
         view = yield from procedures.read_election(self._keys)
         if view.revision < seen:
@@ -314,9 +311,9 @@ class Election:
         return None if self._place is None else self._presence.last_before(self._place.fence[1])
 
     def _plan_look(self, *, anew: bool = False) -> None:
-        """Plan a look for a free seat at a random time. An existing plan only becomes earlier.
+        """Plan to look for a free seat at a random time. This can only bring an existing plan forward.
 
-        An early look takes place even if there is a coordinator by then: many seats may be free.
+        An early look takes place even if there is a coordinator by then: many seats might be free.
         """
         soon = not self._led or self._link.lost
         if self.phase is not CandidatePhase.STANDBY or not (anew or (soon and not self._looks_soon)):
@@ -331,8 +328,8 @@ class Election:
         yield from self._leadership.take_over(
             self._place, self._addresses, self._link.met, self._deposing.dead, self._presence
         )
-        self._deposing.dead = frozenset()  # the term knows them; a returning node is alive
-        self._due[Chore.KEEP_STATE] = self._context.now  # the last keep-alive is unknown
+        self._deposing.dead = frozenset()  # the term knows them, and a returning node is alive
+        self._due[Chore.KEEP_STATE] = self._context.now  # the time of the last keep-alive is unknown
         self._set_goal(Election._take_over, CandidatePhase.LEADING)
 
     # Chores
@@ -342,7 +339,7 @@ class Election:
         self._due[Chore.KEEP_LEASE] = asked_at + PAUSE
         if (yield from number_of(steps.RenewLease(self.lease))) == 0:
             raise EtcdLeaseGone("its lease was not kept alive in time")
-        # Not at once, even if etcd is slow: the goal must make its next request in between.
+        # Not at once, even if etcd is slow: the goal must make its next request first.
         self._due[Chore.KEEP_LEASE] = max(asked_at + self._ttl / 3, self._context.now + PAUSE)
         self._deposing.lease_kept(asked_at, self._ttl)
         self._look_at_link()
@@ -371,7 +368,7 @@ class Election:
         Chore.DEPOSE: _depose,  # due again after our lease's next keep-alive
     }
 
-    # The end, for a while or for good
+    # End, for a while or for good
 
     def _end(self, why: Exception | None) -> Procedure[None]:
         """Give up everything, after an error or `LeaveElection`."""

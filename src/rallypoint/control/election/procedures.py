@@ -3,18 +3,17 @@
 Laws of a term as the coordinator:
 
 1. The address is published only when the server listens and no other agent is the coordinator: our key still exists.
-2. For a node in the state, its session is the best evidence. A node known to be dead is not awaited. A node that has
-   just lost its key is awaited only for a moment: its lease may have ended because etcd was away. All others, most of
+2. For a node in the state, its session is the best evidence. A node known to be dead is not awaited. A node that just
+   lost its key is awaited only for a moment: its lease might have ended because etcd was away. All others, most of
    which never had a key, are awaited like the nodes of a lost control plane (`Coordinator.restore`).
-3. A live agent that stops coordinating ends its lease before its port refuses connections: other agents consider an
-   agent with a refusing port dead.
-4. After stepping down, we ignore further events: the next coordinator discovers them.
+3. A live agent that stops coordinating ends its lease before its port refuses connections, because other agents
+   consider an agent with a refusing port dead.
+4. After stepping down, we ignore later events: the next coordinator discovers them.
 
 Laws of leaving:
 
-1. The last agent to leave deletes the job's keys, even if its lease has just ended. Keys of another launch of the job
-   stay.
-2. An agent without permission to write may still end its lease.
+1. The last agent to leave deletes the job's keys, even if its lease just ended. Another launch's keys stay.
+2. An agent without permission to write can still end its lease.
 """
 
 from __future__ import annotations
@@ -82,11 +81,11 @@ from rallypoint.control.protocol.codec import decode_state
 from rallypoint.control.protocol.errors import RendezvousStateError
 
 _WARN_INTERVAL = 300.0
-"""Seconds before a problem with etcd is logged again, perhaps for weeks."""
+"""Seconds before a problem with etcd, which might last for weeks, is logged again."""
 
 
 class StepContext:
-    """The time of a step and its effects, in order. Does not repeat warnings."""
+    """A step's time and its effects, in order. Does not repeat warnings."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -111,7 +110,7 @@ class StepContext:
         """Log a line; `level` is as in `logging`."""
         self.add(WriteLog(level, text, args))
 
-    # Watches: one of each kind at most
+    # Watches: at most one of each kind
 
     def watch(self, kind: Watched, key: bytes, revision: int, *, prefix: bool = False) -> None:
         """Watch from the next revision on, replacing an earlier watch of this kind."""
@@ -126,7 +125,6 @@ class StepContext:
             self.add(EndWatch(kind))
 
     def unwatch_all(self) -> None:
-        """End all watches."""
         for kind in list(self._watches):
             self.unwatch(kind)
 
@@ -135,7 +133,7 @@ class StepContext:
         return next((kind for kind, watch in self._watches.items() if watch == number), None)
 
     def has_ended(self, kind: Watched) -> None:
-        """Note that the watch of that kind has ended on its own."""
+        """Note that the watch of that kind ended on its own."""
         del self._watches[kind]
 
     def watches(self, kind: Watched) -> bool:
@@ -169,7 +167,7 @@ class _Running(NamedTuple):
 
 
 class Runner:
-    """Runs one procedure at a time; an urgent one may run between two of its requests."""
+    """Runs one procedure at a time. An urgent one can run between two of its requests."""
 
     def __init__(
         self,
@@ -178,12 +176,12 @@ class Runner:
         urgent: Callable[[], tuple[Procedure[None], Chore] | None],
         timeout: Callable[[], float | None],
     ) -> None:
-        """Begin without a procedure.
+        """Start without a procedure.
 
         Args:
             context: takes the requests.
             on_failure: called when a procedure ends with an error; it may begin another.
-            urgent: returns a due chore that cannot wait for the end of the procedure in progress, if any.
+            urgent: returns a due chore, if any, that cannot wait until the procedure in progress ends.
             timeout: returns the seconds for a request; None for the client's.
         """
         self._context = context
@@ -192,12 +190,12 @@ class Runner:
         self._timeout = timeout
         self._running: _Running | None = None
         self._held: tuple[_Running, Answered | Failed] | None = None
-        """A procedure whose next request waits for an urgent chore, and the answer with which it continues."""
+        """A procedure whose next request waits for an urgent chore, and the answer to continue it with."""
         self._asked = 0
 
     @property
     def busy(self) -> bool:
-        """Whether a procedure waits for an answer."""
+        """Whether a procedure is waiting for an answer."""
         return self._running is not None
 
     def begin(self, procedure: Procedure[None], chore: Chore | None = None) -> None:
@@ -210,7 +208,7 @@ class Runner:
         self._running = self._held = None
 
     def go_on(self, event: Answered | Failed) -> None:
-        """Continue after the request of that number succeeded or failed."""
+        """Continue after the request with that number succeeded or failed."""
         running = self._running
         if running is None or running.number != event.number:
             return
@@ -260,10 +258,10 @@ class ElectionView(NamedTuple):
 
 
 def find_addresses(known: tuple[str, ...]) -> Procedure[tuple[str, ...]]:
-    """This machine's addresses, looked up unless known well enough."""
+    """Return this machine's addresses; look them up unless known well enough."""
     if known and not is_loopback(known[0]):
         return known
-    addresses = yield FindAddresses()  # again after a loopback: etcd's name may not have resolved before
+    addresses = yield FindAddresses()  # again after a loopback address: etcd's name might not have resolved before
     assert isinstance(addresses, Addresses)
     return addresses.found
 
@@ -282,14 +280,14 @@ def read_election(keys: ElectionKeys) -> Procedure[ElectionView]:
 def register(
     keys: ElectionKeys, own: NodeId, ttl_s: int, view: ElectionView, rng: Random
 ) -> Procedure[tuple[Registration | None, ElectionView]]:
-    """Take a lease, and attach a key to it; None if others have taken all seats."""
+    """Take a lease, and attach a key to it; None if others took all seats."""
     lease = yield from number_of(Grant(ttl_s))
     while free := keys.free_seats(view.candidates):
         key = rng.choice(free)
         is_free, looking = Compare(key, "create_revision", "==", 0), _looking(keys)
         result = yield from transact((is_free,), (Put(key, encode_node(own), lease), *looking), looking)
         view = ElectionView(result.ranges[0].kvs, result.ranges[1].kvs, result.revision)
-        for candidate in view.candidates:  # if an answer was lost, it may not be the last requested seat
+        for candidate in view.candidates:  # if an answer was lost, it might not be the last requested seat
             if candidate.lease == lease:
                 return Registration(lease, Fence((candidate.key, candidate.create_revision))), view
     yield Revoke(lease)
@@ -297,7 +295,7 @@ def register(
 
 
 MIN_ABSENCE = 1.0
-"""The least seconds for a node without a key, even with a short lease: a packet may have to be sent again."""
+"""Minimum seconds to await a node without a key, even with a short lease: a packet might have to be sent again."""
 
 
 def min_absence(settings: Settings) -> float:
@@ -306,9 +304,8 @@ def min_absence(settings: Settings) -> float:
 
 
 class Presence:
-    """The candidates' keys as seen since we have one; and nodes that have since lost theirs, by number, with the time
-    until which each is awaited.
-    """
+    """Candidates' keys as seen since we have one, and nodes that lost theirs since, by number, with the time until
+    which to await each."""
 
     def __init__(self, kvs: Iterable[KeyValue] = ()) -> None:
         self._keys = {kv.key: kv for kv in kvs}
@@ -321,7 +318,7 @@ class Presence:
 
     @property
     def wake_at(self) -> float:
-        """The time at which `overdue` may have a result; infinity for never."""
+        """When `overdue` might next have a result; infinity for never."""
         return min(self._absent.values(), default=float("inf"))
 
     def last_before(self, revision: int) -> KeyValue | None:
@@ -340,18 +337,17 @@ class Presence:
         self._note_absent(before, until)
 
     def replace(self, kvs: Iterable[KeyValue], until: float) -> None:
-        """Replace all keys; nodes whose keys are gone are awaited until then."""
+        """Replace all keys; await nodes whose keys are gone until then."""
         before, self._keys = self.nodes, {kv.key: kv for kv in kvs}
         self._note_absent(before, until)
 
     def await_anew(self, since: float, until: float) -> None:
         """Await absent nodes until then, except those whose deadline passed before `since`: a node long without a key
-        is no more likely to be lost than any other.
-        """
+        is no more likely to be lost than any other."""
         self._absent = {node: until for node, at in self._absent.items() if at >= since}
 
     def overdue(self, now: float) -> frozenset[int]:
-        """Absent nodes whose deadline has passed; each is returned once."""
+        """Absent nodes whose deadline passed; each is returned once."""
         over = frozenset(node for node, until in self._absent.items() if until <= now)
         for node in over:
             del self._absent[node]
@@ -366,26 +362,26 @@ class Presence:
 
 
 class Deposing:
-    """Ends the lease of the next older candidate if its coordinator's port has no listener."""
+    """Ends the next older candidate's lease if its coordinator's port has no listener."""
 
     def __init__(self, context: StepContext) -> None:
         self.dead: frozenset[int] = frozenset()
-        """The numbers of coordinators that this node has found dead."""
+        """Numbers of coordinators that this node found dead."""
         self._context = context
         self._kept_at, self._from = math.inf, -math.inf
 
     def lease_kept(self, asked_at: float, ttl: float) -> None:
-        """Our lease was granted or kept alive by a request at that time.
+        """Note that a request at that time granted our lease or kept it alive.
 
-        If etcd was away for longer than a lease, it may have leases that their owners have given up: a coordinator that
-        stepped down by its own clock refuses connections but is alive. It gets the time of a lease to return.
+        If etcd was away for longer than a lease, it might contain leases that their owners gave up: a coordinator that
+        stepped down by its own clock refuses connections but is alive. It gets one lease to return.
         """
         if asked_at - self._kept_at > ttl:
             self._from = self._context.now + ttl
         self._kept_at = asked_at
 
     def earliest(self) -> float:
-        """The earliest time at which a refusing port counts as a dead coordinator's."""
+        """When a refusing port counts as a dead coordinator's at the earliest."""
         return max(self._context.now, self._from)
 
     def depose(self, predecessor: KeyValue) -> Procedure[None]:
@@ -401,7 +397,7 @@ class Deposing:
 
 
 CLOSE_LINGER = 2.0
-"""Seconds for nodes to read the last notifications of a leaving coordinator."""
+"""Seconds for nodes to read a leaving coordinator's last notifications."""
 STATE_TTL = 600
 """Seconds for which the state outlives the last coordinator."""
 
@@ -410,9 +406,8 @@ class Leadership:
     """This agent's terms, one after another."""
 
     def __init__(self, keys: ElectionKeys, settings: Settings, context: StepContext) -> None:
-        """Begin without a term."""
         self.term = 0
-        """The number of the present term; 0 for none."""
+        """Number of the current term; 0 for none."""
         self.deposed = ""
         """Why this term must end."""
         self._keys = keys
@@ -431,7 +426,7 @@ class Leadership:
             addresses: the addresses of this machine.
             met: the coordinator of this node's last session.
             dead: the numbers of nodes whose death is certain.
-            presence: the nodes with a key, and those that have lost theirs.
+            presence: the nodes with a key, and those that lost theirs.
 
         Raises:
             EtcdLeaseGone: another candidate was elected. After any error, there is no term.
@@ -495,7 +490,7 @@ class Leadership:
 def leave(
     keys: ElectionKeys, place: Registration | None, own: NodeId, met: str, context: StepContext, *, may_be_last: bool
 ) -> Procedure[None]:
-    """Give up our lease; if etcd cannot be reached, it expires.
+    """Give up our lease. If etcd cannot be reached, the lease expires.
 
     Args:
         keys: the keys of the job.
@@ -524,12 +519,12 @@ def _delete_if_last(
         others, state = (yield from transact((), (*key, *ranges))).ranges
         if not others.kvs and state.kvs and _is_left_to_us(keys, state.kvs, own, met):
             yield from _delete_job_keys(keys, state.kvs[0])
-    except EtcdRefused as error:  # etcd may refuse writes but still end leases
-        context.log(INFO, "the job's data stays in etcd until its lease expires: %s", error)
+    except EtcdRefused as error:  # etcd might refuse writes but still end leases
+        context.log(INFO, "what the job has written to etcd stays there until its lease ends: %s", error)
 
 
 def _is_left_to_us(keys: ElectionKeys, stored: tuple[KeyValue, ...], own: NodeId, met: str) -> bool:
-    """Whether the state belongs to our job, and no agent without a key may still need it."""
+    """Whether the state belongs to our job, and no agent without a key might still need it."""
     if stored[0].key != keys.state:
         return True  # only parts of an incomplete state, which nobody can use
     try:
@@ -538,13 +533,13 @@ def _is_left_to_us(keys: ElectionKeys, stored: tuple[KeyValue, ...], own: NodeId
     except RendezvousStateError:
         return False
     others = sum(node.number != own.number for node in known_to(state))
-    # Agents that still have to read how the job ended have given up their keys, or never had one.
+    # Agents that still have to read how the job ended gave up their keys, or never had one.
     return snapshot.incarnation == met and others < (keys.seats if state.verdict is not None else 1)
 
 
 def _delete_job_keys(keys: ElectionKeys, state: KeyValue) -> Procedure[None]:
-    """Delete the state, or its parts if `state` is one, unless anything has changed since it was read."""
-    # An agent that has just registered may already have read the state, to continue with it.
+    """Delete the state, or its parts if `state` is one, unless anything changed since it was read."""
+    # An agent that just registered might already have read the state, to continue with it.
     alone = Compare(keys.candidates, "create_revision", "==", 0, prefix=True)
     unchanged = Compare(keys.state, "mod_revision", "==", state.mod_revision if state.key == keys.state else 0)
     cleared = yield from transact((alone, unchanged), (Delete(keys.state, prefix=True),))

@@ -1,8 +1,8 @@
-"""Runs the election of one agent on a real etcd: one thread, which steps the machine and executes its effects.
+"""Runs one agent's election on a real etcd: one thread steps the machine and executes its effects.
 
 Laws:
 
-1. All events go into one queue, including the answers to requests; the thread takes one after the other.
+1. All events go into one queue, including the answers to requests; the thread handles one after the other.
 2. Any error here is an event for the machine, and the thread continues: without it, the lease would end unnoticed.
 
 `EffectRunner` handles the effects without waiting and without a term (watches, news for the link, log lines).
@@ -48,7 +48,7 @@ log = get_logger(__name__)
 Listen: TypeAlias = "Callable[[Sequence[str]], list[socket.socket]]"
 
 _LAST_WRITES = 1.0
-"""Seconds for the last writes of a coordinator."""
+"""Seconds for a coordinator's last writes."""
 
 
 _DIVERGES = (
@@ -80,9 +80,8 @@ class Watcher(Protocol):
 
 
 class EffectRunner:
-    """Runs effects of one candidate. The value of the leader's key goes to the link at once, even during a request of
-    the election.
-    """
+    """Runs one candidate's effects. The value of the leader's key goes to the link at once, even during a request of
+    the election."""
 
     def __init__(
         self,
@@ -151,10 +150,10 @@ class Candidate:
         """Connect the parts.
 
         Args:
-            connect: creates the client; called on the candidate's thread, since it costs imports.
+            connect: creates the client; called on the candidate's thread because it imports modules.
             keys, settings: those of the job.
             resolver: this node's knowledge of the coordinator, shared with its link.
-            find_addresses: returns this machine's addresses for others, the likeliest first; may look up names.
+            find_addresses: returns this machine's addresses for others, the likeliest first; might look up names.
             listen: opens sockets on these addresses, all on one port.
             own: this node.
         """
@@ -190,7 +189,7 @@ class Candidate:
         return None if term is None else term.dispatcher
 
     def close(self) -> None:
-        """Hand over the coordination, and leave etcd; waits until that is done. Idempotent."""
+        """Hand over the coordination and leave etcd; wait until that is complete. Idempotent."""
         self._closed.set()
         self._inbox.put(steps.LeaveElection())
         if self._thread.is_alive():
@@ -213,7 +212,7 @@ class Candidate:
             event: Event = steps.Tick()
             while self._step(event):
                 event = self._next_event()
-            self._end_term(0.0)  # there is none, unless a step failed
+            self._end_term(0.0)  # no term exists unless a step failed
 
     def _next_event(self) -> Event:
         at = self._election.wake_at
@@ -265,7 +264,7 @@ class Candidate:
             case steps.RenewLease(lease):
                 asked_at = self._lead.now()
                 seconds = client.lease_keep_alive(lease, timeout_s=timeout_s)
-                if lease == self._election.lease:  # not that of the job's state
+                if lease == self._election.lease:  # not the lease of the job's state
                     self._kept_alive(asked_at, seconds)
                 return seconds
             case steps.Revoke(lease):
@@ -279,7 +278,7 @@ class Candidate:
         return None
 
     def _kept_alive(self, asked_at: float, seconds: int) -> None:
-        """Our lease lives for `seconds` from that time on; 0 if it is gone."""
+        """Note that our lease lives for `seconds` from that time on; 0 if it is gone."""
         if not seconds:
             self._lead.end()
         else:
@@ -289,9 +288,8 @@ class Candidate:
 
     def _start_term(self, request: StartTerm) -> Listening:
         """Coordinate the job from the takeover. Raises OSError if no socket can be opened, and UserError if the address
-        to listen on is not this machine's.
-        """
-        self._end_term(0.0)  # there is none, unless a step failed
+        to listen on is not this machine's."""
+        self._end_term(0.0)  # no term exists unless a step failed
         if version := self._client.diverging_version:
             log.warning(_DIVERGES, version)
         takeover, settings = request.takeover, self._settings
@@ -313,11 +311,11 @@ class Candidate:
         return Listening(request.addresses, server.port, secret)
 
     def _end_term(self, linger_s: float) -> None:
-        """Stop coordinating; nodes have `linger_s` seconds to read the last notifications and disconnect."""
+        """Stop coordinating; nodes get `linger_s` seconds to read the last notifications and disconnect."""
         term, self._term = self._term, None
         if term is not None:
             self._lead.end()
-            # Nodes disconnect when the server ends, which must not count as their departure.
+            # When the server ends, nodes disconnect, which must not count as their departure.
             term.writer.close(_LAST_WRITES if linger_s else 0.0)
             term.server.close(linger_s, f"{host_name()} no longer hosts it")
 

@@ -1,6 +1,6 @@
-"""The events of a candidate, and its effects: plain data. Pure.
+"""Events of a candidate, and its effects: plain data. Pure.
 
-A *request* may take time, and is answered (`Ask`, `Answered`, `Failed`); the machine has at most one in progress. All
+A *request* can take time, and is answered (`Ask`, `Answered`, `Failed`); the machine has at most one in progress. All
 other *effects* run at once, in order, without an answer.
 """
 
@@ -20,7 +20,7 @@ DEBUG, INFO, WARNING = 10, 20, 30
 
 
 class Fence(tuple[bytes, int]):
-    """Our own key, and the revision of its creation."""
+    """Our own key, and the revision at which it was created."""
 
     def comparison(self) -> Compare:
         """The condition that we are still the elected candidate."""
@@ -41,7 +41,7 @@ class CandidatePhase(Enum):
 
 
 class Chore(Enum):
-    """Duties besides the goal, each done when it is due, in this order."""
+    """Duties besides the goal, performed in this order when due."""
 
     KEEP_LEASE = auto()
     """Keep our lease alive."""
@@ -52,7 +52,7 @@ class Chore(Enum):
     FIND_NODES = auto()
     """Read the candidates, and continue to watch them."""
     DEPOSE = auto()
-    """End the lease of a coordinator whose port refuses (law 4)."""
+    """End the lease of a coordinator whose port refuses connections (law 4)."""
 
 
 class Watched(Enum):
@@ -68,7 +68,7 @@ class Watched(Enum):
 
 
 class Txn(NamedTuple):
-    """One transaction, which may be sent again if its answer is lost; answered with a `TxnResult`."""
+    """One transaction, which can be sent again if its answer is lost; answered with a `TxnResult`."""
 
     compares: tuple[Compare, ...]
     then: tuple[Operation, ...]
@@ -100,8 +100,8 @@ class FindAddresses(NamedTuple):
 class Takeover(NamedTuple):
     """The initial state of a term, and its version in etcd.
 
-    `incarnation`: the coordinator's name to use, "" for a new one. `number`, `revision` and `lease`: those of the state
-    in etcd, 0 for none. `forgets`: that state was from an earlier launch.
+    `incarnation`: the coordinator's name to use, "" for a new one. `number`, `revision` and `lease` belong to the state
+    in etcd, 0 for none. `forgets`: that state came from an earlier launch.
     """
 
     incarnation: str
@@ -113,7 +113,7 @@ class Takeover(NamedTuple):
 
 
 class StartTerm(NamedTuple):
-    """Coordinate the job from the takeover; answered with `Listening`. The number identifies the term."""
+    """Coordinate the job, starting from the takeover; answered with `Listening`. The number identifies the term."""
 
     number: int
     fence: Fence
@@ -122,7 +122,7 @@ class StartTerm(NamedTuple):
 
 
 class EndTerm(NamedTuple):
-    """Stop coordinating; nodes have this many seconds to read the last notifications. Answered with None."""
+    """Stop coordinating; nodes get this many seconds to read the last notifications. Answered with None."""
 
     linger_s: float
 
@@ -131,13 +131,13 @@ Request: TypeAlias = Txn | Grant | RenewLease | Revoke | FindAddresses | StartTe
 
 
 class Addresses(NamedTuple):
-    """The addresses at which others may reach this machine, the likeliest first."""
+    """Addresses at which others can reach this machine, the likeliest first."""
 
     found: tuple[str, ...]
 
 
 class Listening(NamedTuple):
-    """The address of a term's server, and the secret of its nodes."""
+    """Address of a term's server, and its nodes' secret."""
 
     addresses: tuple[str, ...]
     port: int
@@ -154,7 +154,7 @@ Procedure: TypeAlias = Generator[Request, Answer, T]
 class Ask(NamedTuple):
     """Perform a request, and step with its result and this number.
 
-    etcd has `timeout_s` seconds to answer; None leaves that to the client.
+    etcd has `timeout_s` seconds to answer; None uses the client's default.
     """
 
     number: int
@@ -179,7 +179,7 @@ class EndWatch(NamedTuple):
 
 
 class Publish(NamedTuple):
-    """Give the link the value of the leader's key."""
+    """Pass the value of the leader's key to the link."""
 
     kvs: tuple[KeyValue, ...]
     revision: int
@@ -190,19 +190,19 @@ class ResetRevision(NamedTuple):
 
 
 class PermanentError(NamedTuple):
-    """Tell the link why no coordinator will be found until a user changes something; "" withdraws that."""
+    """Tell the link why no coordinator will be found until a user changes something; "" withdraws this."""
 
     sentence: str
 
 
 class EtcdTrouble(NamedTuple):
-    """Tell the link why etcd is unavailable now; "" withdraws that."""
+    """Tell the link why etcd is currently unavailable; "" withdraws this."""
 
     sentence: str
 
 
 class NodesLost(NamedTuple):
-    """Tell the term that the nodes of these numbers are lost, with the evidence."""
+    """Tell the term that the nodes with these numbers are lost, with the evidence."""
 
     nodes: frozenset[int]
     detail: str
@@ -253,9 +253,8 @@ class Broken(NamedTuple):
 
 
 class LinkNews(NamedTuple):
-    """The link's knowledge: the coordinator of the last session, the lease of one whose port refuses, and whether the
-    last attempt failed.
-    """
+    """What the link knows: the coordinator of the last session, the lease of one whose port refuses connections, and
+    whether the last attempt failed."""
 
     met: str = ""
     refused: int = 0
@@ -270,14 +269,14 @@ class Changed(NamedTuple):
 
 
 class Unwatched(NamedTuple):
-    """A watch has ended on its own."""
+    """A watch ended on its own."""
 
     watch: int
     lost: WatchEnd
 
 
 class Deposed(NamedTuple):
-    """The journal of that term can no longer write."""
+    """That term's journal can no longer write."""
 
     term: int
     why: str
@@ -298,7 +297,7 @@ def transact(
 
 
 def number_of(request: Grant | RenewLease) -> Procedure[int]:
-    """Make a request with a number as the answer."""
+    """Make a request that is answered with a number."""
     number = yield request
     assert isinstance(number, int)
     return number

@@ -1,1 +1,1 @@
-"""etcd's v3 API: a thin, typed client that switches members automatically and never hangs. See decision 18."""
+"""A thin, typed client for etcd's v3 API that switches members automatically and never hangs. See decision 18."""

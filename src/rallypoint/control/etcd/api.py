@@ -1,4 +1,4 @@
-"""Requests to etcd, its answers as plain data, and errors.
+"""Requests to etcd, its answers, and errors, as plain data.
 
     EtcdError                 anything that etcd or the way to it refuses
     ├── EtcdUnreachable       no member answered in time, or none has a leader: trying again later may help
@@ -29,11 +29,11 @@ class EtcdUnreachable(EtcdError):
 
 
 class EtcdRefused(EtcdError):
-    """Retrying cannot help: a user must change a password, a certificate, a permission or an endpoint."""
+    """Retrying cannot help: a user must change a password, certificate, permission or endpoint."""
 
 
 class EtcdLeaseGone(EtcdError):
-    """The lease named in a request has ended or was never granted. Nothing was changed."""
+    """The lease named in a request ended or was never granted. Nothing was changed."""
 
 
 class EtcdPackageMissing(EtcdError):
@@ -51,10 +51,10 @@ class Credentials(NamedTuple):
 
 
 class EtcdTls(NamedTuple):
-    """Files for a connection over TLS, in PEM.
+    """PEM files for a TLS connection.
 
-    `cacert`: the trusted authorities, None for the system's. `cert` and `key`: our own certificate, both or neither;
-    without `key`, the key is in `cert`.
+    `cacert`: the trusted authorities, None for the system's. `cert` and `key`: our own certificate and its key; without
+    `key`, `cert` contains both.
     """
 
     cacert: str | None = None
@@ -79,8 +79,8 @@ class KeyValue(NamedTuple):
 class Compare(NamedTuple):
     """A condition of a transaction: `Compare(key, "mod_revision", "==", 17)`.
 
-    A missing key has 0 for all its numbers and no value: a comparison with its value fails. With `prefix`, all keys
-    that begin with it must satisfy the condition; if there are none, it applies as to a missing key.
+    A missing key has no value and 0 for all its numbers: comparisons with its value fail. With `prefix`, all keys that
+    begin with it must satisfy the condition; without any, the condition applies as to a missing key.
     """
 
     key: bytes
@@ -126,8 +126,8 @@ class RangeResult(NamedTuple):
 class TxnResult(NamedTuple):
     """The answer to a transaction.
 
-    `succeeded`: all comparisons held, so that `then` was carried out instead of `otherwise`. False may be the effect of
-    an earlier sending of the same transaction, which only the stored data shows. `revision`: the cluster's after it.
+    `succeeded`: all comparisons were true, so `then` was carried out instead of `otherwise`. False may be the effect of
+    an earlier send of the same transaction, which only the stored data shows. `revision`: the cluster's afterwards.
     `ranges`: the result of each `Range`, in order.
     """
 
@@ -150,7 +150,7 @@ class WatchCompacted(NamedTuple):
 
 
 class WatchCancelled(NamedTuple):
-    """A watch ended: etcd will not continue it, such as after losing a permission. One sentence gives the reason."""
+    """A watch ended because etcd will not continue it, for example after losing a permission. The sentence says why."""
 
     reason: str
 

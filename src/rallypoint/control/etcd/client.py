@@ -1,7 +1,7 @@
-"""The client for other packages: synchronous, for any thread.
+"""The etcd client for other packages: synchronous, for any thread.
 
-The connections are on the process's loop thread, which also reports changes. The caller of a request waits for the
-answer until a deadline. Any request may be sent twice (`cluster`).
+The connections run on the process's loop thread, which also reports changes. A request's caller waits for the answer
+until a deadline. Any request might be sent twice (`cluster`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ T = TypeVar("T")
 log = get_logger(__name__)
 
 _MARGIN = 5.0
-"""Seconds after its deadline before a request that did not end by itself is given up: the loop is stuck."""
+"""Seconds after its deadline at which a request that did not end by itself is given up: the loop is stuck."""
 
 
 _DIVERGING = frozenset({"3.5.0", "3.5.1", "3.5.2"})
@@ -56,11 +56,11 @@ _DIVERGING = frozenset({"3.5.0", "3.5.1", "3.5.2"})
 class EtcdClient:
     """An etcd cluster, with any live members. Connects on the first request.
 
-    Every request raises `EtcdUnreachable` after its timeout, and `EtcdRefused` if more time cannot help. Not for the
-    loop's own thread, which would wait for itself.
+    Every request raises `EtcdUnreachable` after its timeout, and `EtcdRefused` if more time cannot help. Do not use it
+    on the loop's own thread, which would wait for itself.
 
     Args:
-        endpoints: the members; each client begins with a random one, so that many clients spread over all.
+        endpoints: the members; each client starts with a random one, so that many clients spread over all members.
         tls: None for plain connections.
         credentials: None if the cluster has no users.
         timeout_s: the default seconds for a request, over all members together.
@@ -99,15 +99,15 @@ class EtcdClient:
 
     @property
     def diverging_version(self) -> str:
-        """The version of etcd, if members of that version may diverge in their data; otherwise empty."""
+        """The version of etcd, if the data of members with that version can diverge; otherwise empty."""
         return self._cluster.version if self._several and self._cluster.version in _DIVERGING else ""
 
     def range(self, key: bytes, *, prefix: bool = False, limit: int = 0, timeout_s: float | None = None) -> RangeResult:
         """Read `key`, or with `prefix` all keys that begin with it, by name.
 
         Args:
-            key: the key, or with `prefix` the beginning of the keys (empty: all keys).
-            limit: the most keys; 0 for all.
+            key: the key, or with `prefix` the start of the keys (empty: all keys).
+            limit: the maximum number of keys; 0 for all.
             timeout_s: seconds for the request, None for the client's.
         """
         body = messages.encode_range(key, prefix, limit)
@@ -121,9 +121,9 @@ class EtcdClient:
         *,
         timeout_s: float | None = None,
     ) -> TxnResult:
-        """Compare and act, in one step; it may be sent twice.
+        """Compare and act in one step; the transaction might be sent twice.
 
-        So its own effect must make its comparisons fail, or repeating it must change nothing.
+        So its own effect must make its comparisons fail, or repeating it must have no effect.
 
         Args:
             compares: if all hold, `then` is carried out; otherwise `otherwise` is.
@@ -139,7 +139,7 @@ class EtcdClient:
 
     def lease_grant(self, ttl_s: int, *, timeout_s: float | None = None) -> int:
         """Grant a lease of `ttl_s` whole seconds (etcd may extend it); returns its id, which is never 0."""
-        lease = secrets.randbits(62) + 1  # chosen here, so that a repeated request grants only one
+        lease = secrets.randbits(62) + 1  # chosen here, so that a repeated request grants only one lease
         self._request(messages.GRANT, messages.encode_grant(ttl_s, lease), timeout_s)
         return lease
 
@@ -164,17 +164,17 @@ class EtcdClient:
         *,
         prefix: bool = True,
     ) -> EtcdWatch:
-        """Report each change from `from_revision` on, once and in order, even if single members fail.
+        """Report each change from `from_revision` on, once and in order, even if some members fail.
 
         Callbacks run on the loop's thread: they must not wait or use the client. While no member is reachable, a watch
         waits.
 
         Args:
             key: the key, or with `prefix` the beginning of the keys.
-            from_revision: the first revision to report: after a `range`, its revision + 1; 0 for some moment after this
+            from_revision: the first revision to report: after a `range`, its revision + 1; 0 for some time after this
                 returns.
-            on_events: takes all changes of one or more revisions, each revision complete.
-            on_lost: takes the reason for the watch's end; the last callback.
+            on_events: called with all changes of one or more revisions, each complete.
+            on_lost: called last, with the reason why the watch ended.
         """
         watch = EtcdWatch(on_events, on_lost)
         with self._lock:
@@ -187,7 +187,7 @@ class EtcdClient:
     def close(self) -> None:
         """End all watches and connections; pending requests fail. Idempotent.
 
-        Waits for a running callback: the caller must not have a lock that one takes.
+        Waits for a running callback: the caller must not hold a lock that a callback takes.
         """
         with self._lock:
             if self._closed:
@@ -216,7 +216,7 @@ class EtcdClient:
         except concurrent.futures.TimeoutError:
             raise EtcdUnreachable("the event loop of this process is stuck") from None
         finally:
-            future.cancel()  # such as after a signal handler's exception: nobody awaits the result
+            future.cancel()  # for example, after an exception in a signal handler: nobody awaits the result
 
     def _forget(self, watch: EtcdWatch) -> None:
         with self._lock:

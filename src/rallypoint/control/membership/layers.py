@@ -1,11 +1,11 @@
-"""A mapping and a set of many entries, each sharing most of its entries with its predecessor (`mappings`).
+"""A mapping and a set for many entries, each sharing most of its entries with its predecessor (`mappings`).
 
 Laws:
 
-1. To a reader they are like a `dict` and a `frozenset`. A mapping also has the order of a `dict`: that of insertion,
-   the same in each process.
-2. Neither they nor their layers ever change. Only the results of `tally` are added, as a cache.
-3. The upper layers have at most about the square root of 2n entries: copying them with each change, and all n entries
+1. Readers can use them like a `dict` and a `frozenset`. A mapping also has a `dict`'s insertion order, which is the
+   same in each process.
+2. Neither they nor their layers ever change, except for cached results of `tally`.
+3. The upper layers contain at most about the square root of 2n entries: copying them at each change, and all n entries
    now and then, has the lowest total cost.
 """
 
@@ -23,9 +23,8 @@ T = TypeVar("T")
 
 
 class LayeredMap(Mapping[K, V]):
-    """Most entries are in the lower layer. `added` has newer entries, including replacements; `gone` has the removed
-    keys of the lower layer. A key that was removed and added again is in both.
-    """
+    """Most entries are in the lower layer. `added` contains newer entries, including replacements; `gone` contains the
+    removed keys of the lower layer. A key that was removed and added again is in both."""
 
     __slots__ = ("_added", "_gone", "_lower", "_size", "_tallies")
 
@@ -70,7 +69,7 @@ class LayeredMap(Mapping[K, V]):
         return LayeredMap(self._lower, {**self._added, key: value}, self._gone, size, tallies)
 
     def without(self, key: K) -> LayeredMap[K, V]:
-        """The mapping without this key, which it has."""
+        """The mapping without this key, which it contains."""
         present = self[key]
         tallies = {of: _with_one(tally, of(key, present), -1) for of, tally in self._tallies.items()}
         added, gone = self._added, self._gone
@@ -155,7 +154,7 @@ class LayeredSet(AbstractSet[K]):
 
     @staticmethod
     def entries_of(members: AbstractSet[K]) -> Mapping[K, None]:
-        """The keys of a set as a mapping."""
+        """A set's keys as a mapping."""
         return members.entries if isinstance(members, LayeredSet) else dict.fromkeys(members)
 
     _from_iterable = frozenset

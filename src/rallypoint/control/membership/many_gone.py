@@ -18,8 +18,8 @@ from rallypoint.control.membership.state import NodeId, Reason, RemovedNode, Set
 def without_nodes(state: State, nodes: Sequence[NodeId], reason: Reason, settings: Settings) -> State:
     """The state without these nodes, in time linear in their number and the number of all nodes.
 
-    The result equals an `Exit` of one node after the other. No node is a participant of a complete round, since the
-    first such node ends the round, except in a preempted job.
+    The result equals an `Exit` of one node after the other. None of the nodes is a participant of a complete round,
+    since the first such node ends the round, except in a preempted job.
     """
     gone = frozenset(nodes)
     members = (node for node in nodes if node in state.survivors or (node in state.participants and not state.closed))

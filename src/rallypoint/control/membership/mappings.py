@@ -1,7 +1,7 @@
-"""Immutable mappings and sets: the cost of adding or removing an entry hardly grows with their size.
+"""Immutable mappings and sets: adding or removing an entry costs hardly more in a large one.
 
-A few entries are a plain `dict` or `frozenset`, which is copied. Many are in layers (`layers`), a module that a small
-job does not import.
+A few entries are in a plain `dict` or `frozenset`, which is copied. Many are in layers (`layers`), a module that a
+small job does not import.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 FEW = 256
-"""Up to this many entries, a copy costs no more than layers."""
+"""Number of entries up to which a copy costs no more than layers."""
 
 
 def with_entry(mapping: Mapping[K, V], key: K, value: V) -> Mapping[K, V]:
@@ -68,8 +68,7 @@ def without_member(members: AbstractSet[K], member: K) -> AbstractSet[K]:
 
 def tally(mapping: Mapping[K, V], of: Callable[[K, V], T]) -> Mapping[T, int]:
     """The number of entries for each value of `of`, a module-level function. Many entries are counted once: each
-    mapping takes over the counts of its predecessor.
-    """
+    mapping updates the counts of its predecessor."""
     if len(mapping) > FEW:
         return layered(mapping).tally(of)
     counts: dict[T, int] = {}

@@ -1,4 +1,4 @@
-"""The times at which an observer saw changes of a state, which itself has no times. Pure."""
+"""Times at which an observer saw changes of a state, which itself contains no times. Pure."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class StateObserver:
         self._removed: dict[RemovedNode, float] = {}
         self._window = settings.restart_window
         self._failures, self._failures_at = 0, deque[float](maxlen=max(1, settings.restarts_in_window))
-        """The number of failures, and when the last ones were seen; unused without a restart window."""
+        """Number of failures, and when the last ones were seen; unused without a restart window."""
 
     def observe(self, state: State, now: float) -> None:
         """Record a state seen at `now`, in seconds on the observer's clock."""
         unseen = 0.0
         if self._observed_at is not None:
-            # While the observer slept or the service was unreachable, it could not see heartbeats: that time does not
-            # count for any node.
+            # While the observer slept or the service was unreachable, heartbeats could not be seen: that time counts
+            # for no node.
             unseen = max(0.0, now - self._observed_at - self._interval / 2)
         self._observed_at = now
         self._heartbeats = {
@@ -61,7 +61,7 @@ class StateObserver:
 
     def _observe_failures(self, failures: int, now: float) -> None:
         # A new coordinator knows the number of failures but not their times: all count as seen now.
-        if failures < self._failures:  # another job
+        if failures < self._failures:  # a different job
             self._failures_at.clear()
             self._failures = 0
         self._failures_at.extend([now] * min(failures - self._failures, self._failures_at.maxlen or 1))

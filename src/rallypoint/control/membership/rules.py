@@ -1,30 +1,29 @@
-"""The rules of every rendezvous: one function without side effects that decides and applies the next step.
+"""The rules of every rendezvous: a function without side effects decides and applies the next step.
 
     step(operation, state, node, view, settings) -> State | NoChange | Refusal
 
 The coordinator or a shared-state link runs an operation step by step until the result is not a state. Tables and names
-follow the contract's section 4.6; where a row differs, a comment gives the reason.
+follow the contract's section 4.6; where a row differs, a comment says why.
 
 Laws:
 
 1. Round numbers only grow, and only when a complete round ends.
-2. The membership of a complete round never grows. Any loss of a node ends it, unless that node has succeeded.
-3. Surviving nodes of the last round keep their places and group ranks until they return or are gone; new nodes and
-   spares get only the rest.
+2. The membership of a complete round never grows. Losing any node ends the round, unless that node has succeeded.
+3. Survivors of the last round keep their places and group ranks until they return or are gone; new nodes and spares get
+   only the rest.
 4. A round is complete at once when it has max nodes, or when it has min nodes and every node known to be alive has
-   joined. It waits for the end of the last call only for unknown nodes (no survivor of an earlier round has joined). It
-   is not complete while an observer awaits participants that have not reported: if one of them were gone, the workers
-   would start in vain.
-5. Departures, losses and drains cost no restart and never close the job. Only a verdict does.
-6. If a node's join deadline passes, and the other joined or expected nodes are too few without it, the rendezvous fails
-   for all waiting nodes: the first deadline decides. If they are enough, only that node leaves. No deadline passes
-   while the round waits only for a point in time.
-7. Once the whole job is preempted, its round ends only with the job: when all its nodes have consented, failed or
-   succeeded.
-8. A round has at most one counted failure: for a node that reports a second one, the round has already ended.
+   joined. It waits for the end of the last call only because of unknown nodes (no survivor of an earlier round has
+   joined). It is not complete while an observer awaits participants that have not reported: if one of them were gone,
+   the workers would start in vain.
+5. Departures, losses and drains use up no restart and never close the job. Only a verdict closes it.
+6. If a node's join deadline passes and too few joined or expected nodes remain without it, the rendezvous fails for all
+   waiting nodes: the first deadline decides. If enough remain, only that node leaves. No deadline passes while the
+   round waits only for a point in time.
+7. In a preempted job, the round ends only with the job: when all its nodes have consented, failed or succeeded.
+8. A round has at most one counted failure: when a node reports a second one, the round has already ended.
 9. No time here comes from another host's clock: a `ClockView` belongs to one observer.
-10. With segments, only the nodes of whole segments count in laws 4 and 6; more than max nodes may join a forming round,
-    and `segments` decides which nodes are in it. Law 3 then applies as far as whole segments allow.
+10. With segments, only nodes in whole segments count in laws 4 and 6. More than max nodes can join a forming round, and
+   `segments` decides which of them are in it. Law 3 then applies as far as whole segments permit.
 """
 
 from __future__ import annotations
@@ -83,9 +82,9 @@ from rallypoint.failures.cause import Cause, Ending, Restarts
 Step = State | NoChange | Refusal
 
 MAX_REMOVED = 4
-"""The number of removed nodes to keep."""
+"""Maximum number of removed nodes to store."""
 _MAX_ROLES = 16
-"""The number of roles whose programs to keep."""
+"""Maximum number of roles whose programs to store."""
 _LEDGER_FIELDS = {
     Reason.FAILURE: "failures",
     Reason.LOST: "lost",
@@ -93,11 +92,11 @@ _LEDGER_FIELDS = {
     Reason.DRAINED: "drained",
     Reason.REQUESTED: "requested",
 }
-"""The counters for reasons why rounds end; other reasons are not counted."""
+"""Counters of the reasons why rounds end; other reasons are not counted."""
 
 
 class ClockView(NamedTuple):
-    """One observer's view of time, in seconds on its own clock.
+    """An observer's view of time, in seconds on its own clock.
 
     `last_call_at`: when it first saw the running last call. `heartbeat_at`: when it last sent a heartbeat.
     `forming_at`, `running_at`: when it first saw this round, and saw it complete. `removed_at`: when it first saw each
@@ -116,7 +115,7 @@ class ClockView(NamedTuple):
 
 
 def step(operation: Operation, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
-    """The state after the next step of `node`'s operation; or why there is no step now or at all."""
+    """The state after the next step of `node`'s operation, or why no step is possible now or at all."""
     after = _RULES[type(operation)](operation, state, node, view, settings)
     if not isinstance(after, State):
         return after
@@ -134,7 +133,7 @@ def ready(state: State, view: ClockView, settings: Settings) -> bool:
 
 
 def is_settled(state: State, settings: Settings) -> bool:
-    """Whether the forming round waits only for the time `starts_at`."""
+    """Whether the forming round is waiting only for the time `starts_at`."""
     if state.complete or not _are_enough(state, settings):
         return False
     return (
@@ -145,7 +144,7 @@ def is_settled(state: State, settings: Settings) -> bool:
 
 
 def number_fitting(state: State, settings: Settings) -> int:
-    """The number of nodes that the forming round would have now: all joined ones, or those of whole segments."""
+    """How many nodes the forming round would have now: all joined ones, or those in whole segments."""
     if settings.segment < 2:
         return len(state.participants)
     from rallypoint.control.membership.segments import nodes_in_segments
@@ -154,7 +153,7 @@ def number_fitting(state: State, settings: Settings) -> int:
 
 
 def _is_full(state: State, settings: Settings) -> bool:
-    """Whether the forming round needs no further node. Only then do segments decide which nodes are in it."""
+    """Whether the forming round needs no more nodes. Only then do segments decide which nodes are in it."""
     if len(state.participants) < settings.max_nodes or number_fitting(state, settings) != settings.max_nodes:
         return False
     return not (settings.segment > 1 and _awaited_nodes(state, settings))
@@ -166,12 +165,12 @@ def _are_enough(state: State, settings: Settings) -> bool:
 
 
 def _awaited_nodes(state: State, settings: Settings) -> Mapping[NodeId, object]:
-    """The nodes that the forming round waits for: survivors and, with segments, the spares, which all ask again."""
+    """Nodes that the forming round waits for: survivors and, with segments, spares, all of which ask again."""
     return state.survivors or (state.redundancy_list if settings.segment > 1 else {})
 
 
 def starts_at(state: State, view: ClockView, settings: Settings) -> float:
-    """When a settled round (`is_settled`) will be complete, on the clock of the view."""
+    """When a settled round (`is_settled`) will be complete, on the view's clock."""
     moment = max(view.awaits_until, backoff_ends(state, view) if state.restart_delay else -math.inf)
     if _is_full(state, settings) or not last_call_decides(state):
         return moment
@@ -179,14 +178,14 @@ def starts_at(state: State, view: ClockView, settings: Settings) -> float:
 
 
 def backoff_ends(state: State, view: ClockView) -> float:
-    """Until when the forming round is delayed, on the clock of the view."""
+    """Until when the forming round is delayed, on the view's clock."""
     return (view.now if view.forming_at is None else view.forming_at) + state.restart_delay
 
 
 def last_call_decides(state: State) -> bool:
-    """Whether the forming round waits for the end of the last call, once it has min nodes.
+    """Whether the forming round, once it has min nodes, waits for the end of the last call.
 
-    It does not if a survivor of the previous round has joined: then the expected nodes are known.
+    It does not if a survivor of the previous round has joined, because then the expected nodes are known.
     """
     return state.round == 0 or not any_with(state.participants, _was_there, True)
 
@@ -237,7 +236,7 @@ def _join(operation: Join, state: State, node: NodeId, view: ClockView, settings
 
 
 def renewed(join: Join, before: State, after: State, node: NodeId, now: float, settings: Settings) -> Join:
-    """The join after a step: for a spare that gets its chance, the join timeout starts again (contract 4.6)."""
+    """The join after a step: if a spare can get a place, its join timeout starts again (contract 4.6)."""
     if node in before.redundancy_list and node not in after.redundancy_list:
         return join._replace(deadline=now + settings.join_timeout)
     return join
@@ -253,7 +252,7 @@ def _give_up(operation: Join, state: State, node: NodeId, view: ClockView, setti
 def _wait_for_next(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
     if node in state.wait_list:
         return _heartbeat_or_wait(state, view, settings)
-    # While one place is free, torch puts any number of nodes on the wait list, and drops those that get no place.
+    # While one place is free, torch puts any number of nodes on the wait list and drops those that get no place.
     if not has_place(state, node, operation.node_info.domain, settings):
         return _add_spare(state, node, operation.node_info)
     return state._replace(
@@ -265,8 +264,8 @@ def _wait_for_next(operation: Join, state: State, node: NodeId, view: ClockView,
 def _join_forming_round(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
     if node in state.participants:
         return _complete(state, settings) if ready(state, view, settings) else _heartbeat_or_wait(state, view, settings)
-    # While survivors keep their places, another new node is a spare even though the round still forms. After an
-    # operator has reduced the job, there may be more survivors than places.
+    # While survivors keep their places, another new node is a spare even though the round is still forming. After an
+    # operator reduced the job, there may be more survivors than places.
     more = settings.segment > 1 or len(state.participants) < settings.max_nodes
     if more and has_place(state, node, operation.node_info.domain, settings):
         after = _add_participant(state, node, operation.node_info, settings)
@@ -275,7 +274,7 @@ def _join_forming_round(operation: Join, state: State, node: NodeId, view: Clock
 
 
 def _rank_is_taken(operation: Join, state: State) -> bool:
-    """Whether a live node has the (fixed) rank, including a node that is about to return."""
+    """Whether a live node, or one that is about to return, has the (fixed) rank."""
     hint = operation.node_info.rank_hint
     return any_with(state.participants, hint_of, hint) or any_with(state.survivors, _rank_of, hint)
 
@@ -294,7 +293,7 @@ def _heartbeat_due(view: ClockView, settings: Settings) -> bool:
 
 def _add_participant(state: State, node: NodeId, node_info: NodeInfo, settings: Settings) -> State:
     entered = Participant(node_info, previous_rank=state.survivors.get(node))
-    is_replacement = entered.previous_rank is None and settings.segment < 2  # with segments this is not known yet
+    is_replacement = entered.previous_rank is None and settings.segment < 2  # with segments this is unknown so far
     if state.is_initial:
         state = state._replace(removed=(), max_restarts=-1, programs={})
     participants = with_entry(state.participants, node, entered)
@@ -310,7 +309,7 @@ def _add_participant(state: State, node: NodeId, node_info: NodeInfo, settings: 
 
 
 def _with_last_call(before: State, after: State, settings: Settings) -> State:
-    """The state with a last call if there are enough nodes only now."""
+    """Begin a last call in the state if there are enough nodes only now."""
     if _are_enough(after, settings) and not _are_enough(before, settings):
         return after._replace(last_call=before.last_calls + 1, last_calls=before.last_calls + 1)
     return after
@@ -325,7 +324,7 @@ def _rejoin(operation: Rejoin, state: State, _node: NodeId, view: ClockView, set
 
 
 def _without_replaced(gone: tuple[RemovedNode, ...], node: NodeId) -> tuple[RemovedNode, ...]:
-    """The removed nodes not replaced after a node has joined: it takes its own place, or the first node's."""
+    """The removed nodes still not replaced after a node joined: it takes its own place, or the first node's."""
     return (
         tuple(removed for removed in gone if removed.node != node)
         if node in {removed.node for removed in gone}
@@ -423,7 +422,7 @@ def without_needless_waits(before: State, after: State, gone: Sequence[NodeId], 
 
         after = without_partial_segments(before, after, gone, settings.segment)
     if before.wait_list and not after.wait_list and not after.preempted:
-        # The drain that the others were to consent to is no longer wanted.
+        # Nobody wants the drain to which the others were to consent any more.
         return after._replace(consents=frozenset())
     return after
 
@@ -443,13 +442,13 @@ def _without_participant(state: State, node: NodeId, reason: Reason, detail: str
 
 
 def _with_removed(state: State, node: NodeId, reason: Reason) -> tuple[RemovedNode, ...]:
-    """The removed nodes and this one."""
+    """Removed nodes, including this one."""
     if len(state.removed) >= MAX_REMOVED:
         return state.removed
     return (*state.removed, RemovedNode(node, name_of(state, node), reason))
 
 
-# The end of rounds and of the job
+# Ends of rounds and of the job
 
 
 def _fail(operation: Fail, state: State, node: NodeId, view: ClockView, settings: Settings) -> Step:
@@ -481,7 +480,7 @@ def _fail(operation: Fail, state: State, node: NodeId, view: ClockView, settings
     end = _round_end(state, Reason.FAILURE, name_of(state, node), settings, cause=cause)
     end = end._replace(restarts=restarts, held_back=delay, restarts_workers=operation.restarts_workers)
     after = end_round(state, end)
-    if settings.restart_window:  # all nodes show this as the budget
+    if settings.restart_window:  # all nodes log this as the budget
         after = after._replace(max_restarts=most)
     return after._replace(failure_streak=streak, restart_delay=delay)
 
@@ -511,7 +510,7 @@ def _drain(operation: Drain, state: State, node: NodeId, _view: ClockView, setti
         return NoChange.DONE
     if state.is_preempted:
         return _consent(state, node, settings) if operation.needs_consent else NoChange.DONE
-    # Once a node has succeeded, new nodes are not worth repeating its work.
+    # Once a node has succeeded, repeating its work for new nodes is not worth it.
     if state.succeeded:
         return NoChange.DONE
     if not operation.needs_consent:
@@ -525,7 +524,7 @@ def _consent(state: State, node: NodeId, settings: Settings) -> Step:
 
 
 def with_consent(state: State, node: NodeId, settings: Settings) -> State:
-    """The state after `node` has agreed to the end of the running round."""
+    """The state after `node` agreed to end the running round."""
     after = state._replace(consents=with_member(state.consents, node))
     if after.is_preempted:
         return end_job_if_all_done(after)
@@ -568,7 +567,7 @@ def _close(operation: Close, state: State, _node: NodeId, view: ClockView, _sett
 def _round_end(
     state: State, reason: Reason, name: str, settings: Settings, *, cause: Cause | None = None, detail: str = ""
 ) -> RoundEnd:
-    """The end of a complete round, caused by the node `name`; `state` no longer has the leaving nodes."""
+    """End a complete round because of the node `name`; `state` no longer contains the leaving nodes."""
     if reason is Reason.DRAINED:
         from rallypoint.control.membership.endings import drain_detail
 
@@ -585,7 +584,7 @@ def _round_end(
 
 
 def end_round(state: State, end: RoundEnd) -> State:
-    """The state after the end of its round; the nodes keep their places until they return."""
+    """The state after its round ended; the nodes keep their places until they return."""
     if state.is_preempted:  # reported to a new coordinator that does not know the job
         return _end_preempted_job(state)
     ledger, field = state.ledger, _LEDGER_FIELDS.get(end.reason)
@@ -606,8 +605,8 @@ def end_round(state: State, end: RoundEnd) -> State:
 
 
 def end_job_if_all_done(state: State) -> State:
-    """End the job if all nodes have succeeded, or consented to the end of a preempted job."""
-    # A node that succeeded and left still counts as succeeded: it is not replaced.
+    """End the job if all nodes succeeded, or consented to the end of a preempted job."""
+    # A node that succeeded and left still counts as succeeded, and is not replaced.
     if not _are_all(state, state.succeeded, state.consents if state.is_preempted else frozenset()):
         return state
     if state.is_preempted and state.consents:
@@ -616,17 +615,17 @@ def end_job_if_all_done(state: State) -> State:
 
 
 def _are_all(state: State, some: AbstractSet[NodeId], others: AbstractSet[NodeId] = frozenset()) -> bool:
-    """Whether all participants are in these sets. If the sets are too small, returns at once."""
+    """Whether all participants are in these sets. Returns at once if the sets are too small."""
     if len(some) + len(others) < len(state.participants):
         return False
     return all(node in some or node in others for node in state.participants)
 
 
 def _end_preempted_job(state: State) -> State:
-    """All remaining nodes have saved. One of them becomes the delegate.
+    """End a job whose remaining nodes have all saved. One of them becomes the delegate.
 
-    The job has succeeded if all its nodes have. A node that has consented has not finished; one that was lost or failed
-    never will.
+    The job succeeded if all its nodes did. A node that consented has not finished; a node that was lost or failed never
+    will.
     """
     notice = state.preempted
     assert notice is not None, "a job that was preempted knows by whom"
@@ -668,7 +667,7 @@ def _resize(operation: Resize, state: State, _node: NodeId, _view: ClockView, se
 
 
 def with_size(state: State, size: NodeRange, settings: Settings) -> State:
-    """The state after an operator has resized the job."""
+    """The state after an operator resized the job."""
     from rallypoint.control.membership.endings import resized
 
     number = number_fitting(state, settings._replace(**size._asdict()))
@@ -697,7 +696,7 @@ _RULES: dict[type, Callable[[Any, State, NodeId, ClockView, Settings], Step]] = 
 #
 # 1. The group ranks are 0..n-1, each used once.
 # 2. A survivor keeps its group rank if the new round has it; new nodes get the free ones.
-# 3. A hint is honoured if the rank is free; of two equal hints, the first in order wins.
+# 3. A hint is honoured if the rank is free; if two hints are equal, the first in order wins.
 # 4. Workers are numbered node by node in group-rank order; roles never reorder them (contract section 3.2).
 
 
@@ -728,7 +727,7 @@ def assign_group_ranks(
 
 
 def assign_worker_ranks(members: Sequence[tuple[str, int]]) -> list[NodeRanks]:
-    """The ranks of each node's workers; `members` are (role, local world size) in group-rank order."""
+    """Assign ranks to each node's workers; `members` are (role, local world size) in group-rank order."""
     world_size = sum(size for _, size in members)
     role_sizes: dict[str, int] = {}
     bases: list[tuple[int, int]] = []

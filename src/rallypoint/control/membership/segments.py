@@ -1,19 +1,19 @@
 """Membership and group ranks with segments: N adjacent ranks on nodes of one domain.
 
 A domain is a set of machines whose GPUs are better connected with each other than with others, such as an NVLink domain
-or a block of Slurm's topology. With segments, a forming round takes in all nodes that ask. When it is complete, the
-whole segments are known, and the nodes left over become spares. While the round runs, a spare that completes a further
+or a block of Slurm's topology. With segments, a forming round accepts all nodes that ask. When it is complete, the
+whole segments are known, and the nodes left over become spares. While the round runs, a spare that completes another
 segment of its domain waits for the next round on behalf of that segment. The others stay spares until the round ends,
 when all ask again. Only jobs with segments import this module. Laws of `segment_ranks`:
 
 1. The ranks are 0..n-1, each used once. n is the number of nodes in whole segments, limited by the job's maximum.
-2. The nodes of ranks iN..iN+N-1 belong to one domain.
+2. The nodes with ranks iN..iN+N-1 belong to one domain.
 3. No other choice within these laws lets more survivors keep their group ranks.
 4. Among choices equal under law 3, none lets more survivors take part.
-5. A gap is filled from its own domain, by a new node unless a survivor would lose its place to it. A segment that moves
-   stays together, in its order.
-6. New segments are in the order of the ranks that their nodes request; those of one domain are adjacent.
-7. It takes O(n log n) time. `nodes_in_segments` and `completes_segment` do not look at single nodes.
+5. A gap is filled from its own domain, by a new node unless a survivor would lose its place to that node. A segment
+   that moves stays together, in its order.
+6. New segments follow the order of the ranks that their nodes request; those of one domain are adjacent.
+7. The time is O(n log n). `nodes_in_segments` and `completes_segment` do not examine single nodes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Claim(NamedTuple):
 
 
 def segment_ranks(claims: Mapping[N, Claim], size: int, most: int) -> dict[N, int]:
-    """The group ranks of the nodes that take part, out of all claims, in order; `size` nodes are a segment."""
+    """Assign group ranks to the nodes that take part, out of all claims, in order; `size` nodes are a segment."""
     domains: dict[str, list[N]] = {}
     for node in sorted(claims, key=lambda node: _or_last(claims[node].hint)):
         domains.setdefault(claims[node].domain, []).append(node)
@@ -72,7 +72,7 @@ def segment_ranks(claims: Mapping[N, Claim], size: int, most: int) -> dict[N, in
 def ranks_and_spares(
     state: State, nodes: Sequence[NodeId], settings: Settings
 ) -> tuple[dict[NodeId, int], Mapping[NodeId, NodeInfo]]:
-    """The group ranks of the joined `nodes`, in order, in a round that is complete now; and its spares."""
+    """Group ranks of the joined `nodes`, in order, in a round that is complete now, and its spares."""
     places = [state.participants[node] for node in nodes]
     claims = [
         Claim(participant.node_info.domain, participant.previous_rank, participant.node_info.rank_hint)
@@ -92,14 +92,13 @@ def _ranks_of(slot: int, size: int) -> range:
 
 
 def _by_survivors(claims: Mapping[N, Claim], size: int, number: int) -> list[tuple[int, str, dict[int, N]]]:
-    """The segments of the previous round that may stay in place, those with most survivors first: number, domain, and
-    survivors by rank.
-    """
+    """Segments of the previous round that can stay in place, those with most survivors first: number, domain, and
+    survivors by rank."""
     by_slot: dict[int, dict[str, dict[int, N]]] = {}
     for node, (domain, previous, _) in claims.items():
         if previous is not None and previous < number * size:
             by_slot.setdefault(previous // size, {}).setdefault(domain, {}).setdefault(previous, node)
-    # They belong to one domain, unless a node returned with another name for it.
+    # They belong to one domain, unless a node returned with another domain name.
     most = [(slot, *max(by_domain.items(), key=lambda entry: len(entry[1]))) for slot, by_domain in by_slot.items()]
     return sorted(most, key=lambda entry: (-len(entry[2]), entry[0]))
 
@@ -107,7 +106,7 @@ def _by_survivors(claims: Mapping[N, Claim], size: int, number: int) -> list[tup
 def _numbers_added(
     claims: Mapping[N, Claim], domains: Mapping[str, list[N]], slots: Mapping[str, list[int]], size: int, number: int
 ) -> Counter[str]:
-    """The number of further segments of each domain, `number` in total; domains with most survivors come first."""
+    """Number of additional segments of each domain, `number` in total; domains with most survivors come first."""
     offers: list[tuple[int, str]] = []
     for domain, nodes in domains.items():
         survivors = sum(claims[node].previous is not None for node in nodes)
@@ -118,7 +117,7 @@ def _numbers_added(
 
 
 def _whole_first(claims: Mapping[N, Claim], nodes: list[N], size: int) -> tuple[list[N], list[N]]:
-    """The survivors among `nodes`, those of the fullest segments first; and the other nodes."""
+    """Survivors among `nodes`, those of the fullest segments first, and the other nodes."""
     together = Counter(previous // size for node in nodes if (previous := claims[node].previous) is not None)
     ranked = [(-together[rank // size], rank, node) for node in nodes if (rank := claims[node].previous) is not None]
     old = [node for *_, node in sorted(ranked, key=lambda entry: entry[:2])]
@@ -126,7 +125,7 @@ def _whole_first(claims: Mapping[N, Claim], nodes: list[N], size: int) -> tuple[
 
 
 def checked_size(given: object, min_nodes: int, *, fixed_ranks: bool) -> int:
-    """The number of nodes of a segment. Raises UsageError if a job of this size cannot have it."""
+    """Number of nodes per segment. Raises UsageError if a job of this size cannot have it."""
     try:
         size = int(str(given))
     except ValueError:
@@ -141,7 +140,7 @@ def checked_size(given: object, min_nodes: int, *, fixed_ranks: bool) -> int:
     return size
 
 
-# How many of the joined or waiting nodes fit
+# Nodes that fit among those joined or waiting
 
 
 def _domain_of(_node: NodeId, participant: Participant) -> str:
@@ -175,7 +174,7 @@ def completes_segment(state: State, node: NodeId, domain: str, settings: Setting
 
 
 def _numbers_waiting(state: State, domain: str) -> tuple[int, int]:
-    """The numbers of a domain's spares, and of its nodes that wait for the next round, each on behalf of a segment."""
+    """Numbers of a domain's spares, and of its nodes that wait for the next round on behalf of a segment."""
     spares, waiting = (tally(nodes, _domain_of_waiting) for nodes in (state.redundancy_list, state.wait_list))
     return spares.get(domain, 0), waiting.get(domain, 0)
 
@@ -196,7 +195,7 @@ def without_partial_segments(before: State, after: State, gone: Sequence[NodeId]
 
 
 def what_a_node_waits_for(state: State, domain: str, settings: Settings) -> str:
-    """Why a node of this domain without a place waits; empty if it only waits for other nodes to join."""
+    """Why a node of this domain without a place is waiting; empty if it only waits for other nodes to join."""
     size = settings.segment
     if not state.complete:
         number, room = tally(state.participants, _domain_of).get(domain, 0), True

@@ -1,8 +1,8 @@
 """The rendezvous state, and the operations that change it: plain frozen data, the same for every backend.
 
-Fields and lists are those of the contract's section 4.5 and our own: the nodes of the previous round, those that have
+The fields and lists are those in the contract's section 4.5 and our own: the previous round's nodes, those that
 succeeded, the ledger and the verdict. No field is a point in time: only an observer knows times, on its own clock
-(`observer.StateObserver`). The state has counters instead.
+(`observer.StateObserver`). The state contains counters instead.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rallypoint.failures.cause import Cause, Ending, Restarts
 
 
 class NodeId(NamedTuple):
-    """One agent of the job, by the name that it chose once. Ordered by its fields; people read the host's name."""
+    """One agent of the job, with the name that it chose once. Ordered by its fields; people read the host's name."""
 
     addr: str
     """Its address on the way to its first coordinator."""
     pid: int
     number: int
-    """A random number, so that nobody else has it or can guess it."""
+    """A random number that no other agent has or can guess."""
     host: str = ""
     """The name of its machine, for people; empty if unknown."""
 
@@ -43,12 +43,12 @@ class NodeId(NamedTuple):
 
 
 class NodeInfo(NamedTuple):
-    """Everything that others need to know about a node, sent when it joins, so that no exchange is needed later.
+    """All that others need to know about a node, sent when it joins so that no exchange is needed later.
 
     `address` and `store_port`: where the node's worker store listens if it becomes group rank 0. `rank_hint`: the group
-    rank that it requests. `max_restarts`, `program`: its own values, -1 and empty if not given; the first node's values
-    become the job's, and other nodes are warned if theirs differ. `restarts_workers`: not all of its workers from the
-    previous round can continue in their processes. `domain`: the name of the machines whose GPUs are well connected
+    rank that it requests. `max_restarts`, `program`: its own values, -1 and empty if unset; the first node's values
+    become the job's, and other nodes are warned if theirs differ. `restarts_workers`: some of its workers from the
+    previous round cannot continue in their processes. `domain`: the name of the machines whose GPUs are well connected
     with this one's; empty if unknown (`segments`).
     """
 
@@ -76,7 +76,7 @@ class NodeRanks(NamedTuple):
 
 
 class Participant(NamedTuple):
-    """A member of the present round; its group rank is valid once the round is complete.
+    """A member of the current round; its group rank is valid once the round is complete.
 
     `previous_rank` is its group rank in the previous round, None for a new node.
     """
@@ -106,9 +106,9 @@ class Reason(StrEnum):
 class RoundEnd(NamedTuple):
     """The end of one round: its number, the reason, the node that caused it, and the failure if any.
 
-    `node` is a readable name, empty if unknown; `detail` describes the reason, if there is more to say. `missing_nodes`
-    is the number of nodes that must join before there can be another round. `restarts` is the number of restarts used,
-    including the one that follows a failure.
+    `node` is a readable name, empty if unknown; `detail` says more about the reason, if there is more to say.
+    `missing_nodes` is the number of nodes that must join before another round is possible. `restarts` is the number of
+    restarts used, including the one that follows a failure.
     """
 
     round: int
@@ -121,7 +121,7 @@ class RoundEnd(NamedTuple):
     held_back: float = 0.0
     """Seconds by which the next round is delayed after a failure without progress."""
     restarts_workers: bool = False
-    """Whether no worker continues in its process, since on the failed node not all can."""
+    """Whether no worker continues in its process, because not all on the failed node can."""
 
 
 class RemovedNode(NamedTuple):
@@ -137,7 +137,7 @@ class AbandonedRendezvous(NamedTuple):
     """The last rendezvous that failed because a needed node's deadline passed.
 
     `number` counts such rendezvous. `given_up_by` is that node, which waited for `seconds`. `joined`, `members` and
-    `expected` describe the progress: how many nodes had joined, a few of their names, and the nodes still expected, if
+    `expected` describe the progress: how many nodes joined, a few of their names, and the nodes still expected, if
     known.
     """
 
@@ -160,14 +160,14 @@ class Ledger(NamedTuple):
 
 
 class NodeRange(NamedTuple):
-    """The minimal and maximal number of nodes of a round."""
+    """The minimum and maximum number of nodes in a round."""
 
     min_nodes: int
     max_nodes: int
 
 
 class FailureStreak(NamedTuple):
-    """Consecutive failures that ended a round without progress, and how often the last one recurred.
+    """Consecutive failures that ended a round without progress, and how often the last failure recurred.
 
     `line` identifies the last failure (`failures.kinds.signature`); empty for none.
     """
@@ -178,10 +178,10 @@ class FailureStreak(NamedTuple):
 
 
 class JobProgress(NamedTuple):
-    """The progress of workers that nodes have reported.
+    """The workers' progress as reported by nodes.
 
     `step` is the highest step reported, -1 for none. `round` is the last round that reached a new step (or, without
-    step numbers, wrote anything new), -1 for none. `reported`: some node reports progress; then nothing else counts as
+    step numbers, wrote anything new), -1 for none. `reported`: a node reports progress; then nothing else counts as
     progress.
     """
 
@@ -211,11 +211,11 @@ class Outcome(StrEnum):
 
 
 class Verdict(NamedTuple):
-    """The job's end, sent to all nodes. For a failed job it has the first failure, and in `detail` why no restart is
-    left.
+    """The job's end, sent to all nodes. For a failed job it contains the first failure, and in `detail` why no restart
+    is left.
 
-    An empty `detail` stands for the budget. `restarts` and `ending` (the reason) are those of a failed job, and mean
-    nothing after a success. `delegate` is the node that acts for a whole preempted job.
+    An empty `detail` means the budget. `restarts` and `ending` (the reason) apply only to a failed job. `delegate` is
+    the node that acts for a whole preempted job.
     """
 
     outcome: Outcome
@@ -232,7 +232,7 @@ class State(NamedTuple):
     round: int = 0
     complete: bool = False
     last_call: int = 0
-    """The number of the running last call; 0 for none."""
+    """Number of the running last call; 0 for none."""
     last_calls: int = 0
     """The number of last calls so far."""
     closed: bool = False
@@ -245,7 +245,7 @@ class State(NamedTuple):
     finished: Mapping[NodeId, Participant] = {}
     """Nodes that succeeded in the running round and left. A node that gets its placement late counts them."""
     heartbeats: Mapping[NodeId, int] = {}
-    """The number of heartbeats of each node. Used if there are no sessions to show that nodes are alive."""
+    """Heartbeats of each node. Used if no sessions show that nodes are alive."""
     ledger: Ledger = Ledger()
     consents: AbstractSet[NodeId] = frozenset()
     """Nodes that consent to the end of the round, if workers are notified first."""
@@ -257,9 +257,9 @@ class State(NamedTuple):
     restarts: int = 0
     """The number of restarts used when this round was complete: the value that its workers get."""
     origin: str = ""
-    """The coordinator that completed the round, if that was an earlier one; otherwise empty."""
+    """The earlier coordinator that completed the round; empty if it was this one."""
     next_round: int = 0
-    """The lowest number for the next round: another control plane used the lower ones."""
+    """The lowest number for the next round: another control plane used the lower numbers."""
     ended: RoundEnd | None = None
     """How the last round ended."""
     verdict: Verdict | None = None
@@ -267,18 +267,18 @@ class State(NamedTuple):
     """The first few nodes that left since the last round was complete and were not replaced."""
     abandoned: AbandonedRendezvous = AbandonedRendezvous()
     max_restarts: int = -1
-    """The number of failures that the job survives, from its first node; -1 if not given."""
+    """How many failures the job can survive, from its first node; -1 if unset."""
     programs: Mapping[str, str] = {}
     """The program of the first node of each role, for the first few roles."""
     size: NodeRange | None = None
-    """The number of nodes of a round, if an operator changed it."""
+    """Number of nodes in a round, if an operator changed it."""
     progress: JobProgress = JobProgress()
     quiet: AbstractSet[NodeId] = frozenset()
-    """Nodes whose workers have shown no activity for a long time in the running round."""
+    """Nodes whose workers have long shown no activity in the running round."""
 
     @property
     def is_initial(self) -> bool:
-        """Whether no node has joined yet, or all have left: the next node begins anew with its own settings."""
+        """Whether no node has joined yet, or all have left: the next node starts anew with its own settings."""
         return not (self.round or self.participants or self.wait_list or self.survivors)
 
     @property
@@ -287,7 +287,7 @@ class State(NamedTuple):
         return self.preempted is not None and self.preempted.whole_job
 
     def runs(self, node: NodeId, round_: int) -> bool:
-        """Whether this round runs and the node is in it."""
+        """Whether this round is running and the node is in it."""
         return self.complete and not self.closed and self.round == round_ and node in self.participants
 
     def knows(self, node: NodeId) -> bool:
@@ -311,17 +311,17 @@ def number_known_to(state: State) -> int:
 
 
 DEFAULT_RUN_ID = "none"
-"""The id of a job without one of its own: two jobs may have it by mistake."""
+"""The id of a job that sets none: two jobs can have it by mistake."""
 
 _MAX_COMPARED = 64
-"""The number of other nodes with which a name is compared."""
+"""Number of other nodes to compare a name with."""
 
 
 def name_of(state: State, node: NodeId) -> str:
-    """The readable name of a node: its host, and its group rank if it has one or had one in the previous round.
+    """A node's readable name: its host, and its group rank if it has one or had one in the previous round.
 
-    The process id is added if another agent on a host of the same name is among the job's first few nodes: in a large
-    job, searching all nodes for each name would take too long.
+    Adds the process id if another agent on a host of the same name is among the job's first few nodes: in a large job,
+    searching all nodes for each name would take too long.
     """
     if node.is_placeholder:
         return str(node)
@@ -336,13 +336,13 @@ def name_of(state: State, node: NodeId) -> str:
 
 
 def names_of(state: State, nodes: Collection[NodeId], most: int = 4) -> tuple[str, ...]:
-    """The names of some nodes, at most `most`, and the number of further ones."""
+    """Names of some nodes, at most `most`, and the number of remaining ones."""
     names = tuple(name_of(state, node) for node in itertools.islice(nodes, most))
     return names if len(nodes) <= most else (*names, f"{len(nodes) - most} more")
 
 
 def nodes_waiting_alike(state: State, node: NodeId) -> Collection[NodeId]:
-    """The nodes that wait in the same list as this one, including this one."""
+    """Nodes that wait in the same list as this one, including this one."""
     lists = (state.participants, state.wait_list, state.redundancy_list)
     return next((nodes for nodes in lists if node in nodes), (node,))
 
@@ -369,34 +369,34 @@ class Settings(NamedTuple):
     keep_alive_interval: float = 5.0
     keep_alive_max_attempt: int = 3
     cas_backoff_max_seconds: float = 0.0
-    """The longest random pause after a lost race to write, for backends that nodes write to directly."""
+    """Maximum random pause after a lost race to write, for backends that nodes write to directly."""
     lease: float = 3.0
     fixed_ranks: bool = False
     counts_heartbeats: bool = False
     notice_timeout: float = 0.0
-    """How long workers have to acknowledge that a membership change will end the round; 0 for no notice."""
+    """Seconds that workers have to acknowledge that a membership change will end the round; 0 for no notice."""
     min_healthy_time: float = 60.0
-    """A shorter round made no progress, if no node reports any. Only the following settings use this."""
+    """A shorter round counts as one without progress, if no node reports any. Only the following settings use this."""
     restart_backoff: float = 0.0
-    """How long the first restart without progress is delayed; each further one is delayed twice as long."""
+    """Delay of the first restart without progress; each later delay is twice as long."""
     restart_backoff_max: float = 300.0
     same_failure_limit: int = 0
-    """How often in a row the same first failure may end a round without progress; 0 for any number."""
+    """How often in a row the same first failure can end a round without progress; 0 for any number."""
     retry_all: bool = False
-    """Whether to retry a failure that no restart can fix like any other; otherwise it is retried once."""
+    """Whether to treat a failure that no restart can fix like any other; otherwise it is retried once."""
     remote_control: bool = False
     """Whether an embedded coordinator without a secret accepts commands from other machines."""
     segment: int = 1
-    """The number of nodes of one domain that have adjacent group ranks; divides `min_nodes` and `max_nodes`."""
+    """Number of nodes in one domain that get adjacent group ranks; divides `min_nodes` and `max_nodes`."""
     restart_window: float = 0.0
-    """For how long a failure uses up one of `restarts_in_window`; 0 if it uses up a restart for good."""
+    """Seconds for which a failure uses up one of `restarts_in_window`; 0 if it uses up a restart for good."""
     restarts_in_window: int = 0
 
 
 def recovery_timeout(settings: Settings) -> float:
-    """Seconds for which a new coordinator waits for the nodes of a job that it learned of.
+    """Seconds that a new coordinator waits for the nodes of a job that it learned about.
 
-    A few leases, for the nodes to notice that the previous coordinator is gone, and a few seconds to find the new one.
+    A few leases for the nodes to notice that the previous coordinator is gone, and a few seconds to find the new one.
     """
     return _LEASES * settings.lease + _CONNECT
 
@@ -411,9 +411,9 @@ _LEASES, _CONNECT = 3, 5.0
 
 
 class Join(NamedTuple):
-    """Take part in a round. Done when a round with this node in it is complete.
+    """Take part in a round. Done when a round that includes this node is complete.
 
-    `asked_at` is when it was requested; `since` is the number of rendezvous abandoned before.
+    `asked_at` is when the node requested it; `since` is the number of rendezvous abandoned before.
     """
 
     node_info: NodeInfo
@@ -433,8 +433,8 @@ class Rejoin(NamedTuple):
 class Exit(NamedTuple):
     """Leave the job. `reason` distinguishes a departure from a loss noticed elsewhere; `detail` describes it.
 
-    A node announces its leave before it stops its workers, and again when they have ended: `ended_with_0` if all exit
-    codes were 0.
+    A node announces that it leaves before it stops its workers, and again when they have ended: `ended_with_0` if all
+    exit codes were 0.
     """
 
     reason: Reason = Reason.DEPARTED
@@ -462,7 +462,7 @@ class Succeed(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """End `round` gracefully, because the membership will change; with `needs_consent`, once all its nodes agree."""
+    """End `round` cleanly because the membership will change; with `needs_consent`, once all its nodes agree."""
 
     round: int
     needs_consent: bool = False
@@ -480,7 +480,7 @@ class Preempt(NamedTuple):
 
 
 class PreemptJob(NamedTuple):
-    """Report that the whole job will be preempted in `seconds`: it ends when all workers have saved, or then.
+    """Report that the whole job will be preempted in `seconds`: it ends then, or once all workers have saved.
 
     `why` tells people how this node was notified, as in "received SIGUSR2"; or how `who` was, if this node only repeats
     the notice to a coordinator that may not have it.
@@ -504,9 +504,8 @@ class RecordProgress(NamedTuple):
 
 
 class ReportQuiet(NamedTuple):
-    """Report that no worker of this node has been active in `round` for a long time; or, without `quiet`, that one is
-    active again. The node decides what a long time is.
-    """
+    """Report that no worker of this node has been active in `round` for a long time, or, without `quiet`, that one is
+    active again. The node decides what a long time is."""
 
     round: int
     quiet: bool = True
@@ -538,7 +537,7 @@ class KeepLeaseAlive(NamedTuple):
 
 
 NodeOperation = Fail | Succeed | Drain | Preempt | PreemptJob | RecordProgress | ReportQuiet | Close
-"""The operations that a node sends as they are."""
+"""Operations that a node sends unchanged."""
 
 Operation = NodeOperation | Join | Rejoin | Exit | Restart | Resize | KeepLeaseAlive
 
@@ -548,7 +547,7 @@ class NoChange(Enum):
 
     DONE = auto()
     WAIT = auto()
-    """No step is possible now: try again when the state or the time has changed."""
+    """No step is possible now: retry when the state or the time changes."""
 
 
 class Refusal(StrEnum):

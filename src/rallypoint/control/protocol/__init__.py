@@ -1,1 +1,1 @@
-"""The messages of the control plane's connections, as pure data: no sockets, clocks or randomness."""
+"""Messages of the control plane's connections, as pure data: no sockets, clocks or randomness."""

@@ -1,8 +1,8 @@
 """Encodes and decodes typed messages: MessagePack by `msgspec`, checked against the types of `messages`. No pickle.
 
-`control.protocol.validation` refuses or cleans values that the types allow but no message may have.
+`control.protocol.validation` refuses or cleans values that the types permit but no message may contain.
 
-A message is the pair of its tag and its fields. `observation` adds the messages of watchers.
+A message is a pair of its tag and its fields. `observation` adds the watchers' messages.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from rallypoint.control.protocol.validation import ValidationError, validated
 # Frames: a four-byte big-endian length, then that many bytes.
 
 MAX_FRAME = 64 * 1024
-"""The largest size of a message in bytes. The largest kind, a failure with its traceback, stays far below it."""
+"""Maximum size of a message in bytes. Even the largest kind, a failure with its traceback, stays far below it."""
 
 MAX_GREETING = 10 * 1024
-"""The same for a peer that has proved nothing yet: a greeting has the job's id twice (4 KiB each) and little more."""
+"""Maximum size from a peer that has proved nothing: a greeting contains the job's id twice (4 KiB each) and little
+more."""
 
 MAGIC = b"RALLYPT\n"
-"""The first bytes from both sides, so that each at once recognizes a peer of ours."""
+"""The first bytes from both sides, by which each recognizes a peer of ours at once."""
 
 TLS_HANDSHAKE = b"\x16"
 """The first byte of a TLS connection, in place of the magic (RFC 8446, section 5.1)."""
@@ -48,21 +49,21 @@ def frame(payload: bytes) -> bytes:
 
 
 def check_size(size: int) -> None:
-    """Raise FrameError if a message of `size` bytes, with its signature, is too large for a frame."""
+    """Raise FrameError if a message of `size` bytes plus its signature is too large for a frame."""
     most = MAX_FRAME - SIGNATURE_SIZE
     if size > most:
         raise FrameError(f"a message of {size} bytes is larger than the maximum frame of {most} bytes")
 
 
 class FrameReader:
-    """Cuts a stream of bytes, which must begin with the magic, into frames.
+    """Cuts a byte stream, which must begin with the magic, into frames.
 
-    It raises at the first invalid byte, and never buffers more than one frame and the bytes that arrived with it.
+    Raises at the first invalid byte, and never buffers more than one frame and the bytes that arrived with it.
     """
 
     def __init__(self, most: int = MAX_FRAME) -> None:
         self.most = most
-        """The largest size of a frame from now on, in bytes."""
+        """Maximum size of a frame from now on, in bytes."""
         self._buffer = b""
         self._greeted = False
 
@@ -110,7 +111,7 @@ _TAGS: dict[type, int] = {}
 
 
 def add_messages(first: int, *kinds: type) -> None:
-    """Give kinds of messages the tags from `first` on. A tag never changes its meaning; the next free tag is 57."""
+    """Assign kinds of messages the tags from `first` on. A tag never changes its meaning; the next free tag is 57."""
     for tag, kind in enumerate(kinds, first):
         _KINDS[tag], _TAGS[kind] = kind, tag
 
@@ -187,9 +188,8 @@ EXPENDABLE: tuple[type, ...] = (
     messages.FaultRequested,
     messages.OperatorAction,
 )
-"""Messages without which the job can continue: one that cannot be sent is dropped and logged. If any other cannot be
-sent, the node or its session ends.
-"""
+"""Messages that the job can continue without: one that cannot be sent is dropped and logged. If any other message
+cannot be sent, the node or its session ends."""
 
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
 _fields = msgspec.msgpack.Decoder(list[msgspec.Raw])
@@ -199,14 +199,15 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @cache
 def _decoder_of(kind: type) -> msgspec.msgpack.Decoder[object]:
-    """Created on first use: most kinds never arrive at a node, and creating all would take some milliseconds."""
+    """Create a decoder on first use: most kinds never arrive at a node, and creating all would take some milliseconds.
+    """
     return msgspec.msgpack.Decoder(kind)
 
 
 class CodecError(Exception):
-    """The bytes are not a message of ours; the text gives the reason.
+    """The bytes are not a message of ours; the text says why.
 
-    `kind` is the type of message that they claim to be, if it is allowed here.
+    `kind` is the message type that they claim to be, if it is allowed here.
     """
 
     def __init__(self, text: str, kind: type | None = None) -> None:
@@ -220,7 +221,7 @@ def encode(message: object) -> bytes:
 
 
 class NotSendable(ValueError):
-    """The peer would not accept this message, or it is too large for a frame; the text gives the reason."""
+    """The peer would not accept this message, or it is too large for a frame; the text says why."""
 
 
 def sendable(message: object) -> bytes:
@@ -242,7 +243,7 @@ def decode(data: bytes, kind: type[M]) -> M:
     """Decode a message, which must be of that `kind`.
 
     Raises:
-        CodecError: it is another kind, or the bytes do not match the type that they claim.
+        CodecError: the message is of another kind, or the bytes do not match the type that they claim.
     """
     return _decode({kind}, data)  # type: ignore[no-any-return]
 
@@ -262,7 +263,7 @@ def _decode(kinds: Collection[type], data: bytes) -> Any:
 
 
 def decoder(union: Any) -> Any:
-    """Return a function that decodes messages of a union; like `decode`, it raises CodecError for anything else."""
+    """Return a function that decodes any message of a union; like `decode`, it raises CodecError for anything else."""
     return partial(_decode, frozenset(get_args(union)))
 
 
@@ -276,7 +277,7 @@ decode_answer: Callable[[bytes], _Answer] = decoder(_Answer)
 
 
 def version_of(data: bytes) -> int:
-    """The version that a `Hello` of any version begins with.
+    """Read the version, with which a `Hello` of any version begins.
 
     Raises:
         CodecError: the data is no `Hello`.
@@ -289,19 +290,18 @@ def version_of(data: bytes) -> int:
         raise CodecError(f"it does not begin with a Hello ({error})") from None
 
 
-# The state of a job, for shared backends and the journal: versioned and bounded.
+# The job's state, for shared backends and the journal: versioned and bounded.
 
 
 _VERSION = b"rallypoint-state-14:"
 MAX_STATE = 64 * 1024 * 1024
-"""The largest size of an encoded state in bytes: a kilobyte for each node of the largest job."""
+"""Maximum size of an encoded state in bytes: a kilobyte per node of the largest job."""
 _MAX_NAME = 255
 
 
 def _field_type(kind: Any) -> Any:
-    """The type that encodes a field of the state: a map becomes a list of pairs, because MessagePack does not type the
-    keys of maps.
-    """
+    """The type that encodes a field of the state: a map becomes a list of pairs, because MessagePack does not type map
+    keys."""
     if get_origin(kind) is Mapping:
         return list[tuple[*get_args(kind)]]  # type: ignore[misc]
     return list[get_args(kind)[0]] if get_origin(kind) is AbstractSet else kind  # type: ignore[misc]
@@ -335,7 +335,7 @@ def decode_state(data: bytes) -> State:
     """Decode a state.
 
     Raises:
-        RendezvousStateError: the bytes are no state, or one of another version.
+        RendezvousStateError: the bytes are no state, or a state of another version.
     """
     if not data.startswith(_VERSION):
         raise RendezvousStateError(
@@ -353,7 +353,7 @@ def decode_state(data: bytes) -> State:
     fields = msgspec.structs.asdict(blob)
     unchecked = State(**fields | {name: make(fields[name]) for name, make in _collections().items()})
     try:
-        state = validated(unchecked)  # like messages, it comes from another machine
+        state = validated(unchecked)  # like messages, the state comes from another machine
         for nodes in (unchecked.participants, unchecked.finished, unchecked.wait_list, unchecked.redundancy_list):
             for node, value in nodes.items():
                 if not node.is_placeholder:

@@ -1,6 +1,5 @@
-"""The errors of frames and of a rendezvous (the branch of `base.errors` in the contract's section 7.7), and the error
-for each notification.
-"""
+"""Errors of frames and of a rendezvous (the branch of `base.errors` in the contract's section 7.7), and the error for
+each notification."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ class RendezvousError(RallypointError):
 
 
 class RendezvousClosedError(RendezvousError):
-    """The job has ended, so no node can join. `ending` is the reason, if known and not a success."""
+    """The job has ended, so no node can join. `ending` is the reason, unless unknown or a success."""
 
     def __init__(self, *text: object, ending: Ending | None = None) -> None:
         super().__init__(*text)
@@ -43,7 +42,7 @@ class FrameError(Exception):
 
 
 class SignatureError(FrameError):
-    """A frame has another key's signature, or is not the next one of its direction."""
+    """A frame has another key's signature, or is not the next one in its direction."""
 
 
 _ERRORS: dict[Refusal, tuple[type[RallypointError], str]] = {
@@ -70,7 +69,7 @@ _ERRORS: dict[Refusal, tuple[type[RallypointError], str]] = {
 
 
 def error_of(notification: Notification) -> BaseException | None:
-    """The exception that a caller waiting for a round gets for a notification; None for no exception."""
+    """The exception to raise for a notification while waiting for a round; None for no exception."""
     match notification:
         case JoinRefused(detail=sentence, progress=Progress()):
             return RendezvousTimeoutError(sentence)

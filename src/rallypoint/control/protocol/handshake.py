@@ -7,11 +7,11 @@
                                             <-  Welcome(lease, ...)        or Refused(sentence)
 
 If the job has a key (`base.secrets`), the node first proves that it has the key, over all bytes of the greeting, and
-each frame from the Welcome on is signed (`control.protocol.signing`): the signature of the Welcome is the server's
-proof. So a dialing peer learns nothing against which to try keys. If neither side has a key, nothing is proved or
-signed, and the Welcome answers the Hello; a key on only one side is refused. A Refused is never signed, since the two
-sides may not share a key: an attacker who can change the traffic can keep a node out, but nothing more. Pure: the
-caller passes the nonces.
+each frame from the Welcome on is signed (`control.protocol.signing`): the Welcome's signature is the server's proof. So
+a dialing peer learns nothing that it could use to try keys. If neither side has a key, nothing is proved or signed, and
+the Welcome answers the Hello; a key on only one side is refused. A Refused is never signed, since the two sides might
+not share a key: an attacker who can change the traffic can keep a node out, but nothing more. Pure: the caller passes
+the nonces.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from rallypoint.control.protocol.signing import Signers
 
 Keys: TypeAlias = Callable[[str], tuple[bytes, ...]]
-"""The keys accepted from nodes of a job, by its id."""
+"""Keys accepted from a job's nodes, by the job's id."""
 
 PROTOCOL_VERSION = 24
-"""Incremented with every change of a message. Two things never change, so that versions can recognize each other: a
-`Hello` begins with the version, and a `HandshakeRefused` is one sentence.
-"""
+"""Increment this with every change to a message. Two things never change, so that versions can recognize each other: a
+`Hello` begins with the version, and a `HandshakeRefused` is one sentence."""
 
 
 class Hello(NamedTuple):
@@ -48,17 +47,16 @@ class Hello(NamedTuple):
     settings: Settings
     """The node's settings of the rendezvous. A control plane outside the job adopts those of the first node."""
     incarnation: str = ""
-    """The incarnation of the coordinator of the node's last session; empty for a new node."""
+    """Incarnation of the coordinator in the node's last session; empty for a new node."""
     is_watcher: bool = False
     """Whether this is a watcher's session (`observation`), never a node's. Its `job` may be empty, for the only job or
     the list of all.
     """
     only_greets: bool = False
-    """Whether to send only the welcome, which shows that this node would be accepted, and the time of day. No session
-    is opened, even if there is no such job yet.
-    """
+    """Whether to send only the welcome, which shows that this node would be accepted, and the time of day. Opens no
+    session, even if the job does not exist yet."""
     process: bytes = b""
-    """The name of the node's process (`base.own_process`), which a server in the same process recognises."""
+    """Name of the node's process (`base.own_process`), which a server in the same process recognizes."""
 
 
 class Challenge(NamedTuple):
@@ -79,15 +77,15 @@ class Welcome(NamedTuple):
     lease: float
     incarnation: str
     embedded: bool = False
-    """Whether the server runs inside an agent of the job, and so may end with a node."""
+    """Whether the server runs inside an agent of the job, and so might end with a node."""
     heartbeat_interval: float = 0.0
     """Seconds from one heartbeat of the node to the next; 0 for a third of the lease."""
     timestamp: float = 0.0
-    """For a node that only greets: the server's clock, in seconds since 1970. No decision depends on it."""
+    """The server's clock, in seconds since 1970, for a node that only greets. No decision depends on it."""
 
 
 class HandshakeRefused(NamedTuple):
-    """The connection is refused; the sentence gives the reason and the remedy."""
+    """The connection is refused; the sentence says why and what to do."""
 
     sentence: str
 
@@ -118,7 +116,7 @@ class ServerHandshake:
     """After the proof: signs all further frames; None if the job has no key."""
 
     def hello(self, hello: Hello) -> Challenge | HandshakeRefused | None:
-        """Answer a node's first message; None means that the node is accepted without a proof."""
+        """Answer a node's first message; None accepts the node without a proof."""
         refusal = self._refusal_reason(hello)
         if refusal is not None:
             return HandshakeRefused(refusal)
@@ -145,7 +143,7 @@ class ServerHandshake:
         return None
 
     def proof(self, proof: Proof, transcript: bytes) -> HandshakeRefused | None:
-        """Check a node's proof; None means that the node is accepted.
+        """Check a node's proof; None accepts the node.
 
         Args:
             proof: the node's proof.

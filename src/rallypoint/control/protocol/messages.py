@@ -1,8 +1,8 @@
 """The messages between nodes and the coordinator. Plain data; `codec` encodes it for the wire.
 
-A node sends requests and receives notifications. One join costs one request and one notification for any number of
-nodes: a notification has the node's own place and never the full membership. The first part is about watchers,
-operators and hangs: requests from the coordinator to nodes, and the answers.
+A node sends requests and receives notifications. A join costs one request and one notification, however many nodes
+there are: a notification contains the node's own place, and never the full membership. The first part is about
+watchers, operators and hangs: the coordinator's requests to nodes, and their answers.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from rallypoint.control.membership.state import (
 )
 
 MAX_PART = 48 * 1024
-"""Bytes in one part of a message that is sent in parts."""
+"""Maximum bytes per part of a message that is sent in parts."""
 SIGNATURE_SIZE = 16
-"""Bytes of a signature, if frames are signed (`signing`)."""
+"""Bytes per signature, if frames are signed (`signing`)."""
 
 
 class ReportRequested(NamedTuple):
-    """There is a watcher: answer with a `NodeReport`."""
+    """Answer with a `NodeReport`: there is a watcher."""
 
 
 class NodeReport(NamedTuple):
     """A node's answer to `ReportRequested`: its workers by local rank. All ages are in seconds.
 
-    `progress` is the last step reported by a worker, -1 for none; `progress_age` and `output_ages` are -1 if there was
-    none.
+    `progress` is the last step reported by a worker, -1 for none; without progress or output, `progress_age` and
+    `output_ages` are -1.
     """
 
     round: int
@@ -49,31 +49,31 @@ class NodeReport(NamedTuple):
     steps: tuple[int, ...] = ()
     """The last step of each worker, -1 for none; empty if no worker reported one, or there are very many."""
     in_place_of: str = ""
-    """The command that was started on the node, if it was torch's own launcher (`rallyctl shim`)."""
+    """The command that started torch's own launcher on the node, if it was used (`rallyctl shim`)."""
     standby: tuple[int, ...] = ()
-    """The pids of its standby workers; `standby_ready` of them wait for a place in a round."""
+    """Pids of its standby workers; `standby_ready` of them are waiting for a place in a round."""
     standby_ready: int = 0
     log_folder: str = ""
     """The folder of this node's logs; empty if it has none."""
     command: str = ""
     """The command that started the agent, with secrets masked; only from the node of group rank 0."""
     first_step: int = -1
-    """The first step that a worker reported in this round, and how long ago; -1 if unknown."""
+    """The first step that a worker reported in this round, and its age; -1 if unknown."""
     first_step_age: float = -1.0
     step_before: int = -1
     """The last step that workers of this node reported in an earlier round, -1 for none."""
     age: float = 0.0
-    """For how long the node has been in the job."""
+    """Seconds that the node has been in the job."""
     console_blocked: float = 0.0
-    """For how many seconds this node's console has been blocked, so that workers that write to it wait."""
+    """Seconds for which this node's console has been blocked, making workers that write to it wait."""
     console_waiters: tuple[int, ...] = ()
-    """Local ranks of the workers that wait for it."""
+    """Local ranks of the workers that are waiting for it."""
     ended: tuple[tuple[int, int, float], ...] = ()
     """The ended workers of the round: local rank, exit code and age."""
     remarks: tuple[str, ...] = ()
     """Remarks for people about running workers, one line each."""
     watching: tuple[tuple[str, float], ...] = ()
-    """The parts of this agent that only watch the job, and the seconds of the agent's loop that each has used."""
+    """Parts of this agent that only watch the job, and the seconds that each has used on the agent's loop."""
     figures: tuple[tuple[str, float], ...] = ()
     """Figures of this node's features, by name."""
 
@@ -84,16 +84,16 @@ class CollectKind(StrEnum):
     STACKS = "stacks"
     BUNDLE = "bundle"
     HANG = "hang"
-    """The evidence of a hang, from all workers."""
+    """Evidence of a hang, from all workers."""
     LOGS = "logs"
-    """The output of workers."""
+    """Workers' output."""
 
 
 class CollectRequested(NamedTuple):
     """Collect something from a node's workers, or from those of the global `ranks`; answered by `CollectedPart`s.
 
-    For logs, collect the last `lines` of each output, at most `most` bytes in total. A follower has chosen a nonzero
-    `cursor`, and gets an answer when there is more for it, or after a while.
+    For logs, collect the last `lines` of each output, at most `most` bytes in total. A follower chooses a nonzero
+    `cursor`, and gets an answer when more output exists, or after a while.
     """
 
     number: int
@@ -113,19 +113,18 @@ class CollectedPart(NamedTuple):
     is_last: bool
     node: str = ""
     is_first: bool = True
-    """Whether it replaces all earlier parts of the node."""
+    """Whether this part replaces all earlier parts from the node."""
 
 
 class Taken(NamedTuple):
-    """The receiver has read everything that one node sent for this collection. Only then is more sent, so that no slow
-    reader is cut off.
-    """
+    """Confirm that the receiver read everything that one node sent for this collection. Only then is more sent, so that
+    no slow reader is cut off."""
 
     number: int
 
 
 class DrainRequested(NamedTuple):
-    """An operator asks this node to notify its workers and leave."""
+    """Notify this node's workers and leave, on an operator's request."""
 
     by: str
 
@@ -136,24 +135,22 @@ class Fault(StrEnum):
     KILL_WORKER = "kill worker"
     KILL_AGENT = "kill agent"
     KILL_NODE = "kill node"
-    """A machine is lost silently: agent and workers are stopped, and killed once they count as lost."""
+    """Lose a machine silently: the agent and its workers are stopped, and killed once they count as lost."""
     PAUSE_WORKER = "pause worker"
     PAUSE_NODE = "pause node"
     HANG = "hang"
-    """A worker is stopped until the hang is reported."""
+    """Stop a worker until the hang is reported."""
     CUT = "cut"
-    """No data passes between a node and the control plane."""
+    """Pass no data between a node and the control plane."""
 
     @property
     def is_of_worker(self) -> bool:
-        """Whether it hits the worker of one rank, rather than a node."""
+        """Whether the fault hits the worker with one rank, rather than a node."""
         return self in {Fault.KILL_WORKER, Fault.PAUSE_WORKER, Fault.HANG}
 
 
 class FaultRequested(NamedTuple):
-    """A drill: the node causes this fault in itself, or in its worker of the global `rank`, for at most `lasts`
-    seconds.
-    """
+    """Cause this fault in the node or in its worker with the global `rank`, for at most `lasts` seconds: a drill."""
 
     by: str
     fault: Fault
@@ -162,9 +159,8 @@ class FaultRequested(NamedTuple):
 
 
 class OperatorAction(NamedTuple):
-    """An operator's command was carried out: a line for the log of every node. `size` is the new size of future rounds,
-    if the command changed it: nodes keep it for a control plane that loses it.
-    """
+    """An operator's command was carried out: a line for every node's log. `size` is the new size of future rounds, if
+    the command changed it: nodes remember it for a control plane that loses it."""
 
     by: str
     text: str
@@ -172,16 +168,15 @@ class OperatorAction(NamedTuple):
 
 
 class HangFound(NamedTuple):
-    """All ranks of all nodes of `round` are quiet; each node's evidence about its workers will be collected."""
+    """All ranks of all nodes in `round` are quiet; each node's evidence about its workers will be collected."""
 
     round: int
     nodes: int
 
 
 class CollectionEnded(NamedTuple):
-    """For the node that reports a hang: no more parts follow. `silent` names a few nodes that did not answer, and
-    `more` counts the others that did not, or were not asked.
-    """
+    """Tell the node that reports a hang that no more parts follow. `silent` names a few nodes that did not answer, and
+    `more` counts the others that did not, or were not asked."""
 
     number: int
     round: int
@@ -190,7 +185,7 @@ class CollectionEnded(NamedTuple):
 
 
 class HangReport(NamedTuple):
-    """The text of a report about all workers of a hung job. The reporting node sends it; all nodes receive it."""
+    """Report about all workers of a hung job, as text. The reporting node sends it; all nodes receive it."""
 
     number: int
     round: int
@@ -198,17 +193,15 @@ class HangReport(NamedTuple):
 
 
 class CauseSought(NamedTuple):
-    """A worker failed in `round` because of another failure: look for that, and answer with `CauseClues`. The first
-    node that needs to know sends this; all others receive it.
-    """
+    """Look for the failure that made a worker fail in `round`, and answer with `CauseClues`. The first node that needs
+    to know sends this; all others receive it."""
 
     round: int
 
 
 class CauseClues(NamedTuple):
-    """The calls in which a node's remaining workers were: texts, each with its global ranks. Sent by asked nodes
-    without a failure of their own, and passed on to the asking node.
-    """
+    """Calls in which a node's remaining workers were: texts, each with its global ranks. Sent by asked nodes without a
+    failure of their own, and passed on to the asking node."""
 
     round: int
     clues: tuple[tuple[str, tuple[int, ...]], ...]
@@ -225,9 +218,9 @@ HangNotification = HangFound | CollectedPart | CollectionEnded | HangReport
 class JoinRequest(NamedTuple):
     """Join; give up after `timeout` seconds, `waited` of which have already passed.
 
-    An empty `node_info.address` stands for the session's address. `addresses` are those of the node's interfaces, from
-    which its workers may connect to a store; None if unknown. With `keeps_place`, the node may get a place in later
-    rounds without a request (`RoundEnded.keeps_place`).
+    An empty `node_info.address` means the session's address. `addresses` are those of the node's interfaces, from which
+    its workers might connect to a store; None if unknown. With `keeps_place`, the node can get a place in later rounds
+    without a request (`RoundEnded.keeps_place`).
     """
 
     node_info: NodeInfo
@@ -238,16 +231,16 @@ class JoinRequest(NamedTuple):
 
 
 class NextStore(NamedTuple):
-    """From the node of group rank 0 in `round`: the port where it would serve the next round's worker store."""
+    """Announce the port where the next round's worker store would be served. Sent by the node with group rank 0 in
+    `round`."""
 
     round: int
     store_port: int
 
 
 class LeaveRequest(NamedTuple):
-    """Leave the job. With `wants_reply`, each such request is answered by `LeaveReply`. `why` is for the other nodes:
-    "drained by ann@login", empty for a signal. `ended_with_0`: see `Exit`.
-    """
+    """Leave the job. With `wants_reply`, each request is answered by `LeaveReply`. `why` is for the other nodes:
+    "drained by ann@login", empty for a signal. `ended_with_0`: see `Exit`."""
 
     wants_reply: bool = False
     why: str = ""
@@ -255,10 +248,9 @@ class LeaveRequest(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """The node is alive. The coordinator sends the same back (in a large job, for every second one), so each side knows
-    that the other is alive. In an answer, `number` counts the heartbeats since the last count; all earlier
-    notifications were sent. It is 0 while a notification is pending.
-    """
+    """Show that the node is alive. The coordinator sends the same back (in a large job, for every second one), so each
+    side knows that the other is alive. In an answer, `number` counts the heartbeats since the last count; all earlier
+    notifications were sent. It is 0 while a notification is pending."""
 
     number: int = 1
 
@@ -274,12 +266,12 @@ class ConfirmRequest(NamedTuple):
 
 
 class ResumeRequest(NamedTuple):
-    """A node's state, sent when a lost link is open again; it fills a new coordinator.
+    """A node's state, sent when a lost link is open again. It fills a new coordinator.
 
     `incarnation` names the last coordinator that sent it anything. `round` is the last round in which it had a place
     (-1 for none), and `origin` the coordinator that completed that round. `round_over`: the node knows that the round
-    has ended. `last_ended_round` is the newest round that it knows to have ended (-1 for none), `failures` the number
-    of used restarts that it knows of. `control_rank` and `size`: see `Placement`. `succeeded`: see `NodesSucceeded`.
+    has ended. `last_ended_round` is the newest round that the node knows has ended (-1 for none), `failures` the number
+    of used restarts that it knows about. `control_rank` and `size`: see `Placement`. `succeeded`: see `NodesSucceeded`.
     """
 
     incarnation: str
@@ -315,12 +307,12 @@ Request = (
 class Placement(NamedTuple):
     """A node's own place in a complete round, and everything that its workers need.
 
-    `restarts` is the number of restarts used so far, `max_restarts` the number allowed (-1 if not given),
-    `control_rank` the group rank of the node whose agent hosts the control plane, -1 for none. `origin` is the
-    incarnation of the coordinator that completed the round; with the round's number it identifies the round
-    permanently. `progress` is the highest step reported before by the job's workers, -1 for none. `size` is the number
-    of nodes of a round, if an operator changed it. With `restart_workers`, no worker of the previous round continues in
-    its process, since on some node one cannot.
+    `restarts` is the number of restarts used so far, `max_restarts` the number allowed (-1 if unset), `control_rank`
+    the group rank of the node whose agent hosts the control plane, -1 for none. `origin` is the incarnation of the
+    coordinator that completed the round; with the round's number it identifies the round permanently. `progress` is the
+    highest step reported before by the job's workers, -1 for none. `size` is the number of nodes in a round, if an
+    operator changed it. With `restart_workers`, no worker of the previous round continues in its process, because some
+    worker on some node cannot.
     """
 
     round: int
@@ -345,10 +337,10 @@ class Placed(NamedTuple):
 
 
 class StorePeers(NamedTuple):
-    """The addresses of a round's workers, for the host of its store, before its placement; many come in parts.
+    """Addresses of a round's workers, sent to its store's host before its placement; many come in parts.
 
-    `is_first_part` starts a new list. `reason_unrestricted` is why workers may have other addresses; empty if they do
-    not.
+    `is_first_part` starts a new list. `reason_unrestricted` is why workers might have other addresses; empty if they
+    cannot.
     """
 
     addresses: tuple[str, ...]
@@ -368,8 +360,8 @@ class RoundEnded(NamedTuple):
 class NodesSucceeded(NamedTuple):
     """The nodes that succeeded in `round`, by group rank: ranges with both ends, in order.
 
-    Sent now and then while other nodes still work. Sent at once if they include the coordinator's host: otherwise this
-    knowledge would be lost with it.
+    Sent now and then while other nodes are still working. Sent at once if they include the coordinator's host:
+    otherwise this knowledge would be lost with it.
     """
 
     round: int
@@ -385,7 +377,7 @@ def ranks_in(ranges: Sequence[tuple[int, int]], world_size: int) -> Iterator[int
 
 
 class NodesWaiting(NamedTuple):
-    """The number of nodes that wait to join after `round`; `names` lists a few of them."""
+    """The number of nodes waiting to join after `round`; `names` lists a few of them."""
 
     round: int
     waiting: int
@@ -393,7 +385,7 @@ class NodesWaiting(NamedTuple):
 
 
 class Preempted(NamedTuple):
-    """`node` will be preempted in `seconds`; `why` is the reason, if known. `round` should end gracefully before that.
+    """`node` will be preempted in `seconds`; `why` is the reason, if known. `round` should end cleanly before that.
 
     With `whole_job` the job then ends, because `node` was notified as `why` describes.
     """
@@ -427,7 +419,7 @@ class ConfigDifference(NamedTuple):
     job_value_applies: bool = True
 
     def sentence(self, who: str) -> str:
-        """A sentence for people about `who`."""
+        """Form a sentence for people about `who`."""
         holds = ", which applies" if self.job_value_applies else ""
         return (
             f"{who} was started with {self.what}{self.own_value}, but the job with {self.what}{self.job_value}{holds}"
@@ -435,7 +427,7 @@ class ConfigDifference(NamedTuple):
 
 
 class ConfigDiffers(NamedTuple):
-    """This node, named `node`, was started with other settings than the job; both sides log it."""
+    """This node, named `node`, was started with other settings than the job. Both sides log it."""
 
     node: str
     differences: tuple[ConfigDifference, ...]
@@ -443,8 +435,7 @@ class ConfigDiffers(NamedTuple):
 
 class SessionEnded(NamedTuple):
     """The last message of a session, which the control plane ends for the reason in `detail`. `is_permanent`: it would
-    end each further session of this node too.
-    """
+    also end each later session of this node."""
 
     detail: str
     is_permanent: bool = False
@@ -452,8 +443,7 @@ class SessionEnded(NamedTuple):
 
 class MissingNode(NamedTuple):
     """A node that left without a replacement: its name, the reason, and how many seconds ago. `ended_with_0`: see
-    `RemovedNode`.
-    """
+    `RemovedNode`."""
 
     name: str
     reason: Reason
@@ -475,7 +465,7 @@ class Progress(NamedTuple):
     backoff: float = 0.0
     """Seconds by which this round is delayed, after failures without progress or by a new control plane."""
     members: tuple[str, ...] = ()
-    """The nodes that have joined."""
+    """Nodes that have joined."""
     removed: tuple[MissingNode, ...] = ()
     starts_in: float = -1.0
     """Seconds until the round starts with the joined nodes; negative if other nodes must join."""
@@ -484,7 +474,7 @@ class Progress(NamedTuple):
     gave_up_by: str = ""
     """The node whose deadline passed, so that the rendezvous failed."""
     waited: float = 0.0
-    """For how many seconds that node waited."""
+    """How many seconds that node waited."""
     reports: bool = False
     """Whether this waiting node logs the progress."""
     segment: int = 1
@@ -521,10 +511,9 @@ class LeaveReply(NamedTuple):
 
 
 class Confirmed(NamedTuple):
-    """The answer to the `ConfirmRequest` of this number, sent after all earlier notifications: a round whose end the
-    node has not received was still running when the request came. Valid for `valid_for` seconds after the request was
-    sent: once its own lease in etcd has ended, an elected coordinator cannot know what another one does.
-    """
+    """The answer to the `ConfirmRequest` with this number, sent after all earlier notifications: if the node has not
+    received a round's end, that round was still running when the request arrived. Valid for `valid_for` seconds after
+    the request was sent: once its own lease in etcd ends, an elected coordinator cannot know what another one does."""
 
     number: int
     valid_for: float = math.inf
@@ -595,7 +584,7 @@ Notification = (
 )
 
 Deliver = Callable[[Notification], None]
-"""Called from any thread, in the order of events. Must not block or send in this thread (`Turns`)."""
+"""Called from any thread, in the order of events. Must not block, nor send in this thread (`Turns`)."""
 
 
 class Link(Protocol):
@@ -616,11 +605,11 @@ class Link(Protocol):
     @property
     def confirmed_at(self) -> float:
         """When the newest answered heartbeat was sent, on `BOOT_CLOCK`: the other nodes count on this one until a lease
-        later. Minus infinity for none.
-        """
+        later. Minus infinity for none."""
 
     def send(self, request: Request) -> None:
         """Send a request. Never blocks; a lost link delivers `LinkLost`."""
 
     def close(self) -> None:
-        """End the session: for the other nodes, this node is gone. Idempotent; nothing is delivered afterwards."""
+        """End the session: the other nodes then count this node as gone. Idempotent; nothing is delivered afterwards.
+        """

@@ -1,8 +1,7 @@
-"""The ranges of numbers and texts in messages, by the names of their fields. Only data, for code that takes such values
-from users.
+"""Ranges of numbers and texts in messages, by field name. Only data, for code that accepts these values from users.
 
-The same table checks a number from a user (a flag, an option, an argument) and one that arrives in a message
-(`validation`): each side accepts whatever the other can send. Options of `--rdzv-conf` have their ranges here.
+One table checks numbers from users (flags, options, arguments) and in messages (`validation`), so each side accepts
+whatever the other can send. It includes the options of `--rdzv-conf`.
 """
 
 from __future__ import annotations
@@ -13,26 +12,26 @@ from collections.abc import Mapping
 from rallypoint.base.light_typing import NamedTuple
 
 MAX_NODES = 65536
-"""The largest number of nodes of a job; a coordinator keeps some hundred bytes for each."""
+"""Maximum number of nodes in a job; a coordinator stores some hundred bytes for each."""
 MAX_WORKERS = 65536
-"""The largest number of workers of a node, so that a world has fewer than 2**32."""
+"""Maximum number of workers on a node, so that a world has fewer than 2**32."""
 MOST_ANSWERS = 256
-"""The number of nodes, the first to answer, whose clues to a cause are passed on."""
+"""Number of nodes, the first to answer, whose clues to a cause are passed on."""
 
 MAX_LINE = 4 * 1024
-"""The largest size of a one-line text, such as a job's id, in bytes of UTF-8."""
+"""Maximum size of a one-line text, such as a job's id, in bytes of UTF-8."""
 ROUNDS = 2**31
 
 
 class NumberRange(NamedTuple):
-    """The least and the greatest value of a number. A number of seconds may be infinite only if `most` is."""
+    """Minimum and maximum value of a number. A number of seconds may be infinite only if `most` is."""
 
     minimum: float
     maximum: float
 
 
 SECONDS = NumberRange(0.0, 86400.0)
-"""The range of times that torchrun has no setting for: at most a day."""
+"""Range of times that torchrun has no setting for: at most a day."""
 _FROM_ZERO = NumberRange(0, 2**40)
 _RANK = NumberRange(-1, MAX_NODES * MAX_WORKERS)
 NUMBERS: Mapping[str, NumberRange] = {

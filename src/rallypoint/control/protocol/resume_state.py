@@ -1,25 +1,25 @@
 """The state of the job that a node keeps and sends again when a lost link is open again. Pure.
 
-The link's shell passes every request and notification through here, and sends `requests_to_repeat` when a session
+The link's shell passes every request and notification to this module, and sends `requests_to_repeat` when a session
 opens.
 
 Laws:
 
-1. Requests without an answer are sent again; the coordinator recognises repeated ones. A join, however, is not sent to
-   another coordinator: the first one may have used its data for a place. Nor is the port of the next store, for the
-   same reason. A spare waits for as long as it takes.
-2. A coordinator counts as met once it has sent anything in a session: only then has it certainly received the requests
-   at the session's start.
+1. Requests without an answer are sent again; the coordinator recognizes repeated ones. A join, however, is not sent to
+   another coordinator, because the first one might have used its data for a place. Nor is the next store's port, for
+   the same reason. A spare waits as long as it takes.
+2. A coordinator counts as met once it sends anything in a session: only then has it certainly received the requests
+   sent at the session's start.
 3. Nothing is sent again after the end of the job.
-4. A node that knows that all nodes of its round succeeded, itself included, needs no coordinator. If the node that
-   hosted the coordinator succeeded, another coordinator comes soon or never.
+4. A node that knows that all nodes of its round succeeded, itself included, needs no coordinator. If the coordinator's
+   host succeeded, another coordinator appears soon or never.
 5. A leaving node tells each coordinator that it meets, until the node is gone. Otherwise:
 
-     1. The coordinator dies, and B receives SIGTERM: there is nobody to send its leave to.
-     2. While B's workers take their time to end, B meets the next coordinator as a node of the round.
-     3. Only when B's process ends does B count, as lost, and the other nodes have waited until then.
-6. A node that keeps its place when a round ends has joined: its last join applies again, with the port of the store
-   that it has announced.
+     1. The coordinator dies, and B receives SIGTERM: nobody can receive B's leave.
+     2. While B's workers take their time to end, the next coordinator meets B as a node of the round.
+     3. Only when B's process ends does B count as lost, and the other nodes have waited until then.
+6. A node that keeps its place when a round ends has joined: its last join applies again, with the store port that it
+   announced.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ResumeState(NamedTuple):
 
     `last_join` is the newest join; `join` is the same while it has no answer, with its deadline. `is_spare`: the node
     was notified that it waits as a spare. `refused`: its last join failed. `repeated_requests` are the requests about
-    the running round. `last_ended_round` is the newest round that it knows to have ended. `met` is the incarnation of
+    the running round. `last_ended_round` is the newest round that the node knows has ended. `met` is the incarnation of
     the last session with an answer, `opened` that of the last session; both are empty at first.
     """
 
@@ -99,7 +99,7 @@ class ResumeState(NamedTuple):
     leave: LeaveRequest | None = None
     """The last request to leave, if any."""
     succeeded: tuple[tuple[int, int], ...] = ()
-    """The nodes of the running round that succeeded, as last notified (`NodesSucceeded`)."""
+    """Nodes of the running round that succeeded, as last notified (`NodesSucceeded`)."""
 
     @property
     def has_succeeded(self) -> bool:
@@ -117,7 +117,7 @@ class ResumeState(NamedTuple):
 
     @property
     def host_succeeded(self) -> bool:
-        """Whether the coordinator's host succeeded, so that it may be gone for good."""
+        """Whether the coordinator's host succeeded, and so might be gone for good."""
         return (
             self.placement is not None and not self.round_over and self._knows_success_of(self.placement.control_rank)
         )
@@ -160,7 +160,7 @@ def _joined(state: ResumeState, join: JoinRequest, now: float) -> ResumeState:
 
 
 def _with_request(requests: tuple[_Repeated, ...], request: _Repeated) -> tuple[_Repeated, ...]:
-    """The requests, with this one replacing another of its kind."""
+    """The requests, with this one in place of any other of its kind."""
     return (*(earlier for earlier in requests if type(earlier) is not type(request)), request)
 
 
@@ -212,7 +212,7 @@ def _round_ended(state: ResumeState, ended: RoundEnded, now: float) -> ResumeSta
     last = state.last_ended_round
     state = state._replace(last_ended_round=max(last, end.round), failures=failures)
     if place is None or end.round > place.round:
-        # This node missed a round of its own, which used up the data of the join.
+        # This node missed one of its own rounds, which used the join's data.
         return state._replace(join=None) if end.round > last else state
     if ended.keeps_place and state.last_join is not None:
         state = _joined(state, _begun_anew(state.last_join, state.repeated_requests), now)
@@ -235,9 +235,8 @@ def without_foreign_join(state: ResumeState, incarnation: str) -> ResumeState:
 
 
 def requests_to_repeat(state: ResumeState, now: float) -> list[Request]:
-    """The first requests of a session; `opened` is still that of the previous session. In the first session, these are
-    only the waiting requests.
-    """
+    """The first requests in a session; `opened` is still the previous session's. In the first session, these are only
+    the waiting requests."""
     if state.ended:
         return []
     again: list[Request] = []
@@ -257,8 +256,7 @@ def requests_to_repeat(state: ResumeState, now: float) -> list[Request]:
 
 def give_up_at(state: ResumeState, since: float, settings: Settings) -> float:
     """Until when a node waits for a control plane that it has lacked since `since`, at most the join timeout; infinity
-    if it needs none. A join has one deadline for all coordinators.
-    """
+    if it needs none. A join has one deadline for all coordinators."""
     if not state.needs_coordinator:
         return math.inf
     if state.all_succeeded:

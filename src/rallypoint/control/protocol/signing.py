@@ -30,7 +30,7 @@ class Signer:
         self._number = 0
 
     def sign(self, payload: bytes) -> bytes:
-        """Sign the payload of the next frame; the signature goes in front."""
+        """Sign the payload of the next frame; the signature precedes it."""
         return self._signature(payload) + payload
 
     def verify(self, signed: bytes) -> bytes:
@@ -79,5 +79,5 @@ def proof(key: bytes, transcript: bytes) -> bytes:
 
 
 def proven_key(keys: Iterable[bytes], transcript: bytes, claimed: bytes) -> bytes | None:
-    """The key that was proven; None if it is not in `keys`."""
+    """The key that was proved; None if it is not in `keys`."""
     return next((key for key in keys if compare_digest(proof(key, transcript), claimed)), None)

@@ -1,9 +1,9 @@
 """Checks messages from other machines beyond their types: ranges, lengths, finite numbers, printable text.
 
-Each message is checked once, where it is decoded, so that later code need not check. A field's name means the same in
-every message, so the rules go by name, with one for all other numbers and one for all other texts. A number out of
-range is refused. Texts and times of day are not, since a failure must be reported whatever a program printed or a clock
-shows: unprintable characters become question marks, and values that are too long or too large are cut.
+Each message is checked once, where it is decoded, so that later code does not have to. A field's name means the same in
+every message, so rules go by name, with one rule for all other numbers and one for all other texts. A number out of
+range is refused. Texts and times of day are never refused, since a failure must be reported whatever a program printed
+or a clock shows: unprintable characters become question marks, and values that are too long or too large are cut.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import msgspec
 
 _ADDRESS = re.compile(r"[0-9a-fA-F:.]{2,45}(/[0-9]{1,3})?")
-"""The pattern of numeric addresses and networks; the code that uses a match checks whether it is valid."""
+"""Pattern of numeric addresses and networks. The code that uses a match checks whether it is valid."""
 
 M = TypeVar("M")
 
@@ -31,11 +31,10 @@ _RESUME_NUMBERS: Mapping[str, NumberRange] = {
     "last_ended_round": _ROUND_NUMBER,
     "failures": _ROUND_NUMBER,
 }
-"""The same in a `ResumeRequest`: a coordinator counts on from these numbers, and must still send numbers in range."""
+"""Ranges in a `ResumeRequest`: a coordinator counts on from these numbers, and must still send numbers in range."""
 _TIMES = NumberRange(0, 253402214400.0)
-"""Epoch seconds up to the year 9999, which every time zone can show. Later times come from a wrong clock; they are cut,
-since its reports are needed too.
-"""
+"""Epoch seconds up to the year 9999, which every time zone can show. Later times come from a wrong clock. They are cut,
+because that machine's reports are needed too."""
 
 _TEXTS: Mapping[str, int] = {
     "traceback": 32 * 1024,
@@ -44,14 +43,13 @@ _TEXTS: Mapping[str, int] = {
     "detail": 8 * 1024,
     "report": 32 * 1024,
 }
-"""The largest size of a text of several lines in bytes of UTF-8, by the name of its field: all texts of one message,
-with its other fields, fit a frame.
-"""
+"""Maximum size of a multi-line text in bytes of UTF-8, by its field's name: all texts of one message, with its other
+fields, fit into a frame."""
 _LINES: Mapping[str, int] = {"host": 255, "domain": 255}
-"""The same for a text of one line; `MAX_LINE` for others."""
+"""Maximum size of a one-line text; `MAX_LINE` for others."""
 _MAX_BYTES = 256
 _MAX_BYTES_OF: Mapping[str, int] = {"data": 48 * 1024}
-"""The largest size of a field of bytes, by its name; `_MAX_BYTES` for others."""
+"""Maximum size of a bytes field, by its name; `_MAX_BYTES` for others."""
 _MAX_ITEMS_OF: Mapping[str, int] = {
     "addresses": 1000,
     "succeeded": 1000,
@@ -60,12 +58,12 @@ _MAX_ITEMS_OF: Mapping[str, int] = {
     "clues": 64,
     "remarks": 64,
 }
-"""The largest number of items of a field, by its name; `_MAX_ITEMS` for others."""
+"""Maximum number of items in a field, by its name; `_MAX_ITEMS` for others."""
 _MAX_ITEMS = MAX_NODES
 
 
 class ValidationError(ValueError):
-    """A message has an invalid number; the sentence names message, field, value and range."""
+    """A message contains an invalid number; the sentence names message, field, value and range."""
 
 
 def decoded(decoder: msgspec.json.Decoder[M] | msgspec.msgpack.Decoder[M], data: bytes) -> M:
@@ -110,7 +108,7 @@ _PLANS: dict[type, tuple[tuple[str, float, float, int], ...]] = {}
 
 
 def _plan(kind: Any) -> tuple[tuple[str, float, float, int], ...]:
-    """The rules for a kind of record: the name, number range and text length of each field."""
+    """Rules for a kind of record: the name, number range and text length of each field."""
     ranges = {**(_RESUME_NUMBERS if kind.__name__ == "ResumeRequest" else NUMBERS), "timestamp": _TIMES}
     _PLANS[kind] = plan = tuple(
         (name, *ranges.get(name, OTHER_NUMBERS), _TEXTS.get(name, _LINES.get(name, MAX_LINE))) for name in kind._fields
@@ -120,7 +118,7 @@ def _plan(kind: Any) -> tuple[tuple[str, float, float, int], ...]:
 
 @lru_cache(maxsize=64)
 def _same(settings: Any) -> Any:
-    """Like `validated`, for values that are the same from all nodes of a job."""
+    """Like `validated`, for values that all nodes of a job share."""
     return validated(settings)
 
 
@@ -141,7 +139,7 @@ def _value(value: Any, name: str, record: Any) -> Any:
         if name == "addresses":
             _check_addresses(value, record)
         return type(value)(_value(item, name, record) for item in value)
-    return value  # an enumeration's member
+    return value  # a member of an enumeration
 
 
 def _number(value: float, name: str, record: Any) -> float:
@@ -149,7 +147,7 @@ def _number(value: float, name: str, record: Any) -> float:
         return min(max(value, _TIMES.minimum), _TIMES.maximum) if value == value else _TIMES.minimum
     rules = _RESUME_NUMBERS if type(record).__name__ == "ResumeRequest" else NUMBERS
     least, most = rules.get(name, OTHER_NUMBERS)
-    if least <= value <= most:  # never so for NaN
+    if least <= value <= most:  # never true for NaN
         return value
     raise ValidationError(
         f"a {type(record).__name__} whose {name} is {value} is refused; it must be from {least} to {most}"
