@@ -1,5 +1,5 @@
-"""The agreement of all agents on the nodes of a round.
+"""How all agents agree on a round's nodes.
 
-The coordinator, in its server, or a shared-state link, over any backend that can compare and set, runs one set of pure
-rules (`control.membership`). A handler talks to either through a `Link`.
+One set of pure rules (`control.membership`) is run by the coordinator in its server, or by a shared-state link over any
+backend that can compare and set. A handler talks to either through a `Link`.
 """

@@ -1,4 +1,4 @@
-"""Finds the coordinator of a job for watchers, which are no part of the job."""
+"""Finds a job's coordinator for watchers, which are not part of the job."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rallypoint.rendezvous.params import C10D_PORT, ON_ETCD, RendezvousParameter
 
 
 def coordinators(params: RendezvousParameters) -> list[DialTarget]:
-    """The possible places of the job's coordinator, the likeliest first.
+    """List the possible places of the job's coordinator, the likeliest first.
 
     Raises:
         UserError: the endpoint or an option cannot work.
-        RallypointError: there is no coordinator now, or this cannot be determined.
+        RallypointError: no coordinator is running, or this cannot be determined.
     """
     if params.backend in ON_ETCD:
         return _elected(params)

@@ -1,13 +1,14 @@
-"""The handler of all our rendezvous: one link to the control plane, one worker store per round.
+"""The handler of all our rendezvous backends: one link to the control plane, one worker store per round.
 
-An agent is notified of everything through `listen` and never blocks here; other callers may wait in `next_rendezvous`.
-Beyond torch's interface there are `listen`, `join`, `begin_round`, `info`, and `send` for all other requests.
+An agent gets all notifications through `listen` and never blocks here; other callers can wait in `next_rendezvous`.
+`listen`, `join`, `begin_round`, `info`, and `send` (for all other requests) extend torch's interface.
 
-The events of a rendezvous have the names and texts of torch's (contract section 5.9). Their laws:
+The events of a rendezvous use torch's names and texts (contract section 5.9). Their laws:
 
 - nothing is created or even imported unless a handler for these events is configured (`observe.telemetry.lazy`);
 - events are recorded on the caller's thread, never on the link's, so that a slow event handler cannot delay heartbeats;
-- events describe what a node knows about itself. The steps of torch's nodes on their shared state have no counterpart.
+- events describe what a node knows about itself. Nothing corresponds to the steps of torch's nodes on their shared
+state.
 """
 
 from __future__ import annotations
@@ -73,17 +74,17 @@ log = get_logger(__name__)
 
 
 class ControlPlane:
-    """One node's end of the control plane. Nothing is opened before `open`."""
+    """One node's end of the control plane. Opens nothing before `open`."""
 
     def __init__(
         self, settings: Settings, where: str = "", endpoint_flag: str = "endpoint", rank_hint: int | None = None
     ) -> None:
-        """Keep the user's values.
+        """Store the user's values.
 
         Args:
-            settings: bounds and times of the job.
-            where: where the nodes meet, for people, as in `at host:port`.
-            endpoint_flag: the flag with the endpoint, also for people.
+            settings: the job's bounds and times.
+            where: where the nodes meet, in words, as in `at host:port`.
+            endpoint_flag: the flag that sets the endpoint, for messages.
             rank_hint: the group rank to request.
         """
         self.settings = settings
@@ -101,17 +102,16 @@ class ControlPlane:
         raise NotImplementedError
 
     def hosts_coordinator(self) -> bool:
-        """Whether the coordinator is in this process now."""
+        """Whether the coordinator is currently in this process."""
         return False
 
     def coordinator(self) -> Dispatcher | None:
-        """The coordinator, if it is in this process now."""
+        """The coordinator, if it is currently in this process."""
         return None
 
     def watch_endpoint(self) -> str | None:
         """The `--rdzv-endpoint` of the coordinator for commands on this machine; empty before `open_to_commands`, None
-        if there is none.
-        """
+        if commands cannot reach it."""
         return None
 
     def open_to_commands(self) -> socket.socket | None:
@@ -122,11 +122,11 @@ class ControlPlane:
         """See `RendezvousClient.serve_commands`."""
 
     def close(self) -> None:
-        """After the link, end this node's server or candidacy. Idempotent."""
+        """End this node's server or candidacy, after the link. Idempotent."""
 
 
 def own_node(address: str = "") -> NodeId:
-    """The identity of a handler of this process that others reach at `address`; if empty, its link fills it in."""
+    """Create the identity of a handler that others reach at `address`; if empty, its link fills it in."""
     return NodeId(address, os.getpid(), int.from_bytes(os.urandom(8), "big") >> 2, host_name())
 
 
@@ -153,7 +153,7 @@ class RendezvousEventEmitter:
         self._failed = False
 
     def join_requested(self) -> None:
-        """The node requests a place in the next round, and gives up its present one."""
+        """Record that the node requests a place in the next round, and gives up its current one."""
         previous, self._round, self._failed = self._round, -1, False
         self._record_event(_JOIN_SOURCE, f"attempts to join the next round of {self._rendezvous}.")
         if previous >= 0:
@@ -162,7 +162,7 @@ class RendezvousEventEmitter:
             )
 
     def record_placement(self, placement: Placement) -> None:
-        """The node has a place."""
+        """Record that the node has a place."""
         rank, size = placement.group_rank, placement.group_world_size
         self._round = placement.round
         words = f"has joined round {self._round} of {self._rendezvous} as rank {rank} in a world of size {size}."
@@ -171,7 +171,7 @@ class RendezvousEventEmitter:
         )
 
     def record_failure(self, error: BaseException) -> None:
-        """The rendezvous failed for this node; called once for each attempt."""
+        """Record that the rendezvous failed for this node; call this once per attempt."""
         if not self._failed and rendezvous_events_wanted():
             self._failed = True
             words = f"{type(error).__name__}: {error}"
@@ -180,7 +180,7 @@ class RendezvousEventEmitter:
             )
 
     def record_end(self, verdict: Verdict) -> None:
-        """The job has ended for this node."""
+        """Record that the job ended for this node."""
         self._record_event(
             _CLOSE_SOURCE, f"has closed {self._rendezvous}: the job has {verdict.outcome.value}.", "SUCCEEDED"
         )
@@ -198,7 +198,7 @@ class RendezvousEventEmitter:
 
 
 def record_hosting(run_id: str) -> None:
-    """This process hosts the control plane of a job."""
+    """Record that this process hosts a job's control plane."""
     if rendezvous_events_wanted():
         words = f"Process {os.getpid()} hosts the control plane of the rendezvous {run_id!r}."
         _record(_HOST_SOURCE, "INIT", run_id, words)
@@ -227,13 +227,12 @@ def _trace(error: BaseException) -> str:
 
 
 _WantedPlace = tuple[NodeInfo, tuple[str, ...] | None, bool, float]
-"""This node's info, still without its worker store's address; its workers' addresses, if known; whether it keeps
-places; and since when it has wanted this one, on its own clock.
-"""
+"""This node's info, without its worker store's address; its workers' addresses, if known; whether it keeps places; and
+since when it has wanted this place, on its own clock."""
 
 
 class ElasticHandler(RendezvousHandler):
-    """One node's part in the rendezvous of a job."""
+    """One node's part in a job's rendezvous."""
 
     def __init__(
         self,
@@ -247,9 +246,9 @@ class ElasticHandler(RendezvousHandler):
 
         Args:
             backend: the name of the handler.
-            control: this node's end of the control plane.
+            control: this node's side of the control plane.
             stores: the source of worker stores.
-            clock: the clock, in seconds, for how long a place has been wanted.
+            clock: measures, in seconds, how long a place has been wanted.
             wall_clock: the time of day for people, in seconds since 1970.
         """
         self._backend = backend
@@ -263,7 +262,7 @@ class ElasticHandler(RendezvousHandler):
         self._listener: Deliver | None = None
         self._joins = threading.Lock()
         self._wanted_place: _WantedPlace | None = None
-        """The place to request once the control plane is reached. Under the lock `_joins`."""
+        """The place to request once the control plane is reached. Protected by `_joins`."""
         self._placement: Placement | None = None
         self._waiting = 0
         self._verdict: Verdict | None = None
@@ -278,7 +277,7 @@ class ElasticHandler(RendezvousHandler):
         """Whether the prepared store's port was announced before its round: then no join may use it."""
         self._reported_progress: ReportedProgress = {}
         self._final_notification: Notification | None = None
-        """The notification after which this node gets no more rounds, if there was one."""
+        """The notification, if any, after which this node gets no more rounds."""
         self._event_emitter = RendezvousEventEmitter(self._settings.run_id)
         self.keeps_workers = True  # a join tells other nodes whether this node's workers can continue
 
@@ -295,17 +294,17 @@ class ElasticHandler(RendezvousHandler):
         return self._settings.run_id
 
     def is_closed(self) -> bool:
-        """Whether a verdict is known."""
+        """Whether the verdict is known."""
         return self._verdict is not None
 
     def set_closed(self) -> None:
-        """End the job for all, on request."""
+        """End the job on all nodes, on request."""
         self.send(Close())
 
     def num_nodes_waiting(self) -> int:
-        """The number of nodes that wait for the next round, as last notified; makes no request.
+        """How many nodes are waiting for the next round, as last notified; makes no request.
 
-        It is never 0 after this node's round has ended, since then there is only the next round.
+        Never 0 after this node's round ended, since then only the next round is left.
 
         Raises:
             RendezvousConnectionError: the control plane is lost permanently. Exception: the unchanged error of a third
@@ -324,7 +323,7 @@ class ElasticHandler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Take part in the next round and wait until it is complete. See `RendezvousHandler.next_rendezvous`.
 
-        If an agent listens, its loop has already joined: this begins and returns its round, once.
+        If an agent listens, its loop has already joined: then begin and return its round, once.
         """
         if self._listener is not None:
             placement = self._delivered_placement
@@ -353,7 +352,7 @@ class ElasticHandler(RendezvousHandler):
         raise AssertionError("notifications come without end")
 
     def shutdown(self) -> bool:
-        """Leave, and close the worker store and this node's control server, if any. The job continues without us."""
+        """Leave, and close this node's worker store and control server, if any. The job continues without this node."""
         if self._final_notification is not None and (error := error_of(self._final_notification)) is not None:
             self._event_emitter.record_failure(error)
         if self._verdict is not None:
@@ -367,16 +366,16 @@ class ElasticHandler(RendezvousHandler):
     # The interface of our agents
 
     def listen(self, deliver: Deliver | None) -> None:
-        """Pass every further notification to `deliver`, on the thread where it arrives; None ends this."""
+        """Pass all notifications from now on to `deliver`, on the thread where they arrive; None ends this."""
         self._listener = deliver
 
     def join(self, member: NodeInfo, *, keeps_place: bool = False) -> None:
         """Request a place in the next round; the answer is a `Placed` or `JoinRefused` notification.
 
-        `member` describes the node for others; this fills in its address, its store's port and its rank. A worker store
-        of this node listens before the request is sent, in case the node becomes group rank 0. If a missed round, or a
-        round of a control plane that no longer exists, may have used the prepared store, another one is prepared. With
-        `keeps_place`, later rounds may need no join.
+        `member` describes the node to others; this fills in its address, its store's port and its rank. This node's
+        worker store listens before the request is sent, in case the node becomes group rank 0. If a missed round, or a
+        round of a control plane that no longer exists, might have used the prepared store, another one is prepared.
+        With `keeps_place`, later rounds might need no join.
         """
         if self._join_used_up or self._store_told or self._delivered_round > self._begun_round:
             self._join_used_up = self._store_told = False
@@ -394,7 +393,7 @@ class ElasticHandler(RendezvousHandler):
             raise
 
     def _join_if_open(self) -> None:
-        """Send the pending join, if any: only now is the address for this node's worker store known."""
+        """Send the pending join, if any: only now is the address of this node's worker store known."""
         if self._link is None or self._link.address is None:
             return  # the opener of the link, or `LinkOpened`, calls this again
         with self._joins:
@@ -408,11 +407,11 @@ class ElasticHandler(RendezvousHandler):
             self._link.send(JoinRequest(node_info, timeout, waited, addresses, keeps_place))
 
     def keep_place(self) -> None:
-        """The round has ended, and this node keeps its place for the next one."""
+        """Keep this node's place for the next round: its round ended."""
         self._event_emitter.join_requested()
 
     def tell_next_store(self, round_: int) -> None:
-        """This node serves the store of `round_`, which has begun: announce the port for the next round's store."""
+        """Announce the port of the next round's store: this node serves the store of `round_`, which has begun."""
         if self._link is None or self._link.address is None or self._settings.counts_heartbeats:
             return  # without a coordinator, each node joins by itself
         if self._stores.hosted_by_agent:
@@ -422,7 +421,7 @@ class ElasticHandler(RendezvousHandler):
                 self._link.send(NextStore(round_, port))
 
     def begin_round(self, placement: Placement) -> None:
-        """The previous round's workers are gone: only now may its store end, and this round's begin."""
+        """Begin a round once the previous one's workers are gone: only now may its store end, and this one start."""
         self._placement = placement
         self._begun_round, self._store_told = placement.round, False
         clients = placement.ranks.world_size + placement.group_world_size
@@ -431,7 +430,7 @@ class ElasticHandler(RendezvousHandler):
         self._event_emitter.record_placement(placement)
 
     def info(self, placement: Placement) -> RendezvousInfo:
-        """A placement in the form of torch's interface."""
+        """Convert a placement to torch's form."""
 
         def store() -> Store:
             from rallypoint.store.client import TCPStore
@@ -448,7 +447,7 @@ class ElasticHandler(RendezvousHandler):
         )
 
     def send(self, request: Request) -> None:
-        """Send a request to the coordinator. A leaving node drops its join, and does not open a link for the leave."""
+        """Send a request to the coordinator. A leaving node drops its join, and opens no link just to leave."""
         if not isinstance(request, LeaveRequest):
             self._ensure_link().send(request)
             return
@@ -459,7 +458,7 @@ class ElasticHandler(RendezvousHandler):
 
     @property
     def notice_timeout(self) -> float:
-        """Seconds for workers to acknowledge that the round will end; 0 if they are not notified."""
+        """Seconds that workers have to acknowledge that the round will end; 0 if they are not notified."""
         return self._settings.notice_timeout
 
     @property
@@ -474,7 +473,7 @@ class ElasticHandler(RendezvousHandler):
 
     @property
     def hosts_coordinator(self) -> bool:
-        """Whether the job's coordinator is in this agent now."""
+        """Whether the job's coordinator is currently in this agent."""
         return self._control.hosts_coordinator()
 
     def snapshot(self) -> Callable[[], Snapshot] | None:
@@ -498,7 +497,7 @@ class ElasticHandler(RendezvousHandler):
         """See `RendezvousClient.serve_commands`."""
         self._control.serve_commands()
 
-    # Inside
+    # Internals
 
     def _ensure_link(self) -> Link:
         if self._link is None:
@@ -552,7 +551,7 @@ class ElasticHandler(RendezvousHandler):
 def incoming_notifications(
     inbox: queue.SimpleQueue[Notification], ask_progress: Callable[[], None]
 ) -> Iterator[Notification]:
-    """Yields notifications endlessly during a wait for a round; if none arrives for long, requests the progress."""
+    """Yield notifications endlessly while waiting for a round. If none arrives for long, request the progress."""
     interval = FIRST_PROGRESS_REQUEST
     ask_at = SYSTEM_CLOCK.monotonic() + interval
     while True:
@@ -567,7 +566,7 @@ def incoming_notifications(
 
 
 def log_for_people(notification: Notification) -> None:
-    """Log a notification for people, where no agent does."""
+    """Log a notification for people, if no agent does."""
     if isinstance(notification, ProgressText):
         (log.warning if notification.warning else log.info)("%s", notification.text)
     if isinstance(notification, ConfigDiffers):
@@ -576,7 +575,7 @@ def log_for_people(notification: Notification) -> None:
 
 
 def with_torch_store(info: RendezvousInfo) -> RendezvousInfo:
-    """The info for a polling caller: if torch is imported, its store is one that torch's functions accept."""
+    """Convert the info for a polling caller: if torch is imported, torch's functions accept its store."""
 
     def store() -> Store:
         from rallypoint.store.api import if_torch_is_imported

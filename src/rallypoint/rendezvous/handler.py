@@ -3,9 +3,9 @@
 Third parties implement `RendezvousHandler`, which is polled. `ElasticHandler` (in `elastic`) adds notifications for our
 agent.
 
-The registry maps the names of backends to their creators. A name costs nothing until it is used. Ours are strings of
-the form `module:factory`. Other packages add theirs with `register` or an entry point of the group `torchrun.handlers`
-(contract section 1.11), which is looked up only for names that are not registered.
+The registry maps backend names to creators. A name costs nothing until it is used. Our creators are strings like
+`module:factory`. Other packages add theirs with `register` or an entry point in the group `torchrun.handlers` (contract
+section 1.11), which is consulted only for names that are not registered.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class RendezvousStoreInfo:
-    """Where the worker store of a round listens."""
+    """Where a round's worker store listens."""
 
     MASTER_ADDR_KEY = "MASTER_ADDR"
     MASTER_PORT_KEY = "MASTER_PORT"
@@ -44,8 +44,8 @@ class RendezvousStoreInfo:
         Args:
             rank: this node's group rank; rank 0 sets the address, all others wait for it.
             store: the round's own store.
-            local_addr: this node's address for others; its full host name if not given.
-            server_port: the port on which rank 0 already listens; otherwise a free port is chosen.
+            local_addr: this node's address for others; by default its full host name.
+            server_port: the port on which rank 0 is already listening; by default a free port.
         """
         import socket
 
@@ -61,7 +61,7 @@ class RendezvousStoreInfo:
 
 
 class RendezvousInfo:
-    """The result of a rendezvous. The store is created on first use: our own rounds do not need it."""
+    """The result of a rendezvous. The store is created on first use, because our own rounds do not need it."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def get_backend(self) -> str:
-        """The name that the handler was registered under."""
+        """Name under which the handler was registered."""
 
     @property
     def use_agent_store(self) -> bool:
@@ -100,11 +100,11 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def next_rendezvous(self) -> RendezvousInfo:
-        """Block until a round is complete with this node in it.
+        """Block until a round that includes this node is complete.
 
         Raises:
             RendezvousClosedError: the job has ended.
-            RendezvousTimeoutError: the join deadline has passed.
+            RendezvousTimeoutError: the join deadline passed.
             RendezvousConnectionError: the control plane cannot be reached.
             RendezvousStateError: the shared state is damaged.
             RendezvousGracefulExitError: this node was a spare, and the job has ended.
@@ -120,7 +120,7 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def num_nodes_waiting(self) -> int:
-        """The number of nodes that wait for the next round."""
+        """How many nodes are waiting for the next round."""
 
     @abstractmethod
     def get_run_id(self) -> str:
@@ -137,7 +137,7 @@ ENTRY_POINT_GROUP = "torchrun.handlers"
 
 
 class RendezvousHandlerRegistry:
-    """Backend names and the creators behind them."""
+    """Backend names and their creators."""
 
     def __init__(self) -> None:
         self._creators: dict[str, RendezvousHandlerCreator | str] = {}
@@ -150,7 +150,7 @@ class RendezvousHandlerRegistry:
             creator: creates a handler from parameters; or `module:factory`, imported on first use.
 
         Raises:
-            UserError: the name is empty, or has another creator.
+            UserError: the name is empty, or belongs to another creator.
         """
         if not backend:
             raise UserError("the name of a rendezvous backend must not be empty")
@@ -159,10 +159,10 @@ class RendezvousHandlerRegistry:
         self._creators[backend] = creator
 
     def find(self, backend: str) -> RendezvousHandlerCreator | str:
-        """The creator of a backend's handlers; one from an installed package is loaded once.
+        """Return the creator of a backend's handlers; one from an installed package is loaded once.
 
         Raises:
-            UserError: there is no such backend.
+            UserError: the backend is unknown.
         """
         creator = self._creators.get(backend) or _plugin(backend)
         if creator is None:
@@ -171,14 +171,14 @@ class RendezvousHandlerRegistry:
         return creator
 
     def names(self) -> tuple[str, ...]:
-        """The known backends, including those of installed packages."""
+        """Known backends, including those of installed packages."""
         return tuple(sorted({*self._creators, *entry_point_names(ENTRY_POINT_GROUP)}))
 
     def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
         """Create a handler for the backend in `params`.
 
         Raises:
-            UserError: there is no such backend, or its parameters cannot work.
+            UserError: the backend is unknown, or its parameters cannot work.
             RuntimeError: the handler reports a different name.
         """
         creator = self.find(params.backend)
@@ -194,7 +194,7 @@ class RendezvousHandlerRegistry:
 
 
 def _plugin(backend: str) -> RendezvousHandlerCreator | None:
-    """The creator from an installed package of this name; a broken plug-in causes only a warning."""
+    """Load the creator with this name from an installed package; a broken plug-in causes only a warning."""
     try:
         offer = entry_point(ENTRY_POINT_GROUP, backend)
         creator: RendezvousHandlerCreator | None = None if offer is None else offer()
@@ -210,21 +210,20 @@ for _name, _backend in BACKENDS.items():
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """A handler from the shared registry. See `RendezvousHandlerRegistry.create_handler`."""
+    """Create a handler from the shared registry. See `RendezvousHandlerRegistry.create_handler`."""
     return rendezvous_handler_registry.create_handler(params)
 
 
 FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL = 2.0, 60.0
-"""Seconds until a waiting node first asks for the progress, and the longest interval after that. Each interval is twice
-the previous one: a spare that waits for days must not fill the log.
-"""
+"""Seconds until a waiting node first asks for the progress, and the maximum interval after that. Each interval is twice
+the previous one: a spare that waits for days must not fill the log."""
 
 
 class LocalJob(NamedTuple):
-    """An agent's description of its job for commands on its machine, in the terms of `--rdzv-backend` and the like.
+    """An agent's description of its job for commands on its machine, in terms of `--rdzv-backend` and the like.
 
-    `script` is the base name of the workers' script. `began` is the agent's start in seconds since 1970; with the pid,
-    it distinguishes all agents on the machine. `user` is the agent's uid, as its socket shows it.
+    `script` is the base name of the workers' script. `began` is the agent's start in seconds since 1970; together with
+    the pid, it identifies the agent on the machine. `user` is the agent's uid, as its socket shows it.
     """
 
     pid: int

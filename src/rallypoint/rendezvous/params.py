@@ -14,7 +14,7 @@ class Backend(NamedTuple):
     """A backend of ours.
 
     `creator` creates its handler, as `module:function`. `port` is the endpoint's default port; None if the endpoint
-    must have one. `on_etcd`: its coordinator is elected on etcd.
+    must name one. `on_etcd`: its coordinator is elected on etcd.
     """
 
     creator: str
@@ -32,7 +32,7 @@ BACKENDS = {
 """The backends with our coordinator, by name; plug-ins have none."""
 
 ON_ETCD = tuple(name for name, backend in BACKENDS.items() if backend.on_etcd)
-"""The names of the backend with an elected coordinator."""
+"""Names of the backend with an elected coordinator."""
 
 _TRUE = frozenset({"1", "true", "t", "yes", "y"})
 _FALSE = frozenset({"0", "false", "f", "no", "n"})
@@ -45,10 +45,10 @@ class RendezvousParameters:
         backend: the backend's name.
         endpoint: the place of its control plane, in the backend's own form.
         run_id: the job's id.
-        min_nodes: the least number of nodes in a round.
-        max_nodes: the greatest number of nodes in a round.
+        min_nodes: the minimum number of nodes in a round.
+        max_nodes: the maximum number of nodes in a round.
         local_addr: the address at which other nodes reach this one; None to detect it.
-        kwargs: the backend's own options, kept in `config`; times are in seconds.
+        kwargs: the backend's own options, stored in `config`; times are in seconds.
 
     Raises:
         UserError: the backend is missing, or the numbers of nodes are impossible.
@@ -82,20 +82,20 @@ class RendezvousParameters:
         self.max_nodes = max_nodes
         self.local_addr = local_addr
         self.endpoint_flag = "--rdzv-endpoint"
-        """The flag or variable with the endpoint, for messages."""
+        """Flag or variable that set the endpoint, for messages."""
         self.endpoint_given = True
-        """Whether the user gave the endpoint; otherwise it is the default."""
+        """Whether the user set the endpoint; otherwise it is the default."""
         self.config: dict[str, Any] = kwargs
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The option `key` as given, or `default`."""
+        """Return the option `key` unchanged, or `default`."""
         return self.config.get(key, default)
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
-        """The option `key` as a whole number, or `default`.
+        """Return the option `key` as a whole number, or `default`.
 
         Raises:
-            UserError: it is not a whole number.
+            UserError: the value is not a whole number.
         """
         value = self.get(key, default)
         if value is None:
@@ -108,10 +108,10 @@ class RendezvousParameters:
             ) from None
 
     def get_as_seconds(self, key: str, default: float) -> float:
-        """The option `key`, which torchrun does not have, in seconds, or `default`.
+        """Return the option `key`, unknown to torchrun, in seconds, or `default`.
 
         Raises:
-            UsageError: it is not a number, or out of range (up to a day).
+            UsageError: the value is not a number, or out of range (up to a day).
         """
         least, most = NUMBERS.get(key, SECONDS)
         value = self.get(key, default)
@@ -127,9 +127,9 @@ class RendezvousParameters:
         return seconds
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
-        """The option `key` as a bool, or `default`.
+        """Return the option `key` as a bool, or `default`.
 
-        It accepts bools, 0 and 1, and the texts 1, true, t, yes, y; 0, false, f, no, n, in upper or lower case.
+        Accepts bools, 0 and 1, and the texts 1, true, t, yes, y; 0, false, f, no, n, in upper or lower case.
 
         Raises:
             UserError: the value is none of these.
@@ -147,9 +147,9 @@ class RendezvousParameters:
 
 
 def parse_rdzv_conf(text: str) -> dict[str, str]:
-    """Parse `key=value,key=value`; blanks around keys and values are dropped, a later key replaces an earlier one.
+    """Parse `key=value,key=value`. Blanks around keys and values are dropped; a later key replaces an earlier one.
 
-    A value may contain `=` but no comma. An empty text has no keys.
+    A value can contain `=` but no comma. An empty text has no keys.
 
     Raises:
         UserError: a part has no key or no value.

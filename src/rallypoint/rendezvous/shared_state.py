@@ -1,15 +1,16 @@
-"""The shared-state link: read the blob, decide, apply, compare and set; after a lost race, read and decide again.
+"""The shared-state link: reads the blob, decides, applies, compares and sets; after a lost race, reads and decides
+again.
 
 It is a `Link` like the coordinator's, so handlers and agents see no difference. Its own thread talks to the backend,
-and waits nowhere else.
+and never waits for anything else.
 
 Laws:
 
-1. A change is notified only after the backend has stored it; notifications follow from comparing the states before and
-   after.
-2. After a lost race, the decision is dropped: the operation is decided again on the present state.
-3. A node counts as dead if its heartbeat counter has not changed for too long on our own clock. Its removal is a change
-   like any other, and reaches all nodes.
+1. Nodes are notified of a change only after the backend stores it; notifications come from comparing the states before
+   and after.
+2. After a lost race, the decision is dropped, and made again on the current state.
+3. A node counts as dead if its heartbeat counter has not changed for too long on our own clock. Its removal is an
+   ordinary change that reaches all nodes.
 """
 
 from __future__ import annotations
@@ -105,9 +106,9 @@ Token = Any
 class RendezvousBackend(ABC):
     """A place for the state (contract section 8, `RendezvousBackend`).
 
-    A backend that can notice changes also has `wait_for_change(timeout: float) -> bool`, which blocks until the state
-    may have changed, at most `timeout` seconds; others are read once a second. An optional `cancel_waits()` ends
-    present and later waits, from any thread.
+    A backend that can notice changes also provides `wait_for_change(timeout: float) -> bool`, which blocks until the
+    state might have changed, at most `timeout` seconds; others are read once per second. An optional `cancel_waits()`
+    ends current and later waits, from any thread.
     """
 
     @property
@@ -117,16 +118,15 @@ class RendezvousBackend(ABC):
 
     @abstractmethod
     def get_state(self) -> tuple[bytes, Token] | None:
-        """The state and its token; None if there is none yet. Raises RendezvousConnectionError if the service cannot be
-        reached, and RendezvousStateError if the blob is no state.
-        """
+        """Return the state and its token; None if no state exists yet. Raises RendezvousConnectionError if the service
+        cannot be reached, and RendezvousStateError if the blob is no state."""
 
     @abstractmethod
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        """Replace the state if it is still the one of `token` (without a token: if there is still none).
+        """Replace the state if it still matches `token` (without a token: if no state exists yet).
 
         Returns:
-            The state after that, its token, and whether it is ours; None if unknown.
+            The resulting state, its token, and whether it is ours; None if unknown.
 
         Raises:
             RendezvousConnectionError: the service cannot be reached.
@@ -135,14 +135,14 @@ class RendezvousBackend(ABC):
 
 
 _NO_STATE = b"Y2FuaW1hZGFt"
-"""The initial value of the key, so that reading never waits (contract section 4.4)."""
+"""Initial value of the key, so that reading never waits (contract section 4.4)."""
 
 
 class StoreRendezvousBackend(RendezvousBackend):
     """The key `torch.rendezvous.<run_id>` of a store; the token is its current text."""
 
     def __init__(self, store: Store, run_id: str) -> None:
-        """Make sure that the key exists.
+        """Ensure that the key exists.
 
         Args:
             store: any store with `compare_set`.
@@ -205,13 +205,13 @@ log = get_logger(__name__)
 
 
 _POLL_INTERVAL = 1.0
-"""Seconds between two looks at a backend that cannot notice changes."""
+"""Seconds between reads of a backend that cannot notice changes."""
 _CANCELLABLE_WAIT = 10.0
-"""Seconds of one wait for a change, if waits can be cancelled."""
+"""Seconds per wait for a change, if waits can be cancelled."""
 _REPORTS_AFTER = 12.0
-"""Seconds after a hang was found before a node may act on its own evidence: the others have found it by then."""
+"""Seconds after a hang was found before a node may act on its own evidence: by then the other nodes have found it."""
 _MAX_UNREACHABLE = 60.0
-"""Seconds for which the backend may be unreachable while a node in the job has a request for it."""
+"""Seconds that the backend may be unreachable while a node in the job has a request for it."""
 
 
 class SharedStateLink:
@@ -226,7 +226,7 @@ class SharedStateLink:
         deliver: Deliver,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Begin; returns at once.
+        """Start; returns at once.
 
         Args:
             backend: the backend of the state; from now on, only this link's thread uses it.
@@ -310,7 +310,7 @@ class SharedStateLink:
         self._watcher.stop()
 
     def _step_with_retries(self, request: Request) -> None:
-        """Retry while the backend is unreachable: no request may be lost. A damaged state stays damaged."""
+        """Retry while the backend is unreachable, because no request may be lost. A damaged state stays damaged."""
         since = self._clock.monotonic()
         timeout = request.timeout if isinstance(request, JoinRequest) else _MAX_UNREACHABLE
         while True:
@@ -324,7 +324,7 @@ class SharedStateLink:
                 self._ending.wait(_POLL_INTERVAL)
 
     def _next_request(self) -> Request | None:
-        """The next request; a `Heartbeat` if there was none for a while."""
+        """The next request; a `Heartbeat` if none arrived for a while."""
         try:
             return self._requests.get(timeout=self._retry_timeout())
         except queue.Empty:
@@ -335,11 +335,11 @@ class SharedStateLink:
         until = [min(_POLL_INTERVAL, self._settings.keep_alive_interval / 2)]
         if self._pending is not None and self._node not in self._state.redundancy_list:
             left = self._pending.deadline - self._clock.monotonic()
-            until += [max(0.01, left)] if left > 0 else []  # after that, it waits for something else
+            until += [max(0.01, left)] if left > 0 else []  # after that, the round waits for something else
         return min(until)
 
     def _step_request(self, request: Request) -> None:
-        """Read the changes of other nodes, execute the request, and continue the join if possible."""
+        """Read other nodes' changes, execute the request, and continue the join if possible."""
         self._read()
         self._remove_silent()
         match request:
@@ -361,10 +361,10 @@ class SharedStateLink:
                 self._deliver_if_open(self._progress())
             case ConfirmRequest(number=number):  # newer notifications were delivered
                 self._deliver_if_open(Confirmed(number))
-            case NodeReport() | CollectedPart() | HangReport() | Taken():  # no coordinator, no watchers
+            case NodeReport() | CollectedPart() | HangReport() | Taken():  # no coordinator, so no watchers
                 if self._hangs is not None:
                     self._hangs.on_answer(self._node, request, self._clock.monotonic())
-            # A blob is permanent, so nothing needs repeating; and each node joins by itself.
+            # A blob is permanent, so nothing needs repeating, and each node joins by itself.
             case Heartbeat() | ResumeRequest() | NextStore() | CauseSought() | CauseClues():
                 pass
             case operation:
@@ -376,7 +376,7 @@ class SharedStateLink:
             self._step(self._node, KeepLeaseAlive())
 
     def _remove_silent(self) -> None:
-        """Remove nodes that have been silent for too long."""
+        """Remove nodes that were silent for too long."""
         for node in self._observer.silent(self._clock.monotonic()):
             if node != self._node:
                 silent = f"it was silent for {self._observer.allowance:g} s"
@@ -414,7 +414,7 @@ class SharedStateLink:
             self._deliver_if_open(join_refusal(end, join, self._node, before, self._state, self._settings, view))
 
     def _step(self, node: NodeId, operation: Operation) -> NoChange | Refusal:
-        """Take steps until the operation ends or has to wait; each is decided on the current state."""
+        """Take steps until the operation ends or must wait, deciding each on the current state."""
         while True:
             before, now = self._state, self._clock.monotonic()
             view = self._observer.clock_view(now, self._heartbeat_at)
@@ -455,7 +455,7 @@ class SharedStateLink:
         self._state, self._token = after, token
         self._observer.observe(after, self._clock.monotonic())
         if not before.complete and self._node in before.participants and after.round > before.round:
-            # That round may have used the data of the join (a worker store): the node must join anew.
+            # That round might have used the join's data (a worker store): the node must join anew.
             self._pending = None
         self._joined = self._joined or after.knows(self._node)
         if after.verdict is not None and before.verdict is None:
@@ -474,7 +474,7 @@ class SharedStateLink:
             self._look_for_hang(before, after)
 
     def _look_for_hang(self, before: State, after: State) -> None:
-        """Without a coordinator to collect for all, each node reports on its own workers."""
+        """Look for a hang. Without a coordinator to collect evidence, each node reports on its own workers."""
         if self._hangs is None:
             from rallypoint.observe.watching.hang import HangInvestigation
 
@@ -492,7 +492,7 @@ class SharedStateLink:
 
 
 class _BackendWatcher:
-    """Calls `poke` whenever the backend may have changed; does nothing if the backend cannot notice changes."""
+    """Calls `poke` whenever the backend might have changed; does nothing if the backend cannot notice changes."""
 
     def __init__(self, backend: RendezvousBackend, poke: Callable[[], None], ending: threading.Event) -> None:
         self._wait = getattr(backend, "wait_for_change", None)
@@ -523,13 +523,13 @@ class _BackendWatcher:
 
 
 _LOOK_INTERVAL = 0.05
-"""Seconds between two looks at the file's size. On a network disk, no kernel reports changes."""
+"""Seconds between checks of the file's size. On a network disk, no kernel reports changes."""
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """The handler for `c10d` parameters with `store_type=file`; the endpoint is the file's path.
+    """Create the handler for `c10d` parameters with `store_type=file`; the endpoint is the file's path.
 
-    Without an endpoint, the file is private and temporary, for a job of one node.
+    Without an endpoint, the file is private and temporary, for a job with one node.
 
     Raises:
         UserError: an option cannot work.
@@ -549,7 +549,7 @@ class _StateInFile(ControlPlane):
         self._private = not params.endpoint
 
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
-        """Open the file and begin."""
+        """Open the file and start the link."""
         if self._private:
             from tempfile import mkstemp
 
@@ -564,19 +564,18 @@ class _StateInFile(ControlPlane):
         return SharedStateLink(backend, self.settings, node, address, deliver)
 
     def close(self) -> None:
-        """Remove a temporary file. One named by the user stays: other nodes may still have to read how the job
-        ended.
-        """
+        """Remove a temporary file. A file named by the user stays: other nodes might still have to read how the job
+        ended."""
         if self._private and self._path and os.path.exists(self._path):
             os.unlink(self._path)
 
 
 _COMPACT_ABOVE = 4 * 1024 * 1024
-"""Bytes above which the file is rewritten: each heartbeat of each node appends the whole state."""
+"""Size in bytes above which the file is rewritten: each heartbeat of each node appends the whole state."""
 
 
 class FileBackend(StoreRendezvousBackend):
-    """The state in a file store, which grows with every change, so its size shows whether there is news."""
+    """The state in a file store, which grows with every change, so that its size shows changes."""
 
     def __init__(self, path: str, run_id: str) -> None:
         super().__init__(FileStore(path, compact_above=_COMPACT_ABOVE), run_id)

@@ -1,8 +1,7 @@
-"""The source of a round's worker store. Each round has a new store: the next one cannot read its keys.
+"""Supplies each round's worker store. Each round gets a new store, so that no round can read an earlier one's keys.
 
-The backend and the environment choose one of three ways: the agent hosts it on a port of the kernel's choice (the
-default), it is at the rendezvous endpoint itself (static), or the workers host it
-(`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, contract section 2.1).
+The backend and the environment choose where it is: in the agent, on a port that the kernel chooses (the default), at
+the rendezvous endpoint itself (static), or in a worker (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`, contract section 2.1).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _MIN_CONNECTIONS = 256
-"""Number of clients for which every process has descriptors."""
+"""Number of clients for which every process has enough descriptors."""
 
 
 class StoreAccess:
@@ -33,7 +32,7 @@ class StoreAccess:
 
     @property
     def is_guarded(self) -> bool:
-        """Whether there are restrictions."""
+        """Whether access is restricted."""
         return self._policy.members or bool(self._policy.networks)
 
     def own_addresses(self) -> tuple[str, ...] | None:
@@ -43,8 +42,8 @@ class StoreAccess:
         return interface_addresses()
 
     def peers(self, notifications: Sequence[StorePeers], address: str) -> list[str] | None:
-        """The peers that may connect to the next round's store at `address`; None for all, which is logged once with
-        the reason.
+        """Peers that may connect to the next round's store at `address`; None for all, which is logged once with the
+        reason.
 
         Args:
             notifications: the list from the coordinator.
@@ -60,15 +59,15 @@ class StoreAccess:
 
 
 class WorkerStoreSupply:
-    """One node's supply of worker stores: prepare, begin, round_ended, prepare, begin, round_ended, ..., close."""
+    """A node's supply of worker stores: prepare, begin, round_ended, prepare, begin, round_ended, ..., close."""
 
     hosted_by_agent = True
     """Whether an agent serves the workers' store."""
     _access: StoreAccess | None = None
-    """The peers that may connect to it; None for all."""
+    """Peers that may connect to the store; None for all."""
 
     def prepare(self, address: str) -> tuple[str, int]:
-        """Prepare a store for the next round; a prepared and unused one is reused.
+        """Prepare a store for the next round; reuse one that was prepared but not used.
 
         Args:
             address: this node's address on the way to the control plane.
@@ -79,27 +78,28 @@ class WorkerStoreSupply:
         raise NotImplementedError
 
     def round_ended(self) -> None:
-        """The round has ended, and the next one was not requested yet; workers may still run. Never waits."""
+        """Note that the round ended before the next one was requested; workers might still be running. Never waits."""
 
     def discard_prepared(self) -> None:
-        """The prepared store may have been used in a round that this node never began: prepare another."""
+        """Discard the prepared store, which might have been used in a round that this node never began."""
 
     def own_addresses(self) -> tuple[str, ...] | None:
-        """The addresses from which this node's workers may connect to another node's store; None if unknown."""
+        """Addresses from which this node's workers might connect to another node's store; None if unknown."""
         return None if self._access is None else self._access.own_addresses()
 
     def set_peers(self, notifications: Sequence[StorePeers]) -> None:
-        """This node hosts the next round's store: serve it to the members that the coordinator listed.
+        """Serve the next round's store, which this node hosts, to the members that the coordinator listed.
 
-        Called on any thread, before other nodes can know of the round.
+        Called on any thread, before other nodes can know about the round.
         """
 
     def begin_round(self, *, is_host: bool, clients: int) -> None:
-        """The round has begun: the previous one has ended and, unless this node hosts it, the prepared store can go.
+        """Begin the round: release the previous store and, unless this node hosts the round's store, the prepared one.
 
         Args:
             is_host: whether this node hosts the round's store.
-            clients: connections to the host: from the round's workers and agents, including those to its coordinator.
+            clients: number of connections to the host, from the round's workers and agents, including those to its
+                coordinator.
         """
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class WorkerStoreSupply:
 
 
 def allow_connections(clients: int) -> None:
-    """Allow this many connections to this process, and warn if this is impossible."""
+    """Permit this many connections to this process, and warn if that is impossible."""
     if clients > _MIN_CONNECTIONS:
         from rallypoint.base.descriptors import allow_descriptors
 
@@ -115,13 +115,13 @@ def allow_connections(clients: int) -> None:
 
 
 class AgentStoreSupply(WorkerStoreSupply):
-    """This agent's own server for each round, at one address of this node and a port that the kernel picks."""
+    """The agent's own server for each round, at one address of this node and a port that the kernel chooses."""
 
     def __init__(self, address: str = "", *, only_here: bool = False, peers: PeerPolicy | None = None) -> None:
-        """Create nothing yet.
+        """Prepare; creates nothing yet.
 
         Args:
-            address: this node's address from the user; empty to take it from the control connection.
+            address: this node's address as set by the user; if empty, it comes from the control connection.
             only_here: whether all workers of the job are on this machine.
             peers: the peers that may connect; None for all.
         """
@@ -136,10 +136,10 @@ class AgentStoreSupply(WorkerStoreSupply):
         try:
             self._serve(notifications)
         except OSError as error:
-            log.warning("the worker store cannot serve yet: %s", error)  # tried again when the round begins
+            log.warning("the worker store cannot serve yet: %s", error)  # retried when the round begins
 
     def _serve(self, notifications: Sequence[StorePeers]) -> None:
-        """Begin to serve the prepared store. Raises OSError without a thread for it."""
+        """Start to serve the prepared store. Raises OSError if no thread is available."""
         server, self._told = self._prepared, notifications
         if server is not None:
             access = None if is_loopback(server.host) else self._access
@@ -182,7 +182,7 @@ class AgentStoreSupply(WorkerStoreSupply):
 
 
 class WorkerHostedStores(WorkerStoreSupply):
-    """No server in the agent: the worker of rank 0 opens torch's own, on a port that was free a moment ago."""
+    """No server in the agent: the worker with rank 0 opens torch's own, on a port that was free a moment ago."""
 
     hosted_by_agent = False
 

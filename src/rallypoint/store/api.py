@@ -1,8 +1,8 @@
-"""The interface and the common parts of all stores (contract section 9.5).
+"""The interface and common parts of all stores (contract section 9.5).
 
 Keys are text and values are bytes; a text value is stored as UTF-8. Timeouts are seconds or, for torch's callers,
-timedeltas. Several threads may use a store; while one of them waits in a `TCPStore`, the others wait too. Torch is
-never imported: `to_torch` creates stores for torch's code.
+timedeltas. Several threads can use a store; while one of them waits in a `TCPStore`, the others wait too. This code
+never imports torch: `to_torch` creates stores for torch's code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rallypoint.store.errors import QueueEmptyError, StoreProtocolError, StoreTi
 from rallypoint.store.wire import DONE, I64, MISSING, U64, Op
 
 DEFAULT_TIMEOUT = 300.0
-"""Seconds that a store waits by default, as in torch."""
+"""Default seconds that a store waits, as in torch."""
 
 S = TypeVar("S", bound="Store")
 
@@ -27,9 +27,9 @@ S = TypeVar("S", bound="Store")
 class Store(ABC):
     """A key-value store with waiting, counting, queues and barriers.
 
-    Every method raises StoreConnectionError if the store is lost; StoreTimeoutError if it does not answer or a wait
-    does not end within the given timeout or the store's; and StoreProtocolError if a key or a value is out of bounds.
-    Methods of queues raise NotImplementedError if the store has none.
+    Every method raises StoreConnectionError if the store is lost; StoreTimeoutError if it does not answer, or if a wait
+    does not end within the call's or the store's timeout; and StoreProtocolError if a key or a value is out of bounds.
+    Queue methods raise NotImplementedError if the store has no queues.
     """
 
     def __init__(self, timeout: timedelta | float = DEFAULT_TIMEOUT) -> None:
@@ -37,7 +37,7 @@ class Store(ABC):
 
     @property
     def timeout(self) -> timedelta:
-        """How long `get`, `wait`, `multi_get`, `queue_pop` and `barrier` wait by default."""
+        """Default time that `get`, `wait`, `multi_get`, `queue_pop` and `barrier` wait."""
         return timedelta(seconds=self._timeout)
 
     def set_timeout(self, timeout: timedelta | float) -> None:
@@ -52,7 +52,7 @@ class Store(ABC):
         """Store a value."""
 
     def get(self, key: str) -> bytes:
-        """Return the value; waits until the key exists."""
+        """Return the value; wait until the key exists."""
         return self.multi_get([key])[0]
 
     @abstractmethod
@@ -60,17 +60,17 @@ class Store(ABC):
         """Store `desired` if the current value is `expected`; a missing key counts as empty.
 
         Returns:
-            The value after that. If the key is missing and `expected` is not empty, nothing is stored and `expected` is
-                returned, as in torch's stores.
+            The resulting value. If the key is missing and `expected` is not empty, nothing is stored and `expected` is
+            returned, as in torch's stores.
         """
 
     @abstractmethod
     def add(self, key: str, amount: int) -> int:
-        """Add to a number (a missing key counts as 0) and return the sum. The value is kept as decimal text.
+        """Add to a number (a missing key counts as 0) and return the sum. The value is stored as decimal text.
 
         Raises:
-            UserError: the current value is not a number. With a server, StoreConnectionError, because it closes the
-                connection, as torch's does.
+            UserError: the current value is not a number. A server causes StoreConnectionError instead, because it
+                closes the connection, as torch's does.
         """
 
     @abstractmethod
@@ -87,10 +87,10 @@ class Store(ABC):
 
     @abstractmethod
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values; waits until all keys exist."""
+        """Return the values; wait until all keys exist."""
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Store one value for each key, one by one. Raises UserError if the numbers of values and keys differ."""
+        """Store one value per key, one by one. Raises UserError if the numbers of values and keys differ."""
         for key, value in pairs(keys, values):
             self.set(key, value)
 
@@ -104,18 +104,18 @@ class Store(ABC):
 
     @abstractmethod
     def list_keys(self) -> list[str]:
-        """The names of all keys, in no order."""
+        """The names of all keys, in any order."""
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        """Put a value at the end of a queue. A queue and a value of the same name are independent."""
+        """Add a value to the end of a queue. A queue and a value with the same name are independent."""
         raise NotImplementedError(_NO_QUEUES.format(self._title()))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the oldest value from a queue; waits for one unless `block` is false.
+        """Take the oldest value from a queue; wait for one unless `block` is false.
 
         Raises:
-            QueueEmptyError: the queue was empty, and `block` is false. (Torch's also raises it if another caller was
-                faster.)
+            QueueEmptyError: the queue was empty, and `block` is false. (torch's store also raises it if another caller
+                was faster.)
         """
         raise NotImplementedError(_NO_QUEUES.format(self._title()))
 
@@ -124,10 +124,9 @@ class Store(ABC):
         raise NotImplementedError(_NO_QUEUES.format(self._title()))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        """Wait until `world_size` callers have reached this barrier. An open barrier stays open; after a timeout, the
-        caller still counts.
-        """
-        # A server has its own barriers; elsewhere the members are counted under torch's names for the keys.
+        """Wait until `world_size` callers reach this barrier. An open barrier stays open; after a timeout, the caller
+        still counts."""
+        # A server implements barriers itself; elsewhere the members are counted under torch's key names.
         limit = self._seconds(timeout)
         opened = f"{key}/last_member"
         if self.add(f"{key}/num_members", 1) >= world_size:
@@ -146,9 +145,9 @@ class Store(ABC):
         return True
 
     def to_torch(self) -> Any:
-        """A `torch.distributed.Store` with the same content, for code that passes it to torch.
+        """Create a `torch.distributed.Store` with the same content, for code that passes it to torch.
 
-        For a store on a server, in a file, or within another store, it is torch's own kind; for any other, one that
+        For a store on a server, in a file, or within another store, it is torch's own kind; for any other, a store that
         forwards every call.
 
         Raises:
@@ -167,11 +166,11 @@ class Store(ABC):
         self.close()
 
     def _title(self) -> str:
-        """The name of this store in messages: `the store at host:port`."""
+        """This store's name in messages: `the store at host:port`."""
         return f"this {type(self).__name__}"
 
     def _keys_timeout(self, keys: Sequence[str], limit: float) -> StoreTimeoutError:
-        few = ", ".join(map(repr, keys[:3]))  # not all of a thousand
+        few = ", ".join(map(repr, keys[:3]))  # not a thousand
         missing = (
             f"the key {few}" if len(keys) == 1 else f"some of the {len(keys)} keys {few}" + ", ..." * (len(keys) > 3)
         )
@@ -191,7 +190,7 @@ _NO_QUEUES = "{} has no queues; use a TCPStore or a HashStore"
 
 
 def seconds(timeout: timedelta | float) -> float:
-    """A timeout in seconds. Raises UserError if it is negative or not a number."""
+    """Convert a timeout to seconds. Raises UserError if it is negative or not a number."""
     value = float(timeout) if isinstance(timeout, int | float) else timeout.total_seconds()
     if not value >= 0:
         raise UserError(f"a store's timeout cannot be {value:g} s; use 0 or more seconds")
@@ -199,12 +198,12 @@ def seconds(timeout: timedelta | float) -> float:
 
 
 def key_bytes(key: str) -> bytes:
-    """A key in its stored form, before any prefix. Bytes that `key_text` could not decode come out unchanged."""
+    """Encode a key as stored, before any prefix. Bytes that `key_text` could not decode are restored unchanged."""
     return key.encode("utf-8", "surrogateescape")
 
 
 def key_text(key: bytes) -> str:
-    """The text of a stored key; bytes that are not UTF-8 become lone surrogates."""
+    """Decode a stored key; bytes that are not UTF-8 become lone surrogates."""
     return key.decode("utf-8", "surrogateescape")
 
 
@@ -213,14 +212,14 @@ def value_bytes(value: str | bytes) -> bytes:
 
 
 def pairs(keys: Sequence[str], values: Sequence[str | bytes]) -> Iterator[tuple[str, bytes]]:
-    """Each key with its value. Raises UserError unless each key has one."""
+    """Pair each key with its value. Raises UserError unless each key has one."""
     if len(keys) != len(values):
         raise UserError(f"multi_set got {len(keys)} keys and {len(values)} values; pass one value per key")
     return zip(keys, map(value_bytes, values), strict=True)
 
 
 def increased(key: str, present: bytes | None, amount: int) -> bytes:
-    """A decimal number plus `amount`; None counts as 0. Raises UserError if the value is not a number."""
+    """Add `amount` to a decimal number; None counts as 0. Raises UserError if the value is not a number."""
     try:
         return b"%d" % (int(present or b"0") + amount)
     except ValueError:
@@ -229,7 +228,7 @@ def increased(key: str, present: bytes | None, amount: int) -> bytes:
 
 
 def torch_module() -> Any:
-    """The module `torch.distributed`. Raises UserError if it is not imported."""
+    """Return the module `torch.distributed`. Raises UserError if it is not imported."""
     module: Any = sys.modules.get("torch.distributed")
     if getattr(module, "Store", None) is None:
         raise UserError("torch.distributed is not imported, so no torch store can be created; import it first")
@@ -242,16 +241,15 @@ def if_torch_is_imported(store: Any) -> Any:
 
 
 def forwarding_store(store: object) -> Any:
-    """A torch store that forwards every call to `store`. Raises UserError if torch is not imported."""
+    """Create a torch store that forwards every call to `store`. Raises UserError if torch is not imported."""
     store_of_torch = _class_below(torch_module().Store)(store)
     _keepalive.append(store_of_torch)
     return store_of_torch
 
 
 _keepalive: list[object] = []
-"""Torch's C++ does not keep the Python half of such a store alive, and fails without it: so we do, until the process
-ends.
-"""
+"""torch's C++ does not keep the Python half of such a store alive, and fails without it. So we do, until the process
+ends."""
 
 _classes: dict[type, type] = {}
 
@@ -289,13 +287,13 @@ Receive: TypeAlias = Callable[[int], bytes]
 """Returns exactly this many bytes of the reply."""
 
 _MAX_REPLY = 1 << 40
-"""Bytes of a value or a number of keys above which a reply's length must be wrong. APPEND can exceed MAX_PAYLOAD."""
+"""Length of a value or a number of keys above which a reply must be wrong. APPEND can exceed MAX_PAYLOAD."""
 
 
 class RequestStore(Store):
-    """A store whose operations are requests of `wire`, with a slash before each key, as from torch's clients.
+    """A store whose operations are `wire` requests, with a slash before each key, as torch's clients send them.
 
-    Subclasses only implement the answer to one request: from a server (`client`) or a table (`plain.HashStore`).
+    Subclasses only implement how to answer a request: from a server (`client`) or a table (`plain.HashStore`).
     """
 
     @abstractmethod
@@ -304,7 +302,7 @@ class RequestStore(Store):
 
     @abstractmethod
     def _await(self, timeout: float, op: Op, *fields: Any) -> bool:
-        """Make a request that is answered after some event; False if `timeout` seconds pass first."""
+        """Make a request that is answered after an event; False if `timeout` seconds pass first."""
 
     def set(self, key: str, value: str | bytes) -> None:
         self._exchange(_read_nothing, Op.SET, with_slash(key), value_bytes(value))
@@ -364,7 +362,7 @@ class RequestStore(Store):
                 return value
             if not block:
                 raise QueueEmptyError(f"the queue {key!r} is empty in {self._title()}")
-            # Another caller popped the value that both had seen: wait for the next one.
+            # Another caller popped the value that both saw: wait for the next one.
 
     def queue_len(self, key: str) -> int:
         return self._exchange(read_number, Op.QUEUE_LEN, with_slash(key))

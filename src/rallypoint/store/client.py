@@ -1,13 +1,13 @@
-"""A store on a server: the client of torch's TCPStore protocol, and with `is_master` the server too.
+"""A store on a server: a client of torch's TCPStore protocol, and with `is_master` also the server.
 
-There is one connection and one lock: while one thread waits in the store, another one that uses it waits too, as with
-torch; use a `clone` for each thread. Laws:
+A store has one connection and one lock: while one thread waits in it, other threads that use it also wait, as with
+torch. Use one `clone` per thread. Laws:
 
-- requests and replies stay in step: an error or a signal handler's exception that ends an operation in the middle of
-  its reply also ends the connection, and every later operation raises;
+- requests and replies stay in step: an error or a signal handler's exception in the middle of a reply also ends the
+connection, and every later operation raises;
 - a wait that times out or is interrupted is cancelled, and the store remains usable;
-- the server may start after its clients, and its name may resolve even later, so every step of connecting is retried
-  until the deadline. Only an answer from something other than a store ends this at once.
+- the server can start after its clients, and its name can resolve even later, so every step of connecting is retried
+until the deadline. Only an answer from something other than a store stops the attempts at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 _ANSWER = 60.0
-"""The least number of seconds for a server's answer that depends on no other client."""
+"""Minimum seconds to wait for an answer that depends on no other client."""
 _CANCEL_ANSWER = 5.0
 """Seconds for a server to answer CANCEL_WAIT: the caller's own timeout has already passed."""
 _FINALIZER_WAIT = 1.0
@@ -45,9 +45,9 @@ _POLL = 0.01
 _FIRST_DELAY = 0.01
 _MAX_DELAY = 1.0
 _MAX_BLOCK = 1e6
-"""Seconds of the longest single wait in the kernel's poll; longer waits take several."""
+"""Maximum seconds per wait in the kernel's poll; longer waits take several."""
 _INIT = b"init/"
-"""The counter of clients with a world size, without a leading slash (contract section 9.2)."""
+"""Key that counts clients with a world size, without a leading slash (contract section 9.2)."""
 
 
 class TCPStore(RequestStore):
@@ -56,20 +56,20 @@ class TCPStore(RequestStore):
     Args:
         host_name: the server's name or address.
         port: the server's port; with `is_master`, 0 lets the kernel choose, see `port`.
-        world_size: the number of clients of the store, including this one. Each client that gives it counts.
+        world_size: the number of the store's clients, including this one. Each client that sets it counts.
         is_master: also start the server, on all interfaces of this machine.
         timeout: seconds, or a timedelta, for connecting and for methods that wait.
-        wait_for_workers: with `is_master` and `world_size`, return only when all clients have connected.
+        wait_for_workers: with `is_master` and `world_size`, return only after all clients connect.
         multi_tenant: share one server with other stores of this process on the same port.
         master_listen_fd: with `is_master`, the descriptor of a listening socket to serve on, which the store then owns.
-        use_libuv: accepted for torch's callers, without effect.
+        use_libuv: accepted for compatibility, without effect.
 
     Raises:
         StoreConnectionError: no store answered in time, or the port cannot be listened on.
         StoreProtocolError: something other than a store answered.
     """
 
-    # For `__del__`, also if the constructor failed early.
+    # Needed by `__del__` if the constructor fails early.
     _connection: socket.socket | None = None
     _server: StoreServer | None = None
     _keep_server = False
@@ -116,7 +116,7 @@ class TCPStore(RequestStore):
 
     def to_torch(self) -> Any:
         store = torch_module().TCPStore(self.host, self.port, timeout=self.timeout, wait_for_workers=False)
-        self._keep_server = True  # it has another client: only `close` ends it, not the collector
+        self._keep_server = True  # another client uses it: only `close` ends it, not the collector
         return store
 
     def clone(self) -> TCPStore:
@@ -128,17 +128,17 @@ class TCPStore(RequestStore):
         if connection is not None:
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
-            with self._lock:  # the waiting thread has left it by now
+            with self._lock:  # by now the waiting thread has left it
                 connection.close()
         server, self._server = self._server, None
         if server is not None and release_server(server):
             server.close()
 
     def __del__(self) -> None:
-        # Torch's users drop stores without closing them, and then reuse the port.
+        # torch's users drop stores without closing them, and then reuse the port.
         server = self._server
         if server is None or self._keep_server or sys.is_finalizing():
-            return  # at the interpreter's end, other threads have stopped, some of them with locks
+            return  # when the interpreter ends, other threads have stopped, some while holding locks
         self._server = None
         if release_server(server):
             server.close(_FINALIZER_WAIT)
@@ -169,7 +169,7 @@ class TCPStore(RequestStore):
         raise interruption  # outside the block, which would end the connection
 
     def _cancel_wait(self, connection: socket.socket) -> bool:
-        """Cancel the wait. Returns whether it was granted before the cancellation arrived."""
+        """Cancel the wait. Returns whether it ended before the cancellation arrived."""
         _send(connection, wire.encode(Op.CANCEL_WAIT))
         deadline = Deadline.after(_CANCEL_ANSWER)
         first = receive(connection, 1, deadline)
@@ -188,7 +188,7 @@ class TCPStore(RequestStore):
     def _connected(self) -> Iterator[socket.socket]:
         """The connection for one operation; if that fails, the connection ends too.
 
-        The caller has the lock. It is not taken here: a ^C could come after that and before the block is entered.
+        The caller holds the lock. It is not taken here: a ^C could arrive after that and before the block is entered.
         """
         if self._broken is not None or self._connection is None:
             raise StoreConnectionError(f"{self._title()} cannot be used any more: {self._broken}; open a new store")
@@ -209,9 +209,9 @@ class TCPStore(RequestStore):
             raise
 
     def _end(self, connection: socket.socket, error: BaseException) -> str:
-        """End the connection after `error`; returns the reason in a few words."""
+        """End the connection after `error`; return the reason in a few words."""
         connection.close()
-        if self._broken is None:  # otherwise another thread closed the store, which caused the error
+        if self._broken is None:  # otherwise the error comes from another thread that closed the store
             self._broken = error_reason(error)
         return self._broken
 
@@ -231,8 +231,7 @@ class TCPStore(RequestStore):
 
 class _ClientConnection(socket.socket):
     """A socket that needs no `close`, since torch's users do not close stores: if the collector frees it before its
-    store, there is no ResourceWarning.
-    """
+    store, it causes no ResourceWarning."""
 
     def __del__(self) -> None:
         self.close()
@@ -259,7 +258,7 @@ def connect(endpoint: Endpoint, timeout: float) -> socket.socket:
     """Connect to the store at `endpoint` and exchange greetings, within `timeout` seconds.
 
     Raises:
-        StoreConnectionError: no store answered in time; the message has the last reason.
+        StoreConnectionError: no store answered in time; the message contains the last reason.
         StoreProtocolError: something other than a store answered.
     """
     deadline = Deadline.after(timeout)
@@ -274,7 +273,7 @@ def connect(endpoint: Endpoint, timeout: float) -> socket.socket:
                 f"no store answered at {endpoint} within {timeout:g} s ({last}); check the host and the port, and that "
                 "the server is running"
             )
-        # Jitter, so that a thousand clients of a lost server do not return at the same time.
+        # Add jitter, so that a thousand clients of a lost server do not return at the same time.
         time.sleep(min(delay * (0.5 + os.urandom(1)[0] / 512), deadline.remaining()))
         delay = min(2 * delay, _MAX_DELAY)
 
@@ -297,7 +296,7 @@ def receive(connection: socket.socket, size: int, deadline: Deadline) -> bytes:
 
 
 def _try_once(endpoint: Endpoint, deadline: Deadline) -> socket.socket:
-    """Try each address of the host once, leaving time for the next."""
+    """Try each of the host's addresses once, leaving time for the next."""
     addresses = socket.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     failure: OSError = OSError("the name has no address")
     for tried, (family, kind, protocol, _, address) in enumerate(addresses):
@@ -333,5 +332,5 @@ def _send_greeting(connection: socket.socket, endpoint: Endpoint, deadline: Dead
 
 
 def error_reason(error: BaseException) -> str:
-    """An error in a few words, as the reason in a sentence."""
+    """Describe an error in a few words, as the reason in a sentence."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

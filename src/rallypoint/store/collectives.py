@@ -1,6 +1,6 @@
 """Collectives of workers over a store (contract section 8).
 
-The keys are torch's, so that callers of both kinds can share one store; torch's own stores work too. Unlike in torch,
+The keys are torch's, so that our callers and torch's can share a store; torch's own stores work too. Unlike in torch,
 the store's timeout is unchanged afterwards.
 """
 
@@ -18,7 +18,7 @@ _NUM_MEMBERS, _LAST_MEMBER = "/num_members", "/last_member"
 _TRACE, _TRACING_GATE = "/TRACE", "/TRACING_GATE"
 
 _MAX_NAMED = 16
-"""The most missing ranks that an error names."""
+"""Maximum number of missing ranks that an error names."""
 
 
 @contextmanager
@@ -33,12 +33,12 @@ def store_timeout(store: Store, timeout: float) -> Iterator[None]:
 
 
 def get_all(store: Store, rank: int, prefix: str, world_size: int) -> list[bytes]:
-    """The values of `<prefix>0` to `<prefix><world_size - 1>`; waits until all exist.
+    """Return the values of `<prefix>0` to `<prefix><world_size - 1>`; wait until all exist.
 
-    Rank 0 returns last, after all others have read, so that rank 0's process can serve the store.
+    Rank 0 returns last, after all others have read, so its process can serve the store.
 
     Raises:
-        StoreTimeoutError: not all arrived or read within the store's timeout.
+        StoreTimeoutError: some rank did not arrive or read within the store's timeout.
     """
     values = [bytes(value) for value in store.multi_get([f"{prefix}{rank}" for rank in range(world_size)])]
     last = _count_in(store, world_size, f"{prefix}/finished")
@@ -51,8 +51,7 @@ def synchronize(
     store: Store, data: str | bytes, rank: int, world_size: int, key_prefix: str, timeout: float = 300
 ) -> list[bytes]:
     """Share `data` with all others, and return everybody's data by rank; use a new `key_prefix` each time. Raises
-    StoreTimeoutError if not all arrived within `timeout` seconds.
-    """
+    StoreTimeoutError if not all arrive within `timeout` seconds."""
     with store_timeout(store, timeout):
         store.set(f"{key_prefix}{rank}", data)
         return get_all(store, rank, key_prefix, world_size)
@@ -67,13 +66,13 @@ def barrier(
     rank_tracing_decoder: Callable[[int], str] | None = None,
     trace_timeout: float = 10,
 ) -> None:
-    """Wait until all have arrived; use a new `key_prefix` for each barrier.
+    """Wait until all arrive; use a new `key_prefix` for each barrier.
 
-    If all give their `rank`, the error on rank 0 names the missing ones, in the words of `rank_tracing_decoder`;
-    finding them may take `trace_timeout` more seconds.
+    If all pass their `rank`, the error on rank 0 names the missing ranks, in the words of `rank_tracing_decoder`;
+    finding them can take another `trace_timeout` seconds.
 
     Raises:
-        StoreTimeoutError: not all arrived within `barrier_timeout` seconds.
+        StoreTimeoutError: some rank did not arrive within `barrier_timeout` seconds.
     """
     last = _count_in(store, world_size, key_prefix)
     try:
@@ -90,7 +89,7 @@ def barrier(
 
 
 def _count_in(store: Store, world_size: int, key_prefix: str) -> str:
-    """Count this caller; returns the key that exists once all have arrived."""
+    """Count this caller; return the key that exists once all arrive."""
     last = key_prefix + _LAST_MEMBER
     if store.add(key_prefix + _NUM_MEMBERS, 1) == world_size:
         store.set(last, _SET)
@@ -98,9 +97,9 @@ def _count_in(store: Store, world_size: int, key_prefix: str) -> str:
 
 
 def _trace_missing(store: Store, rank: int, world_size: int, key_prefix: str, timeout: float) -> list[int]:
-    """On rank 0, the first ranks missing at a barrier; other ranks report their arrival and wait for rank 0.
+    """On rank 0, find the first ranks missing at a barrier; other ranks report their arrival and wait for rank 0.
 
-    Empty if the store does not answer either.
+    Empty if the store does not answer.
     """
     deadline = Deadline.after(timeout)
     gate = key_prefix + _TRACING_GATE

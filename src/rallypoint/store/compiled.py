@@ -1,7 +1,7 @@
-"""The store in C (`native/`) in place of `plain.PlainTransport`, with the same laws and log lines.
+"""The store in C (`native/`), which replaces `plain.PlainTransport` and follows the same laws, with the same log lines.
 
-It works without the interpreter's lock. Python adds the rare parts: the sentence for a connection that is refused or
-cannot be accepted.
+It runs without the interpreter's lock. Python adds rare parts, such as the sentence about a connection that is refused
+or cannot be accepted.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class CompiledTransport:
         try:
             self._sockets.add_connection(client.fileno(), data)
         except OSError as error:
-            if error.errno != errno.EPERM:  # otherwise it was logged
+            if error.errno != errno.EPERM:  # otherwise the error was logged
                 log_refusal(self._context.log_lines, peer_of(client), error)
             client.close()
         else:

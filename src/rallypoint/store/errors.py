@@ -1,4 +1,4 @@
-"""The errors of a store; `rallypoint.base.errors` shows the whole tree."""
+"""Errors of a store; `rallypoint.base.errors` shows the whole tree."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ class StoreError(RallypointError, RuntimeError):
 
 class StoreTimeoutError(StoreError):
     """A wait timed out, and the store remains usable; or the server did not answer in time, and the next use raises
-    StoreConnectionError.
-    """
+    StoreConnectionError."""
 
 
 class StoreConnectionError(StoreError):
@@ -25,7 +24,7 @@ class StoreProtocolError(StoreError):
     def __init__(self, text: str, *, is_launcher: bool = False) -> None:
         super().__init__(text)
         self.is_launcher = is_launcher
-        """Whether an agent or `rallyctl` sent them, which asks what listens here."""
+        """Whether the bytes came from an agent or `rallyctl`, which asks what is listening here."""
 
 
 class QueueEmptyError(StoreError):

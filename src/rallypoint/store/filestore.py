@@ -1,11 +1,10 @@
 """A store in a file shared by processes, on one machine or over a file system with working locks.
 
 The file has the format of torch's FileStore, so both can share it. Each operation locks the whole file, and reads on
-from the last position. Waiting checks its size every 10 ms: a file cannot report changes otherwise.
+from the last position. A waiting store checks the file's size every 10 ms, because a file cannot report changes.
 
-While the file is locked, nobody else writes: an incomplete record at its end is from a writer that was killed. It
-counts as not written, and the next writer cuts it off. A file that does not begin like a store's is another file, and
-is never written.
+While the file is locked, nobody else writes, so an incomplete record at its end comes from a writer that was killed. It
+counts as not written, and the next writer cuts it off. A file that does not start like a store's is never written.
 """
 
 from __future__ import annotations
@@ -47,22 +46,22 @@ class FileStore(Store):
     """A store in the file at `path`.
 
     Args:
-        path: the file, created if it is missing.
+        path: the file; created if missing.
         world_size: how many stores will open it; the last one to close removes it. Negative: the file stays.
-        timeout: seconds, or a timedelta, for which methods wait by default.
-        compact_above: bytes above which the file is rewritten with only the latest values, each time it has doubled;
-            None for never, as when torch reads the file too. Not in torch.
+        timeout: default seconds, or a timedelta, that methods wait.
+        compact_above: size in bytes above which the file is rewritten with only the latest values, each time it
+            doubles; None for never, as when torch also reads the file. Not in torch.
 
     Raises:
         StoreConnectionError: the file cannot be opened.
         StoreProtocolError: the file is not a store's.
 
-    Differences from torch's: its `delete_key` also returns True for missing keys, its `num_keys` and `list_keys`
-    include the record that counts openers, and it closes when collected, while this one needs `close`.
+    Differences from torch: torch's `delete_key` also returns True for missing keys, its `num_keys` and `list_keys`
+    include the record that counts openers, and it closes when collected, while this store needs `close`.
     """
 
     _mutex: ClassVar[threading.RLock] = threading.RLock()
-    """Taken by the thread that locks a file, across all stores of this process: a file's lock does not exclude other
+    """Held by the thread that locks a file, across all stores of this process: a file's lock does not exclude other
     threads, and torch waits for it without releasing the interpreter.
 
       1. Thread A has locked the file and needs the interpreter to read it.
@@ -134,7 +133,7 @@ class FileStore(Store):
             return [key_text(key[1:]) for key in self._content if key.startswith(b"/")]
 
     def clone(self) -> FileStore:
-        """Another store on the same file; it counts towards the world size."""
+        """Create another store on the same file; it counts towards the world size."""
         return FileStore(self.path, self._world_size, self._timeout, compact_above=self._compact_above)
 
     def has_extended_api(self) -> bool:
@@ -146,7 +145,7 @@ class FileStore(Store):
             return module.FileStore(self.path, -1)
 
     def close(self) -> None:
-        """Close the file, and remove it if all of the world size have closed it. Idempotent."""
+        """Close the file, and remove it after all of the world size close it. Idempotent."""
         if self._closed:
             return
         with self._mutex, self._locked() as append:
@@ -180,7 +179,7 @@ class FileStore(Store):
         return (now.st_ino, now.st_size) != (self._inode, self._size)
 
     def _change(self, key: str, choose: Callable[[bytes | None], bytes | None]) -> bytes | None:
-        """Replace a value (None: missing) with the result of `choose` (None: keep it); returns the value after that."""
+        """Replace a value (None: missing) with the result of `choose` (None: no change); return the resulting value."""
         name = with_slash(key)
         with self._mutex, self._locked() as append:
             present = self._content.get(name)
@@ -195,9 +194,9 @@ class FileStore(Store):
 
     @contextlib.contextmanager
     def _locked(self, shared: bool = False) -> Iterator[Callable[[bytes], None]]:
-        """Lock the file and read its new records; yields a function that appends records.
+        """Lock the file and read its new records; yield a function that appends records.
 
-        The caller has the mutex. It is not taken here: a ^C could come after that and before the block is entered.
+        The caller holds the mutex. It is not taken here: a ^C could arrive after that and before the block is entered.
         """
         with self._opened(fcntl.LOCK_SH if shared else fcntl.LOCK_EX) as file:
 
@@ -210,15 +209,15 @@ class FileStore(Store):
                 self._compact(file)
 
     def _compact(self, file: int) -> None:
-        """Replace this file, which we have locked exclusively, with one that has only the latest values.
+        """Replace this file, which we have locked exclusively, with one that contains only the latest values.
 
         A reader or writer that waits for the lock finds its file gone, and opens the new one.
         """
         records = b"".join(setting(key, value) for key, value in self._content.items())
         self._compact_above = max(self._compact_above or 0, 2 * len(records))
-        with contextlib.suppress(OSError):  # a full disk or another user's folder: try again at twice the size
+        with contextlib.suppress(OSError):  # a full disk or another user's folder: retry at twice the size
             seen = os.fstat(file)
-            if seen.st_uid == os.geteuid():  # the new file belongs to us
+            if seen.st_uid == os.geteuid():  # the new file would belong to us
                 replace_file(self.path, records, mode=stat.S_IMODE(seen.st_mode))
 
     @contextlib.contextmanager
@@ -246,9 +245,9 @@ class FileStore(Store):
             file.close()  # this releases the lock
 
     def _open_locked(self, lock: int) -> io.FileIO | None:
-        """The open and locked file; None if it is missing and only to be read.
+        """Open and lock the file; None if it is missing and would only be read.
 
-        If it was removed while we waited for the lock, opens its replacement.
+        If it was removed while we waited for the lock, open its replacement.
         """
         while True:
             self._file = None
@@ -276,7 +275,7 @@ class FileStore(Store):
             self._reset_content(now.st_ino)
         data = b""
         while now.st_size > self._size + len(data):
-            # In pieces: the first one reveals another kind of file, however large it is.
+            # Read in pieces: the first one reveals another kind of file, however large it is.
             at = self._size + len(data)
             piece = os.pread(file, min(max(_PIECE, len(data)), now.st_size - at), at)
             if not piece:
@@ -284,15 +283,15 @@ class FileStore(Store):
             data += piece
             data = data[self._apply_records(data, now.st_size - self._size) :]
             if _least_end(data) > now.st_size - self._size:
-                break  # any rest is a killed writer's
+                break  # anything left comes from a killed writer
 
     def _reset_content(self, inode: int) -> None:
-        """The file was replaced or removed: start again."""
+        """Start again with a file that was replaced or removed."""
         self._content.clear()
         self._inode, self._size = inode, 0
 
     def _apply_records(self, records: bytes, size: int) -> int:
-        """Apply the complete records; returns their size in bytes. For `size` see `replay`."""
+        """Apply the complete records; return their size in bytes. For `size` see `replay`."""
         try:
             applied = replay(records, self._content, size, is_begun=self._size > 0)
         except StoreProtocolError as error:
@@ -312,7 +311,7 @@ def _opened_file(path: str, lock: int) -> io.FileIO:
 
 
 def _write(file: int, at: int, records: bytes) -> None:
-    """Append all records or, if the disk is full, none."""
+    """Append all records, or none if the disk is full."""
     written = 0
     try:
         while written < len(records):
@@ -333,7 +332,7 @@ def _write(file: int, at: int, records: bytes) -> None:
 REFCOUNT = b"refcount/"
 """The number of stores that have the file open."""
 CLEANUP = b"cleanup/"
-"""The number of stores that have closed it."""
+"""Number of stores that have closed it."""
 
 _LENGTH = Struct("=I")
 _MAX_LENGTH = (1 << 32) - 1
@@ -341,7 +340,7 @@ _REMOVED = b"-"
 
 
 def setting(key: bytes, value: bytes) -> bytes:
-    """A record. Raises StoreProtocolError if the value is too long for its length field."""
+    """Encode a record. Raises StoreProtocolError if the value is too long for its length field."""
     if len(value) > _MAX_LENGTH:
         raise StoreProtocolError(
             f"a value of {len(value)} bytes is too long for a file; at most {_MAX_LENGTH} are allowed"
@@ -359,11 +358,11 @@ def replay(data: bytes, content: dict[bytes, bytes], size: int | None = None, *,
     Args:
         data: the next bytes of the file.
         content: the latest value of each key.
-        size: the bytes of the file from here on; None for `data` alone.
+        size: the file's size from here on; None for `data` alone.
         is_begun: whether records were read before, so that it is certainly a store's file.
 
     Returns:
-        Where in `data` the first incomplete record begins, incomplete in `data` or in the file.
+        Where in `data` the first record begins that is incomplete in `data` or in the file.
 
     Raises:
         StoreProtocolError: the file is not a store's.
@@ -388,7 +387,7 @@ def replay(data: bytes, content: dict[bytes, bytes], size: int | None = None, *,
 
 
 def _least_end(data: bytes) -> int:
-    """The least end of the record at the beginning of `data`, as far as `data` shows it."""
+    """The minimum end of the record at the start of `data`, as far as `data` shows."""
     end = _LENGTH.size
     if end <= len(data):
         end += _LENGTH.unpack_from(data)[0] + _LENGTH.size
@@ -398,7 +397,7 @@ def _least_end(data: bytes) -> int:
 
 
 def _may_begin(data: bytes) -> bool:
-    """Whether a store's file may begin like this, without a complete record: its first writer was killed."""
+    """Whether a store's file can begin like this, without a complete record: its first writer was killed."""
     first = setting(REFCOUNT, b"1")
     return data == first[: len(data)]
 

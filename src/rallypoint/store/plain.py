@@ -1,37 +1,36 @@
-"""The worker store in plain Python, for machines where the one in C could not be built, and the reference for its
-tests.
+"""The worker store in plain Python, for machines where the one in C could not be built, and as the reference in tests.
 
 `Table` executes requests (contract section 9.3), `Decoder` parses a client's bytes into requests, and `PlainTransport`
 serves connections. `Table` and `Decoder` are pure. Laws of the table:
 
-- **Keys** have bytes as values. A queue of the same name is independent; it exists while it is not empty.
+- **Values** are bytes. A queue with the same name as a key is independent; it exists while it is not empty.
 - **One outstanding wait for each client**: a later WAIT or BARRIER replaces an earlier one.
 - **Any change of a key wakes all waiting clients**: a key once seen stays seen, even if it is deleted before the other
-  keys are set. COMPARE_SET also wakes clients when it stores nothing. A push wakes clients in the order of their
-  arrival, up to and including the first that misses no other key. (Torch's server counts a later push to a client with
-  a missing key again, and ends its wait while a key is still missing.)
+keys are set. COMPARE_SET wakes clients even if it stores nothing. A push wakes clients in the order of their arrival,
+up to and including the first that misses no other key. (torch's server counts a later push to a client with a missing
+key again, and ends its wait while a key is still missing.)
 - **BARRIER is a number under a normal key**. An arrival below the world size wakes nobody, neither waiting clients nor
   earlier arrivals; an arrival at or above it wakes all.
 - **Waiting clients are answered first**, then the client that woke them: one client can be both, and reads its replies
   in that order.
-- **A client that has left is dropped**, and gets no more replies.
+- **A client that left is dropped**, and gets no more replies.
 
 Laws of the decoder:
 
-- only arrived bytes are kept, and no memory is allocated because of a length: a length above the limits is refused as
-  soon as it is read;
+- only arrived bytes are stored, and no memory is allocated because of a length: a length above the limits is refused as
+soon as it is read;
 - the work is linear in the bytes, however they are split;
-- MULTI_SET comes out as one SET for each pair, as soon as the pair is complete; without any pairs, as itself.
+- MULTI_SET becomes one SET per pair, as soon as the pair is complete; without pairs, it stays MULTI_SET.
 
 Laws of the connections, which all belong to the store's one thread:
 
 - a client that does not read is not served: once the kernel has no room for its replies, its next request waits until
-  they were sent. Waiting values are references into the table;
-- a protocol violation or an exceeded limit of the guard closes that connection only, with one log line, after the
-  replies to earlier requests. So do a lack of memory and an internal error.
+they are sent. Waiting values are references into the table;
+- a protocol violation, an exceeded limit of the guard, a lack of memory or an internal error closes only that
+connection, with one log line, after the replies to earlier requests.
 
-Only the store in C has time slices, so that no client's request delays another's, and the guard's limits on the keys
-and bytes of one connection.
+Only the store in C provides time slices, so that no client's request delays another's, and the guard's limits on one
+connection's keys and bytes.
 
 `HashStore` is the table behind a lock, for the threads of one process.
 """
@@ -98,25 +97,25 @@ log = get_logger(__name__)
 
 C = TypeVar("C", bound=Hashable)
 Replies: TypeAlias = list[tuple[C, bytes]]
-"""Clients and the bytes to send, in the order of sending. One reply may have several consecutive pieces."""
+"""Clients and the bytes to send, in the order of sending. One reply can have several consecutive pieces."""
 
 MERGE_LIMIT = 4096
-"""The largest value sent in one piece with its length; a longer one is not copied."""
+"""Maximum size of a value sent in one piece with its length; longer values are not copied."""
 
 _COMMANDS: dict[int, str] = {op: op.name.lower() for op in Op if op is not Op.VALIDATE}
 _NUMBER_TEXT = 4096
-"""Bytes of a value searched for a number."""
+"""Bytes of a value to search for a number."""
 _NUMBER = re.compile(rb"\s*+([+-]?)(?=[0-9])0*+([0-9]{0,19}+)(?![0-9])")
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 
 
 class Table(Generic[C]):
-    """The keys and queues of one store, and the waiting clients. Clients are any hashable tokens.
+    """One store's keys and queues, and its waiting clients. Clients are any hashable tokens.
 
-    Each command takes a client and the fields of its request, and returns all replies that it causes.
+    Each command takes a client and its request's fields, and returns all replies that it causes.
 
     Args:
-        value_limit: bytes to which APPEND may extend a value.
+        value_limit: maximum bytes to which APPEND can extend a value.
     """
 
     def __init__(self, value_limit: float = inf) -> None:
@@ -124,14 +123,13 @@ class Table(Generic[C]):
         self.values: dict[bytes, bytes] = {}
         self.queues: dict[bytes, deque[bytes]] = {}
         self.missing: dict[C, MutableSet[bytes]] = {}
-        """The waiting clients, and the keys that each still misses."""
+        """Waiting clients, and the keys that each still misses."""
         self.lines: dict[bytes, dict[C, None]] = {}
-        """The clients that wait for a key, in order of arrival."""
+        """Clients that are waiting for a key, in order of arrival."""
 
     def execute(self, client: C, op: Op, *fields: Any) -> Replies[C]:
-        """Execute a request of `client`. Raises StoreProtocolError for ADD or BARRIER on a value that is no number, or
-        APPEND beyond the limit; then nothing has changed.
-        """
+        """Execute a client's request. Raises StoreProtocolError for ADD or BARRIER on a value that is not a number, or
+        APPEND beyond the limit; then nothing has changed."""
         command: Callable[..., Replies[C]] = getattr(self, _COMMANDS[op])
         return command(client, *fields)
 
@@ -174,7 +172,7 @@ class Table(Generic[C]):
     def wait(self, client: C, keys: Sequence[bytes]) -> Replies[C]:
         if self._has_all(keys):
             return [(client, DONE)]
-        # A key with only a queue counts as missing here, although a wait for it alone would end at once.
+        # Here a key with only a queue counts as missing, although a wait for it alone would end at once.
         self._begin_wait(client, {key for key in keys if key not in self.values})
         return []
 
@@ -237,13 +235,13 @@ class Table(Generic[C]):
             self.lines.setdefault(key, {})[client] = None
 
     def _changed(self, key: bytes) -> Replies[C]:
-        """Note the key for all clients that wait for it; returns the replies to those that now miss none."""
+        """Mark the key as seen for all clients that wait for it; return the replies to those that now miss none."""
         if key not in self.lines:
             return []
         return [(client, DONE) for client in self.lines.pop(key) if self._has_now_all(client, key)]
 
     def _has_now_all(self, client: C, key: bytes) -> bool:
-        """Note the key for a client that has left its line. Returns whether it was the last missing one."""
+        """Mark the key as seen for a client that left its line. Returns whether it was the last missing one."""
         missing = self.missing[client]
         missing.discard(key)
         if not missing:
@@ -263,7 +261,7 @@ def _value(client: C, value: bytes) -> Replies[C]:
 
 
 def _number(key: bytes, text: bytes) -> int:
-    """The decimal number at the beginning of `text`, as C's strtoll reads it: blanks before, anything after."""
+    """The decimal number at the start of `text`, as C's strtoll reads it: blanks before, anything after."""
     match = _NUMBER.match(text[:_NUMBER_TEXT])
     if match is not None:
         number = int(match[1] + b"0" + match[2])
@@ -273,17 +271,17 @@ def _number(key: bytes, text: bytes) -> int:
 
 
 Request: TypeAlias = tuple[Op, tuple[Any, ...]]
-"""An operation, with the fields that `wire.FIELDS` lists."""
+"""An operation with the fields that `wire.FIELDS` lists."""
 T = TypeVar("T")
 _Parser: TypeAlias = Generator[Request | None, None, T]
 """Parses a part of the stream. Yields complete requests, and None whenever it needs more bytes."""
 
 
 class Decoder:
-    """The requests in one connection's bytes, which must begin with VALIDATE.
+    """Reads requests from one connection's bytes, which must begin with VALIDATE.
 
     Args:
-        limit: bytes of an incomplete request of many keys that may be kept.
+        limit: maximum bytes stored of an incomplete request with many keys.
     """
 
     def __init__(self, limit: float = inf) -> None:
@@ -299,8 +297,7 @@ class Decoder:
 
     def next(self) -> Request | None:
         """The next complete request, or None until more bytes are fed. Raises StoreProtocolError if the bytes violate
-        the protocol or its limits; then the decoder is unusable.
-        """
+        the protocol or its limits; then the decoder is unusable."""
         return next(self._parser)
 
     def close(self) -> None:
@@ -393,9 +390,9 @@ class Decoder:
 _READ_SIZE = 64 * 1024
 _MAX_ACCEPTED = 256
 _MAX_PIECES = 256
-"""The most pieces in one system call."""
+"""Maximum pieces per system call."""
 _BLOCK = 64 * 1024
-"""Bytes of replies to one client that are sent at once, to find out whether there is room for more."""
+"""Bytes of replies to send to one client at once, to find out whether there is room for more."""
 
 
 class _Connection:
@@ -410,7 +407,7 @@ class _Connection:
         self.full = False
         """Whether the kernel has no room for more of `out`."""
         self.closing = False
-        """Whether it is no longer served, and closes once `out` was sent."""
+        """Whether it is no longer served, and closes after `out` is sent."""
 
     def reply(self, piece: bytes) -> None:
         self.out.append(piece)
@@ -441,15 +438,15 @@ class PlainTransport:
         self._selector = selectors.DefaultSelector()
         self._connections: dict[_Connection, None] = {}
         self._ungreeted: dict[_Connection, float] = {}
-        """When each connection without a greeting (at the last look) arrived, the oldest first."""
+        """When each connection without a greeting (at the last check) arrived, oldest first."""
         self._owed: dict[_Connection, None] = {}
-        """Connections with replies not yet passed to the kernel."""
+        """Connections with replies that the kernel does not have yet."""
         self._users = PeerUsers()
         self._descriptors = connection_limit()
         self._woken = False
         self._accept_again_at = inf
         self._full_house = False
-        """Whether accepting pauses because there are as many connections as the guard allows."""
+        """Whether accepting pauses because the number of connections has reached the guard's limit."""
         self._note_peers(context.guard.peers)
         self._selector.register(context.wakeup_fd, selectors.EVENT_READ)
         if context.listener is not None:
@@ -521,7 +518,7 @@ class PlainTransport:
         self._serve(connection, data)
 
     def _serve(self, connection: _Connection, data: bytes) -> None:
-        """Execute the requests that these bytes complete, as long as there is room for replies."""
+        """Execute the requests that these bytes complete, while there is room for replies."""
         try:
             connection.decoder.feed(data)
             while not connection.full and not connection.closing:
@@ -546,7 +543,7 @@ class PlainTransport:
             self._send(self._owed.popitem()[0])
 
     def _send(self, connection: _Connection) -> None:
-        """Send pending replies. Without room, wait for it, and read nothing until then."""
+        """Send pending replies. If there is no room, wait for it, and read nothing until then."""
         if connection not in self._connections:
             return
         was_full = connection.full
@@ -562,7 +559,7 @@ class PlainTransport:
             self._selector.modify(connection.socket, events, connection)
 
     def _refuse(self, connection: _Connection, error: StoreProtocolError) -> None:
-        """Log the reason, and close the connection once its replies were sent."""
+        """Log the reason, and close the connection after its replies are sent."""
         if not connection.closing:
             log_refusal(self._context.log_lines, peer_of(connection.socket), error)
             connection.closing = True
@@ -622,7 +619,7 @@ class PlainTransport:
         try:
             address = packed_address(client.getpeername()[0])
         except OSError:
-            return True  # it has left already; reading will show it
+            return True  # it already left; reading will show that
         return address in self._addresses or any(address in network for network in self._networks)
 
     def _note_peers(self, peers: Sequence[str] | None) -> None:
@@ -635,17 +632,17 @@ class PlainTransport:
         self._addresses = frozenset(network.address for network in allowed or () if network.bits == SINGLE_ADDRESS_BITS)
 
     def _pause_accepting(self, listener: socket.socket, error: int) -> None:
-        """Pause accepting: resources are lacking or, with error 0, there are enough connections."""
+        """Pause accepting: resources are lacking or, with error 0, the limit of connections is reached."""
         before, self._descriptors = self._descriptors, raise_descriptor_limit(self._context, error, self._descriptors)
         if self._descriptors == before:  # otherwise waiting clients are reported again
             self._selector.unregister(listener)
             self._full_house = error == 0
             self._accept_again_at = time.monotonic() + self._context.retry
 
-    # Time passes
+    # Time
 
     def _pause(self) -> float | None:
-        """Seconds until there is work that no event reports."""
+        """Seconds until work is due that no event reports."""
         at = self._accept_again_at
         if self._ungreeted and self._guard.validate_timeout:
             at = min(at, next(iter(self._ungreeted.values())) + self._guard.validate_timeout)
@@ -665,7 +662,7 @@ class PlainTransport:
             self._resume_accepting(now)
 
     def _resume_accepting(self, now: float) -> None:
-        """Accept again if there is a free descriptor for it."""
+        """Accept again if a descriptor is free for it."""
         self._full_house = False
         self._accept_again_at = now + self._context.retry
         with contextlib.suppress(OSError):
@@ -676,16 +673,15 @@ class PlainTransport:
 
 
 class _Shared:
-    """A table with its lock. Its clients are events; a reply sets the event."""
+    """A table and its lock. Its clients are events; a reply sets the event."""
 
     def __init__(self) -> None:
         self.table: Table[threading.Event] = Table()
         self.lock = threading.Lock()
 
     def execute(self, client: threading.Event, op: Op, *fields: Any) -> bytes:
-        """The replies to `client`; the events of other woken clients are set. Raises UserError for ADD on a value that
-        is no number.
-        """
+        """Return the replies to `client`, and set the events of other woken clients. Raises UserError for ADD on a
+        value that is not a number."""
         mine = []
         with self.lock:
             try:
@@ -726,4 +722,4 @@ class HashStore(RequestStore):
             event.wait(min(timeout, threading.TIMEOUT_MAX))
         finally:
             self._shared.forget(event)
-        return event.is_set()  # only now: it may have been set after the wait ended and before it was cancelled
+        return event.is_set()  # checked last: it may have been set between the wait's end and its cancellation

@@ -1,4 +1,4 @@
-"""Stores on top of other stores: one that forwards every call, and one that adds a prefix to keys (contract 9.6)."""
+"""Stores on top of other stores: one forwards every call, and one adds a prefix to keys (contract 9.6)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ForwardingStore(Store):
-    """Subclasses change the names of keys (`_name`), or the calls of the other store."""
+    """Subclasses change the names of keys (`_name`) or the calls to the other store."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -24,11 +24,11 @@ class ForwardingStore(Store):
         return key
 
     def _value(self, value: str | bytes) -> str | bytes:
-        """A value in the form that the other store accepts, if it does not accept all bytes."""
+        """Convert a value to a form that the other store accepts, if it does not accept all bytes."""
         return value
 
     def _limit(self, timeout: timedelta | float | None) -> timedelta | float | None:
-        """A timeout in the form that the other store accepts."""
+        """Convert a timeout to a form that the other store accepts."""
         return timeout
 
     @property
@@ -95,7 +95,7 @@ class ForwardingStore(Store):
 class PrefixStore(ForwardingStore):
     """`store`, with `prefix/` before every key.
 
-    Prefixes of nested stores are in the order from the innermost store outwards: through `PrefixStore("outer",
+    Nested stores' prefixes are ordered from the innermost store outwards: through `PrefixStore("outer",
     PrefixStore("inner", store))`, `y` is `inner/outer/y`. The timeout is `store`'s.
     """
 

@@ -1,12 +1,12 @@
-"""A store on its own thread, and the server: that thread with a listening socket, which is open from the start.
+"""A store on its own thread; a server adds a listening socket, which is open from the start.
 
-No client's request delays anything else in this process. `plain` has the laws of serving. Laws of the thread:
+No client's request delays anything else in this process. `plain` states the laws of serving. Laws of the thread:
 
-- until the first client connects, which the kernel queues, it only sleeps: it imports nothing, and does not delay the
-  start of workers;
-- if resources (descriptors, memory) are lacking, it logs that and tries again, as long as the store is open;
+- until the first client connects (the kernel queues it), the thread only sleeps: it imports nothing, and does not delay
+the start of workers;
+- if resources (descriptors, memory) are lacking, it logs that and retries while the store is open;
 - an internal error is logged and ends the store: its clients are disconnected at once;
-- when `close` returns, all connections are closed; memory is released afterwards, which may take longer.
+- when `close` returns, all connections are closed; releasing memory can take longer.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _logger = get_logger(__name__)
 STORE_VARIABLE = "RALLYPOINT_STORE"
 
 RETRY = 1.0
-"""Seconds before another attempt after resources were lacking."""
+"""Seconds before another attempt after resources ran out."""
 
 
 class StoreThread:
-    """A store and its thread, which ends at `close` or before.
+    """A store and its thread, which ends at `close` or earlier.
 
     Args:
         name: the name of the thread, and of the store in log lines.
         listener: a listening socket, closed at the end; without one, connections come only from `add_connection`.
-        guard: the allowed peers and the limits of each; see there for the defaults.
+        guard: the allowed peers and their limits; see `StoreGuard` for the defaults.
         own_user: whether to refuse other users of this machine, regardless of `guard`.
-        held: whether clients wait in the kernel, without a thread, until `set_peers` is called.
+        held: whether clients wait in the kernel, without a thread, until a call of `set_peers`.
 
     Raises:
-        OSError: there are no descriptors or threads left.
+        OSError: no descriptors or threads are left.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class StoreThread:
         self._name = name
         self._listener = listener
         self._log_lines = RateLimitedLog(_logger, "connections that it refused")
-        self._lock = threading.RLock()  # a finalizer may interrupt, and close this or another store
+        self._lock = threading.RLock()  # a finalizer might interrupt, and close this or another store
         self._new_connections: deque[tuple[socket.socket, bytes]] = deque()
         self._peers: list[Sequence[str] | None] = []  # new peers to apply
         self._closing = False
@@ -81,7 +81,7 @@ class StoreThread:
                 raise
 
     def _begin(self) -> None:
-        """Start the thread. Raises OSError if there are no more."""
+        """Start the thread. Raises OSError if no thread is available."""
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         try:
             thread.start()
@@ -91,7 +91,7 @@ class StoreThread:
 
     @property
     def is_held(self) -> bool:
-        """Whether clients still wait because `set_peers` was not called."""
+        """Whether clients are still waiting because `set_peers` was not called."""
         return self._thread is None
 
     def add_connection(self, client: socket.socket, data: bytes) -> None:
@@ -104,9 +104,8 @@ class StoreThread:
         client.close()
 
     def set_peers(self, peers: Sequence[str] | None) -> None:
-        """Allow only these addresses and networks (None: all), and disconnect others. On any thread. Raises UserError
-        if one of them is neither, and OSError if there is no thread for a store that was held.
-        """
+        """Permit only these addresses and networks (None: all), and disconnect others. On any thread. Raises UserError
+        if one of them is neither, and OSError if no thread is available for a store that was held."""
         if peers is not None:
             from rallypoint.store.transport import networks
 
@@ -117,7 +116,7 @@ class StoreThread:
                 if not self._over:
                     self._wakeup.set()
             elif not self._closing:
-                self._begin()  # the thread takes the peers before it serves anybody
+                self._begin()  # the thread applies the peers before it serves anybody
 
     def close(self, most: float | None = None) -> None:
         """End all connections and stop listening. Everything is closed when this returns. Idempotent; on any thread.
@@ -125,9 +124,9 @@ class StoreThread:
         In a forked process, this only closes the fork's descriptors; the original store continues.
 
         Args:
-            most: the most seconds to wait: a finalizer may have interrupted any thread, including the store's own.
+            most: maximum seconds to wait: a finalizer might have interrupted any thread, including the store's own.
         """
-        if os.getpid() != self._process:  # nobody would signal the end in a fork
+        if os.getpid() != self._process:  # in a fork nobody would signal the end
             self._release()
             return
         with self._lock:
@@ -171,7 +170,7 @@ class StoreThread:
         poll.poll(None if seconds is None else seconds * 1000)
 
     def _open(self) -> StoreTransport | None:
-        """Open the store as soon as there are resources; None if it is closed before."""
+        """Open the store once resources are available; None if it is closed before."""
         while not self._closing:
             try:
                 from rallypoint.store.transport import StoreGuard, TransportContext
@@ -181,7 +180,7 @@ class StoreThread:
                 return open_transport(TransportContext(self._listener, self._wakeup.fileno(), self._log_lines, guard))
             except (OSError, MemoryError, ImportError) as error:
                 self._log_lines.warning("%s cannot serve yet, and tries again in %g s: %s", self._name, RETRY, error)
-                self._wakeup.clear()  # connected clients must wait too
+                self._wakeup.clear()  # connected clients must also wait
                 self._sleep(seconds=RETRY)
         return None
 
@@ -272,12 +271,12 @@ def open_transport(context: TransportContext) -> StoreTransport:
 
 
 class RoundStores:
-    """A new store for each round behind one port, for servers that hand over connections by their first bytes.
+    """One new store per round behind one port, for servers that hand over connections by their first bytes.
 
     The next round cannot read a round's keys, although workers find both at the same address. For any thread.
 
     Args:
-        guard: the allowed peers and the limits of each.
+        guard: the allowed peers and their limits.
         own_user: see `StoreThread`.
     """
 
@@ -292,8 +291,7 @@ class RoundStores:
 
     def add_connection(self, client: socket.socket, data: bytes) -> None:
         """Serve a connection from which `data` was already read; close it if it cannot be served. Raises OSError if no
-        descriptors or threads are left for a store.
-        """
+        descriptors or threads are left for a store."""
         with self._lock:
             try:
                 if self._current is None and not self._closed:
@@ -307,14 +305,14 @@ class RoundStores:
                 self._current.add_connection(client, data)
 
     def next_round(self) -> None:
-        """Give new connections a new, empty store; old ones keep theirs."""
+        """Connect new clients to a new, empty store; old connections keep theirs."""
         with self._lock:
             if self._current is not None:
                 self._previous.append(self._current)
                 self._current = None
 
     def set_peers(self, peers: Sequence[str] | None) -> None:
-        """Like `StoreThread.set_peers`, also for later rounds."""
+        """Like `StoreThread.set_peers`, including later rounds."""
         from rallypoint.store.transport import networks
 
         networks(peers)
@@ -331,23 +329,22 @@ class RoundStores:
             store.close()
 
     def close(self) -> None:
-        """End all present and future connections. Idempotent."""
+        """End all current and future connections. Idempotent."""
         with self._lock:
             self._closed = True
         self.next_round()
         self.end_previous()
 
 
-# Servers that several stores of this process share on one port (`multi_tenant`, contract section 9.5).
+# Servers that several stores in this process share on one port (`multi_tenant`, contract section 9.5).
 
-_lock = threading.RLock()  # a finalizer may interrupt, and release a server
-_servers: dict[int, list[StoreServer]] = {}  # the server of each port, once for each store that uses it
+_lock = threading.RLock()  # a finalizer might interrupt, and release a server
+_servers: dict[int, list[StoreServer]] = {}  # each port's server, once for each store that uses it
 
 
 def acquire_server(port: int) -> StoreServer:
-    """Return the shared server on `port`, and start it if needed; 0 always starts one. Raises OSError if another
-    process has the port.
-    """
+    """Return the shared server on `port`; start it if needed. 0 always starts one. Raises OSError if another process
+    has the port."""
     with _lock:
         users = _servers.get(port)
         server = users[0] if users else StoreServer(port=port)
@@ -356,7 +353,7 @@ def acquire_server(port: int) -> StoreServer:
 
 
 def release_server(server: StoreServer) -> bool:
-    """Note that a store no longer uses `server`. Returns whether nobody else does, so that the caller must close it."""
+    """Note that a store no longer uses `server`. Returns whether no store does, so that the caller must close it."""
     with _lock:
         users = _servers.get(server.port, [])
         if server not in users:
@@ -369,7 +366,7 @@ def release_server(server: StoreServer) -> bool:
 
 
 def _reset_after_fork() -> None:
-    """A forked process does not serve; the listening sockets belong to the original."""
+    """Stop serving in a forked process: the listening sockets belong to the original process."""
     global _lock
     _lock = threading.RLock()
     _servers.clear()

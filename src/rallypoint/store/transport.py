@@ -1,10 +1,10 @@
-"""The common part of the two stores (`server` selects one), and the limits of their clients.
+"""The parts shared by the two stores (`server` selects one), and the limits on their clients.
 
-The store exists twice: in plain Python (`plain`) and, if there was a compiler at installation, in C (`native/`, behind
-`compiled`). Both keep the laws in `plain`, and the same tests check both.
+The store exists twice: in plain Python (`plain`) and, if a compiler was available at installation, in C (`native/`,
+behind `compiled`). Both follow the laws in `plain`, and the same tests check both.
 
-Torch's clients cannot prove their identity, so any client can read and write all keys: only a client's address guards
-the store. The limits bound the resources of one connection; exceeding them ends only that connection, with a log line.
+torch's clients cannot prove their identity, so any client can read and write all keys: only a client's address guards
+the store. The limits bound one connection's resources; exceeding them ends only that connection, with a log line.
 """
 
 from __future__ import annotations
@@ -37,23 +37,21 @@ class StoreGuard(NamedTuple):
     own_user: bool = False
     """Whether to refuse other users of this machine except root (`base.netlink`)."""
     validate_timeout: float = 30.0
-    """Seconds within which a connection must greet; 0 for no limit."""
+    """Seconds in which a connection must send its greeting; 0 for no limit."""
     keepalive: tuple[int, int, int] = (120, 30, 6)
-    """Seconds of silence before the kernel probes a client's machine, seconds between further probes, and the number of
-    unanswered probes that end the connection.
-    """
+    """Seconds of silence before the kernel probes a client's machine, seconds between later probes, and the number of
+    unanswered probes that end the connection."""
     connections: int = 0
-    """The most connections at once; further ones wait. 0 for as many as there are descriptors."""
+    """Maximum number of connections at once; others wait. 0 for as many as there are descriptors."""
     request: int = 32 * 1024 * 1024
-    """The largest size of a request, which is kept until it is complete."""
+    """Maximum size of a request, which is stored until it is complete."""
     value: int = 32 * 1024 * 1024
-    """The largest size of a value, including APPEND."""
+    """Maximum size of a value, including APPEND."""
     keys: int = 1 << 24
-    """Keys by which one connection may enlarge the store; its deletions are deducted. Only in C."""
+    """Maximum keys by which one connection can enlarge the store; its deletions are deducted. Only in C."""
     bytes: int = 1 << 33
-    """Bytes by which one connection may enlarge the store; each key and each value in a queue costs 64 more. Only in
-    C.
-    """
+    """Maximum bytes by which one connection can enlarge the store; each key and each value in a queue costs 64 more.
+    Only in C."""
 
 
 SINGLE_ADDRESS_BITS = 128
@@ -73,7 +71,7 @@ class Network(NamedTuple):
 
 
 def network(text: str) -> Network:
-    """An address, or a network as `address/bits`. Raises UserError if it is neither."""
+    """Parse an address, or a network as `address/bits`. Raises UserError if it is neither."""
     address, slash, bits = text.strip().partition("/")
     try:
         if not slash:
@@ -96,9 +94,7 @@ def networks(texts: Iterable[str] | None) -> tuple[Network, ...] | None:
 
 
 def packed_address(text: str) -> bytes:
-    """A numeric address in the form of IPv6, without the scope of a link-local one. Raises OSError if it is no
-    address.
-    """
+    """Pack a numeric address in IPv6 form, without a link-local scope. Raises OSError if it is not an address."""
     return inet_pton(AF_INET6, text.partition("%")[0]) if ":" in text else _IPV4_MAPPED + inet_pton(AF_INET, text)
 
 
@@ -110,22 +106,22 @@ def shown_peers(allowed: Sequence[str] | None) -> str:
 
 
 ACCEPT_RETRY = 1.0
-"""Seconds without new connections after resources for one were lacking."""
+"""Seconds without new connections after resources for one ran out."""
 
 
 class TransportContext(NamedTuple):
-    """What the thread of a store provides."""
+    """What a store's thread provides."""
 
     listener: socket.socket | None
     """A listening socket; queued clients are served first. None: connections come only from `add_connection`."""
     wakeup_fd: int
-    """The descriptor of a `base.kernel.Wakeup` that makes `StoreTransport.serve` return, which clears it."""
+    """Descriptor of a `base.kernel.Wakeup` that makes `StoreTransport.serve` return. `serve` clears it."""
     log_lines: RateLimitedLog
     """For all log lines that unauthenticated peers can cause."""
     guard: StoreGuard = StoreGuard()
-    """Limits the peers and their resources."""
+    """Limits peers and their resources."""
     retry: float = ACCEPT_RETRY
-    """Seconds without new connections after resources for one were lacking."""
+    """Seconds without new connections after resources for one ran out."""
 
 
 class StoreTransport(Protocol):
@@ -135,22 +131,22 @@ class StoreTransport(Protocol):
         """Serve until the wake-up descriptor is written to."""
 
     def run_once(self) -> bool:
-        """Do some of the pending work, without waiting. Returns whether there was any."""
+        """Do some of the pending work without waiting. Returns whether there was any."""
 
     def add_connection(self, client: socket.socket, data: bytes = b"") -> None:
         """Serve a connected socket from which `data` was already read."""
 
     def set_peers(self, peers: Sequence[str] | None) -> None:
-        """Allow only these addresses and networks (None: all), and disconnect others."""
+        """Permit only these addresses and networks (None: all), and disconnect others."""
 
     def close(self) -> None: ...
 
     def release_memory(self) -> None:
-        """After `close`: release the memory, which takes a while if there are many keys."""
+        """Release the memory after `close`. This takes a while if there are many keys."""
 
 
 def set_options(connection: socket.socket, guard: StoreGuard) -> None:
-    """Set the options of a connection, on itself or on the listening socket from which it inherits them."""
+    """Set a connection's options, on itself or on the listening socket from which it inherits them."""
     connection.setblocking(False)
     if connection.family not in {socket.AF_INET, socket.AF_INET6}:
         return
@@ -181,14 +177,14 @@ def log_refusal(lines: RateLimitedLog, peer: str, error: Exception) -> None:
 
 
 NO_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
-"""Errors for which a connection is impossible now but perhaps not later."""
+"""Errors that mean that a connection is impossible now but perhaps not later."""
 
 
 def raise_descriptor_limit(context: TransportContext, error: int, present: int) -> int:
-    """No connection can be accepted: raise the limit if descriptors are lacking, otherwise log the error.
+    """Raise the limit if a lack of descriptors prevents new connections, otherwise log the error.
 
-    `error` is 0 if there are as many connections as the guard allows; `present` is the first descriptor reserved for
-    other uses. Returns its new value; a different one if a connection can be accepted at once.
+    `error` is 0 if the number of connections has reached the guard's limit; `present` is the first descriptor reserved
+    for other uses. Returns its new value; if that differs, a connection can be accepted at once.
     """
     if not error:
         context.log_lines.warning(

@@ -1,8 +1,8 @@
-"""torch's TCPStore protocol: opcodes, limits, refusals, and each request as bytes (contract section 9.1). Pure.
+"""torch's TCPStore protocol: opcodes, limits, refusals, and the encoding of requests (contract section 9.1). Pure.
 
-All integers are little-endian; a string is a u64 length and its bytes. There is no further framing and there are no
-request ids: replies come in the order of the requests, except that WAIT and BARRIER answer when they can. `plain`
-parses these bytes, and defines the meaning of requests and their replies.
+All integers are little-endian; a string is a u64 length and its bytes. There is no other framing and there are no
+request ids: replies follow the order of the requests, except that WAIT and BARRIER answer when they can. `plain` parses
+these bytes, and defines the meaning of requests and their replies.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from rallypoint.store.errors import StoreProtocolError
 
 MAGIC = 0x3C85F7CE
 LAUNCHER_MAGIC = b"RALLYPT\n"
-"""The first bytes of a control connection, which agents and `rallyctl` also send to a store at their endpoint."""
+"""First bytes of a control connection, which agents and `rallyctl` also send to a store at their endpoint."""
 PROBE_NONCE = 0x52414C4C
 MAX_KEY = 8192
-"""Bytes of the longest key, the client's leading slash included (contract section 9.4)."""
+"""Maximum bytes of a key, including the client's leading slash (contract section 9.4)."""
 MAX_PAYLOAD = 8 * 1024 * 1024
-"""Bytes of the longest value in one request; APPEND can make a stored value longer."""
+"""Maximum bytes of a value in one request; APPEND can make a stored value longer."""
 MAX_KEYS = 131072
-"""The most keys in one CHECK, WAIT, MULTI_GET or MULTI_SET."""
+"""Maximum number of keys in one CHECK, WAIT, MULTI_GET or MULTI_SET."""
 
 U32 = Struct("<I")
 U64 = Struct("<Q")
@@ -34,7 +34,7 @@ DONE = b"\x00"
 MISSING = b"\x01"
 """The reply to CHECK if a key is missing."""
 CANCELLED = b"\x01"
-"""The reply to CANCEL_WAIT. It differs from DONE, so that a client can tell which of the two came first."""
+"""The reply to CANCEL_WAIT. It differs from DONE, so that a client can tell which of them came first."""
 
 
 class Op(IntEnum):
@@ -139,13 +139,13 @@ _SENTENCES = {
 def refusal(
     reason: RefusalReason, number: float = 0, limit: float | str = 0, first: bytes = b"", second: bytes = b""
 ) -> StoreProtocolError:
-    """The error for a reason, with the number, its limit, and the bytes concerned."""
+    """Create the error for a reason, with the number, its limit, and the bytes concerned."""
     sentence = _SENTENCES[reason].format(number=number, limit=limit, first=first, second=second)
     return StoreProtocolError(sentence, is_launcher=first.startswith(LAUNCHER_MAGIC))
 
 
 def string(text: bytes) -> bytes:
-    """The wire form of a key or value: its length and bytes."""
+    """Encode a key or value: its length and bytes."""
     return U64.pack(len(text)) + text
 
 
@@ -154,9 +154,8 @@ def strings(texts: Sequence[bytes]) -> bytes:
 
 
 def encode(op: Op, *fields: Any) -> bytes:
-    """The wire form of a request, with the fields in `FIELDS`. Raises StoreProtocolError if a key, a value or their
-    number exceeds the protocol's limits.
-    """
+    """Encode a request with the fields in `FIELDS`. Raises StoreProtocolError if a key, a value or their number exceeds
+    the protocol's limits."""
     return bytes([op]) + b"".join([_PACK[kind](value) for kind, value in zip(FIELDS[op], fields, strict=True)])
 
 
@@ -165,12 +164,12 @@ def greeting() -> bytes:
 
 
 def probe() -> bytes:
-    """What an agent sends to find out whether a store listens at an address; a store answers with `PROBE_NONCE`."""
+    """Encode the probe by which an agent finds out whether a store is listening; a store answers with `PROBE_NONCE`."""
     return greeting() + encode(Op.PING, PROBE_NONCE)
 
 
 def check(size: int, limit: float, reason: RefusalReason) -> None:
-    """Raise StoreProtocolError for this reason if `size` exceeds the limit."""
+    """Raise StoreProtocolError with this reason if `size` exceeds the limit."""
     if size > limit:
         raise refusal(reason, size, limit)
 

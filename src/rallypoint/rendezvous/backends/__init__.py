@@ -1,1 +1,1 @@
-"""One file for each of our rendezvous backends. A backend knows its service and the handler's parts, but no agent."""
+"""Our rendezvous backends, one file each. A backend knows its service and the handler's parts, but no agent."""

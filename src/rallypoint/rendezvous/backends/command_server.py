@@ -1,12 +1,11 @@
-"""The server for this machine's commands to a coordinator without other nodes, which has no server of its own.
+"""Serves this machine's commands to a coordinator without other nodes, which has no server itself.
 
-It takes 9 MB and 50 ms of imports, and most jobs never need it. A listening socket costs nothing: it opens once the
-workers have started, and the server starts when a command connects. Laws:
+A server takes 9 MB and 50 ms of imports, and most jobs never need one. A listening socket costs nothing: it opens once
+the workers have started, and the server starts when a command connects. Laws:
 
-1. The job does not need this. If descriptors or threads are lacking, `open` or `serve` fails and nothing else changes;
-   either can be tried again.
-2. The server has its own loop. The shared loop is for the job's needs, which would lose it if it could not be created
-   now.
+1. The job does not need this server. If descriptors or threads are lacking, `open` or `serve` fails and nothing else
+   changes; either can be retried.
+2. The server has its own loop. The job needs the shared loop, and would lose it if it could not be created now.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from rallypoint.control.coordinator.server import ControlServer
 
 _STOP_TIMEOUT = 1.0
-"""Seconds that the end of a job waits for the loop."""
+"""Seconds that a job's end waits for the loop."""
 
 
 class CommandServer:
@@ -43,7 +42,7 @@ class CommandServer:
         self._served: tuple[ControlServer, LoopThread] | None = None
 
     def serve(self) -> None:
-        """Start the server, unless it runs or was closed. Takes time. Raises RallypointError or RuntimeError."""
+        """Start the server unless it is running or was closed. Takes time. Raises RallypointError or RuntimeError."""
         if self._has_server() or self._closed:
             return
         from rallypoint.base.loop import LoopThread
@@ -51,7 +50,7 @@ class CommandServer:
 
         loop = LoopThread("rallypoint-commands")
         try:
-            _ = loop.loop  # waits, without the lock
+            _ = loop.loop  # waits without holding the lock
             with self._lock:
                 if not (self._has_server() or self._closed):
                     server = ControlServer(self._dispatcher, self.listener, keys=self._keys, tls=self._tls, loop=loop)

@@ -1,10 +1,10 @@
 """`c10d`: the control server inside the agent that owns the endpoint.
 
-The host is inferred as in the contract's section 4.4: the node on the machine that the endpoint names; of several
-agents there, the first to bind. The addresses of a name may change, and may not exist yet when nodes start (as is usual
-on Kubernetes), so this is checked before each attempt to connect.
+The host is inferred as in the contract's section 4.4: the node on the machine that the endpoint names; if several
+agents run there, the first to bind. A name's addresses can change, and might not exist yet when nodes start (as is
+usual on Kubernetes), so this is checked before each attempt to connect.
 
-`store_type=file` keeps the state in a shared file instead (`shared_state`).
+`store_type=file` stores the state in a shared file instead (`shared_state`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ log = get_logger(__name__)
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """The handler for `c10d` parameters. Nothing is opened before the first join.
+    """Create the handler for `c10d` parameters. Opens nothing before the first join.
 
     Raises:
         UserError: an option or the endpoint cannot work.
@@ -68,7 +68,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         raise UserError(f"rendezvous option store_type={store_type!r} is unknown; choose tcp or file")
     endpoint = parse_endpoint(params.endpoint, C10D_PORT)
     refuse_unknown_port(params, endpoint)
-    # Other machines cannot know a port that the kernel will choose, nor reach a loopback address.
+    # Other machines can neither know a port that the kernel will choose nor reach a loopback address.
     only_here = is_loopback(endpoint.host) or (endpoint.port == 0 and endpoint.host == "localhost")
     listeners = partial(control_listeners, params, [endpoint.host], endpoint.port, only_here=only_here)
     control = _EmbeddedControl(endpoint, params, listeners)
@@ -76,7 +76,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 class _EmbeddedControl(ControlPlane):
-    """This node's end of the control plane: the server if this node hosts it, and the link."""
+    """This node's side of the control plane: the server if this node hosts it, and the link."""
 
     def __init__(
         self, endpoint: Endpoint, params: RendezvousParameters, listeners: Callable[[], list[socket.socket]]
@@ -89,15 +89,14 @@ class _EmbeddedControl(ControlPlane):
         self._tls = control_tls(params.config)
         self._listeners = listeners
         self._is_alone = self.settings.max_nodes == 1 and endpoint.port == 0
-        """Whether no other node can join or know the port: then there is no socket, and no thread unless something
-        waits.
-        """
+        """Whether no other node can join or know the port: then no socket is open, and no thread runs unless something
+        is scheduled."""
         self._server: ControlServer | None = None
         self._dispatcher: Dispatcher | None = None
         """The dispatcher, if this agent hosts it."""
         self._timer_thread: TimerThread | None = None
         self._opening = threading.Lock()
-        """Taken while a server or socket for commands opens."""
+        """Held while a server or socket for commands opens."""
         self._commands: CommandServer | None = None
         """The server for commands to a coordinator that is alone."""
         self._closed = False
@@ -117,12 +116,12 @@ class _EmbeddedControl(ControlPlane):
         return TcpLink(where, self.settings, own_node(), deliver, deadline)
 
     def _host_if_unhosted(self, lost: bool) -> None:
-        """The endpoint is this machine: host the server if there is none yet, or if it was lost."""
+        """Host the server on this machine, to which the endpoint leads, if none exists yet or it was lost."""
         if self._server is not None:
             return
         try:
             listeners = self._listeners()
-        except OSError:  # another process listens, perhaps the unreachable server
+        except OSError:  # another process is listening, perhaps the unreachable server
             return
         port = self._serve(Dispatcher(self.settings), listeners, has_local_nodes=True)
         if lost:
@@ -161,7 +160,7 @@ class _EmbeddedControl(ControlPlane):
             self._commands.serve()
 
     def close(self) -> None:
-        """End the server, if this agent hosts it."""
+        """End the server if this agent hosts it."""
         with self._opening:
             self._closed = True
         if self._timer_thread is not None:
@@ -173,7 +172,7 @@ class _EmbeddedControl(ControlPlane):
             self._commands.close(why)
 
     def _try_to_host(self, deliver: Deliver) -> Link | None:
-        """Open a server and return the link to it; None if another process has the port and may be the server."""
+        """Open a server and return the link to it; None if another process, which might be the server, has the port."""
         address = self._local_addr or own_address(self._endpoint)
         if self._is_alone:
             self._dispatcher = dispatcher = Dispatcher(self.settings)

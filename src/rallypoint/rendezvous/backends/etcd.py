@@ -1,9 +1,9 @@
-"""`etcd`: etcd (the v3 API) elects the agent with the coordinator, and stores its journal.
+"""`etcd`: etcd (the v3 API) elects the agent that coordinates, and stores its journal.
 
-`etcd-v2` is another name for it, for torchrun's command lines: our nodes do not need torch's keys in the v2 API.
+`etcd-v2` is an alias for torchrun's command lines: our nodes do not need torch's keys in the v2 API.
 
 No machine is special: if any is lost, the others continue. A round costs each node the same as with the embedded
-server, and costs etcd a few writes for any number of nodes (decision 18).
+server, and costs etcd a few writes, however many nodes there are (decision 18).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _TIMEOUT = 3.0
-"""Seconds for a request, over all members together."""
+"""Seconds per request, over all members together."""
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """The handler for the parameters of `etcd` or `etcd-v2`. Nothing is opened before the first join.
+    """Create the handler for `etcd` or `etcd-v2` parameters. Opens nothing before the first join.
 
     Raises:
         UserError: an option or an endpoint cannot work.
@@ -49,7 +49,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 class _EtcdControl(ControlPlane):
-    """This node's end of the control plane: its candidacy in etcd, and the link to the coordinator."""
+    """This node's side of the control plane: its candidacy in etcd, and the link to the coordinator."""
 
     def __init__(self, params: RendezvousParameters) -> None:
         super().__init__(settings_of(params), f"on etcd at {params.endpoint}", rank_hint=rank_hint(params))
@@ -79,15 +79,15 @@ class _EtcdControl(ControlPlane):
         return link
 
     def coordinator(self) -> Dispatcher | None:
-        """The coordinator, if this agent is the elected one."""
+        """The coordinator, if this agent is elected."""
         return None if self._candidate is None else self._candidate.coordinator
 
     def watch_endpoint(self) -> str | None:
-        """The endpoints of etcd, where the elected coordinator can be found."""
+        """The etcd endpoints, where the elected coordinator can be found."""
         return ",".join(map(str, self._endpoints))
 
     def hosts_coordinator(self) -> bool:
-        """Whether this agent is the elected one."""
+        """Whether this agent is elected."""
         return self._candidate is not None and self._candidate.is_leader
 
     def close(self) -> None:
@@ -108,9 +108,9 @@ class _EtcdControl(ControlPlane):
 
 
 def candidate_addresses(endpoints: list[Endpoint], local_addr: str | None) -> list[str]:
-    """Addresses at which other agents may reach this machine, the likeliest first: those used on the way to etcd.
+    """Addresses at which other agents might reach this machine, the likeliest first: those used on the way to etcd.
 
-    If this machine reaches etcd only on itself, each machine may have a member: then the machine's name is added.
+    If this machine reaches etcd only on itself, each machine might have a member. Then the machine's name is added.
     """
     if local_addr:
         return [local_addr]
@@ -125,10 +125,10 @@ _DEFAULT_PREFIX = "/rallypoint"
 
 
 def endpoints_of(text: str) -> list[Endpoint]:
-    """Parse endpoints separated by commas; each may begin with a scheme.
+    """Parse comma-separated endpoints; each may begin with a scheme.
 
     Raises:
-        UserError: one of them is invalid.
+        UserError: an endpoint is invalid.
     """
     parts = [part.strip() for part in text.split(",")]
     bare = [part.removeprefix("http://").removeprefix("https://") for part in parts]
@@ -136,10 +136,10 @@ def endpoints_of(text: str) -> list[Endpoint]:
 
 
 def tls_of(params: RendezvousParameters) -> EtcdTls | None:
-    """The certificates, from the options of either of torch's etcd backends; None for plain connections.
+    """Read the certificates from the options of either of torch's etcd backends; None for plain connections.
 
     Raises:
-        UserError: they do not match.
+        UserError: the options do not match.
     """
     cacert = _file(params, "cacert", "ca_cert")
     cert = _file(params, "cert", "ssl_cert")
@@ -160,16 +160,16 @@ def tls_of(params: RendezvousParameters) -> EtcdTls | None:
 
 
 def prefix_of(params: RendezvousParameters) -> str:
-    """The prefix of all jobs' keys, from our option or torch's."""
+    """Prefix of all jobs' keys, from our option or torch's."""
     return str(params.get("prefix", params.get("etcd_prefix", _DEFAULT_PREFIX)))
 
 
 def credentials_of(params: RendezvousParameters) -> Credentials | None:
-    """User and password; None without a user. The password may be in `RALLYPOINT_ETCD_PASSWORD` or in a file, where
-    other users of the machine cannot read it.
+    """Read user and password; None without a user. The password can be in `RALLYPOINT_ETCD_PASSWORD` or in a file,
+    where other users of the machine cannot read it.
 
     Raises:
-        UserError: there is a password without a user, one of them is not text, or the file cannot be used.
+        UserError: a password is set without a user, user or password is not text, or the file cannot be used.
     """
     user, password = params.get("user"), params.get("password")
     if user is None:

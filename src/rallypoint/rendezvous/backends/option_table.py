@@ -1,6 +1,6 @@
-"""Every key of `--rdzv-conf`: its meaning and its backends. Pure.
+"""All keys of `--rdzv-conf`, with their meanings and backends. Pure.
 
-Imported if options are given, to warn about unknown ones, and for the reference.
+Imported if options are set, to warn about unknown ones, and for the reference.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ STATIC, C10D, ETCD_V2 = "static", "c10d", "etcd-v2"
 _ALL = tuple(BACKENDS)
 _ELASTIC = tuple(name for name in _ALL if name != STATIC)
 _STORING = (C10D, ETCD_V2)
-"""torch's backends whose nodes write heartbeats into a store; ours do so only with a shared file."""
+"""torch's backends whose nodes write heartbeats to a store; ours do so only with a shared file."""
 
 
 def _default(name: str) -> str:
-    """The default of a setting, as people write it, with the unit of seconds."""
+    """A setting's default, as people write it, with the unit of seconds."""
     value = Settings._field_defaults[name]
     match value:
         case bool():
@@ -33,7 +33,7 @@ def _default(name: str) -> str:
 
 
 class OptionText(NamedTuple):
-    """One key. `default` is as people write it, with its unit; `beyond_torchrun`: not in torchrun."""
+    """One key. `default` is as people write it, with its unit; `beyond_torchrun`: unknown to torchrun."""
 
     name: str
     default: str
@@ -211,9 +211,9 @@ OPTIONS = (
         "store_peers", "the members", _ALL, "See `--store-peers`, which takes precedence.", beyond_torchrun=True
     ),
 )
-"""The keys, torchrun's first. A plug-in knows its own keys."""
+"""All keys, torchrun's first. A plug-in knows its own keys."""
 
 KNOWN: Mapping[str, frozenset[str]] = {
     backend: frozenset(option.name for option in OPTIONS if backend in option.backends) for backend in _ALL
 }
-"""The options that a backend, or torchrun's backend of that name, knows."""
+"""The options that a backend, or torchrun's backend with that name, knows."""

@@ -1,4 +1,4 @@
-"""Converts a backend's parameters to the settings of a rendezvous (contract section 4.2)."""
+"""Converts a backend's parameters to a rendezvous's settings (contract section 4.2)."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _DEFAULTS = Settings._field_defaults
-"""The only definition of the defaults of options that are settings of a job."""
+"""The only definition of the defaults of options that are a job's settings."""
 _WHOLE = (
     *("join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout"),
     *("keep_alive_interval", "keep_alive_max_attempt"),
 )
 """Options with positive integer values, as in torch."""
 _SECONDS = ("lease", "notice_timeout", "min_healthy_time", "restart_backoff", "restart_backoff_max")
-"""Options that torch does not have, in seconds, with fractions."""
+"""Options unknown to torch, in seconds, with fractions."""
 
 _TLS = ("tls_cert", "tls_key", "tls_ca", "tls_peer")
-"""The TLS options of the control plane, for all our servers."""
+"""The control plane's TLS options, for all our servers."""
 
 _REMOTE_CONTROL = "remote_control"
-"""Whether a coordinator in this agent without a secret accepts commands from other machines."""
+"""Option: whether a coordinator in this agent without a secret accepts commands from other machines."""
 
 _LISTEN = "listen"
-"""Where a coordinator in this agent listens: an address or name of this machine, or `any` for all interfaces."""
+"""Option: where a coordinator in this agent listens: an address or name of this machine, or `any` interface."""
 
 
 def check_run_id(run_id: str) -> None:
-    """Raise UserError if the id could not be sent, or would be changed on arrival (`control.protocol.validation`)."""
-    if not run_id.isprintable():  # bytes that are not UTF-8 are not printable either
+    """Raise UserError if the id could not be sent, or would change on arrival (`control.protocol.validation`)."""
+    if not run_id.isprintable():  # bytes that are not UTF-8 are also unprintable
         raise UserError(
             f"the run id {run_id!r} contains unprintable characters; choose one without them (--rdzv-id)"
         )
@@ -64,11 +64,11 @@ def settings_of(
     fixed_ranks: bool = False,
     counts_heartbeats: bool = False,
 ) -> Settings:
-    """The settings from a backend's parameters.
+    """Read the settings from a backend's parameters.
 
     Args:
         params: the backend's parameters.
-        join_timeout_key: the option with the seconds to wait for others.
+        join_timeout_key: the option that sets the seconds to wait for others.
         fixed_ranks: see `Settings`.
         counts_heartbeats: see `Settings`.
 
@@ -78,7 +78,7 @@ def settings_of(
     if not params.run_id and not fixed_ranks:
         raise UserError("the run id is empty; set one, the same on all nodes (--rdzv-id)")
     check_run_id(params.run_id)
-    _positive(params, "read_timeout", 60)  # checked but unused: one join deadline bounds connecting
+    _positive(params, "read_timeout", 60)  # checked but unused: one join deadline limits connecting
     times: dict[str, Any] = {name: _positive(params, name, _DEFAULTS[name]) for name in _WHOLE}
     if join_timeout_key != "join_timeout":
         times["join_timeout"] = _positive(params, join_timeout_key, times["join_timeout"])
@@ -155,7 +155,7 @@ def _count(params: RendezvousParameters, name: str) -> int:
 
 
 def job_key(job: str) -> bytes | None:
-    """The key that a node of the job proves to have, from `RALLYPOINT_SECRET`; None without a secret.
+    """Read the key that a node of the job must prove to have from `RALLYPOINT_SECRET`; None without a secret.
 
     Raises:
         UserError: the secret cannot be used (`base.secrets.job_secret`).
@@ -165,7 +165,7 @@ def job_key(job: str) -> bytes | None:
 
 
 def control_tls(options: Mapping[str, object]) -> ControlTls | None:
-    """TLS of the control plane, from the options `tls_cert`, `tls_key`, `tls_ca` and `tls_peer`; None without any.
+    """Read the control plane's TLS from the options `tls_cert`, `tls_key`, `tls_ca` and `tls_peer`; None without any.
 
     Raises:
         UserError: one of the first three is missing, or a file cannot be loaded.
@@ -185,7 +185,7 @@ def control_tls(options: Mapping[str, object]) -> ControlTls | None:
 
 
 def accepted_keys() -> Keys | None:
-    """The keys that a coordinator accepts from nodes; None without a secret. Raises the same as `job_key`."""
+    """Keys that a coordinator accepts from nodes; None without a secret. Raises the same as `job_key`."""
     secret = job_secret()
     return None if secret is None else secret.keys
 
@@ -193,7 +193,7 @@ def accepted_keys() -> Keys | None:
 def control_listeners(
     params: RendezvousParameters, hosts: Sequence[str], port: int, *, only_here: bool = False
 ) -> list[socket.socket]:
-    """The sockets of a coordinator in this agent, only on the addresses that others use for this machine.
+    """Open the sockets of a coordinator in this agent, only on the addresses that others use for this machine.
 
     Args:
         params: the backend's parameters; the option `listen` replaces these addresses, and `local_addr` adds one.
@@ -238,16 +238,16 @@ def refuse_unknown_port(params: RendezvousParameters, endpoint: Endpoint) -> Non
 
 
 def endpoint_words(endpoint: Endpoint, only_here: bool) -> str:
-    """The meeting place in the messages of waiting nodes."""
+    """Describe the meeting place in messages to waiting nodes."""
     return f"at {endpoint}{' (which other machines cannot reach)' if only_here else ''}"
 
 
 def worker_stores(params: RendezvousParameters, *, only_here: bool = False) -> WorkerStoreSupply:
-    """The source of worker stores that are not at the endpoint (contract section 2.1).
+    """Create the supply of worker stores that are not at the endpoint (contract section 2.1).
 
     Args:
         params: the backend's parameters.
-        only_here: whether all nodes are on this machine, even several.
+        only_here: whether all nodes, even if several, are on this machine.
     """
     if os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1":
         if params.get("store_peers"):
@@ -263,7 +263,7 @@ def worker_stores(params: RendezvousParameters, *, only_here: bool = False) -> W
 
 
 def store_peers(params: RendezvousParameters, *, only_here: bool) -> PeerPolicy | None:
-    """The peers that may connect to worker stores, from the option `store_peers`; None if not given and no others can.
+    """Read the peers that may connect to worker stores from the option `store_peers`; None if unset and no others can.
 
     Raises:
         UsageError: the option is neither `members`, `any` nor networks.
@@ -277,10 +277,10 @@ def store_peers(params: RendezvousParameters, *, only_here: bool) -> PeerPolicy 
 
 
 def rank_hint(params: RendezvousParameters) -> int | None:
-    """The group rank that the node requests, if any.
+    """Read the group rank that the node requests, if any.
 
     Raises:
-        UserError: it is not a whole number of at least 0.
+        UserError: the value is not a whole number of at least 0.
     """
     rank = params.get_as_int("rank")
     if rank is not None and rank < range_of("rank_hint").minimum:

@@ -1,12 +1,12 @@
 """Checks that rank 0 of a static job runs where the job's endpoint leads, and reports if it does not.
 
-A node without its --node-rank has rank 0, serves its own job, and would wait for the others until the timeout.
+A node started without its --node-rank gets rank 0, serves its own job, and would wait for the others until the timeout.
 
 Laws:
 
-1. Only certainty ends a job. An endpoint with another machine's address is not enough: with NAT or a virtual address,
-   it may still lead here. Another server of the job that keeps answering there is.
-2. A node whose endpoint leads here, according to its address or a connection, logs nothing.
+1. Only certainty ends a job. Another machine's address at the endpoint is not enough: with NAT or a virtual address, it
+   might still lead here. Another server of the job that keeps answering there is enough.
+2. If the endpoint leads here, according to its address or a connection, nothing is logged.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ log = get_logger(__name__)
 _TELL_AFTER, _UNKNOWN_AFTER = 0.8, 2.0
 """Seconds for the endpoint to lead here, and for its name to resolve."""
 _REFUSE_AFTER = 2.0
-"""Seconds for which another server of the job must have answered. A server that was just replaced may still be
-ending.
-"""
+"""Seconds for which another server of the job must have answered. A server that was just replaced might still be
+ending."""
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
 _ATTEMPT_TIMEOUT = 0.5
 
@@ -42,7 +41,7 @@ def must_run_sentence(endpoint: Endpoint, addresses: list[str]) -> str:
     """`rank 0 must run on n1 (10.77.0.1); this is 10.77.0.2`.
 
     Args:
-        endpoint: of the job. addresses: the addresses of its host; empty if they are not known.
+        endpoint: the job's endpoint. addresses: its host's addresses; empty if unknown.
     """
     where = endpoint.host
     if addresses and addresses != [endpoint.host]:
@@ -55,7 +54,7 @@ def must_run_sentence(endpoint: Endpoint, addresses: list[str]) -> str:
 
 
 class RankZeroResolver(FixedEndpoint):
-    """The endpoint of a static job for a node of another rank."""
+    """A static job's endpoint, for a node with another rank."""
 
     def __init__(self, place: DialTarget, rank: int) -> None:
         super().__init__(place)
@@ -64,12 +63,12 @@ class RankZeroResolver(FixedEndpoint):
 
     @property
     def advice(self) -> str:
-        """The remedy if no server is found there."""
+        """What to do if no server is found there."""
         instruction = must_run_sentence(self.target.endpoint, self._addresses)
         return f"{instruction} with --node-rank {self._rank}; check {self.target.flag}, and that rank 0 has started"
 
     def resolved(self, addresses: list[str]) -> None:
-        """Keep the addresses for the sentence."""
+        """Store the addresses for the sentence."""
         self._addresses = addresses
 
 
@@ -81,11 +80,11 @@ class EndpointCheck:
     """On rank 0, checks whether the endpoint leads here, until that is known or the first round is complete."""
 
     def __init__(self, place: DialTarget, dispatcher: Dispatcher, deliver: Deliver) -> None:
-        """Nothing happens before `start`.
+        """Prepare; does nothing before `start`.
 
         Args:
             place: the job's endpoint.
-            dispatcher: the job's dispatcher, which is served here.
+            dispatcher: the job's dispatcher, served here.
             deliver: called with a `LinkLost` if the endpoint belongs to another job.
         """
         self._target = place
@@ -98,11 +97,11 @@ class EndpointCheck:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin. On the loop's thread."""
+        """Start. On the loop's thread."""
         self._task = asyncio.ensure_future(self._run())
 
     def stop(self) -> None:
-        """End the check, if it has not ended. On the loop's thread."""
+        """End the check, if still running. On the loop's thread."""
         if self._task is not None:
             self._task.cancel()
 
@@ -132,7 +131,7 @@ class EndpointCheck:
         return _TELL_AFTER if self._addresses else _UNKNOWN_AFTER
 
     async def _attempt(self) -> str:
-        """Connect to the endpoint once. Returns the finding; raises _EndpointIsLocal if it leads here."""
+        """Connect to the endpoint once. Returns the finding; raises _EndpointIsLocal if the endpoint leads here."""
         try:
             session = await self._dialer.dial(_ATTEMPT_TIMEOUT, resolved=self._resolved)
         except (*RETRYABLE, HandshakeError) as error:

@@ -1,8 +1,8 @@
-"""`static`: ranks from the user, and the workers' store at the endpoint itself (contract section 4.9).
+"""`static`: the user sets the ranks, and the workers' store is at the endpoint itself (contract section 4.9).
 
-The node of rank 0 listens on `master_addr:master_port`. Workers use the TCPStore protocol there, as they expect. Agents
-use the control protocol on the same port, and so learn of failures, unlike torch's static agents. The first byte of a
-connection distinguishes the two. Each round has a new store behind the same port.
+The node with rank 0 listens on `master_addr:master_port`. Workers use the TCPStore protocol there, as they expect.
+Agents use the control protocol on the same port, and so learn about failures, unlike torch's static agents. A
+connection's first byte distinguishes the two. Each round has a new store behind the same port.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _log = get_logger(__name__)
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """The handler for `static` parameters; always waits for `max_nodes`. Nothing is opened before the first join.
+    """Create the handler for `static`, which always waits for `max_nodes`. Opens nothing before the first join.
 
     Raises:
         UserError: no rank, a rank beyond the number of nodes, no port, or an option that cannot work.
@@ -160,7 +160,7 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
         return self._rank == 0
 
     def close(self) -> None:
-        """Disconnect all workers, and end the server, if this node hosts it."""
+        """Disconnect all workers, and end the server if this node hosts it."""
         if self._stores is not None:
             self._stores.close()
         if self._endpoint_check is not None:
@@ -171,23 +171,22 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
     # The workers' store: see `worker_stores.WorkerStoreSupply`
 
     def set_peers(self, notifications: Sequence[StorePeers]) -> None:
-        """The round is complete."""
+        """Apply the peers once the round is complete."""
         if self._stores is not None and self._access is not None:
             self._stores.set_peers(self._access.peers(notifications, self._endpoint.host))
 
     def prepare(self, address: str) -> tuple[str, int]:
-        """The endpoint as written, to which workers of a static job connect unless none could."""
+        """Return the endpoint as written, to which a static job's workers connect unless none could."""
         return self._workers_host, self._endpoint.port
 
     def round_ended(self) -> None:
-        """Put a new store behind the port. No node can be notified of the next round before, since it needs this
-        node.
-        """
+        """Put a new store behind the port. No node can be notified of the next round earlier, since that round needs
+        this node."""
         if self._stores is not None:
             self._stores.next_round()
 
     def begin_round(self, *, is_host: bool, clients: int) -> None:
-        """The workers of the previous round are gone: disconnect remaining clients of its store."""
+        """Disconnect the previous store's remaining clients: the previous round's workers are gone."""
         if self._stores is not None:
             allow_connections(clients)
             self._stores.end_previous()
