@@ -1,1 +1,1 @@
-"""What ended a worker: error files, `record`, the cause of death, and the report for people."""
+"""What ended a worker: error files, `record`, the cause of death, and the report."""

@@ -1,4 +1,4 @@
-"""One failure as plain data of bounded size, which can be sent."""
+"""One failure as plain data of limited size, which can be sent."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 MAX_TRACEBACK = 16 * 1024
 MAX_MESSAGE = 2 * 1024
 MAX_PATH = 4 * 1024
-"""Limits of the texts, in bytes of UTF-8."""
+"""Maximum sizes of the texts, in bytes of UTF-8."""
 
 _STDERR_COPY = "the worker's standard error, which -t 2 also saves in a file"
 
 
 class Restarts(NamedTuple):
-    """Restarts used, of those allowed; 0 allowed also if unknown."""
+    """Restarts used, and restarts allowed (also 0 if unknown)."""
 
     used: int = 0
     allowed: int = 0
@@ -32,7 +32,7 @@ NO_RESTARTS = Restarts()
 
 
 class Ending(StrEnum):
-    """Why a job, or an agent, has not succeeded, as schedulers see it (`--exit-codes=classified`)."""
+    """Why a job or an agent did not succeed, as schedulers see it (`--exit-codes=classified`)."""
 
     PROGRAM = "the program failed"
     CONFIGURATION = "a value cannot work"
@@ -48,7 +48,7 @@ class Cause(NamedTuple):
 
     `exitcode` is 0 to 255, or -N for death by signal N. `timestamp` is in epoch seconds on `host`'s clock, for people
     and not for comparison. `error_file` is a path on `host`, empty if the worker left none. `traceback` is the
-    exception's traceback, else the end of the worker's standard error, else empty. If `rank` is below 0, no worker has
+    exception's traceback, else the end of the worker's standard error, else empty. If `rank` is negative, no worker
     failed, but something that its node needs to start workers. `ending` is why the job fails if this is its cause.
     """
 
@@ -65,7 +65,7 @@ class Cause(NamedTuple):
 
     @classmethod
     def from_failure(cls, failure: ProcessFailure, rank: int, host: str) -> Cause:
-        """The cause of a failure (`explanation.message_and_traceback`)."""
+        """Create the cause of a failure (`explanation.message_and_traceback`)."""
         from rallypoint.failures.explanation import message_and_traceback
         from rallypoint.failures.failure import NO_FILE
         from rallypoint.failures.texts import truncate, truncate_end

@@ -1,4 +1,4 @@
-"""Turns the output and error file of a failed worker into a message and a traceback."""
+"""Turns a failed worker's output and error file into a message and a traceback."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ _HIDDEN = "(standard output, which --local-ranks-filter hides from the console)"
 _CRASHES = {signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
 """Signals with which a program ends itself."""
 TOOL_FILES = ("uv-receipt.toml", "pipx_metadata.json")
-"""Files that `uv tool` and `pipx` leave in an environment that they have created for one program."""
+"""Files that `uv tool` and `pipx` leave in an environment created for one program."""
 _QUITS_PDB = "Quitting pdb will kill the process."
-"""The last line of a program whose user left the debugger, from Python 3.14 on, which raises no BdbQuit."""
+"""Last line of a program whose user quit the debugger, from Python 3.14 on, which raises no BdbQuit."""
 _MOST_LOOKED_AT = 8
-"""The most tracebacks whose source is read."""
+"""Maximum number of tracebacks whose source is read."""
 
 
 def message_and_traceback(failure: ProcessFailure) -> tuple[str, str]:
-    """The texts of a failure.
+    """Compose a failure's message and traceback.
 
-    The traceback comes from the error file. Without one, an exit by code is explained by the last Python traceback on
-    standard error or standard output, or, if the worker survived that exception, by its last words after it. A death by
-    signal is explained by the last lines on standard error, with the interpreter's stacks. A traceback further up was
-    an exception that the worker survived, unless its program ended with that and then crashed. A failure's `reason` is
-    always its message.
+    The traceback comes from the error file. Without one, the last Python traceback on standard error or standard output
+    explains an exit by code, or, if the worker survived that exception, its last words afterwards. A death by signal is
+    explained by the last lines on standard error, with the interpreter's stacks. A traceback further up shows an
+    exception that the worker survived, unless it ended the program, which then crashed. A failure's `reason` is always
+    its message.
     """
     message, traceback = failure.text, failure.callstack
     if not traceback:
@@ -57,7 +57,7 @@ def message_and_traceback(failure: ProcessFailure) -> tuple[str, str]:
 
 
 def _environment_note(message: str, python: str) -> str:
-    """A note for a missing module, if the workers' Python is not that of the active environment."""
+    """Write a note about a missing module if the workers' Python is not that of the active environment."""
     name = os.path.basename(python)
     if not (message.startswith("ModuleNotFoundError: ") and name.startswith("python") and os.path.isabs(python)):
         return ""
@@ -76,15 +76,15 @@ def _environment_note(message: str, python: str) -> str:
 
 
 def _user_note(message: str) -> str:
-    """A note for a program that asks for the user's name where there is none, as with arbitrary ids in containers."""
-    # The errors of `getpass.getuser` before Python 3.13 and since.
+    """Write a note for a program that asks for the user's name, which arbitrary user ids in containers lack."""
+    # Errors of `getpass.getuser` before and since Python 3.13.
     if "getpwuid(): uid not found: " in message or message == "OSError: No username set in the environment":
         return " (this user id has no name on this machine; set LOGNAME or USER to one)"
     return ""
 
 
 def _from_output(failure: ProcessFailure, message: str, recorded: bool) -> tuple[str, str]:
-    """Message and traceback if no error file has a traceback; `recorded`: an error file has a message."""
+    """Message and traceback if no error file contains a traceback; `recorded`: an error file contains a message."""
     lines, printed = clean_lines(failure.last_lines), clean_lines(failure.last_stdout)
     by_code = failure.exitcode >= 0
     shown, traceback = _ended_by(lines) if by_code else ("", "")
@@ -111,14 +111,13 @@ def _from_output(failure: ProcessFailure, message: str, recorded: bool) -> tuple
     if by_code and not failure.reason:
         message = shown or exit_text(failure.exitcode) + ("" if text else " and wrote nothing")
     notes = [*filter(None, (failure.damaged, context))]
-    # Without a line of the worker's own, our notes alone are no traceback.
+    # Without a line of the worker's own, our notes alone are not a traceback.
     return (message, "\n".join([text, *notes])) if text else ("; ".join([message, *notes]), "")
 
 
 def _ended_by(printed: list[str], elsewhere: str = "") -> tuple[str, str]:
-    """The last words of a worker that has exited with a code on the reason, and the traceback for them. Empty if there
-    is no traceback, or if the worker survived it and then said something `elsewhere`.
-    """
+    """Find the last words about the reason from a worker that exited with a code, and the traceback for them. Empty if
+    there is no traceback, or if the worker survived it and then said something `elsewhere`."""
     lines = unfold_json(printed)
     found = [*tracebacks(lines)]
     candidates = [traceback for traceback in found if not traceback.is_lesser] or found
@@ -140,7 +139,7 @@ def _ended_by(printed: list[str], elsewhere: str = "") -> tuple[str, str]:
 
 
 def _raised_before_crash(lines: list[str]) -> str:
-    """The traceback that ended a program which then crashed during its clean-up; empty if there is none."""
+    """The traceback that ended a program which then crashed while cleaning up; empty if none."""
     last = next((traceback for traceback in tracebacks(lines) if not traceback.is_lesser), None)
     if last is None or not last.is_of_program or TRUNCATION_MARK in lines[last.behind :] or _is_survived(last):
         return ""

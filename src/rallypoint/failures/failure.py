@@ -1,20 +1,20 @@
-"""One failed worker, with everything that its node knows about it (contract sections 6.2 and 7.1).
+"""One failed worker, with all that its node knows about it (contract sections 6.2 and 7.1).
 
-This is the error file in which the worker left its exception; and, beyond its exit code or signal, why it failed as far
-as this machine shows it: above all whether the kernel's out-of-memory killer ended it, according to the counters of its
-control group and the kernel's log.
+This includes the error file in which the worker left its exception, its exit code or signal, and why it failed as far
+as this machine shows: above all whether the kernel's out-of-memory killer ended it, according to its control group's
+counters and the kernel's log.
 
 Laws:
 
-1. Reading an error file never fails: a truncated or invalid one counts as absent, with its text kept for the report.
-   The worker chose what is at the path: only a regular file is read, at most `MAX_SIZE` bytes of it, and its numbers
+1. Reading an error file never fails: a truncated or invalid one counts as absent, but its text is saved for the report.
+   The worker chose what is at the path, so only a regular file is read, at most `MAX_SIZE` bytes of it, and its numbers
    and texts are checked. Writing follows no symbolic link.
-2. The counters show how many processes were killed, not which, and a worker's children are in its group too. So nothing
-   is certain unless the kernel's log, if it can be read, names the worker.
+2. The counters show how many processes were killed, not which ones, and a worker's children are in its group too. So
+   nothing is certain unless the kernel's log is readable and names the worker.
 3. If the kernel shows nothing (no /proc, no control groups), nothing is claimed, and nothing raises.
 
-The first version of control groups counts in `memory.oom_control` what happens in the group itself, the second in
-`memory.events` what happens in it and below it. Without either, there is the counter of the whole machine.
+Control groups v1 count kills in the group itself in `memory.oom_control`; v2 count kills in and below the group in
+`memory.events`. Without either, the whole machine's counter is used.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _HOW_TO_TRACE = "To enable traceback see: https://pytorch.org/docs/stable/elasti
 JsonObject: TypeAlias = dict[str, object]
 
 MAX_SIZE = 4 * 1024 * 1024
-"""Bytes of an error file that are read; a traceback has some thousand."""
+"""Maximum bytes of an error file to read; a traceback has some thousand."""
 _MAX_RAW = 4096
 _LATEST = 253402214400.0
-"""Epoch seconds at the beginning of the last day of the year 9999, which every time zone can show."""
+"""Epoch seconds when the last day of the year 9999 begins, which every time zone can show."""
 _OOM_KILLED = "killed by the kernel's out-of-memory killer"
 _KILLS = "oom_kill"
 _KILLED = rb"Killed process (\d+) .*?anon-rss:(\d+)kB, file-rss:\d+kB, shmem-rss:(\d+)kB"
 _FIRST_NAMESPACE = 0xEFFFFFFC
 """Inode of the first pid namespace, whose pids are in the kernel's log."""
 _NO_LIMIT = 1 << 60
-"""The first version shows some number near 2**63 if there is no limit."""
+"""Control groups v1 show a number near 2**63 if there is no limit."""
 
 
 @dataclass
@@ -61,20 +61,20 @@ class ProcessFailure:
     """A worker's failure. Its error file is read here, once.
 
     Args:
-        local_rank: which worker of this node.
+        local_rank: the worker's rank on this node.
         pid: its process.
         exitcode: 0 to 255, or -N for death by signal N.
-        error_file: the path of its error file; afterwards `<N/A>` if there is none that can be read.
+        error_file: the path of its error file; changed to `<N/A>` if no readable file exists.
         last_lines: the end of its standard error, as bytes.
         last_stdout: the end of its standard output, as bytes.
-        log: the file with all of its standard error; empty if there is none.
+        log: the file with all of its standard error; empty without one.
         stdout: the file with all of its standard output; empty for the console, `/dev/null` if it was hidden.
         program: the program that the worker ran; empty for a function.
         noticed_at: when the failure was noticed, in epoch seconds with fractions.
 
     `error_file_data`, `message` and `timestamp` (whole epoch seconds) are the contract's. `callstack` is the traceback
     from the error file or empty, `damaged` the text of an unreadable one, `reason` a better explanation (see
-    `set_reason`), `context` other findings that may be related, such as a full disk. `moment` is the best estimate of
+    `set_reason`), `context` other findings that might be related, such as a full disk. `moment` is the best estimate of
     when the worker failed, with fractions: it orders failures within one node.
     """
 
@@ -99,9 +99,9 @@ class ProcessFailure:
 
     def __post_init__(self) -> None:
         self.look_closer: Callable[[], str | None] | None = None
-        """Finds a better explanation if that takes milliseconds; see `settle`."""
+        """Finds a better explanation if that takes only milliseconds; see `settle`."""
         self.remark = ""
-        """A text for after the message, in parentheses, such as that the worker has not ended; `exitcode` is then the
+        """Text to add after the message in parentheses, such as that the worker has not ended; then `exitcode` is the
         code with which Python would end it."""
         reply = read_error_file(self.error_file)
         if isinstance(reply, ErrorFile):
@@ -132,9 +132,9 @@ class ProcessFailure:
             self.look_closer = None
 
     def settle(self) -> str:
-        """Look closer, if there is anything to look at. Call it after the announcement, which it would delay.
+        """Investigate further if possible. Call this after the announcement, which it would delay.
 
-        Returns the new explanation; empty if it is the same as before.
+        Returns the new explanation; empty if unchanged.
         """
         look, self.look_closer = self.look_closer, None
         before = self.reason, self.context
@@ -145,7 +145,7 @@ class ProcessFailure:
 
     @property
     def text(self) -> str:
-        """The message as one text, whichever form the error file has."""
+        """The message as one text, whatever the error file's format."""
         if isinstance(self.message, str):
             return self.message
         return str(self.message.get("message", self.message))
@@ -165,7 +165,7 @@ def iso_time(timestamp: float) -> str:
 
 
 def _disk_full(folder: str) -> str:
-    """A sentence if the disk is full below a folder, which has the worker's output and error file."""
+    """Return a sentence if the disk is full below a folder, which contains the worker's output and error file."""
     try:
         disk = os.statvfs(folder)
     except OSError:
@@ -178,7 +178,7 @@ def _disk_full(folder: str) -> str:
 
 
 class ErrorFile(NamedTuple):
-    """The contents of an error file: `data` is the parsed file, `message` its `message` member (a text in newer files).
+    """An error file's contents: `data` is the parsed file, `message` its `message` member (a text in newer files).
 
     `text` and `callstack` are that message and the formatted traceback as texts. `timestamp` is in whole epoch seconds,
     `exact` the same with a fraction if the time of the file itself gives one, else None.
@@ -194,14 +194,14 @@ class ErrorFile(NamedTuple):
 
 
 class UnreadableErrorFile(NamedTuple):
-    """A file that is not an error file, with the beginning of its text."""
+    """A file that is not an error file, with the start of its text."""
 
     path: str
     raw: str
 
 
 def read_error_file(path: str) -> ErrorFile | UnreadableErrorFile | None:
-    """The contents of an error file; None if there is none, or if the file or `path` is empty."""
+    """Read an error file; None if it does not exist, or if the file or `path` is empty."""
     if not path or path == os.devnull:
         return None
     try:
@@ -240,7 +240,7 @@ _KINDS = {
 
 
 def write_error_file(path: str, data: JsonObject) -> None:
-    """Write an error file atomically. A failure is logged."""
+    """Write an error file atomically. Logs a failure."""
     import json
 
     try:
@@ -280,25 +280,25 @@ def _parse(path: str, raw: str, written: float) -> ErrorFile | None:
 
 
 def _timestamp_seconds(value: object, otherwise: float) -> int:
-    """The file's timestamp, a number or its text; otherwise the time of its last change."""
+    """The file's timestamp, from a number or its text; otherwise the time of its last change."""
     if isinstance(value, str | int | float):
         with suppress(ValueError, OverflowError):  # not a number
             seconds = float(value)
-            if math.isfinite(seconds) and 0 <= seconds < _LATEST:  # and not, for instance, nanoseconds
+            if math.isfinite(seconds) and 0 <= seconds < _LATEST:  # and not, for example, nanoseconds
                 return int(seconds)
     return int(otherwise)
 
 
 def _exact_time(timestamp: int, written: float) -> float | None:
-    """The file is written right after the exception was caught, so its own time adds the fraction of the second.
+    """Add the fraction of the second from the file's own time: it is written right after the exception was caught.
 
-    Only if the two are close: the time of a copied file, or of a file on another machine's disk, means nothing.
+    Only if the times are close: the time of a copied file, or of a file on another machine's disk, means nothing.
     """
     return refine_timestamp(timestamp, written) if timestamp <= written < timestamp + 2 else None
 
 
 def refine_timestamp(timestamp: int, moment: float) -> float:
-    """The time nearest to `moment` in the second that begins at `timestamp`; both in epoch seconds."""
+    """The time nearest to `moment` within the second that begins at `timestamp`; both in epoch seconds."""
     return min(max(moment, float(timestamp)), timestamp + 0.999999)
 
 
@@ -306,10 +306,10 @@ def refine_timestamp(timestamp: int, moment: float) -> float:
 
 
 class OomKills:
-    """Kills by the out-of-memory killer in this process's control group, from now on; `proc` and `mounted` are mount
-    points.
+    """Counts kills by the out-of-memory killer in this process's control group from now on; `proc` and `mounted` are
+    mount points.
 
-    Creating one reads two small files.
+    Creating an `OomKills` reads two small files.
     """
 
     def __init__(self, proc: str = "/proc", mounted: str = "/sys/fs/cgroup") -> None:
@@ -318,11 +318,11 @@ class OomKills:
         self._before = self._count()
 
     def reason(self, pid: int, killed: int) -> str:
-        """Why a worker that died of SIGKILL was killed, according to the counters; empty if this killer is not likely.
+        """Why a worker that died of SIGKILL was killed, according to the counters; empty if this killer is unlikely.
 
         Args:
             pid: the worker's pid.
-            killed: workers that have died of a SIGKILL that was not ours, since this object was created.
+            killed: how many workers died of a SIGKILL that was not ours since this object was created.
         """
         before, now = self._before, self._count()
         if now <= before:
@@ -331,7 +331,7 @@ class OomKills:
         return f"{'most likely' if sure else 'perhaps'} {_OOM_KILLED} ({self._facts(before, now)})"
 
     def reason_by_log(self, pid: int) -> str | None:
-        """The same from the kernel's log, which takes milliseconds to read; None if the log does not say."""
+        """Like `reason`, from the kernel's log, which takes milliseconds to read; None if the log does not say."""
         victims = killed_for_memory()
         if victims is None:
             return None
@@ -345,7 +345,8 @@ class OomKills:
         )
 
     def context(self, killed: int) -> str:
-        """A sentence for a worker that ended otherwise, if others in its group were killed; `killed` is as above."""
+        """A sentence about a worker that ended otherwise, if others in its group were killed (`killed`: see `reason`).
+        """
         count = self._count() - self._before
         if self._group is None or count <= 0:
             return ""
@@ -353,7 +354,7 @@ class OomKills:
         return f"since it was started, the kernel's out-of-memory killer has killed {who} ({self._where()})"
 
     def child_by_log(self, words: bytes) -> str:
-        """The same from the kernel's log, if a victim's pid is in a worker's last words; else empty."""
+        """Like `context`, from the kernel's log, if a worker's last words contain a victim's pid; else empty."""
         victims = killed_for_memory() or {}
         child = next((pid for pid in victims if re.search(rb"\b%d\b" % pid, words)), None)
         if child is None:
@@ -399,16 +400,16 @@ class _Cgroup:
 
 
 def megabytes(count: int) -> str:
-    """A number of bytes, for people."""
+    """Format a number of bytes for people."""
     return f"{count / (1 << 20):.0f} MB"
 
 
 @cache
 def _own_cgroup(proc: str, mounted: str) -> _Cgroup | None:
-    """The control group that counts this process's memory, if its counter can be read; a process stays in its group."""
+    """The control group that counts this process's memory, if its counter is readable; a process stays in its group."""
     name, second = own_cgroup_path("memory", proc)
     top = mounted if second else f"{mounted}/memory"
-    # A container sees its own group at the top, and may see its outside name.
+    # A container sees its own group at the top, and might see its outside name.
     for folder in (top + name.rstrip("/"), top) if name else ():
         group = _Cgroup(name, folder, top, second)
         if _number(group.counter, _KILLS) is not None:
@@ -417,7 +418,7 @@ def _own_cgroup(proc: str, mounted: str) -> _Cgroup | None:
 
 
 def own_cgroup_path(controller: str, proc: str = "/proc") -> tuple[str, bool]:
-    """The path of this process's control group, empty if unknown, and whether it is of the second version."""
+    """Path of this process's control group, empty if unknown, and whether it is v2."""
     name = ""
     for line in read_text(f"{proc}/self/cgroup").split("\n"):
         number, _, rest = line.partition(":")
@@ -430,7 +431,7 @@ def own_cgroup_path(controller: str, proc: str = "/proc") -> tuple[str, bool]:
 
 
 def _number(path: str, key: str) -> int | None:
-    """The number after a key in a file of such lines."""
+    """The number after a key in a file with one `key number` per line."""
     for line in read_text(path).split("\n"):
         name, _, value = line.partition(" ")
         if name == key and value.isdigit():
@@ -439,7 +440,7 @@ def _number(path: str, key: str) -> int | None:
 
 
 def killed_for_memory(log: str = "/dev/kmsg", namespace: str = "/proc/self/ns/pid") -> dict[int, int] | None:
-    """The killed processes in the log: pid to bytes used; None if the log cannot be read, or has other pids."""
+    """Killed processes in the log, as pid to bytes used; None if the log cannot be read, or contains other pids."""
     try:
         if os.stat(namespace).st_ino != _FIRST_NAMESPACE:
             return None
@@ -451,18 +452,18 @@ def killed_for_memory(log: str = "/dev/kmsg", namespace: str = "/proc/self/ns/pi
 
 SHARED_MEMORY = "/dev/shm"
 _FULL = 0.05
-"""The free share of shared memory below which it counts as full: allocations there are large."""
+"""Free share of shared memory below which it counts as full: allocations there are large."""
 
 
 def explain_signal(failure: ProcessFailure, kills: OomKills | None = None, killed: int = 1) -> None:
-    """Set the reason of a failure by a signal, if known; otherwise add related findings to its context.
+    """Set the reason of a death by signal, if known; otherwise add related findings to its context.
 
     Only the failure's `settle` reads the kernel's log.
 
     Args:
         failure: the worker's failure; the exception in an error file is not overridden.
         kills: counts kills by the out-of-memory killer since the worker's start.
-        killed: workers that have died since then of a SIGKILL that was not ours.
+        killed: how many workers died since then of a SIGKILL that was not ours.
     """
     if failure.exitcode != -signal.SIGKILL and kills is not None and (context := kills.context(killed)):
         failure.look_closer = partial(_child_by_kernel_log, failure, kills, context)
@@ -519,14 +520,14 @@ class LogEntry(NamedTuple):
 
 
 def raw_entries(path: str = KERNEL_LOG) -> list[bytes]:
-    """All entries unchanged, the oldest first. OSError if the log may not be read."""
+    """Read all entries unchanged, oldest first. Raises OSError if the log may not be read."""
     entries: list[bytes] = []
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         while True:
             try:
                 entry = os.read(fd, 8192)  # one entry
-            except BrokenPipeError:  # it has been overwritten
+            except BrokenPipeError:  # the entry was overwritten
                 continue
             if not entry:
                 break
@@ -539,7 +540,7 @@ def raw_entries(path: str = KERNEL_LOG) -> list[bytes]:
 
 
 def log_entries(entries: Iterable[bytes]) -> list[LogEntry]:
-    """The entries without priorities and properties: `6,1234,5678901,-;text`, with microseconds in the third field."""
+    """Parse entries, dropping priority and properties: `6,1234,5678901,-;text`; the third field is microseconds."""
     parsed = []
     for entry in entries:
         head, _, text = entry.decode(errors="replace").partition(";")

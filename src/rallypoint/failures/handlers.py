@@ -1,7 +1,7 @@
-"""Tells from its source whether a program survives an exception.
+"""Decides from a program's source whether it survives an exception.
 
-A traceback begins in the function that caught the exception. So one that a handler printed begins at a line in the body
-of that handler's `try`; one that ended its program does not.
+A traceback starts in the function that caught the exception. So a traceback printed by a handler starts at a line in
+the body of that handler's `try`; a traceback that ended its program does not.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ if TYPE_CHECKING:
     import ast
 
 _MAX_SIZE = 256 * 1024
-"""Bytes of source that are read; parsing this much takes 0.1 s."""
+"""Maximum bytes of source to read; parsing this much takes 0.1 s."""
 _LEAVES = {"exit", "_exit", "abort", "quit", "kill", "interrupt_main"}
 """Functions with which a handler ends its program."""
 
 
 def survives(file: str, line: int, function: str) -> bool:
-    """Whether a handler there catches an exception from this line of a function, or from a call in it, and the program
-    then continues. False also if the source does not show this, or cannot be read.
-    """
+    """Whether a handler there catches an exception from this line of a function, or from a call in it, after which the
+    program continues. Also False if the source does not show this or cannot be read."""
     tree = _parsed(file)
     if tree is None:
         return False
@@ -46,7 +45,7 @@ def _parsed(file: str) -> ast.Module | None:
     import ast
 
     text = _read(file)
-    # A worker's output may name any file. Warnings about the source belong in the worker, not here.
+    # A worker's output can name any file. Warnings about the source belong in the worker, not here.
     with suppress(ValueError, SyntaxError, RecursionError, MemoryError), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text) if text else None
@@ -54,7 +53,7 @@ def _parsed(file: str) -> ast.Module | None:
 
 
 def _read(file: str) -> bytes:
-    """The contents of a regular file; empty if it is something else, too large, or cannot be read."""
+    """Read a regular file; empty if it is something else, too large, or unreadable."""
     text = b""
     with suppress(OSError, ValueError):
         fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
@@ -65,7 +64,7 @@ def _read(file: str) -> bytes:
 
 
 def _leaves(handler: ast.ExceptHandler, is_main: bool) -> bool:
-    """Whether a handler may end its program: it raises, exits, or returns something like an exit code."""
+    """Whether a handler can end its program: it raises, exits, or returns something like an exit code."""
     import ast
 
     for node in ast.walk(handler):

@@ -1,13 +1,13 @@
-"""What kind of failure a text shows: whether another failure caused it, whether a restart can change it, and whether
-two failures are the same. Pure.
+"""Classifies failures by their texts: whether another failure caused it, whether a restart can help, and whether two
+failures are the same. Pure.
 
 Laws:
 
 1. A *consequence* is the effect of one failure on another process: its collective times out or is aborted, its peer or
-   its store is gone, its watchdog ends it. Everything else, and so everything not in the table, is an *original*.
+   its store is gone, its watchdog ends it. Everything else, including everything not in the table, is an *original*.
 2. A failure is identified by its last line without the parts that differ between processes: pids, ports, addresses,
-   numbers of descriptors, uuids, temporary names. The rank is no part of it, since all ranks run one program.
-3. A restart cannot change a failure whose cause is in the program's files, its interpreter or its arguments.
+   descriptor numbers, uuids, temporary names. The rank is ignored, since all ranks run the same program.
+3. A restart cannot fix a failure whose cause is in the program's files, its interpreter or its arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rallypoint.failures.texts import first_line
 from rallypoint.failures.tracebacks import exception_line, is_said_after, last_traceback
 
 _MAX_LINE = 512
-"""Characters of a last line that identify a failure."""
+"""Maximum characters of a last line that identify a failure."""
 
 _CONSEQUENCES = (
     # gloo
@@ -50,7 +50,7 @@ _CONSEQUENCES = (
 )
 _IS_CONSEQUENCE = re.compile("|".join(_CONSEQUENCES))
 _IS_LOST_PEER = re.compile(r"\b(?:ConnectionResetError|BrokenPipeError|ConnectionAbortedError|EOFError)\b")
-"""Errors that may be a consequence, or may come from a service that has failed."""
+"""Errors that might be a consequence, or might come from a service that failed."""
 
 _CANNOT_CHANGE = re.compile(
     r"^(?:\[[^]]{1,40}\]:? ?)?(?:"
@@ -60,7 +60,7 @@ _CANNOT_CHANGE = re.compile(
 )
 _USAGE_ERROR = re.compile(r"^[^\n]*: error: ", re.MULTILINE)
 _USAGE_CODE = 2
-"""The exit code of argument parsers: argparse, click, most uses of getopt."""
+"""Exit code of argument parsers: argparse, click, most uses of getopt."""
 
 _VARIABLE = (
     (re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE), "<uuid>"),
@@ -79,18 +79,18 @@ def is_consequence(cause: Cause) -> bool:
     """Whether another failure caused this one (law 1)."""
     if cause.rank < 0:
         return False
-    # A library that ends its process with a signal has written the reason somewhere above the stacks.
+    # A library that ends its process with a signal wrote the reason somewhere above the stacks.
     text = f"{cause.message}\n{cause.traceback}" if cause.exitcode < 0 else _last_line(cause)
     return _IS_CONSEQUENCE.search(text) is not None
 
 
 def is_consequence_text(line: str) -> bool:
-    """Whether a line that names an exception may belong to a consequence."""
+    """Whether a line that names an exception might belong to a consequence."""
     return _IS_CONSEQUENCE.search(line) is not None or _IS_LOST_PEER.search(line) is not None
 
 
 def may_be_consequence(cause: Cause) -> bool:
-    """Whether another failure may have caused this one, so that it is worth a moment to look for it."""
+    """Whether another failure might have caused this one, so that a short search for it is worthwhile."""
     return is_consequence(cause) or (cause.exitcode > 0 and _IS_LOST_PEER.search(_last_line(cause)) is not None)
 
 
@@ -106,7 +106,7 @@ def cannot_change(cause: Cause) -> bool:
 def signature(cause: Cause) -> str:
     """The text that two failures share if they are the same (law 2)."""
     if cause.exitcode < 0:
-        return f"signal {-cause.exitcode}"  # the message of such a death may name the process, which differs
+        return f"signal {-cause.exitcode}"  # this message might name the process, which differs
     line = _last_line(cause)
     for pattern, word in _VARIABLE:
         line = pattern.sub(word, line)
@@ -114,10 +114,10 @@ def signature(cause: Cause) -> str:
 
 
 def _last_line(cause: Cause) -> str:
-    """The line that names the exception, or the last words after a survived one; without a traceback, the last line."""
+    """The line that names the exception, or the last words after a survived one; else the last line."""
     lines = (cause.traceback or cause.message).rstrip().splitlines()
     if is_said_after(cause.message, cause.traceback):
         return first_line(cause.message)
-    if traceback := last_traceback(lines):  # our own notes may follow it
+    if traceback := last_traceback(lines):  # our own notes might follow it
         return exception_line(traceback)
     return lines[-1].strip() if lines else ""

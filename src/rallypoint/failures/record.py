@@ -1,7 +1,7 @@
-"""`record`: a decorator for a program's main function, which reports its last exception to the launcher (contract
-section 7.2); and its error handler, which writes the exception to an error file (7.3 and 7.4).
+"""`record`, a decorator for a program's main function that reports its last exception to the launcher (contract section
+7.2), and its error handler, which writes the exception to an error file (7.3 and 7.4).
 
-It works under any launcher that sets `TORCHELASTIC_ERROR_FILE`, and does nothing without one.
+Works under any launcher that sets `TORCHELASTIC_ERROR_FILE`, and does nothing otherwise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rallypoint.failures.failure import JsonObject
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
-"""The environment variable with the path."""
+"""Environment variable that contains the path."""
 
 _logger = get_logger(__name__)
 
@@ -27,13 +27,13 @@ R = TypeVar("R")
 
 
 class ErrorHandler:
-    """Writes this process's own error file, whose path is in `TORCHELASTIC_ERROR_FILE`. A subclass may do more."""
+    """Writes this process's own error file, at the path in `TORCHELASTIC_ERROR_FILE`. A subclass can do more."""
 
     _fn_name: str | None = None
     """The qualified name of the function that `record` runs, for subclasses; None if it has none."""
 
     def set_entrypoint_fn_name(self, fn_name: str | None) -> None:
-        """Called by `record` before `initialize`."""
+        """Store the function's name; called by `record` before `initialize`."""
         self._fn_name = fn_name
 
     def initialize(self) -> None:
@@ -42,14 +42,14 @@ class ErrorHandler:
             import faulthandler
 
             faulthandler.enable(all_threads=True)
-        except Exception as error:  # standard error may be closed, or not be a file
-            _logger.warning("a crash of this process will not show a Python stack: %s", error)
+        except Exception as error:  # standard error might be closed, or not a file
+            _logger.warning("a crash of this process will show no Python stack: %s", error)
 
     def record_exception(self, e: BaseException) -> None:
-        """Write `e` and its traceback, if there is a path for it."""
+        """Write `e` and its traceback, if a path is set."""
         path = self._get_error_file_path()
         if path:
-            # Take the time first: formatting the text may take long.
+            # Take the time first: formatting the text can be slow.
             from time import time
             from traceback import format_exception
 
@@ -59,11 +59,11 @@ class ErrorHandler:
             write_error_file(path, error_data(f"{type(e).__name__}: {e}", "".join(format_exception(e)), now))
 
     def record_success(self) -> None:
-        """Called by `record` when the function has returned. Its own exceptions are not recorded as a failure."""
+        """Called by `record` when the function returns. Its own exceptions are not recorded as a failure."""
         return
 
     def maybe_enrich_signal_failure_message(self, message: str, error_file: str) -> str:
-        """Change a launcher's report of a worker that died of a signal; here, it stays `message`.
+        """Change a launcher's report about a worker that died of a signal; this handler leaves `message` unchanged.
 
         Args:
             message: the traceback, or the explanation.
@@ -87,7 +87,7 @@ class ErrorHandler:
             _logger.error("the error file %r is not passed on: %s is not set", rootcause_error_file, VARIABLE)
 
     def dump_cause(self, cause: Cause) -> None:
-        """Write a failure that left no error file on this node, if there is a path for it."""
+        """Write a failure that left no error file on this node, if a path is set."""
         path = self._get_error_file_path()
         if not path:
             _logger.info("rank %d left no error file to pass on", cause.rank)
@@ -95,7 +95,7 @@ class ErrorHandler:
         from rallypoint.failures.failure import error_data
         from rallypoint.failures.report import failure_detail
 
-        # A launcher above us shows the call stack only.
+        # A launcher above us shows only the call stack.
         data = error_data(cause.message, failure_detail(cause), cause.timestamp)
         self.override_error_code_in_rootcause_data(cause.error_file, data, cause.exitcode)
         self._replace(path, data)
@@ -103,7 +103,7 @@ class ErrorHandler:
     def override_error_code_in_rootcause_data(
         self, rootcause_error_file: str, rootcause_error: JsonObject, error_code: int = 0
     ) -> None:
-        """Put `errorCode` into the data of an error file, in place, unless it is 0; the path is for messages."""
+        """Set `errorCode` in an error file's data, in place, unless it is 0; the path is for messages."""
         message = rootcause_error.get("message")
         if error_code == 0:
             return
@@ -113,7 +113,7 @@ class ErrorHandler:
             _logger.warning("%r contains a plain message, which has no exit code", rootcause_error_file)
 
     def _get_error_file_path(self) -> str | None:
-        """The path of this process's error file; None or empty if there is none."""
+        """Path of this process's error file; None or empty without one."""
         return os.environ.get(VARIABLE)
 
     def _replace(self, path: str, data: JsonObject) -> None:
@@ -144,8 +144,8 @@ def record(
     """Write the exception that ends `fn` to this process's error file, and raise it again.
 
     Use it as `@record`, `@record()` or `record(fn)(...)`. It swallows an exit with code 0 (`sys.exit(0)`), so that code
-    after the call is still running; other exits and interrupts pass. If this process is itself a launcher, a
-    `ChildFailedError` passes on the first failure's own error file, or the known facts of a failure without one.
+    after the call still runs; other exits and interrupts pass. If this process is itself a launcher, a
+    `ChildFailedError` passes on the first failure's own error file, or what is known about a failure without one.
 
     Args:
         fn: the function, normally a program's main.
@@ -189,5 +189,5 @@ def _write_error_file(handler: ErrorHandler, error: Exception) -> None:
             handler.dump_error_file(path, error.root_cause().exitcode)
         else:
             handler.dump_cause(error.root_cause())
-    except Exception:  # such as an exception whose own text raises; it must not hide the exception of `fn`
+    except Exception:  # such as from an exception whose own text raises; it must not hide the exception of `fn`
         _logger.warning("the failure of this process could not be recorded", exc_info=True)

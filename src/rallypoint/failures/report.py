@@ -1,8 +1,8 @@
-"""The report that ends a failed job: which worker failed first, where, how and why.
+"""The report at the end of a failed job: which worker failed first, where, how and why.
 
-Its form is torchrun's (contract section 7.5), so that tools which search for it work. New: the first failure may be on
-another node, a traceback is always shown, and workers that the launcher ended do not count as failures. One report is
-enough for a job: on all other nodes, one line with the cause replaces it.
+Its format is torchrun's (contract section 7.5), so that tools which search for it work. Unlike in torchrun, the first
+failure can be on another node, a traceback is always shown, and workers that the launcher ended do not count as
+failures. A job needs only one report: on all other nodes, one line with the cause replaces it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class ChildFailedError(RallypointError):
 
     Args:
         name: the script, module or command that the workers ran.
-        failures: failures of this node's workers by global rank; may be empty if `cause` is given.
+        failures: failures of this node's workers by global rank; may be empty if `cause` is set.
         cause: the first failure of the whole job; None if only this node's are known.
         stopped: global ranks of this node that the launcher ended, whether or not they are in `failures`.
-        restarts: how many restarts the job has used.
+        restarts: how many restarts the job used.
         reported_elsewhere: whether agents of other nodes print the report.
         ending: why the job ended (`cause.Ending`); empty for a failure of the program.
     """
@@ -59,9 +59,8 @@ class ChildFailedError(RallypointError):
         self.ending = ending
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
-        """Global rank and failure of this node's worker that failed first, except stopped ones. Raises ValueError if
-        none of this node's workers failed.
-        """
+        """Return global rank and failure of this node's worker that failed first, except stopped ones. Raises
+        ValueError if none of this node's workers failed."""
         if (own := self._local_root_rank()) is not None:
             return own, self.failures[own]
         failed = [rank for rank in self.failures if rank not in self.stopped] or list(self.failures)
@@ -69,7 +68,7 @@ class ChildFailedError(RallypointError):
         return first, self.failures[first]
 
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
-        """The report; the delimiters are accepted for torch's callers, and ignored."""
+        """Format the report; the delimiters are accepted for torch's callers, and ignored."""
         return self._report()
 
     def root_cause(self) -> Cause:
@@ -79,7 +78,7 @@ class ChildFailedError(RallypointError):
         return Cause.from_failure(failure, rank, os.uname().nodename)
 
     def root_error_file(self) -> str:
-        """The error file of the first failure if it is on this node, else an empty text."""
+        """The first failure's error file if it is on this node, else an empty text."""
         root = self._local_root_rank() if self.cause is not None else self.get_first_failure()[0]
         path = NO_FILE if root is None else self.failures[root].error_file
         return "" if path == NO_FILE else path
@@ -87,11 +86,11 @@ class ChildFailedError(RallypointError):
     def __str__(self) -> str:
         try:
             return self._line() if self.reported_elsewhere or self._has_no_worker() else self._report()
-        except Exception as error:  # a failure may be an object of any class, and no report at all would be worse
+        except Exception as error:  # a failure can be an object of any class, and no report at all would be worse
             return self._fallback_report(error)
 
     def _line(self) -> str:
-        """The cause, and where the report is if there is one: without a failed worker, there is nothing more."""
+        """The cause, and where to find the report if there is one: without a failed worker, there is nothing more."""
         root = self.root_cause()
         if self._has_no_worker():
             return f"{self.name} FAILED: {root.headline}"
@@ -129,7 +128,7 @@ class ChildFailedError(RallypointError):
         return [*context, f"Restarts used: {self.restarts}"] if self.restarts.allowed else context
 
     def _has_no_worker(self) -> bool:
-        """Whether the job failed without a failed worker, for a reason that all nodes have in one sentence."""
+        """Whether the job failed without a failed worker, for a reason that one sentence states on all nodes."""
         root = self.cause
         return not self.failures and root is not None and root.rank < 0 and root.ending in _OF_NO_WORKER
 
@@ -166,9 +165,9 @@ def _block(index: int, cause: Cause, elsewhere: bool = False) -> str:
 
 
 def _enriched(cause: Cause) -> str:
-    """Everything known about why a worker failed, with the error handler's addition for a death by signal."""
+    """All that is known about why a worker failed, with the error handler's addition for a death by signal."""
     detail = failure_detail(cause)
-    record = sys.modules.get("rallypoint.failures.record")  # a program with another handler has imported it
+    record = sys.modules.get("rallypoint.failures.record")  # a program with a different handler imported it
     if cause.exitcode >= 0 or record is None:
         return detail
     try:
@@ -179,7 +178,7 @@ def _enriched(cause: Cause) -> str:
 
 
 def failure_detail(cause: Cause) -> str:
-    """Everything known about why a worker failed: its traceback, or its message and last lines."""
+    """All that is known about why a worker failed: its traceback, or its message and last lines."""
     if not cause.traceback:
         return cause.message
     line = exception_line(cause.traceback) if is_traceback(cause.traceback) else ""
@@ -196,7 +195,7 @@ def failure_detail(cause: Cause) -> str:
 
 
 def rank_list(ranks: Iterable[int]) -> str:
-    """`rank 3`, or `ranks 0-2, 5`; empty without any."""
+    """`rank 3`, or `ranks 0-2, 5`; empty if there are none."""
     texts = ranges(ranks)
     if not texts:
         return ""

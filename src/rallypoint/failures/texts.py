@@ -1,36 +1,36 @@
-"""Cuts texts of failures, which may have any size, so that they can be shown and sent; notes where the rest is. Pure.
+"""Cuts texts about failures, which can have any size, so that they can be shown and sent. Says where the rest is. Pure.
 
 Laws:
-- a text that is cut keeps its beginning and its end, and so does each line: a traceback keeps its heading, its
-  outermost and innermost frames, and its exception;
-- the last line gets nothing but the mark of a cut, so that the same failure always ends in the same line.
+- a cut text keeps its start and its end, and so does each line: a traceback keeps its heading, its outermost and
+innermost frames, and its exception;
+- only the mark of a cut is added to the last line, so that the same failure always ends in the same line.
 """
 
 from __future__ import annotations
 
 TRUNCATION_MARK = "[...]"
 CUT_NOTE = "[the next line is cut"
-"""The beginning of the note that says where the whole line is."""
+"""Start of the note that says where to find the whole line."""
 OF_STDOUT = "standard output:"
-"""The beginning of a traceback that comes from the end of standard output."""
+"""Start of a traceback that comes from the end of standard output."""
 MAX_LINE = 400
-"""Characters of a line to show."""
+"""Maximum characters per line to show."""
 _LINE_END = 100
 _MAX_PATH = 1024
 
 
 def exit_text(exitcode: int) -> str:
-    """The message if only the exit code is known."""
+    """Message if only the exit code is known."""
     return f"it exited with code {exitcode}"
 
 
 def truncate(text: str, limit: int, source: str = "") -> str:
-    """A text of at most `limit` bytes of UTF-8, with lines of at most `MAX_LINE` characters.
+    """Cut a text to at most `limit` bytes of UTF-8, with lines of at most `MAX_LINE` characters.
 
     Args:
         text: the text; characters that UTF-8 cannot encode (half a surrogate pair in a worker's JSON) become `?`.
         limit: in bytes.
-        source: where the full text is; empty for no note.
+        source: where to find the full text; empty for no note.
     """
     known = f"; all of it is in {truncate_end(source, _MAX_PATH)}" if source else ""
     lines: list[str] = []
@@ -46,7 +46,7 @@ def truncate(text: str, limit: int, source: str = "") -> str:
 
 
 def truncate_line(line: str, width: int = MAX_LINE) -> str:
-    """A line of at most `width` characters, without its middle if it has more."""
+    """Cut the middle out of a line that is longer than `width` characters."""
     if len(line) <= width:
         return line
     end = min(_LINE_END, width // 4)
@@ -59,13 +59,13 @@ def truncate_end(text: str, limit: int) -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line of a text that is not blank, truncated."""
+    """The first nonblank line of a text, truncated."""
     first = next((line.strip() for line in text.split("\n") if line.strip()), "")
     return truncate_line(first)
 
 
 def _without_middle(lines: list[str], excess: int, limit: int, known: str) -> list[str]:
-    """The first lines and, twice as much, the last ones, with a note between them on how much is missing."""
+    """Keep the first lines and twice as many last ones, with a note between them on how much is missing."""
     mark = f"{TRUNCATION_MARK} at least {max(1, excess // 1024)} kB are cut here{known}"
     space = limit - len(mark.encode()) - 2
     head = _lines_that_fit(lines, space // 3)

@@ -1,13 +1,13 @@
-"""Finds why a worker died in the end of its output. Pure.
+"""Finds in the end of a worker's output why it died. Pure.
 
 Laws:
-- a traceback shows an exception in the form of Python, rich or loguru: from the first `Traceback` of its chain to the
-  end of the exception's own text. One that Python itself calls ignored, or that ended only a thread, counts if there is
-  no other;
+- a traceback shows an exception as Python, rich or loguru print it: from the first `Traceback` of its chain to the end
+of the exception's own text. An exception that Python itself calls ignored, or that ended only a thread, counts only if
+there is no other;
 - an exception's text continues after a blank line, until a line that clearly belongs to something else, such as a log;
-- text that a carriage return has overwritten, and colours, are left out, and so is anything that a logger or a launcher
-  puts before each line of a traceback; a traceback behind an unfinished line begins a new line;
-- if the interpreter left the stacks of many threads, the stack of the thread that died comes first.
+- colours, text that a carriage return overwrote, and anything that a logger or a launcher puts before each line of a
+traceback are dropped; a traceback after an unfinished line starts a new line;
+- if the interpreter printed the stacks of many threads, the stack of the thread that died comes first.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _BEHIND_ANYTHING = re.compile(
 )
 _FRAME_BELOW = re.compile(r'(?:\[rank\d+\]: )?  (?:\| +)?(?:  )?File "')
 _OF_A_LIBRARY = re.compile(r"\s*[A-Z][a-z]+ $")
-"""A library's words before a traceback that it quotes: `Original Traceback (most recent call last):`."""
+"""A library's words before a traceback that it quotes, as in `Original Traceback (most recent call last):`."""
 _FRAME = re.compile(r'  File ".*", line \d+, in ')
 _OUTERMOST = re.compile(r'[> |]* File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+)')
 _OUTERMOST_IN_A_BOX = re.compile(r"[│|] (?P<file>\S.*?):(?P<line>\d+) in (?P<function>\S+)")
 _OF_A_FRAME = 4
-"""The most lines of a frame, without repeated ones."""
+"""Maximum lines per frame, without repeated ones."""
 _OF_A_PROGRAM = ("<module>", "_run_module_as_main")
-"""The outermost frame of an uncaught exception: in a script, and in a module with `-m`."""
+"""Outermost frame of an uncaught exception: in a script, and in a module run with `-m`."""
 _CHAIN = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
@@ -52,7 +52,7 @@ _IGNORED = (
 )
 _LESSER = (*_IGNORED, "Exception in thread ")
 _MOST_BEHIND_BLANK = 200
-"""The most lines of an exception's text after a blank line."""
+"""Maximum lines of an exception's text after a blank line."""
 
 _LEVEL = r"(?:TRACE|DEBUG|INFO|NOTICE|SUCCESS|WARN|WARNING|ERROR|CRITICAL|FATAL)"
 _OTHER = re.compile(
@@ -70,32 +70,32 @@ _OTHER = re.compile(
     rf"|{'|'.join(map(re.escape, _CHAIN))}"
     r"|.*\d+%\|.*\| [\d.]+\w?/"  # a progress bar
 )
-"""The beginning of a line that is no part of an exception's text."""
+"""Start of a line that is not part of an exception's text."""
 _TELLS_ERROR = re.compile(
     r"\b(?:ERROR|CRITICAL|FATAL)\b|\[(?:error|critical|fatal) *\]"
     r"|\"(?:error|critical|fatal)\"|^\[?[EFC]\d{4} |level=error"
 )
 _LOG_HEAD = 300
-"""Characters of a line that are matched: a pattern takes quadratic time."""
+"""Maximum characters of a line to match: a pattern takes quadratic time."""
 
 _FATAL = "Fatal Python error: "
 _THROWN = ("terminate called ", "libc++abi: terminating ", "thread '")
 _OF_THROWN = 4
-"""Lines that say what a library has thrown; below them there may be a hundred frames."""
+"""Lines in which a library says what it threw; below them there may be a hundred frames."""
 _STACK = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$")
 
 LINES = 30
-"""Lines of standard error to show if there is no traceback."""
+"""Lines of standard error to show without a traceback."""
 _HEADING_LINES = 10
-"""Lines above a fatal error to show with it: a C library gives its reason there."""
+"""Lines above a fatal error to show with it, where a C library says why."""
 _MAX_LINES = 50
-"""Lines of a fatal error and its stacks to show."""
+"""Maximum lines of a fatal error and its stacks to show."""
 _MAX_WIDTH = 200
-"""Characters to show of each of these lines, so that a `Cause` has room for all."""
+"""Maximum characters per such line, so that a `Cause` has room for all."""
 
 
 def clean_lines(last_bytes: bytes) -> list[str]:
-    """Lines as a person would have seen them: decoded, without colours, overwritten text and blank ends."""
+    """Clean lines to what a person would have seen: decoded, without colours, overwritten text and blank ends."""
     text = _ANSI.sub("", last_bytes.decode("utf-8", errors="replace"))
     lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n")]
     while lines and not lines[-1]:
@@ -125,7 +125,7 @@ def _with_plain_headers(lines: list[str]) -> list[str]:
 
 
 def unfold_json(lines: Sequence[str]) -> list[str]:
-    """The lines, with a traceback inside a line of JSON (as in a log) split into lines."""
+    """Split a traceback inside a JSON line (as in a log) into lines."""
     unfolded: list[str] = []
     for line in lines:
         unfolded += (_in_json(line) if "Traceback (most recent call last):\\n" in line else None) or [line]
@@ -145,13 +145,13 @@ def _in_json(line: str) -> list[str] | None:
 
 
 def last_lines(lines: list[str], path: str = "") -> str:
-    """The last `LINES` lines; if there were more, after the path of the file that has all."""
+    """The last `LINES` lines. If there were more, the path of the complete file precedes them."""
     more = [f"{TRUNCATION_MARK} all of it is in {path}"] if path and len(lines) > LINES else []
     return "\n".join([*more, *lines[-LINES:]])
 
 
 def last_stacks(lines: list[str]) -> str:
-    """The stacks that the interpreter printed when a signal ended it; the thread that died comes first.
+    """Find the stacks that the interpreter printed when a signal ended it; the thread that died comes first.
 
     Empty if it printed none, or if they are among the last `LINES` lines anyway.
     """
@@ -174,7 +174,7 @@ def last_stacks(lines: list[str]) -> str:
 
 
 def last_thrown(lines: list[str]) -> str:
-    """The last lines in which a library said why it ends the process; empty if it has not."""
+    """The last lines in which a library said why it ends the process; empty if it said nothing."""
     found = next((number for number in range(len(lines) - 1, -1, -1) if lines[number].startswith(_THROWN)), None)
     if found is None:
         return ""
@@ -186,12 +186,12 @@ def last_thrown(lines: list[str]) -> str:
 
 
 class Traceback(NamedTuple):
-    """A traceback among lines, with the exceptions from which its exception came.
+    """A traceback among lines, with the exceptions that led to its exception.
 
     `begin` is its first line, `behind` the line after those that certainly belong to it: the frames, and the first line
-    of the exception's text with the indented lines below it. `file`, `line` and `function` are those of its outermost
-    frame, which is where the exception was caught, if it was; empty and 0 if unknown. `is_ignored`: Python printed it
-    and continued; `is_lesser`: that, or it ended only a thread.
+    of the exception's text with the indented lines below it. `file`, `line` and `function` describe its outermost
+    frame, where the exception was caught if it was; empty and 0 if unknown. `is_ignored`: Python printed it and
+    continued; `is_lesser`: it was ignored or ended only a thread.
     """
 
     text: str
@@ -210,9 +210,8 @@ class Traceback(NamedTuple):
 
 
 def tracebacks(lines: list[str]) -> Iterator[Traceback]:
-    """The tracebacks in cleaned lines, the last one first. If one is longer than the kept output, its missing heading
-    is added.
-    """
+    """Yield the tracebacks in cleaned lines, the last one first. If one is longer than the stored output, add its
+    missing heading."""
     above = len(lines)
     found = False
     for header in range(len(lines) - 1, -1, -1):
@@ -226,7 +225,7 @@ def tracebacks(lines: list[str]) -> Iterator[Traceback]:
 
 
 def last_traceback(lines: list[str]) -> str:
-    """The last Python traceback in cleaned lines, with the exceptions from which it came; empty if there is none."""
+    """The last Python traceback in cleaned lines, with the exceptions that led to it; empty if there is none."""
     lesser = ""
     for traceback in tracebacks(lines):
         if not traceback.is_lesser:
@@ -236,15 +235,14 @@ def last_traceback(lines: list[str]) -> str:
 
 
 def is_last_traceback(lines: list[str]) -> bool:
-    """Whether cleaned lines end with a whole traceback, as of an uncaught exception. Only if its text is a single line:
-    further lines could belong to its text, or be a sign that the program continues.
-    """
+    """Whether cleaned lines end with a whole traceback, as of an uncaught exception. Its text must be a single line:
+    more lines could belong to the text, or be a sign that the program continues."""
     traceback = last_traceback(lines)
     return bool(traceback) and not lines[-1].startswith(" ") and lines[-1].endswith(exception_line(traceback))
 
 
 def last_words(lines: list[str], found: Sequence[Traceback], begin: int) -> str:
-    """The last words in lines from `begin` on, except in tracebacks and log lines below the level of an error."""
+    """The last words in lines from `begin` on, except in tracebacks and in log lines below the error level."""
     of_tracebacks = {
         number for traceback in found for number in range(traceback.begin - traceback.is_lesser, traceback.behind)
     }
@@ -273,15 +271,15 @@ def is_traceback(text: str) -> bool:
 
 
 def is_said_after(message: str, text: str) -> bool:
-    """Whether a message has a worker's words after a traceback that it survived, in a text that has both."""
+    """Whether a message comes from a worker's words after a survived traceback, in a text that contains both."""
     said, lines = first_line(message), text.split("\n")
     return any(map(_HEADER.match, lines)) and said in lines and said != exception_line(text)
 
 
 def exception_line(traceback: str) -> str:
-    """The line of a traceback that names its (last) exception: the first after the frames.
+    """The line of a traceback that names its (last) exception: the first line after the frames.
 
-    If the worker was itself a launcher, whose exception has no text in that line, a summary of its report.
+    If the worker was itself a launcher, whose exception has no text in that line, return a summary of its report.
     """
     lines = traceback.split("\n")
     header = max(number for number, line in enumerate(lines) if _HEADER.match(line))
@@ -293,7 +291,7 @@ def exception_line(traceback: str) -> str:
 
 
 def _from_launcher_report(lines: list[str]) -> str:
-    """A summary of a launcher's report: what failed, with rank and exit code; empty for any other text."""
+    """Summarize a launcher's report: what failed, with rank and exit code; empty for any other text."""
     title = next((line for line in lines if line.endswith(" FAILED")), "")
     values: dict[str, str] = {}
     for line in lines:  # the root cause comes last
@@ -311,7 +309,7 @@ def _at(lines: list[str], header: int, mark: str) -> Traceback:
     while (earlier := _chained_header(lines, first, mark)) is not None:
         first = earlier
     heading = lines[first - 1] if first else ""
-    is_cut = TRUNCATION_MARK in lines[max(0, first - 2) : first]  # the heading may be missing
+    is_cut = TRUNCATION_MARK in lines[max(0, first - 2) : first]  # the heading might be missing
     frames = _behind_frames(lines, header, mark)
     is_group = lines[header].removeprefix(mark).startswith("  +")  # a group ends with its frame
     behind = frames + (not is_group)
@@ -370,7 +368,7 @@ def _is_box(header: str) -> bool:
 
 
 def _behind_frames(lines: list[str], header: int, mark: str) -> int:
-    """The line after a traceback's frames, with which the exception's text begins."""
+    """The line after a traceback's frames, where the exception's text starts."""
     number = header + 1
     if header >= 0 and _is_box(lines[header]):
         while number < len(lines) and lines[number].startswith(("│", "|")):
@@ -386,7 +384,7 @@ def _behind_frames(lines: list[str], header: int, mark: str) -> int:
 
 
 def _behind_text(lines: list[str], begin: int) -> int:
-    """The line after an exception's text, which begins at `begin`."""
+    """The line after an exception's text, which starts at `begin`."""
     number, most, is_quoting = begin, len(lines), False
     while number < most:
         line = lines[number]
@@ -406,7 +404,7 @@ def _behind_text(lines: list[str], begin: int) -> int:
 
 
 def _behind_marked(lines: list[str], begin: int, mark: str) -> int:
-    """The same if each line of the traceback has a mark: the text ends with the mark."""
+    """Like `_behind_text`, if each line of the traceback has a mark: the text ends with the mark."""
     number = begin
     while number < len(lines) and lines[number].startswith(mark):
         text = lines[number].removeprefix(mark)
